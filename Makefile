@@ -1,0 +1,55 @@
+# Needs python3, make and git. Each target first makes sure that .venv has what it uses; when that
+# is already so, the check costs one start of Python.
+PYTHON ?= python3
+BIN := .venv/bin
+WORLDS ?= 20000
+# Two workers suit two cores; a file's tests stay together because they share its servers.
+PYTEST_ARGS ?= -n 2 --dist loadfile
+
+.PHONY: help demo test lint types sim bench matrix clean
+
+help:
+	@echo "make demo     the demonstration: real servers, a real worker, faults, a verdict"
+	@echo "make test     all tests (minutes); PYTEST_ARGS='-k name' to choose"
+	@echo "make lint     ruff, check and format"
+	@echo "make types    mypy, strict"
+	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
+	@echo "make bench    the measurements against other clients"
+	@echo "make matrix   the tests over Celery, redis-py and Python versions (tox)"
+	@echo "make clean    remove all that was generated, .venv included"
+
+demo:
+	@$(PYTHON) .ci/bootstrap.py demo
+	@$(BIN)/python -m celery_redlock.demo
+
+test:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint:
+	@$(PYTHON) .ci/bootstrap.py lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types:
+	@$(PYTHON) .ci/bootstrap.py lint
+	$(BIN)/mypy
+
+sim:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m tests.sim.campaign --worlds $(WORLDS)
+
+bench:
+	@$(PYTHON) .ci/bootstrap.py bench
+	$(BIN)/python -m benchmarks
+
+# pyenv keeps its Pythons behind shims that only run for the versions named here.
+matrix:
+	@$(PYTHON) .ci/bootstrap.py matrix
+	@PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd: -)"; \
+	export PYENV_VERSION; $(BIN)/tox $(TOX_ARGS)
+
+clean:
+	rm -rf .venv .bootstrap.lock .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .coverage .coverage.* htmlcov build dist out *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
