@@ -1,0 +1,60 @@
+"""Servers for all tests. They are started once a module and made as new before each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redlock.server import LocalServer, start_servers
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LocalServer]]:
+    """Five independent servers: the nodes of a Redlock.
+
+    A test may pause and kill them as it likes; one that changes their configuration starts its own.
+    """
+    with start_servers(5) as five:
+        yield five
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalServer]:
+    """One more server, a sixth where a test uses `servers` as well: a broker, a single node."""
+    with LocalServer() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def _servers_as_new(request: pytest.FixtureRequest) -> None:
+    """Before each test: whatever the last one did, the servers it uses run and are empty."""
+    used: list[LocalServer] = []
+    if "servers" in request.fixturenames:
+        used += request.getfixturevalue("servers")
+    if "server" in request.fixturenames:
+        used.append(request.getfixturevalue("server"))
+    as_new(used)
+
+
+def as_new(servers: Iterable[LocalServer]) -> None:
+    """Resume the paused, start the dead, empty all; restart what refuses to be emptied."""
+    for server in servers:
+        server.resume()
+        server.start()
+        # Two seconds: one that was busy or paused first works off what its clients had sent.
+        client = redis.Redis(
+            port=server.port,
+            password=server.password,
+            socket_timeout=2,
+            retry=Retry(NoBackoff(), 0),
+        )
+        try:
+            client.flushall()
+        except redis.RedisError:
+            server.restart()
+        finally:
+            client.close()

@@ -1,0 +1,423 @@
+"""Local servers start together, do as they are told, and never outlive who started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redlock import server as server_module
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.server import LocalServer, find_server, start_servers
+from tests.conftest import as_new
+from tests.support import wait_until
+
+
+def client(server: LocalServer, timeout: float = 2.0) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=timeout, retry=Retry(NoBackoff(), 0))
+
+
+def ping(server: LocalServer, timeout: float = 2.0) -> bool:
+    with client(server, timeout) as c:
+        return bool(c.ping())
+
+
+def alive(pid: int) -> bool:
+    """A zombie is dead: in some containers nobody collects an orphan."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    state = subprocess.run(
+        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    return bool(state) and not state.startswith("Z")
+
+
+# -- finding a binary -----------------------------------------------------------------------------
+
+
+def fake_binary(directory: Path, name: str) -> str:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text("#!/bin/sh\necho 'not today' >&2; exit 3\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_the_variable_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = fake_binary(tmp_path / "mine", "my-server")
+    monkeypatch.setenv("CELERY_REDLOCK_SERVER", mine)
+    assert find_server() == mine
+
+
+def test_a_variable_that_names_no_program_is_an_error_and_not_skipped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("CELERY_REDLOCK_SERVER", str(tmp_path / "gone"))
+    with pytest.raises(ConfigurationError, match=r"CELERY_REDLOCK_SERVER.*gone"):
+        find_server()
+
+
+def test_then_the_bundled_binary_then_valkey_then_redis(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CELERY_REDLOCK_SERVER", raising=False)
+    bundled = fake_binary(tmp_path / "bundled", "valkey-server")
+    valkey = fake_binary(tmp_path / "bin", "valkey-server")
+    redis_server = fake_binary(tmp_path / "bin", "redis-server")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(server_module, "_bundled", lambda: [Path(bundled)])
+    assert find_server() == bundled
+    os.chmod(bundled, 0o644)  # cannot run: as good as absent
+    assert find_server() == valkey
+    os.unlink(valkey)
+    assert find_server() == redis_server
+
+
+def test_no_binary_at_all_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("CELERY_REDLOCK_SERVER", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(server_module, "_bundled", list)
+    with pytest.raises(ConfigurationError) as caught:
+        find_server()
+    for hint in ("apt install redis-server", "brew install valkey", "apk add valkey"):
+        assert hint in str(caught.value)
+
+
+# -- start and stop -------------------------------------------------------------------------------
+
+
+def test_it_answers_when_start_returns_and_is_gone_when_stop_does() -> None:
+    server = LocalServer()
+    server.start()
+    try:
+        assert server.running
+        assert ping(server)
+        pid, directory = server.pid, server._dir
+        assert directory is not None
+        assert directory.is_dir()
+    finally:
+        server.stop()
+    assert not server.running
+    assert not alive(pid)
+    assert not directory.exists()
+    with pytest.raises(redis.ConnectionError):
+        ping(server)
+    server.stop()  # idempotent
+
+
+def test_it_listens_on_loopback_only_and_keeps_nothing() -> None:
+    with LocalServer() as server, client(server) as c:
+        assert c.config_get("bind")["bind"] == "127.0.0.1"
+        assert c.config_get("save")["save"] == ""
+        assert c.config_get("appendonly")["appendonly"] == "no"
+
+
+def test_start_twice_is_start_once() -> None:
+    with LocalServer() as server:
+        pid = server.pid
+        server.start()
+        assert server.pid == pid
+
+
+def test_with_a_password_only_the_password_opens_it() -> None:
+    with LocalServer(password="s3cret p@ss/word") as server:
+        assert ping(server)
+        with pytest.raises(redis.AuthenticationError):
+            redis.Redis(port=server.port, retry=Retry(NoBackoff(), 0)).ping()
+        assert "s3cret" not in repr(server)
+
+
+def test_more_configuration_reaches_the_server() -> None:
+    with LocalServer(config=["--maxmemory", "3mb"]) as server, client(server) as c:
+        assert c.config_get("maxmemory")["maxmemory"] == str(3 * 1024 * 1024)
+
+
+def test_a_configuration_it_refuses_is_reported_in_its_own_words() -> None:
+    server = LocalServer(config=["--no-such-directive", "1"])
+    with pytest.raises(ConfigurationError, match="no-such-directive"):
+        server.start()
+    assert not server.running
+    assert server._dir is None
+
+
+def test_a_binary_that_is_none_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="not today"):
+        LocalServer(binary=fake_binary(tmp_path, "broken")).start()
+    with pytest.raises(ConfigurationError, match="does not run"):
+        LocalServer(binary=str(tmp_path / "missing")).start()
+
+
+def test_a_unix_socket_where_asked_for() -> None:
+    with (
+        LocalServer(unix_socket=True) as server,
+        redis.Redis(unix_socket_path=server.socket_path) as c,
+    ):
+        assert c.ping()
+    with LocalServer() as plain, pytest.raises(RuntimeError, match="no unix socket"):
+        _ = plain.socket_path
+
+
+def test_an_unstarted_server_has_no_port_and_no_pid() -> None:
+    with pytest.raises(RuntimeError):
+        _ = LocalServer().url
+    with pytest.raises(RuntimeError):
+        _ = LocalServer().pid
+
+
+def test_it_takes_another_port_where_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalServer() as first:
+        free = server_module._free_port
+        offers = [first.port, first.port]
+        monkeypatch.setattr(server_module, "_free_port", lambda: offers.pop() if offers else free())
+        with LocalServer() as second:
+            assert not offers
+            assert second.port != first.port
+            with client(second) as c:
+                assert c.info("server")["process_id"] == second.pid
+
+
+def test_every_start_method_gives_the_pid_of_the_server_itself() -> None:
+    with LocalServer() as server, client(server) as c:
+        assert c.info("server")["process_id"] == server.pid
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+def test_killed_and_started_it_is_empty_on_the_same_port() -> None:
+    with LocalServer() as server:
+        url, pid = server.url, server.pid
+        with client(server) as c:
+            c.set("k", "v")
+        server.kill()
+        assert not server.running
+        with pytest.raises(redis.ConnectionError):
+            ping(server)
+        server.start()
+        assert server.url == url
+        assert server.pid != pid
+        with client(server) as c:
+            assert c.get("k") is None
+
+
+def test_restarted_it_is_empty_on_the_same_port() -> None:
+    with LocalServer() as server:
+        url = server.url
+        with client(server) as c:
+            c.set("k", "v")
+        server.pause()
+        server.restart()
+        assert server.url == url
+        with client(server) as c:
+            assert c.get("k") is None
+
+
+def test_paused_it_answers_nothing_and_resumed_it_remembers() -> None:
+    with LocalServer() as server:
+        with client(server) as c:
+            c.set("k", "v")
+        for _ in range(3):
+            server.pause()
+            server.pause()  # twice is once
+            assert server.running
+            with pytest.raises(redis.TimeoutError):
+                ping(server, timeout=0.05)
+            server.resume()
+            server.resume()
+            assert ping(server)
+        with client(server) as c:
+            assert c.get("k") == b"v"
+
+
+def test_a_paused_server_can_be_stopped() -> None:
+    server = LocalServer().start()
+    server.pause()
+    started = time.monotonic()
+    server.stop()
+    assert time.monotonic() - started < 2.0
+    assert not alive(server.pid)
+
+
+def test_a_server_that_died_by_itself_can_be_started_again() -> None:
+    with LocalServer() as server:
+        os.kill(server.pid, signal.SIGKILL)
+        wait_until(lambda: not server.running, 5, "the server is seen dead")
+        with pytest.raises(RuntimeError, match="not running"):
+            server.pause()
+        server.start()
+        assert ping(server)
+
+
+def test_as_new_repairs_whatever_a_test_has_done(servers: list[LocalServer]) -> None:
+    with client(servers[0]) as c:
+        c.set("left", "over")
+    servers[1].pause()
+    servers[2].kill()
+    os.kill(servers[3].pid, signal.SIGKILL)
+    with client(servers[4]) as c:
+        c.config_set("requirepass", "surprise")
+    wait_until(lambda: not servers[3].running, 5, "the server is seen dead")
+    as_new(servers)
+    for server in servers:
+        with client(server) as c:
+            assert c.dbsize() == 0
+
+
+# -- several --------------------------------------------------------------------------------------
+
+
+def test_several_start_together_and_stop_together() -> None:
+    with start_servers(5) as five:
+        assert len({server.port for server in five}) == 5
+        assert all(ping(server) for server in five)
+        five[1].pause()
+        five[2].kill()
+    assert not any(alive(server.pid) for server in five)
+
+
+def test_several_stop_when_the_block_fails() -> None:
+    with pytest.raises(ZeroDivisionError), start_servers(2) as two:
+        _ = 1 / 0
+    assert not any(alive(server.pid) for server in two)
+
+
+def test_one_that_cannot_start_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[LocalServer] = []
+    spawn = LocalServer._spawn
+
+    def third_fails(self: LocalServer) -> None:
+        if len(started) == 2:
+            raise ConfigurationError("no")
+        spawn(self)
+        started.append(self)
+
+    monkeypatch.setattr(LocalServer, "_spawn", third_fails)
+    with pytest.raises(ConfigurationError), start_servers(3):
+        pytest.fail("it must not get here")
+    assert len(started) == 2
+    assert not any(alive(server.pid) for server in started)
+
+
+# -- they never outlive their owner ---------------------------------------------------------------
+
+OWNER = """
+import os, sys, threading, time
+from celery_redlock.server import LocalServer, start_servers
+how = sys.argv[1]
+servers = [LocalServer().start() for _ in range(2)]
+if how == "paused":
+    servers[0].pause()
+child = 0
+if how == "fork":
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+print(*[s.pid for s in servers], child, *[s._dir for s in servers], flush=True)
+if how == "returns":
+    sys.exit(0)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "signum"),
+    [
+        ("sleeps", signal.SIGKILL),
+        ("sleeps", signal.SIGTERM),
+        ("sleeps", signal.SIGINT),
+        ("paused", signal.SIGKILL),
+        ("fork", signal.SIGKILL),
+        ("returns", None),
+    ],
+)
+def test_servers_end_with_their_owner_however_it_ends(
+    how: str, signum: signal.Signals | None
+) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", OWNER, how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    fork = 0
+    try:
+        assert owner.stdout is not None
+        one, two, child, *directories = owner.stdout.readline().split()
+        pids, fork = [int(one), int(two)], int(child)
+        if signum is not None:
+            assert all(alive(pid) for pid in pids)
+            owner.send_signal(signum)
+        owner.wait(10)
+        wait_until(lambda: not any(alive(pid) for pid in pids), 5, "both servers are dead")
+        wait_until(lambda: not any(map(os.path.exists, directories)), 5, "no directory is left")
+        if fork:
+            assert alive(fork)  # it did outlive its parent, and held nothing open
+    finally:
+        owner.kill()
+        owner.wait()
+        assert owner.stdout is not None
+        owner.stdout.close()
+        if fork:
+            os.kill(fork, signal.SIGKILL)
+
+
+def test_a_server_outlives_the_thread_that_started_it() -> None:
+    server = LocalServer()
+    thread = threading.Thread(target=server.start)
+    thread.start()
+    thread.join()
+    try:
+        assert ping(server)
+    finally:
+        server.stop()
+
+
+def test_a_fork_stops_nothing_of_its_parents() -> None:
+    with LocalServer() as server:
+        child = os.fork()
+        if child == 0:
+            server.stop()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert server.running
+        assert ping(server)
+        assert server._dir is not None
+        assert server._dir.is_dir()
+
+
+def test_no_descriptor_and_no_child_is_left() -> None:
+    before = len(os.listdir("/dev/fd"))
+    children: set[int] = set()
+    for _ in range(3):
+        with start_servers(2) as two:
+            two[0].restart()
+            for server in two:
+                assert server._guard is not None
+                children |= {server.pid, server._guard.pid}
+    assert len(os.listdir("/dev/fd")) == before
+    assert len(children) == 12
+    for pid in children:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def test_a_free_port_is_outside_the_ephemeral_range() -> None:
+    port = server_module._free_port()
+    assert 18_000 <= port < 32_000
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", port))
