@@ -1,0 +1,83 @@
+"""Measure the lock against the bare limit and its peers, print the tables, write results.json."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks import celery_rate, faults, imports, latency, leases
+from celery_redlock.server import start_servers
+
+RESULTS = Path(__file__).parent / "results.json"
+SECTIONS = ("latency", "faults", "leases", "celery", "import")
+
+
+def ours_is_there() -> bool:
+    try:
+        from celery_redlock import Redlock, locked
+    except ImportError as error:
+        print(f"celery_redlock cannot be measured: {error}", flush=True)
+        return False
+    return callable(Redlock) and callable(locked)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="half a minute, rough figures")
+    parser.add_argument("sections", nargs="*", metavar="section", help=", ".join(SECTIONS))
+    arguments = parser.parse_args()
+    quick, chosen = arguments.quick, arguments.sections or SECTIONS
+    if unknown := set(chosen) - set(SECTIONS):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clean up as for Ctrl-C
+
+    ours = ["ours"] if ours_is_there() else []
+    machine = f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}"
+    print(f"{machine}\n", flush=True)
+    results: dict[str, Any] = {"machine": machine, "quick": quick, "load": os.getloadavg()}
+    started = time.monotonic()
+
+    def report(section: str, figures: Any, text: str) -> None:
+        results[section] = figures
+        print(f"{text}\n", flush=True)
+
+    with start_servers(6) as (*nodes, broker):
+        urls = [node.url for node in nodes]
+        if "latency" in chosen:
+            figures = latency.measure(urls, rounds=10 if quick else 60)
+            report("latency", figures, latency.show(figures))
+        if "faults" in chosen:
+            figures = faults.measure(nodes, *((1, 200, 0.3) if quick else (5, 400, 1.0)))
+            report("faults", figures, faults.show(figures))
+        if "leases" in chosen:
+            figures = leases.measure(
+                urls, ["bare", *ours], *((2000, 4.0) if quick else (10_000, 20.0))
+            )
+            report("leases", figures, leases.show(figures))
+        if "celery" in chosen:
+            size = (2, 400) if quick else (7, 2000)
+            for title, used, names, target in (
+                ("five nodes", urls, ["plain", "bare", *ours], ">= 0.90 x bare"),
+                ("one node", urls[:1], ["plain", "bare", *ours], ">= 0.93 x plain"),
+            ):
+                figures = celery_rate.in_a_process(broker.url, used, names, *size)
+                report(f"celery, {title}", figures, celery_rate.show(title, figures, target))
+    if "import" in chosen and ours:
+        figures = imports.measure(5 if quick else 15)
+        report("import", figures, imports.show(figures))
+    RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    print(f"{time.monotonic() - started:.0f} s, all figures in {RESULTS.name}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,88 @@
+"""The child's half of the line protocol that lets all contestants be measured in turns.
+
+A contestant is a process of its own, with an interpreter and packages of its own, so this file and
+the adapters beside it import nothing from the rest of `benchmarks`. It reads a command a line from
+standard input and answers with a JSON object a line:
+
+    round N           N times acquire and release      -> {"seconds": [...], "failed": n}
+    acquire N BUDGET  N times acquire, release untimed -> the same; stops after BUDGET seconds
+    reset             forget the client, make a new one -> {}
+
+Closing standard input ends it. A call that takes longer than `LIMIT` is broken off and counts as
+failed, because some clients never return from a hung server.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+LIMIT = 2.0  # seconds a call may take
+
+Pair = tuple[Callable[[str], Any], Callable[[str, Any], object]]
+
+
+class TooLong(BaseException):
+    """The call was broken off. Not an Exception, which some clients swallow."""
+
+
+def _broken_off(signum: int, frame: object) -> None:
+    raise TooLong
+
+
+def _measure(pair: Pair, resource: str, with_release: bool) -> tuple[float, bool]:
+    """Return how long one lock took in seconds, and whether it was taken."""
+    acquire, release = pair
+    signal.setitimer(signal.ITIMER_REAL, LIMIT, 0.25)  # again and again, past any bare `except:`
+    start = perf_counter()
+    lease = None
+    try:
+        lease = acquire(resource)
+        taken = perf_counter()
+        if lease:
+            release(resource, lease)
+        end = perf_counter() if with_release else taken
+    except (Exception, TooLong) as error:
+        end = perf_counter()
+        lease = None
+        print(f"{resource}: {error!r}", file=sys.stderr)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return end - start, bool(lease)
+
+
+def serve(name: str, connect: Callable[[list[str]], Pair]) -> None:
+    """Obey commands until standard input ends.
+
+    Args:
+        name: makes the resources of this contestant its own.
+        connect: makes a client of the URLs; returns its acquire(resource), which returns a lease
+            or something false, and its release(resource, lease).
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    signal.signal(signal.SIGALRM, _broken_off)
+    urls = sys.argv[1:]
+    pair = connect(urls)
+    count = 0
+    print("{}", flush=True)  # ready
+    for line in sys.stdin:
+        command, *arguments = line.split()
+        answer: dict[str, Any] = {}
+        if command == "reset":
+            pair = connect(urls)
+        else:
+            budget = float(arguments[1]) if command == "acquire" else float("inf")
+            answer = {"seconds": [], "failed": 0}
+            for _ in range(int(arguments[0])):
+                count += 1
+                seconds, taken = _measure(pair, f"{name}:{count}", command == "round")
+                answer["seconds"].append(seconds)
+                answer["failed"] += not taken
+                budget -= seconds
+                if budget < 0:
+                    break
+        print(json.dumps(answer), flush=True)

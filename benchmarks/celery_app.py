@@ -1,0 +1,87 @@
+"""The Celery application of `celery_rate.py`: the same no-op task plain and under two locks."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from functools import cache
+
+from billiard import current_process
+from celery import Celery
+
+from benchmarks.bare import BareLock
+
+NODES = os.environ["BENCH_NODES"].split()
+
+app = Celery("benchmarks", broker=os.environ["BENCH_BROKER"])
+app.conf.update(
+    task_ignore_result=True,
+    broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
+    broker_connection_retry_on_startup=False,
+    redlock_nodes=NODES,
+    redlock_ttl=10.0,
+)
+
+
+class Counter:
+    """How many bodies have run, told to another process without a system call.
+
+    A file mapped by all: each pool child adds in a slot of its own, the reader adds the slots.
+    """
+
+    SLOTS = 8
+
+    def __init__(self, path: str) -> None:
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 8 * self.SLOTS)
+
+    def add(self, slot: int) -> None:
+        count = struct.unpack_from("q", self._map, 8 * slot)[0]
+        struct.pack_into("q", self._map, 8 * slot, count + 1)
+
+    def total(self) -> int:
+        return sum(struct.unpack_from(f"{self.SLOTS}q", self._map))
+
+
+@cache
+def counter() -> Counter:
+    return Counter(os.environ["BENCH_COUNTER"])
+
+
+@cache
+def bare_lock(pid: int) -> BareLock:
+    return BareLock(NODES)
+
+
+def count() -> None:
+    counter().add(current_process().index)
+
+
+@app.task(name="plain")
+def plain(number: int) -> None:
+    count()
+
+
+@app.task(name="bare")
+def bare(number: int) -> None:
+    resource = b"bench:%d" % number
+    lock = bare_lock(os.getpid())
+    token = lock.acquire(resource)
+    assert token
+    try:
+        count()
+    finally:
+        lock.release(resource, token)
+
+
+try:
+    from celery_redlock import locked
+except ImportError:
+    locked = None
+else:
+
+    @app.task(name="ours")
+    @locked("bench:<number>")
+    def ours(number: int) -> None:
+        count()
