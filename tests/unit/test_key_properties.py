@@ -1,0 +1,261 @@
+"""A key can be read back: that is what makes it impossible to forge one value with another.
+
+`read` below is the inverse of `canonical`, written from the documented grammar alone. As long as
+it recovers every value from its text, no two values that differ can share a text.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import pickle
+import re
+import uuid
+from urllib.parse import unquote_to_bytes
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kombu.utils import json
+
+from celery_redlock.key import MAX_BYTES, KeyMaker, canonical
+
+CASES = settings(max_examples=1000, deadline=None)
+TOKEN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%+")
+
+# Few characters, and those that mean something: collisions would be found at once.
+texts = (
+    st.text(alphabet='ab1.-_+":%#()[]{},= eé\n\u202e\x1b\ud800\U0001f600', max_size=6)
+    | st.text(max_size=6)
+    | st.sampled_from(
+        ["1", "-1", "1.0", "1e5", "true", "null", "nan", "-inf", "set", "UUID(1)", "bytes", ""]
+    )
+)
+utc_offsets = st.integers(-14 * 60, 14 * 60).map(
+    lambda minutes: datetime.timezone(datetime.timedelta(minutes=minutes))
+)
+json_scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | texts
+    | st.binary(max_size=6)
+    | st.uuids()
+    | st.decimals(allow_nan=False)
+    | st.datetimes(timezones=st.none() | utc_offsets)
+    | st.dates()
+    | st.times()
+)
+json_keys = texts | st.integers(-3, 3) | st.booleans() | st.none() | st.floats()
+json_values = st.recursive(
+    json_scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(json_keys, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+hashable = json_scalars | st.tuples(json_scalars, texts)
+values = (
+    json_values
+    | st.sets(hashable, max_size=3)
+    | st.frozensets(hashable, max_size=3)
+    | st.dictionaries(hashable, json_values, max_size=3)
+)
+
+
+def joined(text: str) -> str:
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def fold(value: object) -> object:
+    """The value, with what the documentation calls one key made equal, and nothing else."""
+    if value is None or isinstance(value, (bool, int)):
+        return type(value).__name__, value
+    if isinstance(value, float):
+        return "float", repr(value + 0.0)
+    if isinstance(value, str):
+        return "str", joined(value)
+    if isinstance(value, (list, tuple)):
+        return "list", tuple(fold(item) for item in value)
+    if isinstance(value, dict):
+        return "dict", frozenset({fold_key(k): fold(v) for k, v in value.items()}.items())
+    if isinstance(value, (set, frozenset)):
+        return "set", frozenset(fold(item) for item in value)
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        try:
+            return "datetime", value.astimezone(datetime.timezone.utc).isoformat()
+        except OverflowError:
+            return "datetime", value.isoformat()
+    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
+        return type(value).__name__, value.isoformat()
+    return type(value).__name__, value
+
+
+def fold_key(key: object) -> object:
+    if key is None or isinstance(key, (bool, int, float)):
+        return "str", next(iter(json.loads(json.dumps({key: 0}))))
+    return fold(key)
+
+
+def read(text: str, start: int = 0) -> tuple[object, int]:
+    """Read one value that begins at `start`; return it folded, and where it ends."""
+    first = text[start]
+    if first == '"':
+        end = text.index('"', start + 1)
+        # Decoded by hand, since unquote would replace lone surrogates.
+        raw = unquote_to_bytes(text[start + 1 : end])
+        return ("str", raw.decode("utf-8", "surrogatepass")), end + 1
+    if first == "[":
+        items, end = read_items(text, start + 1, "]")
+        return ("list", tuple(items)), end
+    if first == "{":
+        pairs = []
+        at = start + 1
+        while text[at] != "}":
+            key, at = read(text, at + (text[at] == ","))
+            assert text[at] == ":"
+            item, at = read(text, at + 1)
+            pairs.append((key, item))
+        return ("dict", frozenset(pairs)), at + 1
+    end = start
+    while end < len(text) and text[end] in TOKEN:
+        end += 1
+    word = text[start:end]
+    if text[end : end + 1] == "(":
+        return read_typed(word, text, end + 1)
+    return read_word(word), end
+
+
+def read_items(text: str, at: int, close: str) -> tuple[list[object], int]:
+    items = []
+    while text[at] != close:
+        item, at = read(text, at + (text[at] == ","))
+        items.append(item)
+    return items, at + 1
+
+
+def read_typed(kind: str, text: str, at: int) -> tuple[object, int]:
+    if kind == "set":
+        items, end = read_items(text, at, ")")
+        return ("set", frozenset(items)), end
+    end = text.index(")", at)
+    inside = text[at:end]
+    value = {
+        "bytes": unquote_to_bytes,
+        "UUID": uuid.UUID,
+        "Decimal": decimal.Decimal,
+        "datetime": str,
+        "date": str,
+        "time": str,
+    }[kind](inside)
+    return (kind, value), end + 1
+
+
+def read_word(word: str) -> object:
+    known = {"true": ("bool", True), "false": ("bool", False), "null": ("NoneType", None)}
+    if word in known:
+        return known[word]
+    if re.fullmatch(r"-?[0-9]+", word):
+        return "int", int(word)
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?|nan|-?inf", word):
+        return "float", repr(float(word))
+    return "str", word
+
+
+@CASES
+@given(values)
+def test_every_value_can_be_read_back_from_its_text(value: object) -> None:
+    text = canonical(value)
+    assert read(text) == (fold(value), len(text))
+
+
+@CASES
+@given(values, values)
+def test_two_values_share_a_text_only_if_they_are_documented_as_one(a: object, b: object) -> None:
+    assert (canonical(a) == canonical(b)) == (fold(a) == fold(b))
+
+
+@CASES
+@given(values)
+def test_a_text_is_printable_ascii_without_the_digest_mark(value: object) -> None:
+    text = canonical(value)
+    assert text.isascii()
+    assert text.isprintable()
+    assert "#" not in text
+
+
+@CASES
+@given(json_values)
+def test_a_round_trip_through_json_or_pickle_keeps_the_text(value: object) -> None:
+    text = canonical(value)
+    assert canonical(json.loads(json.dumps(value))) == text
+    assert canonical(pickle.loads(pickle.dumps(value))) == text
+
+
+literals = st.text(alphabet='ax1.-_%:("[{}<># é\n', max_size=3)
+
+
+@st.composite
+def templates(draw: st.DrawFn) -> tuple[str, list[tuple[str, str | None]]]:
+    """A template, and its pieces: literal text as it stands in a key, and the name after it."""
+    template, pieces = "", []
+    names: list[str | None] = [
+        *draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3)),
+        None,
+    ]
+    for name in names:
+        literal = draw(literals)
+        template += "".join(c * 2 if c in "{}<>" else c for c in literal)
+        template += "" if name is None else "{" + name + "}"
+        raw = "".join(
+            c if c.isascii() and c.isprintable() and c not in "%#" else
+            "".join(f"%{byte:02X}" for byte in c.encode())
+            for c in literal
+        )  # fmt: skip
+        pieces.append((raw, name))
+    return template, pieces
+
+
+def three(a: object, b: object, c: object) -> None: ...
+
+
+@CASES
+@given(templates(), values, values, values)
+def test_every_argument_can_be_read_back_from_a_templates_key(
+    made: tuple[str, list[tuple[str, str | None]]], a: object, b: object, c: object
+) -> None:
+    template, pieces = made
+    key = KeyMaker("app.three", three, template)((a, b, c), {})
+    if "#" in key:
+        assert len(key) == MAX_BYTES
+        return
+    at = 0
+    for (literal, name), (after, following) in zip(pieces, [*pieces[1:], ("", None)], strict=True):
+        assert key.startswith(literal, at)
+        at += len(literal)
+        if name is None:
+            break
+        if key[at] == "(":
+            found, at = read(key, at + 1)
+            assert key[at] == ")"
+            at += 1
+        elif after and after[0] in TOKEN:
+            end = key.index(after[0], at)
+            found, stop = read(key[at:end])
+            assert stop == end - at
+            at = end
+        else:
+            assert after or following is None
+            found, at = read(key, at)
+        assert found == fold({"a": a, "b": b, "c": c}[name])
+    assert at == len(key)
+
+
+@CASES
+@given(texts, texts, texts, texts, st.sampled_from([":", "-", "_", ".", "", "/", "(", "e", '"']))
+def test_no_two_arguments_forge_another_pair(a: str, b: str, c: str, d: str, between: str) -> None:
+    key = KeyMaker("app.three", three, f"{{a}}{between}{{b}}")
+    same = (joined(a), joined(b)) == (joined(c), joined(d))
+    assert (key((a, b, 0), {}) == key((c, d, 0), {})) == same
