@@ -1,0 +1,192 @@
+"""From what a user calls a node to how to connect to it; and a name for it without secrets.
+
+A node may be given as a URL, as a `redis.Redis` client or as a mapping of connection arguments. Of
+each we take the arguments of a connection, never its retries: a library that sends a timed-out SET
+again behind our back breaks a lock (redis-py 8 does it ten times by default).
+"""
+
+from __future__ import annotations
+
+import inspect
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+import redis
+from redis._parsers import _RESP2Parser
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, ConnectionPool, UnixDomainSocketConnection
+from redis.retry import Retry
+
+from .errors import ConfigurationError
+
+__all__ = ["Address", "NodeSpec", "parse_nodes"]
+
+NodeSpec: TypeAlias = "str | redis.Redis[Any] | Mapping[str, Any]"
+
+CONNECT_TIMEOUT = 1.0
+"""Seconds to connect and to authenticate, unless the node's arguments say otherwise."""
+GONE_AFTER = 10.0
+"""Seconds after which the kernel gives up a peer host that does not even acknowledge packets."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """How to reach one node.
+
+    Attributes:
+        name: `host:port` or the path of a socket; never a credential.
+        connection_class: redis-py's class for this kind of connection.
+        arguments: What to make it with. Holds the password: never log or show it.
+    """
+
+    name: str
+    connection_class: type[AbstractConnection]
+    arguments: Mapping[str, Any] = field(repr=False)
+
+    def connection(self, **overrides: Any) -> AbstractConnection:
+        """A new connection, not yet connected."""
+        return self.connection_class(**{**self.arguments, **overrides})
+
+
+def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
+    """The addresses of a set of independent masters.
+
+    Args:
+        specs: URLs, clients or mappings of connection arguments; one or more.
+        setting: What to call `specs` in an error.
+
+    Raises:
+        ConfigurationError: None is given, one cannot be understood, or two are the same server.
+    """
+    if isinstance(specs, (str, bytes, Mapping)) or not isinstance(specs, Sequence):
+        raise ConfigurationError(
+            f"{setting} must be a list of Redis URLs, clients or mappings of connection"
+            f" arguments, not {type(specs).__name__}; for one node give a list of one"
+        )
+    if not specs:
+        raise ConfigurationError(f"{setting} is empty: name one or more independent Redis masters")
+    addresses = tuple(_parse(spec, f"{setting}[{i}]") for i, spec in enumerate(specs))
+    seen: dict[str, int] = {}
+    for index, address in enumerate(addresses):
+        first = seen.setdefault(_same_server(address), index)
+        if first != index:
+            raise ConfigurationError(
+                f"{setting}[{first}] and {setting}[{index}] are the same server,"
+                f" {address.name}: it would vote twice; name each master once"
+            )
+    return addresses
+
+
+def _parse(spec: object, where: str) -> Address:
+    try:
+        if isinstance(spec, str):
+            _check_url(spec)
+            pool = ConnectionPool.from_url(spec)
+        elif isinstance(spec, redis.Redis):
+            pool = spec.connection_pool
+        elif isinstance(spec, Mapping):
+            pool = redis.Redis(**dict(spec)).connection_pool
+        else:
+            raise TypeError(
+                f"a {type(spec).__module__}.{type(spec).__qualname__} is not a Redis URL, a"
+                " redis.Redis client or a mapping of connection arguments"
+            )
+        # Made once to see bad arguments now; it does not connect.
+        address = _address(pool.connection_class, pool.connection_kwargs)
+        address.connection()
+    except (TypeError, ValueError, redis.RedisError) as error:
+        # The text of a foreign error may quote the URL; ours above do not.
+        text = str(error)
+        shown = text if not isinstance(spec, str) or _harmless(text, spec) else "not a Redis URL"
+        raise ConfigurationError(f"{where}: {shown}") from None
+    return address
+
+
+def _harmless(text: str, url: str) -> bool:
+    parts = url.split("://", 1)[-1].rpartition("@")[0]
+    return not any(secret and secret in text for secret in (parts, parts.partition(":")[2]))
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix"):
+        raise ValueError(
+            f"the scheme {parts.scheme!r} is none of redis://, rediss:// and unix://"
+            if parts.scheme
+            else "no scheme: a node's URL begins with redis://, rediss:// or unix://"
+        )
+    if parts.scheme == "unix":
+        return
+    try:
+        port = parts.port
+    except ValueError:
+        raise ValueError("the port is not a number from 1 to 65535") from None
+    if port == 0:
+        raise ValueError("port 0 is no port to connect to")
+    if parts.query and not parts.hostname:
+        raise ValueError("the URL names no host")
+
+
+def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Address:
+    known = inspect.signature(AbstractConnection.__init__).parameters
+    arguments: dict[str, Any] = dict(given)
+    for name in list(arguments):
+        if name.startswith(("retry", "maint_notifications", "oss_cluster")):
+            del arguments[name]
+    timeout = arguments.get("socket_connect_timeout") or CONNECT_TIMEOUT
+    arguments.update(
+        # Nothing may be sent twice, nothing may be sent that we did not ask for.
+        retry=Retry(NoBackoff(), 0),
+        protocol=2,
+        parser_class=_RESP2Parser,
+        health_check_interval=0,
+        decode_responses=False,
+        client_name="celery_redlock",  # TLS 1.3 needs some command in the handshake
+        socket_connect_timeout=timeout,
+        socket_timeout=timeout,
+    )
+    if issubclass(kind, UnixDomainSocketConnection):
+        name = str(arguments.get("path", ""))
+    else:
+        name = f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}"
+        arguments.update(socket_keepalive=True, socket_keepalive_options=_keepalive())
+    if "driver_info" in known:
+        arguments.pop("lib_name", None)
+        arguments.pop("lib_version", None)
+        arguments["driver_info"] = None
+    else:
+        arguments.update(lib_name=None, lib_version=None)
+    if "maint_notifications_config" in known:
+        arguments["maint_notifications_config"] = _no_maintenance_notifications()
+    return Address(name, kind, arguments)
+
+
+def _keepalive() -> dict[int, int]:
+    """A host that is gone must break the connection; a process that hangs must not."""
+    options = {
+        "TCP_KEEPIDLE": GONE_AFTER / 2,
+        "TCP_KEEPINTVL": GONE_AFTER / 5,
+        "TCP_KEEPCNT": 3,
+        "TCP_USER_TIMEOUT": GONE_AFTER * 1000,
+    }
+    return {
+        getattr(socket, name): int(value)
+        for name, value in options.items()
+        if hasattr(socket, name)
+    }
+
+
+def _no_maintenance_notifications() -> Any:
+    from redis.maint_notifications import MaintNotificationsConfig
+
+    return MaintNotificationsConfig(enabled=False)
+
+
+def _same_server(address: Address) -> str:
+    host, colon, port = address.name.rpartition(":")
+    if colon and host in ("localhost", "::1", "127.0.0.1"):
+        return f"localhost:{port}"
+    return address.name.lower()

@@ -1,0 +1,128 @@
+"""What one node has been asked and has not answered yet.
+
+A connection answers in order, so a queue tells which answer belongs to which request; and a node
+executes in order what came on one connection, so a release that is written *behind* the request it
+undoes can never be overtaken by it. From this follow the rules kept here:
+
+- A connection that merely times out is kept: the late SET and the release behind it travel on.
+  (Closing it orphaned 5,310 locks in 12,000 simulated schedules, keeping it none.)
+- When a connection does break, the releases it had not acknowledged are *owed*: they are written
+  first on the next one, until the ttl has made them pointless.
+- A node that is down is silent at once; nobody waits for a connection attempt that has failed.
+  Only while the first attempt after a break is under way (a server that closes idle connections
+  breaks one that way, and is back in a millisecond) are rounds held back for it.
+- A node that answers nothing is asked nothing new, lest requests pile up in front of it.
+
+Pure: the simulated world of the tests drives this very code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from .quorum import Round, Verb
+
+__all__ = ["Channel"]
+
+STALLED = 1.0
+"""Seconds without an answer after which a node is asked nothing new."""
+
+FREEING = (Verb.RELEASE, Verb.UNDO)
+SETTING = (Verb.ACQUIRE, Verb.EXTEND)
+
+
+class Channel:
+    """The queue of requests to one node.
+
+    Attributes:
+        node: The node's index.
+        up: Whether there is a connection to write to.
+        down: Why there is none and none to be expected soon, or None.
+        unanswered: The rounds written and not answered, oldest first.
+    """
+
+    def __init__(self, node: int) -> None:
+        self.node = node
+        self.up = False
+        self.down: str | None = None
+        self.unanswered: deque[Round] = deque()
+        self._waiting: list[Round] = []
+        self._owed: dict[str, Round] = {}
+
+    def ask(self, round_: Round, now: float) -> bool:
+        """Take up a round. True: write it to the connection now, in this very order."""
+        if self.up:
+            if self.stalled(now) and not self._pending_release(round_):
+                round_.silence(self.node, f"no answer for {now - self.unanswered[0].sent:.1f} s")
+                return False
+            self._written(round_)
+            return True
+        if round_.verb in FREEING:
+            self._owe(round_)
+            round_.silence(self.node, self.down or "connecting")
+        elif self.down is not None or not round_.waits:
+            round_.silence(self.node, self.down or "connecting")
+        else:
+            self._waiting.append(round_)
+        return False
+
+    @property
+    def awaited(self) -> bool:
+        """Whether rounds are held back for a connection that is being made."""
+        return bool(self._waiting)
+
+    def answered(self) -> Round:
+        """The round that the next answer on the connection belongs to."""
+        return self.unanswered.popleft()
+
+    def stalled(self, now: float) -> bool:
+        """Whether the oldest request has gone unanswered for so long that none should follow."""
+        return bool(self.unanswered) and now - self.unanswered[0].sent > STALLED
+
+    def connected(self, now: float) -> list[Round]:
+        """There is a new connection. The rounds to write to it first, in this order."""
+        owed = [r for r in self._owed.values() if now < r.sent + r.claims[0].ttl]
+        # A round that nobody waits for any more is not worth a request that must be undone.
+        waiting = [r for r in self._waiting if not r.closed]
+        for round_ in [r for r in waiting if any(claim.ended for claim in r.claims)]:
+            # Written behind an owed release, it would set the released token again.
+            round_.silence(self.node, "connection lost")
+            waiting.remove(round_)
+        self._owed.clear()
+        self._waiting.clear()
+        self.up, self.down = True, None
+        for round_ in (*owed, *waiting):
+            self._written(round_)
+        return [*owed, *waiting]
+
+    def dropped(self) -> None:
+        """The connection broke. Another attempt is under way."""
+        lost, self.unanswered = self.unanswered, deque()
+        self.up, self.down = False, None
+        for round_ in lost:
+            if round_.verb in FREEING:
+                self._owe(round_)
+                round_.silence(self.node, "connection lost")
+            elif not round_.closed:
+                self._waiting.append(round_)
+
+    def unreachable(self, reason: str) -> None:
+        """The attempt to connect failed."""
+        self.down = reason
+        for round_ in self._waiting:
+            round_.silence(self.node, reason)
+        self._waiting.clear()
+
+    def _written(self, round_: Round) -> None:
+        self.unanswered.append(round_)
+        if round_.verb in SETTING:
+            for claim in round_.claims:
+                claim.written[self.node] = True
+
+    def _owe(self, round_: Round) -> None:
+        if self._pending_release(round_):
+            self._owed[round_.claims[0].token] = round_
+
+    def _pending_release(self, round_: Round) -> bool:
+        """Whether this round frees what an earlier request may have set here."""
+        return round_.verb in FREEING and round_.claims[0].written[self.node]

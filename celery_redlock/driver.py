@@ -1,0 +1,236 @@
+"""Carries rounds to the nodes: one connection per node, one poll loop, any number of threads.
+
+All threads of a process share the connections. Whoever waits for a round and finds nobody polling
+polls for all, and hands every answer to its round; the others sleep until that wakes them or it
+becomes their turn to poll. A lone thread thus goes straight from write to poll to read, with no
+other thread to wake, and a thread stuck waiting for a slow quorum holds up nobody.
+
+The driver owns the clock. Everything that touches a socket or a queue happens with the *turn*
+held; only the poll itself happens without.
+"""
+
+from __future__ import annotations
+
+import random
+import select
+import threading
+import time
+from collections.abc import Sequence
+from typing import TypeVar
+
+from .address import Address
+from .errors import NodeError
+from .node import Node, encode
+from .quorum import Round, Steps
+
+__all__ = ["Driver", "monotonic"]
+
+T = TypeVar("T")
+
+FIRST_CONNECT = 1.5
+"""Seconds the first operation waits for a quorum of connections. No later one waits for any."""
+BACKOFF, BACKOFF_MAX = 0.05, 5.0
+"""Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
+SLICE = 0.002
+"""Seconds of polling at a time while a connection is being made that the poll set lacks."""
+
+
+def _clock() -> int:
+    # Counts on while the machine is suspended, or a lease would outlive its nodes' patience.
+    return getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+_CLOCK = _clock()
+
+
+def monotonic() -> float:
+    """Seconds on the clock of leases. Never steps; counts time spent suspended where it can."""
+    return time.clock_gettime(_CLOCK)
+
+
+class Driver:
+    """The nodes as this process reaches them. Not to be used after a fork."""
+
+    def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
+        self.nodes = [Node(index, address, prefix) for index, address in enumerate(addresses)]
+        self._prefix = prefix
+        self._lock = threading.RLock()
+        self._turn = threading.Condition(self._lock)
+        self._polling = False
+        self._poll = _Poll()
+        self._connecting: set[int] = set()
+        self._closing = threading.Event()
+        self._started = False
+
+    def connect(self, timeout: float = FIRST_CONNECT) -> None:
+        """Connect to all nodes, in parallel; return when a quorum is up or hope is gone.
+
+        Args:
+            timeout: Seconds to wait at most; 0 only starts connecting.
+        """
+        quorum = len(self.nodes) // 2 + 1
+        with self._turn:
+            if not self._started:
+                self._started = True
+                for node in self.nodes:
+                    self._reconnect(node)
+            self._turn.wait_for(
+                lambda: (
+                    sum(node.channel.up for node in self.nodes) >= quorum
+                    or all(node.channel.up or node.channel.down for node in self.nodes)
+                ),
+                timeout,
+            )
+
+    def run(self, steps: Steps[T]) -> T:
+        """Run one operation to its end."""
+        if not self._started:
+            self.connect()
+        try:
+            round_ = next(steps)
+            while True:
+                self._carry((round_,))
+                round_ = steps.send(monotonic())
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def run_all(self, operations: Sequence[Steps[T]]) -> list[T]:
+        """Run single-round operations side by side: one write per node each, one wait for all."""
+        if not self._started:
+            self.connect()
+        self._carry([next(steps) for steps in operations])
+        results = []
+        for steps in operations:
+            try:
+                steps.send(monotonic())
+            except StopIteration as stop:
+                results.append(stop.value)
+        return results
+
+    def close(self) -> None:
+        """Close all connections; what is not released is left to its ttl."""
+        with self._turn:
+            self._closing.set()
+            for node in self.nodes:
+                node.close()
+
+    def _carry(self, rounds: Sequence[Round]) -> None:
+        """Write rounds to their nodes and hand in answers until each is decided or overdue."""
+        with self._turn:
+            now = monotonic()
+            for round_ in rounds:
+                round_.begin()
+                payload = encode(round_, self._prefix)
+                for index in round_.targets:
+                    node = self.nodes[index]
+                    node.ask(round_, payload, now)
+                    if node.connection is None:
+                        self._reconnect(node)
+            until = max(round_.until for round_ in rounds)
+            while not all(round_.decided for round_ in rounds):
+                left = until - monotonic()
+                # An unread answer is no silence: read once more, however late it is.
+                self._wait(max(0.0, left))
+                if left <= 0:
+                    break
+            for round_ in rounds:
+                waited = round_.until - round_.sent
+                for index in round_.close(f"no answer within {waited:.3f} s"):
+                    self.nodes[index].complain(round_.verb, f"no answer within {waited:.3f} s")
+
+    def _wait(self, timeout: float) -> None:
+        """Let answers come in: poll for everybody, or sleep while another thread does."""
+        if any(node.channel.awaited for node in self.nodes):
+            timeout = min(timeout, SLICE)
+        if self._polling:
+            self._turn.wait(timeout)
+            return
+        ready: list[int] = []
+        try:
+            self._polling = True
+            self._lock.release()
+            ready = self._poll.wait(timeout)
+        finally:
+            self._polling = False
+            self._retake()
+        now = monotonic()
+        for index in ready:
+            node = self.nodes[index]
+            node.receive(now)
+            if node.connection is None:
+                self._reconnect(node)
+        self._turn.notify_all()
+
+    def _retake(self) -> None:
+        """Hold the turn again, also if an exception strikes while waiting for it."""
+        struck: BaseException | None = None
+        while not self._lock._is_owned():  # type: ignore[attr-defined]
+            try:
+                self._lock.acquire()
+            except BaseException as error:
+                struck = error
+        if struck is not None:
+            raise struck
+
+    def _reconnect(self, node: Node) -> None:
+        """Make a new connection in the background, unless that is being done."""
+        self._poll.forget(node.index)
+        if node.index in self._connecting or self._closing.is_set():
+            return
+        self._connecting.add(node.index)
+        name = f"celery_redlock connect {node.name}"
+        threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
+
+    def _connect(self, node: Node) -> None:
+        while not self._closing.is_set():
+            if node.failures:
+                # Full jitter: a fleet of workers must not knock in step at a node that is back.
+                ceiling = min(BACKOFF_MAX, BACKOFF * 2.0 ** min(node.failures, 16))
+                if self._closing.wait(random.uniform(0, ceiling)):
+                    return
+            node.failures += 1
+            try:
+                connection = node.connect()
+            except NodeError as error:
+                with self._turn:
+                    node.unreachable(str(error))
+                    self._turn.notify_all()
+                continue
+            with self._turn:
+                if self._closing.is_set():
+                    connection.disconnect()
+                    return
+                node.opened(connection, monotonic())
+                if node.connection is not None:
+                    self._connecting.discard(node.index)
+                    self._poll.watch(node.index, connection._sock.fileno())
+                    self._turn.notify_all()
+                    return
+
+
+class _Poll:
+    """Which nodes can be read: select.poll, or select.select where that is missing (eventlet)."""
+
+    def __init__(self) -> None:
+        self._poll = select.poll() if hasattr(select, "poll") else None
+        self._index_of: dict[int, int] = {}
+
+    def watch(self, index: int, fd: int) -> None:
+        self.forget(index)
+        self._index_of[fd] = index
+        if self._poll is not None:
+            self._poll.register(fd, select.POLLIN)
+
+    def forget(self, index: int) -> None:
+        for fd in [fd for fd, known in self._index_of.items() if known == index]:
+            del self._index_of[fd]
+            if self._poll is not None:
+                self._poll.unregister(fd)
+
+    def wait(self, timeout: float) -> list[int]:
+        """Indexes of the nodes with something to read, after at most `timeout` seconds."""
+        if self._poll is not None:
+            fds = [fd for fd, _event in self._poll.poll(timeout * 1000)]
+        else:
+            fds = select.select(list(self._index_of), [], [], timeout)[0]
+        return [self._index_of[fd] for fd in fds if fd in self._index_of]

@@ -1,0 +1,125 @@
+"""Every exception a user can meet, in one tree.
+
+A message says what happened, to what, and what to do about it. Two failures are never folded into
+one: a resource *held by another* is ordinary and its task waits its turn; a *missing quorum* is
+infrastructure and somebody is paged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .lease import Holder, Lease
+    from .quorum import NodeVote
+
+__all__ = [
+    "ConfigurationError",
+    "LeaseLost",
+    "NodeError",
+    "NotAcquired",
+    "QuorumUnavailable",
+    "RedlockError",
+    "ResourceHeld",
+]
+
+
+class RedlockError(Exception):
+    """Base of all errors of this library.
+
+    Attributes:
+        resource: The resource it is about, or None where it is about none.
+    """
+
+    def __init__(self, message: str = "", *, resource: str | None = None) -> None:
+        super().__init__(message)
+        self.resource = resource
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Keyword-only arguments would get lost in a pickled task result; attributes do not.
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(
+    kind: type[RedlockError], args: tuple[Any, ...], state: dict[str, Any]
+) -> RedlockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(state)
+    return error
+
+
+class ConfigurationError(RedlockError, ValueError):
+    """A setting or an option cannot work; raised when decorating or starting, before any task."""
+
+
+class NotAcquired(RedlockError):
+    """The lock was not acquired. Catch this one to treat both reasons alike.
+
+    Attributes:
+        votes: What each node answered, one per node.
+    """
+
+    def __init__(
+        self, message: str = "", *, resource: str | None = None, votes: Sequence[NodeVote] = ()
+    ) -> None:
+        super().__init__(message, resource=resource)
+        self.votes = tuple(votes)
+
+
+class ResourceHeld(NotAcquired):
+    """A quorum answered and too many nodes said that another holds the resource. Ordinary.
+
+    Attributes:
+        holder: Who holds it, as far as the nodes told; None if they did not agree on one.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        resource: str | None = None,
+        votes: Sequence[NodeVote] = (),
+        holder: Holder | None = None,
+    ) -> None:
+        super().__init__(message, resource=resource, votes=votes)
+        self.holder = holder
+
+
+class QuorumUnavailable(NotAcquired):
+    """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes."""
+
+
+class LeaseLost(RedlockError):
+    """The lease ended before its holder released it; another may hold the resource now.
+
+    Attributes:
+        lease: The lease as it was last known.
+        reason: `"refused"` (a quorum no longer holds our token), `"expired"` (the deadline passed
+            without a quorum of extensions) or `"max_lifetime"`.
+    """
+
+    def __init__(
+        self,
+        message: str = "the lease was lost before the work ended",
+        *,
+        resource: str | None = None,
+        lease: Lease | None = None,
+        reason: str = "expired",
+    ) -> None:
+        super().__init__(message, resource=resource)
+        self.lease = lease
+        self.reason = reason
+
+
+class NodeError(RedlockError):
+    """One node failed. It becomes a SILENT vote and a log line; users never meet it.
+
+    Attributes:
+        node: The node's address, without credentials.
+    """
+
+    def __init__(self, message: str = "", *, node: str = "") -> None:
+        super().__init__(message)
+        self.node = node

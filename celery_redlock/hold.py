@@ -1,0 +1,236 @@
+"""What a holder has in hand while its work runs: a lease that is kept alive, and its end.
+
+A `Lease` is a value and grows old; a `HeldLease` always speaks of the newest one. It is found
+again by nested use (a block, or a task that is called, inside a block of the same resource shares
+the lock and counts) through a context variable: per thread, greenlet or asyncio task.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from .driver import monotonic
+from .errors import LeaseLost, RedlockError
+from .events import emit
+from .lease import Claim, Lease, Owner
+
+if TYPE_CHECKING:
+    from .lock import Redlock
+
+__all__ = ["HeldLease", "Unlocked", "current_lease"]
+
+logger = logging.getLogger("celery_redlock")
+
+_stack: ContextVar[tuple[HeldLease, ...]] = ContextVar("celery_redlock_leases", default=())
+
+
+def current_lease() -> HeldLease:
+    """The lease of the innermost lock that this thread's (or greenlet's) work runs under.
+
+    Raises:
+        RedlockError: There is none: this is not called inside a locked task or block.
+    """
+    for held in reversed(_stack.get()):
+        if held._pid == os.getpid():
+            return held
+    raise RedlockError(
+        "there is no current lease: current_lease() works inside a task with a lock, or inside a"
+        " `with redlock.lock(...)` block"
+    )
+
+
+class HeldLease:
+    """A lock that is held, extended by itself, until it is given back. Also a context manager.
+
+    Attributes:
+        resource: What is exclusive.
+    """
+
+    def __init__(
+        self,
+        redlock: Redlock,
+        resource: str,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        max_lifetime: float | None = None,
+        on_lost: Callable[[HeldLease], object] | None = None,
+        owner: Owner | None = None,
+    ) -> None:
+        self.resource = resource
+        self._redlock = redlock
+        self._ttl = ttl
+        self._wait = wait
+        self._max_lifetime = max_lifetime
+        self._on_lost = on_lost
+        self._owner = owner
+        self._pid = os.getpid()
+        self._claim: Claim | None = None
+        self._depth = 0
+        self._outer: HeldLease | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.resource}, {self.remaining():.3f} s left>"
+
+    def __enter__(self) -> HeldLease:
+        outer = self._enclosing()
+        if outer is not None:
+            outer.ensure()  # sharing a lease that is over would be running unlocked
+            outer._depth += 1
+            self._outer = outer
+            return outer
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._outer is not None:
+            self._outer._depth -= 1
+            self._outer = None
+        else:
+            self.release()
+
+    def acquire(self, wait: float | None = None) -> None:
+        """Acquire, and extend from now on.
+
+        Args:
+            wait: How long to go on trying, in seconds; as declared if None.
+
+        Raises:
+            NotAcquired: It is held by another, or there is no quorum.
+        """
+        # From here on release() undoes whatever has been written, however this is interrupted.
+        self._pid = os.getpid()
+        wait = self._wait if wait is None else wait
+        claim = self._redlock._acquire(self.resource, self._ttl, wait, self._owner, self._adopt)
+        _stack.set((*_stack.get(), self))
+        self._redlock._watchdog.watch(claim, self._lost, self._max_lifetime)
+
+    def release(self) -> bool:
+        """Give it back. Whether it was held to this end. Safe to call again."""
+        _stack.set(tuple(held for held in _stack.get() if held is not self))
+        claim = self._claim
+        if claim is None or claim.ended or self._pid != os.getpid():
+            return False
+        return self._redlock._release(claim)
+
+    @property
+    def token(self) -> str:
+        """The random proof of who holds it; not a fencing token."""
+        return self._held().token
+
+    @property
+    def lease(self) -> Lease:
+        """The lease as it stands now: a value that no extension changes."""
+        return self._redlock._lease(self._held())
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lock is no longer ours. Once True it stays True."""
+        claim = self._claim
+        return claim is None or not claim.held(monotonic())
+
+    def remaining(self) -> float:
+        """Seconds that are certainly left, if no further extension succeeds."""
+        claim = self._claim
+        now = monotonic()
+        return claim.deadline - now if claim is not None and claim.held(now) else 0.0
+
+    def ensure(self, seconds: float = 0.0) -> None:
+        """Raise unless the lock is ours for more than `seconds` from now. Call it before a write.
+
+        Raises:
+            LeaseLost: It is not.
+        """
+        if self.remaining() <= seconds:
+            raise self.loss()
+
+    def loss(self) -> LeaseLost:
+        """The error that says how the lease ended."""
+        claim = self._held()
+        reason = claim.lost or "expired"
+        return LeaseLost(
+            f"{self.resource}: the lease is over ({reason}); another may hold it now, stop writing",
+            resource=self.resource,
+            lease=self.lease,
+            reason=reason,
+        )
+
+    def _enclosing(self) -> HeldLease | None:
+        for held in reversed(_stack.get()):
+            same = held.resource == self.resource and held._redlock is self._redlock
+            if same and held._pid == os.getpid():
+                return held
+        return None
+
+    def _adopt(self, claim: Claim) -> None:
+        self._claim = claim
+
+    def _held(self) -> Claim:
+        if self._claim is None:
+            raise RedlockError(f"{self.resource} was never acquired", resource=self.resource)
+        return self._claim
+
+    def _lost(self, claim: Claim) -> None:
+        """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
+        held_for = monotonic() - (claim.granted_at or 0.0)
+        logger.error(
+            "lost the lock %s held by %s, after %.1f s: %s; its work may overlap with another's",
+            self.resource,
+            Owner.of(claim.token),
+            held_for,
+            claim.lost,
+        )
+        emit("lost", self.lease, claim.lost)
+        if self._on_lost is not None:
+            try:
+                self._on_lost(self)
+            except Exception:
+                # A user's callback; the loss has been told, and others wait to be extended.
+                logger.exception("%s: on_lost failed", self.resource)
+
+
+class Unlocked(HeldLease):
+    """Stands for a lease where none was asked for (`redlock_enabled = False`) or to be had.
+
+    Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it.
+    """
+
+    def __init__(self, resource: str) -> None:
+        self.resource = resource
+        self._pid = os.getpid()
+
+    def __enter__(self) -> HeldLease:
+        _stack.set((*_stack.get(), self))
+        return self
+
+    def __exit__(self, *_error: Any) -> None:
+        self.release()
+
+    def release(self) -> bool:
+        """Nothing to give back."""
+        _stack.set(tuple(held for held in _stack.get() if held is not self))
+        return False
+
+    @property
+    def token(self) -> str:
+        """Empty: nothing proves anything here."""
+        return ""
+
+    @property
+    def lost(self) -> bool:
+        """Never: it was never had."""
+        return False
+
+    def remaining(self) -> float:
+        """For ever."""
+        return math.inf

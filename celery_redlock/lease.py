@@ -1,0 +1,246 @@
+"""The lease and the arithmetic of time.
+
+A lease is a promise of N independent nodes, each with a clock of its own, so its holder counts for
+itself, and always to its own disadvantage. For every node it keeps one number: the time *before*
+the acknowledged request was sent, plus the ttl. No node drops our token before that moment (its
+own countdown began later), save for the difference of clock rates, for which the *drift* is
+deducted. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
+deadline. The same rule serves acquisition, late answers, partial extensions and repair, and
+nothing else ever moves the deadline.
+
+Once the clock has reached the deadline the lease is lost for good, decided here, without a word
+from any node. An extension that is acknowledged later cannot revive it, for in between another
+may have held the resource.
+
+Times are seconds on a monotonic clock which the caller owns; this module never looks at one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .errors import LeaseLost
+
+__all__ = ["Claim", "Holder", "Lease", "Owner", "drift", "quorum_of"]
+
+NEVER = -math.inf
+
+DRIFT_RATE = 0.01
+"""Allowance for clocks that run at different rates (Redis page, "Safety arguments")."""
+DRIFT_FLOOR = 0.002
+"""Allowance in seconds for the 1 ms granularity of expiry on a node, at both ends."""
+
+
+def quorum_of(nodes: int) -> int:
+    """How many of `nodes` masters are a quorum: more than half."""
+    return nodes // 2 + 1
+
+
+def drift(ttl: float) -> float:
+    """Seconds of a ttl that are never counted as held, for clock drift (Redis page)."""
+    return DRIFT_RATE * ttl + DRIFT_FLOOR
+
+
+class Claim:
+    """What one token may claim: its expiry at every node, and the deadline that follows.
+
+    The mutable book-keeping behind a `Lease`. A claim is *pending* until it is granted, then
+    *held* until it is lost or ended. Every attempt makes a new one, with a new token.
+
+    Attributes:
+        expiries: Per node, send time of the last acknowledged request plus ttl, in seconds.
+        deadline: The lease is held while the clock is before this; seconds.
+        written: Per node, whether a request that may set our token was ever written to it.
+        ended: The holder gave it back (or never got it): nothing may be extended any more.
+        lost: Why it was lost, or None. Never unset.
+        granted_at: When it was granted, or None while pending; seconds.
+    """
+
+    __slots__ = (
+        "deadline",
+        "ended",
+        "expiries",
+        "granted_at",
+        "lost",
+        "resource",
+        "token",
+        "ttl",
+        "written",
+    )
+
+    def __init__(self, resource: str, token: str, ttl: float, nodes: int) -> None:
+        self.resource = resource
+        self.token = token
+        self.ttl = ttl
+        self.expiries = [NEVER] * nodes
+        self.written = [False] * nodes
+        self.deadline = NEVER
+        self.granted_at: float | None = None
+        self.lost: str | None = None
+        self.ended = False
+
+    def acknowledged(self, node: int, sent: float, now: float) -> None:
+        """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
+        if not self._open(now):
+            return
+        expiry = sent + self.ttl
+        if expiry > self.expiries[node]:
+            self.expiries[node] = expiry
+            self._settle(now)
+
+    def forgotten(self, node: int, now: float) -> bool:
+        """`node` does not hold our token. Whether it should have: then it lost its memory."""
+        if not self._open(now):
+            return False
+        amnesia = self.expiries[node] > now
+        if self.expiries[node] != NEVER:
+            self.expiries[node] = NEVER
+            self._settle(now)
+        return amnesia
+
+    def grant(self, now: float) -> bool:
+        """Make a pending claim a held one, if time is left of it. The answer is final."""
+        self._settle(now)
+        if self.ended or self.deadline <= now:
+            return False
+        self.granted_at = now
+        return True
+
+    def held(self, now: float) -> bool:
+        """Whether the lease is held at `now`: granted, never lost, and before its deadline."""
+        return self.granted_at is not None and not self.ended and self._open(now)
+
+    def lose(self, reason: str) -> None:
+        """Give the lease up for `reason`; the first reason stays."""
+        if self.lost is None:
+            self.lost = reason
+
+    def _open(self, now: float) -> bool:
+        """Whether answers still count; notices a deadline that has passed."""
+        if self.granted_at is not None and now >= self.deadline:
+            self.lose("expired")
+        return self.lost is None
+
+    def _settle(self, now: float) -> None:
+        count = len(self.expiries)
+        self.deadline = sorted(self.expiries)[count - quorum_of(count)] - drift(self.ttl)
+        if self.granted_at is not None and now >= self.deadline:
+            self.lose("refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A resource that is ours until a deadline. A value: extending one returns a new one.
+
+    Attributes:
+        resource: What is exclusive.
+        token: The random proof of who holds it, new for every attempt. Not a fencing token: the
+            resource cannot tell an old one from a new one by it.
+        ttl: What the nodes were asked for, in seconds.
+        deadline: Held while the clock is before this, in seconds of that clock.
+        clock: The monotonic clock of the driver that granted it.
+    """
+
+    resource: str
+    token: str = field(repr=False)
+    ttl: float
+    deadline: float
+    clock: Callable[[], float] = field(repr=False, compare=False)
+
+    def remaining(self, now: float | None = None) -> float:
+        """Seconds left, drift already deducted (the paper's *validity*); 0.0 when over."""
+        return max(0.0, self.deadline - (self.clock() if now is None else now))
+
+    @property
+    def lost(self) -> bool:
+        """Whether this lease is over. Extending may have made a newer one that is not."""
+        return self.remaining() <= 0.0
+
+    def ensure(self, seconds: float = 0.0) -> None:
+        """Raise unless more than `seconds` are left.
+
+        Raises:
+            LeaseLost: The lease is over, or will be in `seconds`.
+        """
+        left = self.remaining()
+        if left <= seconds:
+            raise LeaseLost(
+                f"{self.resource}: {left:.3f} s are left of the lease, more than {seconds:g} s"
+                " were asked for; stop writing, another may hold the resource",
+                resource=self.resource,
+                lease=self,
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who asks for a lock, as an operator wants to read it. It travels inside the token.
+
+    Attributes:
+        host: Host name.
+        pid: Process id on that host.
+        task_id: The Celery task's id; empty outside Celery.
+        retries: How often Celery had retried that task.
+        stamp: Names one delivery of a message: a task id can be delivered twice at once.
+    """
+
+    host: str
+    pid: int
+    task_id: str = ""
+    retries: int = 0
+    stamp: str = ""
+
+    def token(self, nonce: str) -> str:
+        """The token of one attempt of this owner; `nonce` holds at least 128 random bits."""
+        task_id = self.task_id.replace("%", "%25").replace("|", "%7C")
+        host = self.host.replace("|", "")
+        return f"{self.stamp}|{host}|{self.pid}|{task_id}|{self.retries}|{nonce}"
+
+    @classmethod
+    def of(cls, token: str) -> Owner | None:
+        """Who made `token`; None if it is not one of this library."""
+        parts = token.split("|")
+        if len(parts) != 6 or not parts[2].isdecimal() or not parts[4].isdecimal():
+            return None
+        stamp, host, pid, task_id, retries, _nonce = parts
+        task_id = task_id.replace("%7C", "|").replace("%25", "%")
+        return cls(host, int(pid), task_id, int(retries), stamp)
+
+    def __str__(self) -> str:
+        task = f"task {self.task_id} of " if self.task_id else ""
+        return f"{task}pid {self.pid} on {self.host}"
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a resource, as the nodes tell it.
+
+    Attributes:
+        resource: What is held.
+        owner: Who made the token, or None if another program's value lies under our name.
+        nodes: How many nodes hold this token.
+        quorum: How many nodes a lock needs: with fewer, this is a split vote or the rest of one.
+        expires_in: Seconds until enough nodes will have dropped it for somebody else to be granted
+            the lock, unless it is extended; None if that was not asked.
+        digest: The first eight hex digits of the token's SHA-256, to compare in logs. The token
+            itself is never shown: whoever knows it could free the lock.
+    """
+
+    resource: str
+    owner: Owner | None
+    nodes: int
+    quorum: int
+    expires_in: float | None = None
+    digest: str = ""
+
+    def __str__(self) -> str:
+        who = str(self.owner) if self.owner else "another program's key"
+        return f"{who} ({self.nodes} nodes, token {self.digest})"
+
+
+def token_digest(token: str) -> str:
+    """A short name of a token that is safe to log."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()[:8]

@@ -1,0 +1,465 @@
+"""`Redlock`: the lock that users hold.
+
+It binds the pure algorithm (`quorum.py`) to real nodes (`driver.py`), keeps what is held alive
+(`watchdog.py`) and wakes who waits (`wakeup.py`). Connections, threads and leases belong to one
+process: after a fork the child starts with none, and never owns, extends or releases what its
+parent took.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception_type,
+    sleep_using_event,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from . import quorum
+from .address import NodeSpec, parse_nodes
+from .driver import Driver, monotonic
+from .errors import (
+    ConfigurationError,
+    LeaseLost,
+    NotAcquired,
+    QuorumUnavailable,
+    ResourceHeld,
+)
+from .events import emit
+from .hold import HeldLease
+from .lease import Claim, Holder, Lease, Owner, quorum_of, token_digest
+from .quorum import NodeVote, Round, Vote
+from .settings import check_option, read_settings
+from .wakeup import Waiter, Wakeup
+from .watchdog import Watchdog
+
+__all__ = ["Redlock"]
+
+logger = logging.getLogger("celery_redlock.lock")
+
+POLL, POLL_MAX = 0.004, 0.5
+"""Seconds between tries while waiting, full jitter, where no release can be announced to us."""
+BATCH = 200
+"""Leases in one request: keeps a node's other clients from waiting a whole tick."""
+
+
+class Redlock:
+    """A lock over N independent Redis masters, held by a quorum of them.
+
+    Nothing connects before the first use. Instances are safe to share between threads, and may be
+    made before a fork.
+
+    Args:
+        nodes: URLs (redis, rediss, unix), `redis.Redis` clients or mappings of connection
+            arguments; one is a lock on a single node.
+        ttl: How long the nodes keep a lock that nobody extends; seconds.
+        prefix: What the keys on the nodes begin with.
+        node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.
+
+    Raises:
+        ConfigurationError: A node or an option cannot work.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        *,
+        ttl: float = 30.0,
+        prefix: str = "redlock:",
+        node_timeout: float = 0.25,
+    ) -> None:
+        self._addresses = parse_nodes(nodes)
+        self.ttl = check_option("ttl", ttl)
+        self.prefix = check_option("prefix", prefix)
+        self.node_timeout = check_option("node_timeout", node_timeout)
+        self._start()
+        _instances.add(self)
+
+    def __repr__(self) -> str:
+        names = ", ".join(address.name for address in self._addresses)
+        return f"<Redlock over {names}; ttl {self.ttl:g} s>"
+
+    def _start(self) -> None:
+        """Begin afresh in this process: no connection, no thread, no lease."""
+        self._pid = os.getpid()
+        self._owner = Owner(socket.gethostname(), self._pid)
+        self._driver = Driver(self._addresses, self.prefix)
+        self._wakeup = Wakeup(self._addresses, self.prefix)
+        self._watchdog = Watchdog(self._extend, monotonic)
+        self._claims: dict[str, Claim] = {}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes' addresses, without credentials."""
+        return tuple(address.name for address in self._addresses)
+
+    def connect(self, timeout: float = 1.5) -> None:
+        """Connect now rather than at the first use; returns when a quorum is connected.
+
+        Args:
+            timeout: Seconds to wait at most; 0 to connect in the background.
+        """
+        self._driver.connect(timeout)
+
+    def close(self) -> None:
+        """Close all connections. What is still held expires by its ttl."""
+        self._watchdog.close()
+        self._wakeup.close()
+        self._driver.close()
+
+    # -- The four operations ---------------------------------------------------------------------
+
+    def try_acquire(
+        self, resource: str, *, ttl: float | None = None, owner: Owner | None = None
+    ) -> Lease | None:
+        """Try once, without waiting. None if another holds the resource.
+
+        Raises:
+            QuorumUnavailable: Too few nodes answered to tell.
+        """
+        try:
+            return self.acquire(resource, ttl=ttl, owner=owner)
+        except ResourceHeld:
+            return None
+
+    def acquire(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        owner: Owner | None = None,
+    ) -> Lease:
+        """Acquire a lease. It is not extended by itself: for that, see `lock()`.
+
+        Args:
+            resource: What must be exclusive.
+            ttl: Seconds; the instance's if None.
+            wait: How long to go on trying, in seconds; 0 tries once.
+            owner: Who asks, for others to read; host and process if None.
+
+        Raises:
+            ResourceHeld: Another holds it.
+            QuorumUnavailable: Too few nodes answered.
+        """
+        return self._lease(self._acquire(resource, ttl, wait, owner))
+
+    def extend(self, lease: Lease) -> Lease:
+        """Renew a lease for its ttl from now.
+
+        Raises:
+            LeaseLost: It is over: the deadline passed, a quorum no longer holds our token, or it
+                is not a lease of this instance and process.
+            QuorumUnavailable: Too few nodes confirmed in time. The lease you have still stands,
+                until its own deadline.
+        """
+        claim = self._claims.get(lease.token)
+        now = monotonic()
+        if claim is None or not claim.held(now):
+            reason = "released" if claim is None or claim.lost is None else claim.lost
+            raise LeaseLost(
+                f"{lease.resource}: the lease to be extended is over ({reason}); acquire it anew",
+                resource=lease.resource,
+                lease=lease,
+                reason="expired" if reason == "released" else reason,
+            )
+        ballot = self._driver.run(quorum.extend([claim], now, self._patience(claim.ttl)))
+        if ballot.confirmed() and claim.held(monotonic()):
+            renewed = self._lease(claim)
+            emit("extended", renewed)
+            return renewed
+        if claim.held(monotonic()):
+            raise self._unavailable(lease.resource, ballot, "confirmed the extension")
+        raise LeaseLost(
+            f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
+            resource=lease.resource,
+            lease=lease,
+            reason=claim.lost or "expired",
+        )
+
+    def release(self, lease: Lease) -> bool:
+        """Give a lease back. Whether it was still held to this end. Never raises for a node."""
+        claim = self._claims.get(lease.token)
+        return claim is not None and self._release(claim)
+
+    def holder(self, resource: str) -> Holder | None:
+        """Who holds `resource`, as the nodes tell; None if it is free.
+
+        Raises:
+            QuorumUnavailable: Too few nodes answered to tell.
+        """
+        ballot = self._peek(resource)
+        seen = [reply for reply in ballot.details if isinstance(reply, tuple)]
+        if not seen:
+            return None
+        tokens = Counter(token for token, _left in seen)
+        return self._holder(resource, tokens, _free_in(ballot))
+
+    def lock(
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        max_lifetime: float | None = None,
+        on_lost: Callable[[HeldLease], object] | None = None,
+        owner: Owner | None = None,
+    ) -> HeldLease:
+        """A lock for a `with` block: acquired at its begin, extended meanwhile, then released.
+
+        A block inside a block of the same resource and thread (or greenlet, or asyncio task)
+        shares the lock; only the outermost frees it.
+
+        Args:
+            resource: What must be exclusive.
+            ttl: Seconds; the instance's if None.
+            wait: How long to go on trying, in seconds.
+            max_lifetime: Seconds after which it is no longer extended; None for never.
+            on_lost: Called, in another thread, if the lease is lost.
+            owner: Who asks, for others to read.
+
+        Raises:
+            NotAcquired: On entering the block.
+        """
+        return HeldLease(self, resource, ttl, wait, max_lifetime, on_lost, owner)
+
+    @classmethod
+    def from_app(cls, app: Any) -> Redlock:
+        """The lock of a Celery app, as its `redlock_...` settings describe; one per app.
+
+        Raises:
+            ConfigurationError: A setting cannot work, or no node is named and the broker is no
+                Redis.
+        """
+        known = _of_app.get(app)
+        if known is None:
+            settings = read_settings(app)
+            known = _of_app[app] = cls(
+                settings.nodes,
+                ttl=settings.ttl,
+                prefix=settings.prefix,
+                node_timeout=settings.node_timeout,
+            )
+        return known
+
+    # -- Inside ----------------------------------------------------------------------------------
+
+    def _patience(self, ttl: float) -> float:
+        return min(self.node_timeout, ttl / 10)
+
+    def _lease(self, claim: Claim) -> Lease:
+        return Lease(claim.resource, claim.token, claim.ttl, claim.deadline, monotonic)
+
+    def _claim(self, resource: str, ttl: float | None, owner: Owner | None) -> Claim:
+        if not isinstance(resource, str) or not resource:
+            raise ConfigurationError(
+                f"a resource is a name, not {resource!r}: give a string that is not empty"
+            )
+        ttl = self.ttl if ttl is None else check_option("ttl", ttl)
+        token = (owner or self._owner).token(secrets.token_hex(16))
+        return Claim(resource, token, ttl, len(self._addresses))
+
+    def _acquire(
+        self,
+        resource: str,
+        ttl: float | None,
+        wait: float,
+        owner: Owner | None,
+        adopt: Callable[[Claim], None] | None = None,
+    ) -> Claim:
+        try:
+            return self._try(resource, ttl, owner, adopt)
+        except NotAcquired:
+            if wait <= 0:
+                raise
+        with self._wakeup.waiting(resource) as waiter:
+
+            def again() -> Claim:
+                waiter.forget()
+                return self._try(resource, ttl, owner, adopt)
+
+            retrying = Retrying(
+                retry=retry_if_exception_type(NotAcquired),
+                stop=stop_after_delay(wait),
+                wait=_Pause(self, resource, waiter, wait),
+                sleep=sleep_using_event(waiter.news),
+                reraise=True,
+            )
+            return retrying(again)
+
+    def _try(
+        self,
+        resource: str,
+        ttl: float | None,
+        owner: Owner | None,
+        adopt: Callable[[Claim], None] | None,
+    ) -> Claim:
+        claim = self._claim(resource, ttl, owner)
+        if adopt is not None:
+            adopt(claim)
+        self._claims[claim.token] = claim
+        try:
+            now = monotonic()
+            ballot = self._driver.run(quorum.acquire(claim, now, self._patience(claim.ttl)))
+        except BaseException:
+            # A time limit may strike in here. What was written must not outlive it.
+            self._claims.pop(claim.token, None)
+            self._driver.run(quorum.undo(claim, monotonic()))
+            raise
+        if claim.granted_at is not None:
+            emit("acquired", self._lease(claim))
+            return claim
+        del self._claims[claim.token]
+        raise self._refusal(resource, ballot)
+
+    def _release(self, claim: Claim) -> bool:
+        self._watchdog.drop(claim)
+        lease = self._lease(claim)
+        held = claim.held(monotonic())
+        try:
+            held = self._driver.run(quorum.release(claim, monotonic(), self.node_timeout))
+        except BaseException:
+            self._driver.run(quorum.release(claim, monotonic(), 0.0))
+            raise
+        finally:
+            self._claims.pop(claim.token, None)
+        emit("released", lease, held)
+        return held
+
+    def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Renew many, for the watchdog; which were renewed."""
+        now = monotonic()
+        shortest = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
+        batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
+        ballots = self._driver.run_all(
+            [quorum.extend(batch, now, max(0.001, shortest)) for batch in batches]
+        )
+        renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
+        for claim in renewed:
+            emit("extended", self._lease(claim))
+        return renewed
+
+    def _peek(self, resource: str) -> Round:
+        ballot = self._driver.run(
+            quorum.peek(self._claim(resource, None, None), monotonic(), self.node_timeout)
+        )
+        if ballot.yes < ballot.quorum:
+            raise self._unavailable(resource, ballot, "answered in time")
+        return ballot
+
+    def _votes(self, ballot: Round) -> list[NodeVote]:
+        votes = []
+        for index, name in enumerate(self.nodes):
+            vote, detail = ballot.votes[index], ballot.details[index]
+            if vote is None:
+                vote, detail = Vote.SILENT, "not waited for"
+            if vote is Vote.NO and isinstance(detail, str):
+                detail = f"held by {Owner.of(detail) or 'another program'}"
+            votes.append(NodeVote(name, vote, detail if isinstance(detail, str) else ""))
+        return votes
+
+    def _refusal(self, resource: str, ballot: Round) -> NotAcquired:
+        """Why an attempt failed: held by another, or no quorum. Never one for the other."""
+        if ballot.yes + ballot.no < ballot.quorum:
+            return self._unavailable(resource, ballot, "answered in time")
+        if ballot.yes >= ballot.quorum:
+            return self._unavailable(resource, ballot, "answered before the ttl was used up")
+        votes = self._votes(ballot)
+        tokens = Counter(
+            detail
+            for vote, detail in zip(ballot.votes, ballot.details, strict=True)
+            if vote is Vote.NO
+        )
+        holder = self._holder(resource, tokens, None)
+        emit("held", resource, holder)
+        return ResourceHeld(
+            f"{resource} is held by {holder}", resource=resource, votes=votes, holder=holder
+        )
+
+    def _unavailable(self, resource: str, ballot: Round, what: str) -> QuorumUnavailable:
+        votes = self._votes(ballot)
+        emit("unavailable", resource, tuple(votes))
+        answers = ballot.yes if "confirmed" in what else ballot.yes + ballot.no
+        return QuorumUnavailable(
+            f"{resource}: {answers} of {len(votes)} nodes {what}, {ballot.quorum} are needed: "
+            + ", ".join(map(str, votes)),
+            resource=resource,
+            votes=votes,
+        )
+
+    def _holder(self, resource: str, tokens: Counter[str], free_in: float | None) -> Holder:
+        token, count = tokens.most_common(1)[0]
+        return Holder(
+            resource,
+            Owner.of(token),
+            count,
+            quorum_of(len(self._addresses)),
+            free_in,
+            token_digest(token),
+        )
+
+
+class _Pause:
+    """How long to wait before the next try, for tenacity.
+
+    Where a quorum of nodes will announce the release, until the holder's ttl would let a quorum
+    free, should it die silently. After a split vote, or where no release can be announced, full
+    jitter.
+    """
+
+    def __init__(self, redlock: Redlock, resource: str, waiter: Waiter, wait: float) -> None:
+        self._redlock = redlock
+        self._resource = resource
+        self._waiter = waiter
+        self._until = monotonic() + wait
+        self._jitter = wait_random_exponential(multiplier=POLL, max=POLL_MAX)
+
+    def __call__(self, state: RetryCallState) -> float:
+        pause = self._jitter(state)
+        error = state.outcome.exception() if state.outcome else None
+        if self._waiter.informed and isinstance(error, ResourceHeld):
+            holder = error.holder
+            spare = len(error.votes) - quorum_of(len(error.votes))
+            if holder is not None and holder.nodes > spare:  # one holder, not a split vote
+                pause = max(pause, self._free_in())
+        return max(0.0, min(pause, self._until - monotonic()))
+
+    def _free_in(self) -> float:
+        try:
+            return _free_in(self._redlock._peek(self._resource))
+        except QuorumUnavailable:
+            return 0.0
+
+
+def _free_in(ballot: Round) -> float:
+    """Seconds until a quorum of nodes is free, if nobody extends; from the answers to a PEEK."""
+    left = [
+        (detail[1] if isinstance(detail, tuple) else 0.0)
+        for vote, detail in zip(ballot.votes, ballot.details, strict=True)
+        if vote is Vote.YES
+    ]
+    return float(sorted(left)[ballot.quorum - 1])
+
+
+_instances: weakref.WeakSet[Redlock] = weakref.WeakSet()
+_of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
+
+
+def _after_fork() -> None:
+    """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
+    for redlock in list(_instances):
+        redlock._start()
+
+
+os.register_at_fork(after_in_child=_after_fork)

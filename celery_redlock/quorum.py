@@ -1,0 +1,293 @@
+"""Redlock itself: who is asked what, and what the answers mean.
+
+Nothing here reads a clock, draws a random number or touches a socket. An operation is a generator
+of *rounds*. It yields a round; its driver writes the request to every target, hands in the answers
+as they arrive (`Round.answer`, `Round.silence`) and resumes the generator with the time once the
+round is decided or its patience is over. The driver over real sockets (`driver.py`) and the
+simulated world of the tests run this very code.
+
+The page this implements: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from .lease import Claim, quorum_of
+
+__all__ = [
+    "NodeVote",
+    "Round",
+    "Steps",
+    "Verb",
+    "Vote",
+    "acquire",
+    "extend",
+    "peek",
+    "release",
+    "undo",
+]
+
+T = TypeVar("T")
+Steps = Generator["Round", float, T]
+
+
+class Verb(enum.Enum):
+    """What a node can be asked."""
+
+    ACQUIRE = "acquire"
+    """Set our token if there is none."""
+    EXTEND = "extend"
+    """Renew our token where it is; set it again where there is none."""
+    RELEASE = "release"
+    """Delete our token, only ours, and announce it."""
+    UNDO = "undo"
+    """Delete our token, only ours, in silence: an attempt that failed frees nobody."""
+    PEEK = "peek"
+    """Who holds it, and for how long yet?"""
+
+
+class Vote(enum.Enum):
+    """A node's answer. Three of them, for *no answer* is neither a yes nor a no."""
+
+    YES = "yes"
+    NO = "no"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVote:
+    """One node's vote, for people.
+
+    Attributes:
+        node: The node's address, without credentials.
+        vote: Its answer.
+        detail: Who holds it (NO), or why there is no answer (SILENT).
+    """
+
+    node: str
+    vote: Vote
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.node} {self.vote.value}" + (f" ({self.detail})" if self.detail else "")
+
+
+# How a node answers EXTEND: one character per claim.
+RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
+
+
+class Round:
+    """One request to many nodes, and their votes.
+
+    Attributes:
+        verb: What is asked.
+        claims: For what; one, but for a round of extensions, which may carry many.
+        sent: The time before the first byte was sent: what leases are counted from; seconds.
+        until: When unanswered nodes are taken for silent; seconds.
+        targets: Node indexes that are asked.
+        votes: Per node, its vote so far, None while it is open.
+        details: Per node: the holder's token (ACQUIRE, NO), why it is silent, what it holds (PEEK).
+        closed: Nobody waits for this round any more. Late answers still count for the lease.
+        amnesiac: Nodes that no longer held a token before its time.
+    """
+
+    __slots__ = (
+        "_confirmed",
+        "_full",
+        "amnesiac",
+        "claims",
+        "closed",
+        "details",
+        "no",
+        "quorum",
+        "sent",
+        "silent",
+        "targets",
+        "until",
+        "verb",
+        "votes",
+        "yes",
+    )
+
+    def __init__(
+        self,
+        verb: Verb,
+        claims: Sequence[Claim],
+        now: float,
+        patience: float,
+        targets: Iterable[int] | None = None,
+    ) -> None:
+        count = len(claims[0].expiries)
+        self.verb = verb
+        self.claims = claims
+        self.sent = now
+        self.until = now + patience
+        self.targets = range(count) if targets is None else tuple(targets)
+        self.votes: list[Vote | None] = [None] * count
+        self.details: list[Any] = [None] * count
+        self.quorum = quorum_of(count)
+        self.yes = self.no = self.silent = 0
+        self.closed = False
+        self.amnesiac: list[int] = []
+        self._confirmed = [0] * len(claims)
+        self._full = 0
+
+    def begin(self) -> None:
+        """The driver is about to write, and nobody can write between: drop what has ended.
+
+        An extension written behind the release of its lease would set the released token again.
+        """
+        if self.verb is Verb.EXTEND:
+            self.claims = [claim for claim in self.claims if not claim.ended]
+            self._confirmed = [0] * len(self.claims)
+            if not self.claims:
+                self.targets = ()
+
+    def answer(self, node: int, reply: Any, now: float) -> None:
+        """A node answered; `reply` is what `node.decode` made of it, read at `now` (seconds)."""
+        if self.verb is Verb.ACQUIRE:
+            # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
+            # its answer was lost. Anything else: another's.
+            claim = self.claims[0]
+            if reply is None or reply == claim.token:
+                claim.acknowledged(node, self.sent, now)
+                self._vote(node, Vote.YES)
+            else:
+                self._vote(node, Vote.NO, reply)
+        elif self.verb is Verb.EXTEND:
+            self._extended(node, reply, now)
+        elif self.verb is Verb.PEEK:
+            self._vote(node, Vote.YES, reply)
+        else:
+            self._vote(node, Vote.YES if reply else Vote.NO)
+
+    def _extended(self, node: int, outcomes: str, now: float) -> None:
+        for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
+            if outcome != RENEWED and claim.forgotten(node, now):
+                self.amnesiac.append(node)
+            if outcome == REFUSED:
+                continue
+            claim.acknowledged(node, self.sent, now)
+            self._confirmed[position] += 1
+            if self._confirmed[position] == self.quorum:
+                self._full += 1
+        self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
+
+    def silence(self, node: int, reason: str) -> None:
+        """A node will not answer this round, or its answer is of no use."""
+        self._vote(node, Vote.SILENT, reason)
+
+    def _vote(self, node: int, vote: Vote, detail: Any = None) -> None:
+        if self.votes[node] is not None or self.closed:
+            return
+        self.votes[node] = vote
+        self.details[node] = detail
+        if vote is Vote.YES:
+            self.yes += 1
+        elif vote is Vote.NO:
+            self.no += 1
+        else:
+            self.silent += 1
+
+    @property
+    def decided(self) -> bool:
+        """Whether further answers cannot change what this round comes to (never wait for them)."""
+        answered = self.yes + self.no
+        if answered + self.silent == len(self.targets) or not self.waits:
+            return True
+        if self.verb is Verb.ACQUIRE:
+            spare = len(self.votes) - self.quorum
+            if self.yes >= self.quorum or self.silent > spare:
+                return True
+            # Lost already; but say which way only when it is certain: held, or no quorum.
+            return self.no + self.silent > spare and answered >= self.quorum
+        if self.verb is Verb.EXTEND:
+            return self._full == len(self.claims)
+        if self.verb is Verb.RELEASE:
+            return answered >= self.quorum
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether anybody waits for the answers."""
+        return self.until > self.sent
+
+    def close(self, reason: str) -> list[int]:
+        """Take the nodes that have not answered for silent; which they were."""
+        late = [node for node in self.targets if self.votes[node] is None]
+        if not self.decided:
+            for node in late:
+                self.silence(node, reason)
+        else:
+            late = []
+        self.closed = True
+        return late
+
+    def confirmed(self) -> list[Claim]:
+        """The claims that a quorum confirmed in this round."""
+        counted = zip(self.claims, self._confirmed, strict=True)
+        return [claim for claim, count in counted if count >= self.quorum]
+
+
+def acquire(claim: Claim, now: float, patience: float) -> Steps[Round]:
+    """Try once to acquire (Redis page, "The Redlock algorithm"). `claim.held` tells the outcome.
+
+    Args:
+        claim: A fresh claim, with a token that no earlier attempt used.
+        now: Step 1, the time before anything is sent; seconds.
+        patience: How long to wait for a quorum; small against the ttl; seconds.
+    """
+    # 2. Ask all nodes, at once, with the same key and token.
+    ballot = Round(Verb.ACQUIRE, [claim], now, patience)
+    now = yield ballot
+    # 3. Granted if a quorum said yes, and 4. time is left of it.
+    if ballot.yes >= ballot.quorum and claim.grant(now):
+        return ballot
+    # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive.
+    suspects = [node for node in ballot.targets if ballot.votes[node] is not Vote.NO]
+    yield from undo(claim, now, suspects)
+    return ballot
+
+
+def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
+    """Delete our token from `nodes` (all, if None), behind whatever was written before."""
+    claim.ended = True
+    ballot = Round(Verb.UNDO, [claim], now, 0.0, nodes)
+    if ballot.targets:
+        yield ballot
+
+
+def extend(claims: Sequence[Claim], now: float, patience: float) -> Steps[Round]:
+    """Renew leases, many in one round ("Making the algorithm more reliable").
+
+    `confirmed()` of the result are those renewed. The others need not be lost: their old deadline
+    stands, and trying again is fine. A node that no longer has our token sets it again. That is
+    safe, since its answer counts only if it is read before the old deadline (`Claim.acknowledged`):
+    until then no other can have had a quorum.
+    """
+    ballot = Round(Verb.EXTEND, claims, now, patience)
+    yield ballot
+    return ballot
+
+
+def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
+    """Give a lease back, everywhere. Whether it was held to this very end.
+
+    Never fails: what cannot be told to a node is told by its ttl. May be run again if interrupted.
+    """
+    held = claim.held(now)
+    claim.ended = True  # no extension may be written behind this
+    ballot = Round(Verb.RELEASE, [claim], now, patience)
+    yield ballot
+    return held and ballot.no <= len(ballot.votes) - ballot.quorum
+
+
+def peek(claim: Claim, now: float, patience: float) -> Steps[Round]:
+    """Ask all nodes who holds the resource. `details`: per node None or (token, seconds left)."""
+    ballot = Round(Verb.PEEK, [claim], now, patience)
+    yield ballot
+    return ballot

@@ -1,0 +1,176 @@
+"""Wakes those who wait for a resource when a majority of the nodes announces its release.
+
+Every release is published on the channel that is named as the key. A waiter subscribes *before* it
+tries again, or the release between its try and its subscription would be missed; so the
+confirmation of a subscription counts as news of that node, like an announcement. One node's news
+does not make a majority free: a waiter is woken once a quorum of nodes had news since its last try.
+
+One connection and one thread per node, made when somebody first waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from .address import Address
+from .lease import quorum_of
+
+__all__ = ["Waiter", "Wakeup"]
+
+logger = logging.getLogger("celery_redlock.wakeup")
+
+RETRY = 1.0
+"""Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
+
+
+class Waiter:
+    """One who waits for a resource.
+
+    Attributes:
+        news: Set when a quorum of nodes announced a release since `forget()`.
+    """
+
+    def __init__(self, quorum: int) -> None:
+        self.news = threading.Event()
+        self._quorum = quorum
+        self._heard: set[int] = set()
+        self._listening: set[int] = set()
+
+    def forget(self) -> None:
+        """Count news from now on: call it right before a try."""
+        self._heard.clear()
+        self.news.clear()
+
+    @property
+    def informed(self) -> bool:
+        """Whether a quorum of nodes will tell us of a release; else poll."""
+        return len(self._listening) >= self._quorum
+
+    def _hear(self, node: int) -> None:
+        self._listening.add(node)
+        self._heard.add(node)
+        if len(self._heard) >= self._quorum:
+            self.news.set()
+
+    def _deaf(self, node: int) -> None:
+        self._listening.discard(node)
+
+
+class Wakeup:
+    """The subscriptions of one process. Not to be used after a fork."""
+
+    def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
+        self._prefix = prefix
+        self._quorum = quorum_of(len(addresses))
+        self._lock = threading.Lock()
+        self._waiters: dict[bytes, list[Waiter]] = {}
+        self._ears = [_Ear(self, index, address) for index, address in enumerate(addresses)]
+        self._started = False
+
+    @contextmanager
+    def waiting(self, resource: str) -> Iterator[Waiter]:
+        """A waiter for `resource`, as long as the block runs."""
+        channel = (self._prefix + resource).encode("utf-8", "surrogatepass")
+        waiter = Waiter(self._quorum)
+        with self._lock:
+            if not self._started:
+                self._started = True
+                for ear in self._ears:
+                    ear.start()
+            self._waiters.setdefault(channel, []).append(waiter)
+            for ear in self._ears:
+                # Asked again where somebody listens already: the confirmation is this one's news.
+                ear.tell(b"SUBSCRIBE", channel)
+        try:
+            yield waiter
+        finally:
+            with self._lock:
+                self._waiters[channel].remove(waiter)
+                if not self._waiters[channel]:
+                    del self._waiters[channel]
+                    for ear in self._ears:
+                        ear.tell(b"UNSUBSCRIBE", channel)
+
+    def close(self) -> None:
+        """Stop listening, and wake everybody: there is nothing to wait for any more."""
+        with self._lock:
+            for ear in self._ears:
+                ear.close()
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    waiter.news.set()
+
+    def _subscribe_all(self, ear: _Ear, connection: Any) -> None:
+        with self._lock:
+            ear.connection = connection
+            for channel in self._waiters:
+                ear.tell(b"SUBSCRIBE", channel)
+
+    def _hear(self, node: int, channel: bytes) -> None:
+        with self._lock:
+            for waiter in self._waiters.get(channel, ()):
+                waiter._hear(node)
+
+    def _deaf(self, ear: _Ear) -> None:
+        with self._lock:
+            ear.connection = None
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    waiter._deaf(ear.node)
+
+
+class _Ear:
+    """Listens to one node, in a thread of its own; writes are made with the lock held."""
+
+    def __init__(self, wakeup: Wakeup, node: int, address: Address) -> None:
+        self.node = node
+        self.connection: Any = None
+        self._wakeup = wakeup
+        self._address = address
+        self._closing = threading.Event()
+
+    def start(self) -> None:
+        name = f"celery_redlock listen {self._address.name}"
+        threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def tell(self, command: bytes, channel: bytes) -> None:
+        if self.connection is not None:
+            try:
+                packed = self.connection.pack_command(command, channel)
+                self.connection.send_packed_command(packed, check_health=False)
+            except (redis.RedisError, OSError):
+                self.connection = None  # its reader sees the same, and makes a new one
+
+    def close(self) -> None:
+        self._closing.set()
+        if self.connection is not None:
+            self.connection.disconnect()
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            connection = self._address.connection()
+            try:
+                connection.connect()
+                connection._sock.settimeout(None)
+                self._wakeup._subscribe_all(self, connection)
+                while True:
+                    reply = connection.read_response(disable_decoding=True)
+                    if isinstance(reply, list) and reply[0] in (b"message", b"subscribe"):
+                        self._wakeup._hear(self.node, reply[1])
+            except (redis.RedisError, OSError) as error:
+                # Waiters poll meanwhile; the node itself complains where it matters.
+                logger.debug("not listening to %s: %s", self._address.name, error)
+            except AttributeError:
+                if connection._sock is not None:  # else closed by `tell` or `close`, in mid-read
+                    raise
+            finally:
+                self._wakeup._deaf(self)
+                connection.disconnect()
+            self._closing.wait(random.uniform(0, RETRY))
