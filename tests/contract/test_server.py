@@ -34,14 +34,13 @@ def ping(server: LocalServer, timeout: float = 2.0) -> bool:
 
 def alive(pid: int) -> bool:
     """A zombie is dead: in some containers nobody collects an orphan."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    state = subprocess.run(
-        ["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False
-    ).stdout.strip()
-    return bool(state) and not state.startswith("Z")
+    return stat(pid)[:1] not in ("", "Z")
+
+
+def stat(pid: int) -> str:
+    """The state of a process as ps tells it; empty where there is none."""
+    command = ["ps", "-o", "stat=", "-p", str(pid)]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 # -- finding a binary -----------------------------------------------------------------------------
@@ -234,6 +233,7 @@ def test_paused_it_answers_nothing_and_resumed_it_remembers() -> None:
             server.pause()
             server.pause()  # twice is once
             assert server.running
+            assert stat(server.pid).startswith("T")
             with pytest.raises(redis.TimeoutError):
                 ping(server, timeout=0.05)
             server.resume()
@@ -341,6 +341,7 @@ time.sleep(60)
         ("sleeps", signal.SIGTERM),
         ("sleeps", signal.SIGINT),
         ("paused", signal.SIGKILL),
+        ("group", signal.SIGKILL),
         ("fork", signal.SIGKILL),
         ("returns", None),
     ],
@@ -353,15 +354,19 @@ def test_servers_end_with_their_owner_however_it_ends(
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        start_new_session=True,
     )
-    fork = 0
+    fork, pids = 0, []
     try:
         assert owner.stdout is not None
         one, two, child, *directories = owner.stdout.readline().split()
         pids, fork = [int(one), int(two)], int(child)
         if signum is not None:
             assert all(alive(pid) for pid in pids)
-            owner.send_signal(signum)
+            if how == "group":  # as a terminal or a shell's job control does it
+                os.killpg(owner.pid, signum)
+            else:
+                owner.send_signal(signum)
         owner.wait(10)
         wait_until(lambda: not any(alive(pid) for pid in pids), 5, "both servers are dead")
         wait_until(lambda: not any(map(os.path.exists, directories)), 5, "no directory is left")
@@ -372,8 +377,9 @@ def test_servers_end_with_their_owner_however_it_ends(
         owner.wait()
         assert owner.stdout is not None
         owner.stdout.close()
-        if fork:
-            os.kill(fork, signal.SIGKILL)
+        for pid in [*pids, fork]:
+            if pid and alive(pid):  # a failure here must not leave what it found
+                os.kill(pid, signal.SIGKILL)
 
 
 def test_a_server_outlives_the_thread_that_started_it() -> None:
@@ -391,9 +397,13 @@ def test_a_fork_stops_nothing_of_its_parents() -> None:
     with LocalServer() as server:
         child = os.fork()
         if child == 0:
-            server.stop()
-            os._exit(0)
-        os.waitpid(child, 0)
+            code = 1
+            try:
+                server.stop()
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
         assert server.running
         assert ping(server)
         assert server._dir is not None
