@@ -50,6 +50,6 @@ matrix:
 	export PYENV_VERSION; $(BIN)/tox $(TOX_ARGS)
 
 clean:
-	rm -rf .venv .bootstrap.lock .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .bench .bootstrap.lock .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	rm -rf .coverage .coverage.* htmlcov build dist out *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
