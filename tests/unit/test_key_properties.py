@@ -11,6 +11,7 @@ import decimal
 import pickle
 import re
 import uuid
+from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 from hypothesis import given, settings
@@ -142,15 +143,15 @@ def read_typed(kind: str, text: str, at: int) -> tuple[object, int]:
         return ("set", frozenset(items)), end
     end = text.index(")", at)
     inside = text[at:end]
-    value = {
+    readers: dict[str, Callable[[str], object]] = {
         "bytes": unquote_to_bytes,
         "UUID": uuid.UUID,
         "Decimal": decimal.Decimal,
         "datetime": str,
         "date": str,
         "time": str,
-    }[kind](inside)
-    return (kind, value), end + 1
+    }
+    return (kind, readers[kind](inside)), end + 1
 
 
 def read_word(word: str) -> object:
