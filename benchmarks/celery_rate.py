@@ -140,4 +140,7 @@ def show(title: str, figures: dict[str, Any], target: str) -> str:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print(json.dumps(measure(*json.loads(sys.argv[1]))))
+    try:
+        print(json.dumps(measure(*json.loads(sys.argv[1]))))
+    except KeyboardInterrupt:
+        sys.exit(130)
