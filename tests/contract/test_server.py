@@ -11,6 +11,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import redis
 from redis.backoff import NoBackoff
@@ -34,13 +35,14 @@ def ping(server: LocalServer, timeout: float = 2.0) -> bool:
 
 def alive(pid: int) -> bool:
     """A zombie is dead: in some containers nobody collects an orphan."""
-    return stat(pid)[:1] not in ("", "Z")
+    return state(pid) not in ("gone", psutil.STATUS_ZOMBIE)
 
 
-def stat(pid: int) -> str:
-    """The state of a process as ps tells it; empty where there is none."""
-    command = ["ps", "-o", "stat=", "-p", str(pid)]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+def state(pid: int) -> str:
+    try:
+        return str(psutil.Process(pid).status())
+    except psutil.NoSuchProcess:
+        return "gone"
 
 
 # -- finding a binary -----------------------------------------------------------------------------
@@ -233,7 +235,7 @@ def test_paused_it_answers_nothing_and_resumed_it_remembers() -> None:
             server.pause()
             server.pause()  # twice is once
             assert server.running
-            assert stat(server.pid).startswith("T")
+            assert state(server.pid) == psutil.STATUS_STOPPED
             with pytest.raises(redis.TimeoutError):
                 ping(server, timeout=0.05)
             server.resume()
