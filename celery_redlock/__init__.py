@@ -13,6 +13,8 @@ from .errors import (
 from .hold import HeldLease, current_lease
 from .lease import Holder, Lease
 from .lock import Redlock
+from .task import SingletonTask, Skipped, locked
+from .worker import install
 
 __version__ = "0.1.0"
 
@@ -27,5 +29,10 @@ __all__ = [
     "Redlock",
     "RedlockError",
     "ResourceHeld",
+    "SingletonTask",
+    "Skipped",
     "current_lease",
+    "locked",
 ]
+
+install()

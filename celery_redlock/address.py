@@ -24,7 +24,7 @@ from .errors import ConfigurationError
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]
 
-NodeSpec: TypeAlias = "str | redis.Redis[Any] | Mapping[str, Any]"
+NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 
 CONNECT_TIMEOUT = 1.0
 """Seconds to connect and to authenticate, unless the node's arguments say otherwise."""
@@ -46,9 +46,9 @@ class Address:
     connection_class: type[AbstractConnection]
     arguments: Mapping[str, Any] = field(repr=False)
 
-    def connection(self, **overrides: Any) -> AbstractConnection:
-        """A new connection, not yet connected."""
-        return self.connection_class(**{**self.arguments, **overrides})
+    def connection(self) -> Any:
+        """A new connection of redis-py's (most of whose methods have no types), not connected."""
+        return self.connection_class(**self.arguments)
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:

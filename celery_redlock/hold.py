@@ -50,6 +50,8 @@ class HeldLease:
 
     Attributes:
         resource: What is exclusive.
+        on_lost: Called, in another thread, if the lease is lost.
+        owner: Who asks, for others to read; host and process if None.
     """
 
     def __init__(
@@ -67,8 +69,8 @@ class HeldLease:
         self._ttl = ttl
         self._wait = wait
         self._max_lifetime = max_lifetime
-        self._on_lost = on_lost
-        self._owner = owner
+        self.on_lost = on_lost
+        self.owner = owner
         self._pid = os.getpid()
         self._claim: Claim | None = None
         self._depth = 0
@@ -111,7 +113,7 @@ class HeldLease:
         # From here on release() undoes whatever has been written, however this is interrupted.
         self._pid = os.getpid()
         wait = self._wait if wait is None else wait
-        claim = self._redlock._acquire(self.resource, self._ttl, wait, self._owner, self._adopt)
+        claim = self._redlock._acquire(self.resource, self._ttl, wait, self.owner, self._adopt)
         _stack.set((*_stack.get(), self))
         self._redlock._watchdog.watch(claim, self._lost, self._max_lifetime)
 
@@ -191,9 +193,9 @@ class HeldLease:
             claim.lost,
         )
         emit("lost", self.lease, claim.lost)
-        if self._on_lost is not None:
+        if self.on_lost is not None:
             try:
-                self._on_lost(self)
+                self.on_lost(self)
             except Exception:
                 # A user's callback; the loss has been told, and others wait to be extended.
                 logger.exception("%s: on_lost failed", self.resource)

@@ -80,9 +80,9 @@ class Redlock:
         node_timeout: float = 0.25,
     ) -> None:
         self._addresses = parse_nodes(nodes)
-        self.ttl = check_option("ttl", ttl)
-        self.prefix = check_option("prefix", prefix)
-        self.node_timeout = check_option("node_timeout", node_timeout)
+        self.ttl: float = check_option("ttl", ttl)
+        self.prefix: str = check_option("prefix", prefix)
+        self.node_timeout: float = check_option("node_timeout", node_timeout)
         self._start()
         _instances.add(self)
 
@@ -206,6 +206,25 @@ class Redlock:
         tokens = Counter(token for token, _left in seen)
         return self._holder(resource, tokens, _free_in(ballot))
 
+    def free(self, resource: str, stamp: str) -> bool:
+        """Free what a dead holder left: every token whose owner bears `stamp`. Whether any was.
+
+        Only for whoever has seen the holder die. Never raises for a node.
+        """
+        try:
+            ballot = self._peek(resource)
+        except QuorumUnavailable as error:
+            logger.warning("cannot free %s, its ttl will: %s", resource, error)
+            return False
+        freed = False
+        for token in {detail[0] for detail in ballot.details if isinstance(detail, tuple)}:
+            owner = Owner.of(token)
+            if owner is not None and owner.stamp == stamp:
+                claim = Claim(resource, token, self.ttl, len(self._addresses))
+                self._driver.run(quorum.release(claim, monotonic(), self.node_timeout))
+                freed = True
+        return freed
+
     def lock(
         self,
         resource: str,
@@ -296,7 +315,8 @@ class Redlock:
                 sleep=sleep_using_event(waiter.news),
                 reraise=True,
             )
-            return retrying(again)
+            claim: Claim = retrying(again)
+            return claim
 
     def _try(
         self,

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import ssl
+from collections.abc import Callable
 from typing import Any
 
 import redis
-from redis.connection import AbstractConnection
 from redis.exceptions import ResponseError
 
 from .address import Address
@@ -67,16 +67,16 @@ local held = redis.call('GET', KEYS[1])
 if not held then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return held"""
 
-_packer = redis.connection.Connection(protocol=2)
+_packer: Any = redis.connection.Connection(protocol=2)
 
 
 def encode(round_: Round, prefix: str, *, old_server: bool = False) -> list[bytes]:
     """The bytes to write for a round; the same for every node."""
-    pack = _packer.pack_command
+    pack: Callable[..., list[bytes]] = _packer.pack_command
     if round_.verb is Verb.EXTEND:
         keys = [_key(prefix, claim.resource) for claim in round_.claims]
         values = [v for c in round_.claims for v in (_bytes(c.token), _milliseconds(c.ttl))]
-        return pack("EVAL", EXTEND, len(keys), *keys, *values)  # type: ignore[no-any-return]
+        return pack("EVAL", EXTEND, len(keys), *keys, *values)
     claim = round_.claims[0]
     key, token = _key(prefix, claim.resource), _bytes(claim.token)
     command: tuple[Any, ...]
@@ -88,7 +88,7 @@ def encode(round_: Round, prefix: str, *, old_server: bool = False) -> list[byte
         command = ("EVAL", PEEK, 1, key)
     else:
         command = ("EVAL", RELEASE if round_.verb is Verb.RELEASE else UNDO, 1, key, token)
-    return pack(*command)  # type: ignore[no-any-return]
+    return pack(*command)
 
 
 def decode(round_: Round, reply: Any) -> Any:
@@ -130,7 +130,7 @@ class Node:
         self.index = index
         self.name = address.name
         self.channel = Channel(index)
-        self.connection: AbstractConnection | None = None
+        self.connection: Any = None
         self._address = address
         self._prefix = prefix
         self._old_server = False
@@ -139,7 +139,7 @@ class Node:
         self._opened = self._seen = 0.0
         self._complaints: dict[Verb | None, str] = {}
 
-    def connect(self) -> AbstractConnection:
+    def connect(self) -> Any:
         """A new connection, ready and non-blocking. Blocks: call it without the turn.
 
         Raises:
@@ -154,7 +154,7 @@ class Node:
             raise NodeError(_reason(error), node=self.name) from None
         return connection
 
-    def opened(self, connection: AbstractConnection, now: float) -> None:
+    def opened(self, connection: Any, now: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first."""
         self.connection = connection
         self._proven = False
@@ -249,10 +249,9 @@ class Node:
         """Whether bytes may have been read that are not parsed yet."""
         if not self.channel.unanswered:
             return False
-        parser_buffer = getattr(self.connection._parser, "_buffer", None)  # type: ignore[union-attr]
-        if isinstance(getattr(self.connection, "_sock", None), ssl.SSLSocket):
-            return True
-        return parser_buffer is None or bool(parser_buffer.unread_bytes())
+        if isinstance(self.connection._sock, ssl.SSLSocket):
+            return True  # the TLS layer may hold decrypted bytes that no poll tells of
+        return bool(self.connection._parser._buffer.unread_bytes())
 
     def _refused(self, round_: Round, error: ResponseError, now: float) -> None:
         """The node answered with an error."""
@@ -300,7 +299,7 @@ def _reason(error: BaseException) -> str:
     """What went wrong, in one line that begins with the server's own error code."""
     text = " ".join(str(error).split())[:200]
     code = getattr(type(error), "status_code", "")
-    known = {
+    known: dict[type[BaseException], str] = {
         redis.exceptions.ReadOnlyError: "READONLY",
         redis.exceptions.OutOfMemoryError: "OOM",
         redis.exceptions.NoPermissionError: "NOPERM",

@@ -1,0 +1,129 @@
+"""The signal handlers: a lock is given back at every ending, and a worker is checked at its start.
+
+In the process that runs the body: `task_postrun` comes after every ending that Python survives, in
+every pool, after the result is stored and the user's hooks have run. `task_success`,
+`task_failure` and `task_retry` release too, where they come first; releasing again is nothing.
+
+In a worker's main process: `task_received` gives every *delivery* a stamp of its own (one task id
+can be delivered twice at once), which the pool child puts into its token. When the child dies, the
+main process frees by that stamp. See `reaper.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from celery import _state, signals
+
+from .errors import ConfigurationError
+from .lock import Redlock
+from .reaper import Reaper
+from .settings import read_settings
+from .task import LEASE, STAMP, TaskLock, lock_of, new_stamp, resource_of
+
+__all__ = ["install"]
+
+logger = logging.getLogger("celery_redlock.worker")
+
+_reaper: Reaper | None = None
+
+
+def release(sender: Any = None, **_signal: Any) -> None:
+    """The body's process: this delivery is over."""
+    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    held = getattr(request, LEASE, None)
+    if held is not None:
+        held.release()
+
+
+def received(request: Any = None, **_signal: Any) -> None:
+    """The main process: a message was received; nothing of it has run."""
+    task = request.task
+    if lock_of(task) is None:
+        return
+    stamp = request.request_dict[STAMP] = new_stamp()
+    accepted = request.on_accepted
+
+    @functools.wraps(accepted)
+    def on_accepted(pid: int, time_accepted: float) -> Any:
+        # An attribute of this one request: its class may be anybody's.
+        if pid != os.getpid():
+            _watch(task, request.args, request.kwargs, stamp, pid)
+        return accepted(pid, time_accepted)
+
+    request.on_accepted = on_accepted
+
+
+def _watch(task: Any, args: Any, kwargs: Any, stamp: str, pid: int) -> None:
+    global _reaper
+    if _reaper is None or _reaper._pid != os.getpid():
+        _reaper = Reaper()
+
+    def free() -> None:
+        if not task.app.conf.get("redlock_enabled", True):
+            return
+        resource = resource_of(task, args, kwargs)
+        if resource is not None and Redlock.from_app(task.app).free(resource, stamp):
+            logger.warning("freed %s, which pool child %d held when it died", resource, pid)
+
+    _reaper.watch(pid, free)
+
+
+def check(sender: Any = None, **_signal: Any) -> None:
+    """The main process, before any task is received: refuse to start with settings that cannot be.
+
+    Celery logs what a signal handler raises and goes on; it does not so with SystemExit.
+    """
+    app = sender.app
+    locks = list(_locks(app))
+    try:
+        if locks or app.conf.get("redlock_nodes") is not None:
+            read_settings(app)
+        for lock in locks:
+            lock.options(app)
+    except ConfigurationError as error:
+        logger.critical("celery_redlock: %s", error)
+        sys.stderr.write(f"celery_redlock: {error}\n")
+        raise SystemExit(1) from None
+
+
+def announce(sender: Any = None, **_signal: Any) -> None:
+    """The main process, once its log is set up: say what the locks do not protect against."""
+    app = sender.app
+    if not any(_locks(app)):
+        return
+    if not app.conf.get("redlock_enabled", True):
+        logger.warning("redlock_enabled is False: no task takes a lock")
+    elif app.conf.get("redlock_nodes") is None:
+        logger.info(
+            "redlock_nodes is not set: tasks are locked on the broker's Redis alone. That keeps"
+            " copies of a task apart while this server lives; not when it restarts without its"
+            " data, fails over to a replica, or is away. For that name 3 or 5 independent masters."
+        )
+
+
+def connect(**_signal: Any) -> None:
+    """A pool child: connect before its first task, in the background."""
+    app = _state.get_current_app()
+    if any(_locks(app)) and app.conf.get("redlock_enabled", True):
+        Redlock.from_app(app).connect(timeout=0)
+
+
+def _locks(app: Any) -> Iterator[TaskLock]:
+    return (lock for task in app.tasks.values() if (lock := lock_of(task)) is not None)
+
+
+def install() -> None:
+    """Connect the handlers. Importing the package does it."""
+    for ending in ("task_postrun", "task_success", "task_failure", "task_retry"):
+        signal = getattr(signals, ending)
+        signal.connect(release, weak=False, dispatch_uid=f"celery_redlock.{ending}")
+    signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
+    signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")
+    signals.worker_ready.connect(announce, weak=False, dispatch_uid="celery_redlock.announce")
+    signals.worker_process_init.connect(connect, weak=False, dispatch_uid="celery_redlock.connect")
