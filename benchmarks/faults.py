@@ -34,7 +34,8 @@ class Record:
             figures |= {
                 "p50": median(together),
                 "p99": median(quantile(episode, 0.99) for episode in self.episodes),
-                "first": max(self.first),
+                "first": median(self.first),
+                "first_max": max(self.first),
                 # Side by side, so that a busy moment of the machine spoils one episode only.
                 "p99_to_healthy": median(
                     quantile(mine, 0.99) / quantile(before, 0.99)
@@ -63,7 +64,7 @@ def _ask(contestant: Contestant, record: Record, size: int, budget: float) -> No
 def measure(
     servers: Sequence[LocalServer], episodes: int, size: int, budget: float
 ) -> dict[str, Any]:
-    """Return p50, p99 and the slowest first acquire in seconds by contestant and state.
+    """Return p50, p99 and the first acquire in seconds by contestant and state.
 
     Each episode hits another node, and each state is measured next to a healthy one, with all
     contestants in turn; every state starts with fresh clients.
@@ -113,7 +114,7 @@ def _cells(state: dict[str, Any]) -> list[str]:
         return ["never returned", "", ""]
     fails = state["failed"] > state["calls"] // 2
     ratio = "fails" if fails else f"{state['p99_to_healthy']:.2f}"
-    return [ratio, ms(state["p99"]), ms(state["first"])]
+    return [ratio, ms(state["p99"]), f"{ms(state['first'])} / {ms(state['first_max'])}"]
 
 
 def show(figures: dict[str, Any]) -> str:
@@ -129,5 +130,5 @@ def show(figures: dict[str, Any]) -> str:
             rows.append(["  target", "", "<= 1.50", "", "<= 5", "<= 1.50", "", "<= 5"])
     head = ["acquire, one node of five at fault", "healthy p99"]
     for state in ("hung", "dead"):
-        head += [f"{state}: x healthy", "p99 ms", "first ms"]
+        head += [f"{state}: x healthy", "p99 ms", "first ms, max"]
     return table(head, rows)
