@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .errors import (
     ConfigurationError,
     LeaseLost,
@@ -13,8 +15,9 @@ from .errors import (
 from .hold import HeldLease, current_lease
 from .lease import Holder, Lease
 from .lock import Redlock
-from .task import SingletonTask, Skipped, locked
-from .worker import install
+
+if TYPE_CHECKING:
+    from .task import SingletonTask, Skipped, locked
 
 __version__ = "0.1.0"
 
@@ -35,4 +38,11 @@ __all__ = [
     "locked",
 ]
 
-install()
+
+def __getattr__(name: str) -> object:
+    # Only who makes tasks pays for the import of Celery's; it connects the signal handlers as well.
+    if name in ("SingletonTask", "Skipped", "locked"):
+        from . import task
+
+        return getattr(task, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

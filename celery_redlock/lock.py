@@ -10,21 +10,11 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import socket
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception_type,
-    sleep_using_event,
-    stop_after_delay,
-    wait_random_exponential,
-)
+from typing import TYPE_CHECKING, Any
 
 from . import quorum
 from .address import NodeSpec, parse_nodes
@@ -43,6 +33,9 @@ from .quorum import NodeVote, Round, Vote
 from .settings import check_option, read_settings
 from .wakeup import Waiter, Wakeup
 from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 __all__ = ["Redlock"]
 
@@ -286,7 +279,7 @@ class Redlock:
                 f"a resource is a name, not {resource!r}: give a string that is not empty"
             )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
-        token = (owner or self._owner).token(secrets.token_hex(16))
+        token = (owner or self._owner).token(os.urandom(16).hex())
         return Claim(resource, token, ttl, len(self._addresses))
 
     def _acquire(
@@ -302,6 +295,9 @@ class Redlock:
         except NotAcquired:
             if wait <= 0:
                 raise
+        # Only who waits pays for this import.
+        from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_after_delay
+
         with self._wakeup.waiting(resource) as waiter:
 
             def again() -> Claim:
@@ -443,6 +439,8 @@ class _Pause:
         self._resource = resource
         self._waiter = waiter
         self._until = monotonic() + wait
+        from tenacity import wait_random_exponential
+
         self._jitter = wait_random_exponential(multiplier=POLL, max=POLL_MAX)
 
     def __call__(self, state: RetryCallState) -> float:

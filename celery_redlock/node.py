@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
+from redis.connection import Encoder, PythonRespSerializer
 from redis.exceptions import ResponseError
 
 from .address import Address
@@ -67,12 +68,12 @@ local held = redis.call('GET', KEYS[1])
 if not held then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return held"""
 
-_packer: Any = redis.connection.Connection(protocol=2)
+_pack = PythonRespSerializer(6000, Encoder("utf-8", "strict", False).encode).pack
 
 
 def encode(round_: Round, prefix: str, *, old_server: bool = False) -> list[bytes]:
     """The bytes to write for a round; the same for every node."""
-    pack: Callable[..., list[bytes]] = _packer.pack_command
+    pack: Callable[..., list[bytes]] = _pack
     if round_.verb is Verb.EXTEND:
         keys = [_key(prefix, claim.resource) for claim in round_.claims]
         values = [v for c in round_.claims for v in (_bytes(c.token), _milliseconds(c.ttl))]

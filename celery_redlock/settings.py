@@ -8,7 +8,6 @@ starts.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -318,6 +317,8 @@ def _given_names(conf: Any) -> list[str]:
 def _known(names: Iterable[str], table: Mapping[str, Option], prefix: str) -> None:
     for name in names:
         if name not in table:
+            import difflib  # only for a message
+
             near = difflib.get_close_matches(name, table, n=1)
             hint = f"did you mean {prefix}{near[0]}?" if near else "there are:"
             rest = "" if near else " " + ", ".join(prefix + known for known in table)

@@ -14,7 +14,6 @@ import inspect
 import logging
 import os
 import random
-import secrets
 import socket
 import time
 import weakref
@@ -460,10 +459,10 @@ def _own_stamp(request: Any) -> str:
 
 def new_stamp() -> str:
     """A name for one delivery, that this worker and its pool children know as their own."""
-    return f"{_WORKER}.{secrets.token_hex(8)}"
+    return f"{_WORKER}.{os.urandom(8).hex()}"
 
 
-_WORKER = secrets.token_hex(8)
+_WORKER = os.urandom(8).hex()
 
 
 def _attempts(request: Any) -> dict[str, Any]:
@@ -479,3 +478,9 @@ def _attempts(request: Any) -> dict[str, Any]:
         count = given.get(why)
         attempts[why] = max(0, count) if type(count) is int else 0
     return attempts
+
+
+# The handlers that release are part of the lock: whoever can take one has them connected.
+from .worker import install  # noqa: E402
+
+install()

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .lease import Claim
 
-__all__ = ["Watchdog"]
+__all__ = ["Schedule", "Watchdog", "Watched"]
 
 logger = logging.getLogger("celery_redlock.watchdog")
 
@@ -28,10 +29,81 @@ BUSY = 0.001
 """Seconds between two rounds at least."""
 
 
-class _Watched(NamedTuple):
+class Watched(NamedTuple):
+    """A lease that is kept alive, until when, and whom to tell if that fails."""
+
     claim: Claim
     until: float
     lost: Callable[[Claim], None]
+
+
+class Schedule:
+    """Which leases fall due, and when. Pure, and without a lock: the simulated world runs it too.
+
+    Attributes:
+        watched: What is kept alive, by token.
+    """
+
+    def __init__(self) -> None:
+        self.watched: dict[str, Watched] = {}
+        self._due: list[tuple[float, str]] = []
+
+    @property
+    def wakes(self) -> float:
+        """When something falls due next; seconds, infinity for never."""
+        return self._due[0][0] if self._due else math.inf
+
+    def add(self, watched: Watched, now: float) -> None:
+        """Keep a lease alive from now on."""
+        self.watched[watched.claim.token] = watched
+        self._push(watched, now + watched.claim.ttl * EVERY)
+
+    def drop(self, claim: Claim) -> None:
+        """Forget a lease."""
+        self.watched.pop(claim.token, None)
+        if len(self._due) > 2 * len(self.watched) + 64:
+            self._due = [entry for entry in self._due if entry[1] in self.watched]
+            heapq.heapify(self._due)
+
+    def take(self, now: float) -> list[Watched]:
+        """Take off what is due, and what nearly is. Every lease taken must be settled."""
+        due: dict[str, Watched] = {}
+        while self._due:
+            at, token = self._due[0]
+            watched = self.watched.get(token)
+            if watched is not None and at > now + watched.claim.ttl * TOGETHER:
+                break
+            heapq.heappop(self._due)
+            if watched is not None:
+                due[token] = watched
+        return list(due.values())
+
+    def alive(self, due: Sequence[Watched], now: float) -> list[Claim]:
+        """Which of the due leases to extend."""
+        for watched in due:
+            if watched.claim.held(now) and now >= watched.until:
+                watched.claim.lose("max_lifetime")
+        return [watched.claim for watched in due if watched.claim.held(now)]
+
+    def settle(self, due: Sequence[Watched], renewed: Iterable[Claim], now: float) -> list[Watched]:
+        """A round is over: when to extend each next. The lost ones, to be told so."""
+        tokens = {claim.token for claim in renewed}
+        lost = []
+        for watched in due:
+            claim = watched.claim
+            if claim.ended or claim.token not in self.watched:
+                self.watched.pop(claim.token, None)
+            elif claim.held(now):
+                part = EVERY if claim.token in tokens else AGAIN
+                self._push(watched, now + claim.ttl * part)
+            else:
+                del self.watched[claim.token]
+                lost.append(watched)
+        return lost
+
+    def _push(self, watched: Watched, due: float) -> None:
+        due = min(due, watched.claim.deadline, watched.until)
+        heapq.heappush(self._due, (due, watched.claim.token))
 
 
 class Watchdog:
@@ -50,9 +122,8 @@ class Watchdog:
         self._extend = extend
         self._clock = clock
         self._changed = threading.Condition()
-        self._watched: dict[str, _Watched] = {}
-        self._due: list[tuple[float, str]] = []
-        self._wakes = float("inf")
+        self._schedule = Schedule()
+        self._wakes = math.inf
         self._thread: threading.Thread | None = None
         self._closed = False
 
@@ -70,10 +141,11 @@ class Watchdog:
             max_lifetime: Seconds after the grant at which extension ends; None for never.
         """
         assert claim.granted_at is not None
-        until = claim.granted_at + max_lifetime if max_lifetime else float("inf")
+        until = claim.granted_at + max_lifetime if max_lifetime else math.inf
         with self._changed:
-            self._watched[claim.token] = _Watched(claim, until, lost)
-            self._schedule(claim, self._clock() + claim.ttl * EVERY)
+            self._schedule.add(Watched(claim, until, lost), self._clock())
+            if self._schedule.wakes < self._wakes:
+                self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="celery_redlock watchdog", daemon=True
@@ -83,23 +155,13 @@ class Watchdog:
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`."""
         with self._changed:
-            self._watched.pop(claim.token, None)
-            if len(self._due) > 2 * len(self._watched) + 64:
-                self._due = [entry for entry in self._due if entry[1] in self._watched]
-                heapq.heapify(self._due)
+            self._schedule.drop(claim)
 
     def close(self) -> None:
         """Stop extending anything."""
         with self._changed:
             self._closed = True
-            self._watched.clear()
-            self._changed.notify()
-
-    def _schedule(self, claim: Claim, due: float) -> None:
-        watched = self._watched[claim.token]
-        due = min(due, claim.deadline, watched.until)
-        heapq.heappush(self._due, (due, claim.token))
-        if due < self._wakes:
+            self._schedule = Schedule()
             self._changed.notify()
 
     def _run(self) -> None:
@@ -108,51 +170,33 @@ class Watchdog:
                 due = self._next()
                 if self._closed:
                     return
-            try:
-                self._tend(due)
-            except Exception:
-                # Leases must not end because one round met a bug; the next round may do better.
-                logger.exception("could not extend %d leases", len(due))
+            self._tend(due)
 
-    def _next(self) -> list[_Watched]:
-        """Sleep until leases are due; take them off the heap."""
+    def _next(self) -> list[Watched]:
+        """Sleep until leases are due; take them off the schedule."""
         while not self._closed:
             now = self._clock()
-            if self._due and self._due[0][0] <= now:
+            self._wakes = self._schedule.wakes
+            if self._wakes <= now:
                 break
-            self._wakes = self._due[0][0] if self._due else float("inf")
-            self._changed.wait(max(BUSY, self._wakes - now) if self._due else None)
-        due: dict[str, _Watched] = {}
-        while self._due:
-            at, token = self._due[0]
-            watched = self._watched.get(token)
-            if watched is not None and at > now + watched.claim.ttl * TOGETHER:
-                break
-            heapq.heappop(self._due)
-            if watched is not None:
-                due[token] = watched
-        self._wakes = float("-inf")
-        return list(due.values())
+            self._changed.wait(max(BUSY, self._wakes - now) if self._wakes < math.inf else None)
+        self._wakes = -math.inf
+        return self._schedule.take(self._clock())
 
-    def _tend(self, due: Sequence[_Watched]) -> None:
-        now = self._clock()
-        for watched in due:
-            if watched.claim.held(now) and now >= watched.until:
-                watched.claim.lose("max_lifetime")
-        alive = [watched.claim for watched in due if watched.claim.held(now)]
-        renewed = {claim.token for claim in self._extend(alive)} if alive else set()
-        now = self._clock()
-        lost = []
+    def _tend(self, due: Sequence[Watched]) -> None:
+        alive = self._schedule.alive(due, self._clock())
+        renewed: Sequence[Claim] = ()
+        try:
+            if alive:
+                renewed = self._extend(alive)
+        except Exception:
+            # Leases must not end because one round met a bug; the next round may do better.
+            logger.exception("could not extend %d leases", len(alive))
         with self._changed:
-            for watched in due:
-                claim = watched.claim
-                if claim.ended or claim.token not in self._watched:
-                    self._watched.pop(claim.token, None)
-                elif claim.held(now):
-                    part = EVERY if claim.token in renewed else AGAIN
-                    self._schedule(claim, now + claim.ttl * part)
-                else:
-                    del self._watched[claim.token]
-                    lost.append(watched)
+            lost = self._schedule.settle(due, renewed, self._clock())
         for watched in lost:
-            watched.lost(watched.claim)
+            try:
+                watched.lost(watched.claim)
+            except Exception:
+                # One holder's trouble must not keep the others from hearing of theirs.
+                logger.exception("could not tell that %s is lost", watched.claim.resource)
