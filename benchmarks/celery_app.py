@@ -11,6 +11,7 @@ from billiard import current_process
 from celery import Celery
 
 from benchmarks.bare import BareLock
+from celery_redlock import locked
 
 NODES = os.environ["BENCH_NODES"].split()
 
@@ -75,13 +76,7 @@ def bare(number: int) -> None:
         lock.release(resource, token)
 
 
-try:
-    from celery_redlock import locked
-except ImportError:
-    locked = None
-else:
-
-    @app.task(name="ours")
-    @locked("bench:<number>")
-    def ours(number: int) -> None:
-        count()
+@app.task(name="ours")
+@locked("bench:<number>")
+def ours(number: int) -> None:
+    count()

@@ -100,13 +100,15 @@ class Contestant:
 
 @contextlib.contextmanager
 def field(urls: Sequence[str], entries: Sequence[Entry] = FIELD) -> Iterator[list[Contestant]]:
-    """Run the contestants that can run here; say which cannot, and why."""
+    """Run the contestants, those peers that can run here; say which cannot, and why."""
     with contextlib.ExitStack() as stack:
         running = []
         for entry in entries:
             try:
                 contestant = Contestant(entry, urls)
             except Unavailable as why:
+                if entry.requirement is None:
+                    raise  # it is ours, or the limit: no peer whose package could not be had
                 print(f"skipped: {entry.label}: {why}", flush=True)
                 continue
             stack.callback(contestant.close)
