@@ -1,0 +1,296 @@
+"""What must be true in every world. The auditor keeps books of its own: it shares no arithmetic
+with the code it checks, and knows what the processes cannot know, the true time and the nodes'
+memories.
+
+    I1  Claims of one resource are disjoint in true time: [grant, min(release sent, declared lost,
+        valid until)).
+    I2  Fail closed: nobody says "held" at or after valid-until by his own clock, and whoever is
+        watched is told of a loss by then.
+    I4  A key is gone a ttl after it was last written; in the end every node is empty.
+    I5  No write with a token lands behind its release on one connection, nor on any that no fault
+        broke; where nothing fails, a finished attempt leaves nothing behind.
+    I6  When all has healed, a fresh client wins at the first attempt; and somebody wins in the end.
+    I7  A key changes by expiry or by a request that bears its token; acquiring never overwrites.
+    I8  Rounds end in time, whatever the nodes do.
+    I9  No answer is neither a yes nor a no, and is still sent the release.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from celery_redlock.lease import Claim
+from celery_redlock.quorum import Round, Verb, Vote
+from celery_redlock.testing import Audit, Connection, Link, Process, Server, Worker, World
+
+EPSILON = 1e-6
+PROMPT = 0.012
+"""Seconds within which a process that is awake must do what is due."""
+SPLITS = 100
+"""Attempts that may fail one after the other in a world without faults while nobody holds."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+class Book:
+    """What the auditor knows of one token."""
+
+    __slots__ = ("asked", "expiries", "freed", "over", "paused", "said", "signalled", "valid")
+
+    def __init__(self, nodes: int) -> None:
+        self.expiries = [-math.inf] * nodes
+        self.valid = -math.inf
+        self.over = False  # the deadline has passed once, or it was released
+        self.signalled = False
+        self.paused = 0.0
+        self.said: dict[int, Vote] = {}
+        self.asked: list[int] = []
+        self.freed: dict[int, object] = {}
+
+
+class Auditor(Audit):
+    """Raises `Violation` as soon as one is seen."""
+
+    def start(self, world: World) -> None:
+        """Take the witness stand at every node."""
+        self.world = world
+        self.books: dict[str, Book] = {}
+        self.granted_to: dict[str, list[tuple[Worker, Claim]]] = {}
+        self.wrote_at: dict[Round, float] = {}
+        self.splits = 0
+        knobs = world.knobs
+        self.quorum = knobs.nodes // 2 + 1
+        self.allowance = knobs.ttl * 0.01 + 0.002
+        self.quiet = not world.faults and not knobs.tail
+        self.round_trip = 3.2 * knobs.delay
+        for server in world.servers:
+            server.node.witness = world._changed
+
+    def _book(self, claim: Claim) -> Book:
+        book = self.books.get(claim.token)
+        if book is None:
+            book = self.books[claim.token] = Book(self.world.knobs.nodes)
+        return book
+
+    def _fail(self, invariant: str, text: str) -> None:
+        raise Violation(invariant, f"at {self.world.now:.6f}: {text}")
+
+    # -- At the nodes
+
+    def sent(self, link: Link, round_: Round, now: float) -> None:
+        """When a request was first written; for which nodes."""
+        verb = round_.verb
+        if verb is Verb.ACQUIRE:
+            self._book(round_.claims[0]).asked.append(link.index)
+            self.wrote_at.setdefault(round_, now)
+        elif verb is Verb.EXTEND:
+            self.wrote_at.setdefault(round_, now)
+
+    def changed(
+        self, server: Server, over: Connection, before: str | None, after: str | None, claim: Claim
+    ) -> None:
+        """I5 and I7, at every change of a key."""
+        if before is not None and before != claim.token:
+            self._fail("I7", f"{claim.token} changed the key of {before} on node {server.index}")
+        if after is not None:
+            expiry = server.node.held[claim.resource][1]
+            if expiry > server.clock(self.world.now) + claim.ttl + EPSILON:
+                self._fail("I4", f"{claim.token} stays longer than its ttl")
+            book = self.books.get(claim.token)
+            freed_on = book.freed.get(server.index) if book is not None else None
+            if freed_on is not None and (freed_on is over or not over.link.breaks):
+                self._fail("I5", f"{claim.token} was set on node {server.index} after its release")
+
+    def freed(self, server: Server, over: Connection, claim: Claim) -> None:
+        """Remember on which connection."""
+        self._book(claim).freed[server.index] = over
+
+    # -- At the processes
+
+    def answered(self, link: Link, round_: Round, reply: Any, now: float) -> None:
+        """Keep the books, then compare."""
+        verb = round_.verb
+        if verb is Verb.ACQUIRE:
+            claim = round_.claims[0]
+            if isinstance(reply, Exception):
+                return
+            yes = reply is None or reply == claim.token
+            self._book(claim).said[link.index] = Vote.YES if yes else Vote.NO
+            if yes:
+                self._confirmed(link.index, claim, self.wrote_at[round_], now)
+        elif verb is Verb.EXTEND and not isinstance(reply, Exception):
+            sent = self.wrote_at[round_]
+            for claim, outcome in zip(round_.claims, reply, strict=True):
+                if outcome != "0":
+                    self._confirmed(link.index, claim, sent, now)
+
+    def _confirmed(self, node: int, claim: Claim, sent: float, now: float) -> None:
+        book = self.books[claim.token]
+        granted = claim.granted_at is not None
+        if granted and now >= book.valid:
+            book.over = True
+        if not book.over:
+            expiries = book.expiries
+            expiries[node] = max(expiries[node], sent + claim.ttl)
+            book.valid = sorted(expiries)[len(expiries) - self.quorum] - self.allowance
+        if granted:
+            self._compare(book, claim, now)
+            self._alone(claim, link_process=None)
+
+    def _compare(self, book: Book, claim: Claim, now: float) -> None:
+        if claim.held(now):
+            if book.over:
+                self._fail("I2", f"{claim.token} is held again after its deadline")
+            if claim.deadline > book.valid + EPSILON:
+                self._fail(
+                    "I2", f"{claim.token} says {claim.deadline:.6f}, valid until {book.valid:.6f}"
+                )
+            if now >= book.valid:
+                self._fail("I2", f"{claim.token} is said to be held at {now:.6f}")
+
+    def granted(self, worker: Worker, claim: Claim, now: float) -> None:
+        """I1, I2 and I9."""
+        book = self._book(claim)
+        yes = sum(vote is Vote.YES for vote in book.said.values())
+        if yes < self.quorum:
+            self._fail("I9", f"{claim.token} was granted by {yes} nodes")
+        if now >= book.valid:
+            book.over = True
+        self._compare(book, claim, now)
+        self.splits = 0
+        self.granted_to.setdefault(claim.resource, []).append((worker, claim))
+        self._alone(claim, link_process=worker)
+
+    def _alone(self, claim: Claim, link_process: Worker | None) -> None:
+        grants = self.granted_to.get(claim.resource, ())
+        holders = []
+        for worker, other in grants:
+            over = worker.process.clock() >= other.deadline
+            if not (other.ended or other.lost or over):
+                holders.append((worker, other))
+        if len(holders) > 1:
+            self._fail("I1", f"{' and '.join(c.token for _w, c in holders)} hold {claim.resource}")
+        self.granted_to[claim.resource] = [
+            (worker, other) for worker, other in grants if not (other.ended or other.lost)
+        ]
+
+    def held(self, worker: Worker, claim: Claim, says: bool, now: float) -> None:
+        """I2."""
+        book = self.books[claim.token]
+        if now >= book.valid:
+            book.over = True
+        if says:
+            self._compare(book, claim, now)
+            if book.over:
+                self._fail("I2", f"{claim.token} is said to be held at {now:.6f}")
+        self._told(worker, claim, book, now)
+
+    def _told(self, worker: Worker, claim: Claim, book: Book, now: float) -> None:
+        """Who is watched must have been told by now, unless his process was paused."""
+        process = worker.process
+        if (
+            self.world.knobs.extension
+            and not book.signalled
+            and now > book.valid + PROMPT
+            and process.paused_until < self.world.now - PROMPT
+            and process.true(book.valid) > process.paused_until
+        ):
+            self._fail("I2", f"{claim.token} was not told of its loss at {book.valid:.6f}")
+
+    def signalled(self, worker: Worker, claim: Claim, now: float) -> None:
+        """I2: by the deadline."""
+        book = self.books[claim.token]
+        self._told(worker, claim, book, now)
+        book.signalled = True
+
+    def closed(self, process: Process, round_: Round, now: float) -> None:
+        """I8, and I9: the votes are those that were given."""
+        late = now - round_.until
+        if late > PROMPT and process.paused_until < self.world.now - PROMPT and round_.waits:
+            self._fail("I8", f"{round_.verb.value} closed {late:.3f} s late")
+        if round_.verb is Verb.ACQUIRE:
+            said = self._book(round_.claims[0]).said
+            for node, vote in enumerate(round_.votes):
+                told = said.get(node)
+                if vote in (Vote.YES, Vote.NO) and vote is not told:
+                    self._fail("I9", f"node {node} said {told}, counted as {vote}")
+
+    def failed(self, worker: Worker, claim: Claim, ballot: Round, now: float) -> None:
+        """I9: who did not say no is sent the undoing. I6: somebody wins."""
+        book = self._book(claim)
+        process = worker.process
+        for node in book.asked:
+            if book.said.get(node) is not Vote.NO:
+                self._freeing(process, node, claim)
+        self._finished(claim)
+        if self.quiet:
+            self.splits += 1
+            live = any(
+                not (other.ended or other.lost) for _w, other in self._grants(claim.resource)
+            )
+            if live:
+                self.splits = 0
+            elif self.splits > SPLITS:
+                self._fail("I6", f"{self.splits} attempts failed while nobody held the lock")
+
+    def _grants(self, resource: str) -> list[tuple[Worker, Claim]]:
+        return self.granted_to.get(resource, [])
+
+    def _freeing(self, process: Process, node: int, claim: Claim) -> None:
+        """A release or an undoing of `claim` is on its way to `node`, or will be."""
+        channel = process.links[node].channel
+        for round_ in (*channel.unanswered, *channel._owed.values()):
+            if round_.verb in (Verb.UNDO, Verb.RELEASE) and round_.claims[0] is claim:
+                return
+        if node in self._book(claim).freed or not channel.up:
+            return
+        if process.links[node].connection is None or not process.links[node].connection.alive:
+            return
+        self._fail("I9", f"{claim.token} is not undone on node {node}")
+
+    def released(self, worker: Worker, claim: Claim, held: bool, now: float) -> None:
+        """I2: not held to the end if it was over before."""
+        self._finished(claim)
+
+    def _finished(self, claim: Claim) -> None:
+        """I5: where nothing fails, nothing is left of an attempt, soon."""
+        book = self.books[claim.token]
+        book.over = True
+        if self.quiet and 3 * self.round_trip < 0.4 * claim.ttl:
+            self.world.at(self.world.now + 3 * self.round_trip, self._nothing_left, claim)
+
+    def _nothing_left(self, claim: Claim) -> None:
+        for server in self.world.servers:
+            token = server.node.token(claim.resource, server.clock(self.world.now))
+            if token == claim.token:
+                self._fail("I5", f"{claim.token} is left on node {server.index}")
+
+
+def conclude(world: World) -> None:
+    """I4 and I6, after the world has healed and a ttl has passed."""
+    knobs = world.knobs
+    for process in world.processes:
+        for worker in process.workers:
+            if not worker.done:
+                raise Violation("I8", f"worker {process.index}.{worker.number} never came to an end")
+    for server in world.servers:
+        for resource in list(server.node.held):
+            token = server.node.token(resource, server.clock(world.now))
+            if token is not None:
+                raise Violation("I4", f"node {server.index} still holds {token} at {world.now:.3f}")
+    world.knobs = knobs = replace(knobs, tail=0.0, interrupts=0.0)
+    fresh = Process(world, len(world.processes))
+    worker = fresh.workers[0]
+    worker._rounds = worker._tries = 1
+    seen = world.grants
+    world.run()
+    if world.grants == seen:
+        raise Violation("I6", "a fresh client was refused though all has healed and expired")
