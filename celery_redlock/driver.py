@@ -140,7 +140,7 @@ class Driver:
 
     def _wait(self, timeout: float) -> None:
         """Let answers come in: poll for everybody, or sleep while another thread does."""
-        if any(node.channel.awaited for node in self.nodes):
+        if self._connecting and any(node.channel.awaited for node in self.nodes):
             timeout = min(timeout, SLICE)
         if self._polling:
             self._turn.wait(timeout)

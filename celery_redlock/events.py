@@ -12,7 +12,7 @@ from typing import Any
 
 from .lease import Lease
 
-__all__ = ["Listener", "emit", "subscribe", "unsubscribe"]
+__all__ = ["Listener", "emit", "heard", "subscribe", "unsubscribe"]
 
 logger = logging.getLogger("celery_redlock.events")
 
@@ -52,6 +52,11 @@ def unsubscribe(listener: Listener) -> None:
     """Stop calling `listener`."""
     global _listeners
     _listeners = tuple(known for known in _listeners if known is not listener)
+
+
+def heard() -> bool:
+    """Whether anybody listens; else what a hook would be given need not be made."""
+    return bool(_listeners)
 
 
 def emit(hook: str, *args: Any) -> None:

@@ -113,9 +113,13 @@ class HeldLease:
         # From here on release() undoes whatever has been written, however this is interrupted.
         self._pid = os.getpid()
         wait = self._wait if wait is None else wait
-        claim = self._redlock._acquire(self.resource, self._ttl, wait, self.owner, self._adopt)
-        _stack.set((*_stack.get(), self))
-        self._redlock._watchdog.watch(claim, self._lost, self._max_lifetime)
+        try:
+            claim = self._redlock._acquire(self.resource, self._ttl, wait, self.owner, self._adopt)
+            _stack.set((*_stack.get(), self))
+            self._redlock._watchdog.watch(claim, self._lost, self._max_lifetime)
+        except BaseException:
+            self.release()
+            raise
 
     def release(self) -> bool:
         """Give it back. Whether it was held to this end. Safe to call again."""
@@ -138,14 +142,15 @@ class HeldLease:
     @property
     def lost(self) -> bool:
         """Whether the lock is no longer ours. Once True it stays True."""
-        claim = self._claim
-        return claim is None or not claim.held(monotonic())
+        return self.remaining() <= 0.0
 
     def remaining(self) -> float:
         """Seconds that are certainly left, if no further extension succeeds."""
         claim = self._claim
         now = monotonic()
-        return claim.deadline - now if claim is not None and claim.held(now) else 0.0
+        if claim is None or not claim.held(now) or self._pid != os.getpid():
+            return 0.0  # a fork's child holds nothing of its parent's
+        return claim.deadline - now
 
     def ensure(self, seconds: float = 0.0) -> None:
         """Raise unless the lock is ours for more than `seconds` from now. Call it before a write.

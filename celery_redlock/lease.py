@@ -89,7 +89,8 @@ class Claim:
         expiry = sent + self.ttl
         if expiry > self.expiries[node]:
             self.expiries[node] = expiry
-            self._settle(now)
+            if self.granted_at is not None:
+                self._settle(now)
 
     def forgotten(self, node: int, now: float) -> bool:
         """`node` does not hold our token. Whether it should have: then it lost its memory."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +27,7 @@ from .errors import (
     QuorumUnavailable,
     ResourceHeld,
 )
-from .events import emit
+from .events import emit, heard
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner, quorum_of, token_digest
 from .quorum import NodeVote, Round, Vote
@@ -43,6 +44,8 @@ logger = logging.getLogger("celery_redlock.lock")
 
 POLL, POLL_MAX = 0.004, 0.5
 """Seconds between tries while waiting, full jitter, where no release can be announced to us."""
+MANY = 1000
+"""Leases after which those left to expire are forgotten."""
 BATCH = 200
 """Leases in one request: keeps a node's other clients from waiting a whole tick."""
 
@@ -91,6 +94,7 @@ class Redlock:
         self._wakeup = Wakeup(self._addresses, self.prefix)
         self._watchdog = Watchdog(self._extend, monotonic)
         self._claims: dict[str, Claim] = {}
+        self._many = MANY
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -254,16 +258,17 @@ class Redlock:
             ConfigurationError: A setting cannot work, or no node is named and the broker is no
                 Redis.
         """
-        known = _of_app.get(app)
-        if known is None:
-            settings = read_settings(app)
-            known = _of_app[app] = cls(
-                settings.nodes,
-                ttl=settings.ttl,
-                prefix=settings.prefix,
-                node_timeout=settings.node_timeout,
-            )
-        return known
+        with _of_app_lock:
+            known = _of_app.get(app)
+            if known is None:
+                settings = read_settings(app)
+                known = _of_app[app] = cls(
+                    settings.nodes,
+                    ttl=settings.ttl,
+                    prefix=settings.prefix,
+                    node_timeout=settings.node_timeout,
+                )
+            return known
 
     # -- Inside ----------------------------------------------------------------------------------
 
@@ -324,9 +329,9 @@ class Redlock:
         claim = self._claim(resource, ttl, owner)
         if adopt is not None:
             adopt(claim)
-        self._claims[claim.token] = claim
+        now = monotonic()
+        self._remember(claim, now)
         try:
-            now = monotonic()
             ballot = self._driver.run(quorum.acquire(claim, now, self._patience(claim.ttl)))
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it.
@@ -334,15 +339,23 @@ class Redlock:
             self._driver.run(quorum.undo(claim, monotonic()))
             raise
         if claim.granted_at is not None:
-            emit("acquired", self._lease(claim))
+            if heard():
+                emit("acquired", self._lease(claim))
             return claim
         del self._claims[claim.token]
         raise self._refusal(resource, ballot)
 
+    def _remember(self, claim: Claim, now: float) -> None:
+        self._claims[claim.token] = claim
+        if len(self._claims) > self._many:
+            # Leases that were left to expire.
+            for token, old in list(self._claims.items()):
+                if old.granted_at is not None and not old.held(now):
+                    self._claims.pop(token, None)
+            self._many = MANY + 2 * len(self._claims)
+
     def _release(self, claim: Claim) -> bool:
         self._watchdog.drop(claim)
-        lease = self._lease(claim)
-        held = claim.held(monotonic())
         try:
             held = self._driver.run(quorum.release(claim, monotonic(), self.node_timeout))
         except BaseException:
@@ -350,7 +363,8 @@ class Redlock:
             raise
         finally:
             self._claims.pop(claim.token, None)
-        emit("released", lease, held)
+        if heard():
+            emit("released", self._lease(claim), held)
         return held
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -362,8 +376,9 @@ class Redlock:
             [quorum.extend(batch, now, max(0.001, shortest)) for batch in batches]
         )
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
-        for claim in renewed:
-            emit("extended", self._lease(claim))
+        if heard():
+            for claim in renewed:
+                emit("extended", self._lease(claim))
         return renewed
 
     def _peek(self, resource: str) -> Round:
@@ -471,11 +486,14 @@ def _free_in(ballot: Round) -> float:
 
 
 _instances: weakref.WeakSet[Redlock] = weakref.WeakSet()
+_of_app_lock = threading.Lock()
 _of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
 
 
 def _after_fork() -> None:
     """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
+    global _of_app_lock
+    _of_app_lock = threading.Lock()
     for redlock in list(_instances):
         redlock._start()
 

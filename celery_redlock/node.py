@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import redis
-from redis.connection import Encoder, PythonRespSerializer
+from redis._parsers.encoders import Encoder
+from redis.connection import PythonRespSerializer
 from redis.exceptions import ResponseError
 
 from .address import Address
@@ -181,6 +182,8 @@ class Node:
                 if self._old_server and round_.verb is Verb.ACQUIRE:
                     payload = encode(round_, self._prefix, old_server=True)
                 self._write(payload)
+            elif self.channel.up:
+                self.complain(round_.verb, str(round_.details[self.index]))
         except BaseException:
             # Struck between the queue and the socket (a time limit, a KeyboardInterrupt): the next
             # answer might be taken for another round's.
@@ -241,9 +244,16 @@ class Node:
         self._proven = True
         if self._complaints:
             self._content(round_.verb)
-        for lost in round_.amnesiac:
-            if lost == self.index:
-                logger.warning("node %s has forgotten a lock before its time", self.name)
+        if round_.amnesiac:
+            forgotten = round_.amnesiac.count(self.index)
+            if forgotten:
+                logger.warning(
+                    "node %s has forgotten %d locks before their time: was it restarted or flushed,"
+                    " does it evict keys?",
+                    self.name,
+                    forgotten,
+                )
+                round_.amnesiac.clear()
         return self._more()
 
     def _more(self) -> bool:
