@@ -1,0 +1,273 @@
+"""Real workers on real servers, and what a test asks of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+from celery import Celery
+from celery.result import AsyncResult
+
+from celery_redlock import Redlock
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+from tests.worker import log
+from tests.worker.log import Line, Run
+
+ROOT = Path(__file__).parents[2]
+TASKS = "tests.worker.tasks"
+READY = 20.0
+"""Seconds for a worker to start, on a machine that is busy."""
+SOON = 1.0
+"""Seconds within which a lock must be free after the end, or the death, of its body."""
+
+
+class Cluster:
+    """Five lock nodes, a broker, an app to send with, the bodies' log; workers are added to it."""
+
+    def __init__(
+        self, nodes: list[LocalServer], broker: LocalServer, path: Path, **conf: Any
+    ) -> None:
+        self.nodes = nodes
+        self.broker = broker
+        self.log = str(path / "bodies.log")
+        self.output = path / "worker.log"
+        self.conf: dict[str, Any] = {
+            "broker_url": broker.url,
+            "result_backend": broker.url,
+            "broker_connection_retry_on_startup": True,
+            "redlock_nodes": [node.url for node in nodes],
+            "redlock_wait": 0.1,
+            "redlock_retry_backoff": 0.2,
+            "redlock_retry_backoff_max": 0.5,
+            "result_extended": True,
+            **conf,
+        }
+        Path(self.log).touch()
+        self.app = Celery("tests.worker.sender", set_as_current=False)
+        self.app.conf.update(self.conf)
+        self.redlock = Redlock([node.url for node in nodes], ttl=30.0)
+        self.client = redis.Redis.from_url(broker.url)
+
+    def close(self) -> None:
+        for node in self.nodes:
+            node.stop()  # first, so that nobody is in the midst of reading when we close
+        self.redlock.close()
+        self.client.close()
+        self.app.backend.result_consumer.stop()
+        self.app.backend.client.close()
+        self.app.close()
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def signature(self, task: str, *args: Any, **kwargs: Any) -> Any:
+        return self.app.signature(f"{TASKS}.{task}", args=args, kwargs=kwargs)
+
+    def send(self, task: str, *args: Any, **options: Any) -> AsyncResult[Any]:
+        return self.app.send_task(f"{TASKS}.{task}", args=args, **options)
+
+    def result(self, sent: AsyncResult[Any], timeout: float = 10.0) -> Any:
+        """What a task returned; raises what it raised."""
+        wait_until(sent.ready, timeout, f"{sent.id} is done ({sent.state})", every=0.01)
+        return sent.get(timeout=1.0)
+
+    def state(self, sent: AsyncResult[Any], timeout: float = 10.0) -> str:
+        """The state a task ends in."""
+        wait_until(sent.ready, timeout, f"{sent.id} is done ({sent.state})", every=0.01)
+        return str(sent.state)
+
+    @contextlib.contextmanager
+    def states(self) -> Iterator[dict[str, list[str]]]:
+        """All states that tasks go through in this block, by id: the backend announces each."""
+        seen: dict[str, list[str]] = {}
+
+        def keep(message: Mapping[str, Any]) -> None:
+            meta = json.loads(message["data"])
+            seen.setdefault(meta["task_id"], []).append(meta["status"])
+
+        with self.client.pubsub() as pubsub:
+            pubsub.psubscribe(**{"*celery-task-meta-*": keep})
+            pubsub.get_message(timeout=2.0)
+            thread = pubsub.run_in_thread(sleep_time=0.05)
+            try:
+                yield seen
+            finally:
+                thread.stop()
+                thread.join(5.0)
+
+    def settled(self, timeout: float = 5.0) -> None:
+        """Wait until no message is anywhere: none lost in a worker, none left in a queue."""
+        wait_until(
+            lambda: not self.client.llen("celery") and not self.client.hlen("unacked"),
+            timeout,
+            "every message is acknowledged",
+            every=0.01,
+        )
+
+    # -- bodies --------------------------------------------------------------------------------
+
+    def lines(self, kind: str | None = None, resource: str | None = None) -> list[Line]:
+        return [
+            line
+            for line in log.read(self.log)
+            if kind in (None, line.kind) and resource in (None, line.resource)
+        ]
+
+    def runs(self, key: str, task: AsyncResult[Any] | None = None) -> list[Run]:
+        """The runs of bodies of `k:<key>`, perhaps only those of one task."""
+        return [
+            run
+            for run in log.runs(self.lines(resource=f"k:{key}"))
+            if task is None or run.task == task.id
+        ]
+
+    def entered(self, key: str, count: int = 1, timeout: float = 10.0) -> Run:
+        """Wait for the n-th body of a resource."""
+        wait_until(
+            lambda: len(self.runs(key)) >= count, timeout, f"body {count} of {key} has begun"
+        )
+        return self.runs(key)[count - 1]
+
+    def check(self) -> None:
+        """No two bodies of one resource ever overlapped."""
+        assert log.overlaps(self.lines()) == []
+
+    def contend(self, key: str, wait: float = 15.0) -> Contender:
+        return Contender(self, f"k:{key}", wait)
+
+    def free(self, key: str, within: float = SOON) -> None:
+        """The resource can be taken again."""
+        lease = self.redlock.acquire(f"k:{key}", wait=within)
+        self.redlock.release(lease)
+
+    # -- workers -------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def worker(self, *arguments: str, **conf: Any) -> Iterator[Worker]:
+        worker = Worker(self, arguments, conf)
+        try:
+            worker.ready()
+            yield worker
+        finally:
+            worker.kill()
+
+
+class Contender:
+    """Another who wants the same lock, from now on, and writes into the same log when it has it."""
+
+    def __init__(self, cluster: Cluster, resource: str, wait: float) -> None:
+        self._cluster = cluster
+        self._resource = resource
+        self._wait = wait
+        self._error: BaseException | None = None
+        self.entered: float | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        assert cluster.redlock.try_acquire(resource) is None, "nobody holds it: the test is void"
+        self._thread.start()
+
+    def _run(self) -> None:
+        run = uuid.uuid4().hex[:8]
+        try:
+            with self._cluster.redlock.lock(self._resource, wait=self._wait):
+                note = (self._resource, "contender", run, self._cluster.log)
+                log.note("enter", *note)
+                self.entered = time.monotonic()
+                log.note("exit", *note)
+        except BaseException as error:
+            self._error = error
+
+    def gets_it(self, since: float | Callable[[], float]) -> None:
+        """It got the lock within a second after `since`, and no sooner."""
+        self._thread.join(self._wait + 2.0)
+        if self._error is not None:
+            raise self._error
+        assert self.entered is not None
+        since = since() if callable(since) else since
+        assert self.entered - since < SOON
+
+
+class Worker:
+    """A `celery worker` process."""
+
+    def __init__(
+        self, cluster: Cluster, arguments: tuple[str, ...] = (), conf: Mapping[str, Any] = {}
+    ) -> None:
+        self.output = cluster.output
+        environment = {
+            **os.environ,
+            "TEST_CONF": json.dumps({**cluster.conf, **conf}),
+            log.VARIABLE: cluster.log,
+            "PYTHONPATH": str(ROOT),
+        }
+        command = [sys.executable, "-m", "celery", "-A", TASKS, "worker", "-l", "INFO"]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        command += ["-n", f"{uuid.uuid4().hex[:8]}@test", *(arguments or ("-c", "3"))]
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        """All it has printed."""
+        return self.output.read_text(errors="replace")
+
+    def said(self, words: str, timeout: float = 5.0) -> None:
+        """Wait until it has logged `words`."""
+        wait_until(lambda: words in self.text, timeout, f"the worker says {words!r}", every=0.01)
+
+    def ready(self) -> None:
+        def up() -> bool:
+            assert self.process.poll() is None, self.text
+            return " ready." in self.text
+
+        wait_until(up, READY, "the worker is ready", every=0.02)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def terminate(self) -> None:
+        """Ask for a warm shutdown."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def ended(self, timeout: float = 10.0) -> int:
+        """Wait for its end; its return code."""
+        return self.process.wait(timeout)
+
+    def kill(self) -> None:
+        """End it and its children, whatever they do."""
+        family = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
+        for process in family and [*family[0].children(recursive=True), *family]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait(10.0)
+
+
+def died(pid: int, timeout: float = 10.0) -> float:
+    """Wait until a process is dead; the moment at which it was seen to be."""
+
+    def dead() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    wait_until(dead, timeout, f"process {pid} is dead", every=0.002)
+    return time.monotonic()

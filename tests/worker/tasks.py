@@ -1,0 +1,267 @@
+"""The app that the workers of these tests run, and its tasks.
+
+Imported by workers only, with their broker, nodes and settings in the environment. What a body does
+is chosen by the message, so that one task can come to every kind of end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from typing import Any
+
+from celery import Celery, Task, shared_task
+from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+
+from celery_redlock import SingletonTask, current_lease, locked
+from celery_redlock.events import Listener, subscribe
+from tests.worker.log import note, runs_of
+
+NAME = "tests.worker.tasks"
+
+app = Celery(NAME)
+app.conf.update(json.loads(os.environ["TEST_CONF"]))
+
+
+class Witness(Listener):
+    """Puts what a listener is told into the bodies' log."""
+
+    def lost(self, lease: Any, reason: str) -> None:
+        note("lost", lease.resource, reason)
+
+
+subscribe(Witness())
+
+
+def occupy(task: Any, key: str, seconds: float, kind: str = "sleep") -> None:
+    """A body: from `enter` to `exit`, with signs of life between, as long as it is let."""
+    run = uuid.uuid4().hex[:8]
+    note("enter", f"k:{key}", task.request.id, run)
+    try:
+        end = time.monotonic() + seconds
+        if kind == "one sleep":
+            time.sleep(seconds)
+        while time.monotonic() < end:
+            note("alive", f"k:{key}", task.request.id, run)
+            if kind == "sleep":
+                time.sleep(0.005)
+            else:
+                for _ in range(10_000):  # a loop of Python's own
+                    pass
+    finally:
+        note("exit", f"k:{key}", task.request.id, run)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", max_retries=3)
+def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> Any:
+    occupy(self, key, seconds)
+    if then == "raise":
+        raise ValueError("as asked")
+    if then == "retry" and self.request.retries < 3:
+        raise self.retry(countdown=0.1)
+    if then == "retry at once" and self.request.retries < 3:
+        raise self.retry(countdown=0)
+    if then == "ignore":
+        raise Ignore
+    if then == "_exit":
+        os._exit(3)
+    if then == "SystemExit":
+        raise SystemExit(3)
+    return {"retries": self.request.retries, "token": current_lease().token != ""}
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", autoretry_for=(KeyError,),
+          retry_kwargs={"max_retries": 3, "countdown": 0.1})  # fmt: skip
+def autoretry(self: Task, key: str) -> int:
+    occupy(self, key, 0.02)
+    if self.request.retries < 2:
+        raise KeyError(key)
+    return self.request.retries
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", acks_late=True,
+          reject_on_worker_lost=True)  # fmt: skip
+def late(self: Task, key: str, seconds: float, then: str = "return") -> int:
+    """The first delivery takes `seconds`, and ends as asked; another is short, and returns."""
+    first = runs_of(self.request.id) == 0
+    occupy(self, key, seconds if first else 0.05)
+    if first and then in ("reject", "requeue"):  # of no effect without acks_late
+        raise Reject("as asked", requeue=then == "requeue")
+    return runs_of(self.request.id)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
+def soft(self: Task, key: str, seconds: float, after: float) -> str:
+    """Catches its soft time limit and goes on for `after` seconds."""
+    try:
+        occupy(self, key, seconds)
+    except SoftTimeLimitExceeded:
+        occupy(self, key, after)
+        return "caught"
+    return "not limited"
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
+def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
+    """Goes on for `after` seconds when it is told to exit."""
+    run = uuid.uuid4().hex[:8]
+    note("enter", f"k:{key}", self.request.id, run)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            note("alive", f"k:{key}", self.request.id, run)
+            time.sleep(0.005)
+        except SystemExit:
+            end = time.monotonic() + after
+    note("exit", f"k:{key}", self.request.id, run)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=30.0)
+def patient(self: Task, key: str, seconds: float = 0.05) -> str:
+    occupy(self, key, seconds)
+    return "done"
+
+
+def _conflict(policy: str, **options: Any) -> Any:
+    def body(self: Task, key: str, seconds: float = 0.02) -> dict[str, Any]:
+        note("attempts", f"k:{key}", self.request.id, self.request.get("redlock_attempts"))
+        occupy(self, key, seconds)
+        return {"retries": self.request.retries, "id": self.request.id}
+
+    return app.task(base=SingletonTask, bind=True, name=f"{NAME}.{policy}", lock_key="k:{key}",
+                    lock_wait=0.05, lock_retry_backoff=0.2, lock_retry_backoff_max=0.4,
+                    max_retries=0, **options)(body)  # fmt: skip
+
+
+conflict_retry = _conflict("conflict_retry")
+conflict_skip = _conflict("conflict_skip", lock_on_conflict="skip")
+conflict_raise = _conflict("conflict_raise", lock_on_conflict="raise")
+conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
+unavailable_raise = _conflict("unavailable_raise", lock_on_unavailable="raise")
+unavailable_run = _conflict("unavailable_run", lock_on_unavailable="run")
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
+def short_ttl(self: Task, key: str, seconds: float, kind: str = "sleep") -> float:
+    occupy(self, key, seconds, kind)
+    return current_lease().remaining()
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_on_lost="log")
+def lost_log(self: Task, key: str, seconds: float) -> bool:
+    occupy(self, key, seconds)
+    return current_lease().lost
+
+
+def tell(lease: Any) -> None:
+    note("told", lease.resource, lease.lost)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_on_lost=tell)
+def lost_told(self: Task, key: str, seconds: float) -> bool:
+    occupy(self, key, seconds)
+    return current_lease().lost
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_max_lifetime=0.5)
+def hangs(self: Task, key: str, seconds: float) -> None:
+    occupy(self, key, seconds)
+
+
+@app.task(bind=True)
+@locked("k:<key>")
+def under(self: Task, key: str, seconds: float = 0.02) -> str:
+    occupy(self, key, seconds)
+    return current_lease().resource
+
+
+@locked("k:<key>")
+@app.task(bind=True)
+def over(self: Task, key: str, seconds: float = 0.02) -> str:
+    occupy(self, key, seconds)
+    return current_lease().resource
+
+
+@shared_task(bind=True)
+@locked("k:<key>")
+def shared_under(self: Task, key: str, seconds: float = 0.02) -> str:
+    occupy(self, key, seconds)
+    return current_lease().resource
+
+
+@locked("k:<key>")
+@shared_task(bind=True)
+def shared_over(self: Task, key: str, seconds: float = 0.02) -> str:
+    occupy(self, key, seconds)
+    return current_lease().resource
+
+
+class ByClass(SingletonTask):
+    name = f"{NAME}.by_class"
+    lock_key = "k:{key}"
+
+    def run(self, key: str, seconds: float = 0.02) -> str:
+        occupy(self, key, seconds)
+        return current_lease().resource
+
+
+app.register_task(ByClass())
+
+
+@app.task(base=SingletonTask)
+def add(x: int, y: int = 0) -> int:
+    """Key: its name and all its arguments."""
+    return x + y
+
+
+@app.task(base=SingletonTask, bind=True)
+def step(self: Task, x: int) -> int:
+    occupy(self, f"step{x}", 0.1)
+    return x
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+@app.task(base=SingletonTask)
+def keyed(*args: Any, **kwargs: Any) -> str:
+    """The resource that its body runs under."""
+    return current_lease().resource
+
+
+@app.task
+@locked("k:<key>")
+def factorial(key: str, n: int) -> int:
+    """Calls itself: the lock of its delivery is shared."""
+    return 1 if n <= 1 else n * factorial(key, n - 1)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
+def countdown(self: Task, key: str, n: int) -> list[int]:
+    return [n, *(self(key, n - 1) if n else [])]
+
+
+@app.task(base=SingletonTask, lock_key="k:{item}", lock_on_conflict="raise", lock_wait=0.0)
+def square(item: int) -> int:
+    assert current_lease().resource == f"k:{item}"
+    return item * item
+
+
+try:
+    from pydantic import BaseModel
+except ImportError:  # a row of the matrix may do without
+    pass
+else:
+
+    class Order(BaseModel):
+        id: int
+        lines: list[str] = []
+
+    @app.task(base=SingletonTask, pydantic=True)
+    def modelled(order: Order) -> str:
+        assert isinstance(order, Order)
+        return current_lease().resource

@@ -1,0 +1,168 @@
+"""Every ending that the body's process survives, on a prefork worker: the lock is free at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery.exceptions import TaskRevokedError
+from celery.result import AsyncResult
+
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker
+
+pytestmark = pytest.mark.worker
+
+
+def ends(
+    cluster: Cluster, key: str, then: str, seconds: float = 0.5, task: str = "work"
+) -> AsyncResult[Any]:
+    """Send a task whose body ends as told, contend for its lock; the task's result."""
+    sent = cluster.send(task, key, seconds, then)
+    run = cluster.entered(key)
+    contender = cluster.contend(key)
+    wait_until(lambda: cluster.runs(key)[0].ended, 5.0, "the body has ended")
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+    assert contender.entered is not None and contender.entered > run.begin + seconds
+    return sent
+
+
+def test_success(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = ends(cluster, key, "return")
+    assert cluster.result(sent) == {"retries": 0, "token": True}
+    cluster.settled()
+    assert len(cluster.runs(key, sent)) == 1
+
+
+def test_exception(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = ends(cluster, key, "raise")
+    with pytest.raises(ValueError, match="as asked"):
+        cluster.result(sent)
+    cluster.settled()
+    assert len(cluster.runs(key, sent)) == 1
+
+
+def test_ignore(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = ends(cluster, key, "ignore")
+    cluster.settled()
+    assert sent.state == "PENDING"
+    assert len(cluster.runs(key, sent)) == 1
+
+
+def test_reject(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = ends(cluster, key, "reject", task="late")
+    cluster.settled()
+    assert len(cluster.runs(key, sent)) == 1
+
+
+def test_reject_with_requeue(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = ends(cluster, key, "requeue", task="late")
+    assert cluster.result(sent) == 2
+    cluster.settled()
+    assert len(cluster.runs(key, sent)) == 2
+
+
+@pytest.mark.parametrize("then", ["retry", "retry at once"])
+def test_retry_three_times(cluster: Cluster, worker: Worker, key: str, then: str) -> None:
+    """With no countdown the retry meets its own predecessor's lock, and waits for it."""
+    with cluster.states() as states:
+        sent = cluster.send("work", key, 0.02, then)
+        assert cluster.result(sent) == {"retries": 3, "token": True}
+        wait_until(lambda: "SUCCESS" in states.get(sent.id, ()), 2.0, "SUCCESS was announced")
+    assert states[sent.id].count("RETRY") == 3
+    assert states[sent.id][-1] == "SUCCESS"
+    assert sent.state == "SUCCESS"
+    assert len(cluster.runs(key, sent)) == 4
+    cluster.settled()
+    cluster.free(key)
+
+
+def test_contender_between_retries(cluster: Cluster, worker: Worker, key: str) -> None:
+    """The lock is free between two tries, not held from the first to the last."""
+    sent = ends(cluster, key, "retry", 0.2)
+    assert cluster.result(sent) == {"retries": 3, "token": True}
+    assert len(cluster.runs(key, sent)) == 4
+    contender = next(run for run in cluster.runs(key) if run.task == "contender")
+    assert cluster.runs(key, sent)[1].begin > contender.end
+
+
+def test_autoretry_for(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("autoretry", key)
+    assert cluster.result(sent) == 2
+    assert len(cluster.runs(key, sent)) == 3
+    cluster.settled()
+    cluster.free(key)
+
+
+def test_soft_time_limit(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("work", key, 20, soft_time_limit=0.3)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    assert cluster.state(sent) == "FAILURE"
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+    cluster.settled()
+    assert len(cluster.runs(key, sent)) == 1
+
+
+def test_soft_time_limit_that_is_caught(cluster: Cluster, worker: Worker, key: str) -> None:
+    """The body goes on, and so does its lock."""
+    sent = cluster.send("soft", key, 20, 0.5, soft_time_limit=0.3)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    assert cluster.result(sent) == "caught"
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[1].end)
+    assert cluster.runs(key, sent)[1].end - cluster.runs(key, sent)[0].end > 0.5
+
+
+def test_soft_time_limit_while_waiting_for_the_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send("patient", key, soft_time_limit=0.3)
+        assert cluster.state(sent) == "FAILURE"
+        assert cluster.runs(key, sent) == []
+    cluster.free(key, within=0.0)
+    again = cluster.send("patient", key)
+    assert cluster.result(again) == "done"
+
+
+def test_soft_time_limit_at_any_moment(cluster: Cluster, worker: Worker, key: str) -> None:
+    """Struck while taking the lock, in the body or while giving it back: nothing stays held."""
+    limits = [0.001 + 0.0004 * i for i in range(40)]
+    sent = [
+        cluster.send("work", f"{key}{i}", 0.004, soft_time_limit=limit)
+        for i, limit in enumerate(limits)
+    ]
+    for i, one in enumerate(sent):
+        assert cluster.state(one) in ("SUCCESS", "FAILURE")
+        cluster.free(f"{key}{i}")
+    cluster.settled()
+
+
+def test_revoke_before_start(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("work", key, countdown=1.0)
+    cluster.app.control.revoke(sent.id)
+    worker.said(f"Tasks flagged as revoked: {sent.id}")
+    assert cluster.state(sent) == "REVOKED"
+    with pytest.raises(TaskRevokedError):
+        cluster.result(sent)
+    assert cluster.runs(key) == []
+    cluster.free(key, within=0.0)
+    assert cluster.result(cluster.send("work", key)) == {"retries": 0, "token": True}
+
+
+def test_expired_before_start(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("work", key, countdown=0.5, expires=0.1)
+    assert cluster.state(sent) == "REVOKED"
+    assert cluster.runs(key) == []
+    cluster.free(key, within=0.0)
+
+
+def test_a_body_of_three_times_its_ttl_keeps_its_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("short_ttl", key, 3.0)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    assert 0.5 < cluster.result(sent) <= 1.0
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
