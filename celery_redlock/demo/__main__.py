@@ -1,0 +1,50 @@
+"""`python -m celery_redlock.demo`: servers, a worker, a flood, faults, a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from celery_redlock.demo.display import make_display
+from celery_redlock.demo.scenario import run
+from celery_redlock.errors import RedlockError
+
+
+def main() -> int:
+    """Run it; see `--help`."""
+    parser = argparse.ArgumentParser(prog="python -m celery_redlock.demo", description=__doc__)
+    parser.add_argument("--plain", action="store_true", help="plain lines on a terminal as well")
+    parser.add_argument(
+        "--timeline",
+        type=Path,
+        default=Path("demo-timeline.svg"),
+        help="where to write the picture (default: %(default)s)",
+    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep journals and log there")
+    options = parser.parse_args()
+
+    # What the library says about dead nodes is no news here; the worker says it too, to its log.
+    logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
+
+    # The first signal unwinds the stack, and so ends all processes; further ones must not stop
+    # that.
+    def leave(signum: int, _frame: FrameType | None) -> None:
+        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, signal.SIG_IGN)
+        raise SystemExit(128 + signum)
+
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(name, leave)
+    try:
+        return run(make_display(options.plain), options.timeline, options.keep)
+    except RedlockError as error:
+        print(f"the demonstration cannot start: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,78 @@
+"""What the demonstration's worker runs: one task, locked by order.
+
+The body takes its time, and writes down when it enters and leaves. That is all the judge believes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+from celery import Celery, signals
+
+from celery_redlock import QuorumUnavailable, current_lease, locked
+from celery_redlock.demo.journal import Journal
+from celery_redlock.lease import drift
+
+BROKER, NODES, DIRECTORY = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL"
+"""Environment variables, set by `scenario.py`."""
+
+TTL = 3.0
+"""Seconds a lock outlives a holder that nobody sees die."""
+
+app = Celery("demo", broker=os.environ[BROKER])
+app.conf.update(
+    redlock_nodes=os.environ[NODES].split(),
+    redlock_ttl=TTL,
+    # A demonstration is in a hurry: retry after 0.3 to 2 seconds. The defaults are 1 to 60.
+    redlock_wait=0.15,
+    redlock_retry_backoff=0.3,
+    redlock_retry_backoff_max=2.0,
+    # The message of a child that is killed comes back: its charge is run again, not lost.
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    task_ignore_result=True,
+)
+journal = Journal(os.environ[DIRECTORY])
+
+
+@app.task(name="charge", bind=True)
+@locked("order:<order>")
+def charge(self: Any, order: int, seconds: float) -> None:
+    """Charge an order, which takes `seconds`; never two at a time for the same order."""
+    now, lease = time.monotonic(), current_lease().lease
+    # When the nodes were asked for the lock: what they granted began no earlier.
+    asked = now - (lease.ttl - drift(lease.ttl) - lease.remaining())
+    facts = {"order": order, "task": self.request.id}
+    journal.write("enter", at=now, asked=asked, seconds=seconds, **facts)
+    try:
+        time.sleep(seconds)
+        current_lease().ensure()  # what every body should ask before it writes
+    except BaseException as error:
+        journal.write("failed", error=repr(error), **facts)
+        raise
+    journal.write("exit", **facts)
+
+
+@signals.task_retry.connect
+def sent_away(request: Any = None, reason: Any = None, **_signal: Any) -> None:
+    """The lock was not to be had, and the charge has been sent again, for later."""
+    why = "no quorum" if isinstance(reason.exc, QuorumUnavailable) else "held"
+    journal.write("away", order=request.args[0], task=request.id, why=why)
+
+
+@signals.worker_ready.connect
+def ready(**_signal: Any) -> None:
+    """Tell the demonstration, and die with it: its end of our stdin closes however it ends."""
+    journal.write("ready")
+
+    def follow() -> None:
+        # Not sys.stdin: its lock, taken here, would for ever be taken in a child forked meanwhile.
+        os.read(0, 1)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=follow, daemon=True).start()

@@ -1,0 +1,88 @@
+"""What happens in the demonstration, to be read from top to bottom; and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from pathlib import Path
+
+from celery_redlock.demo.display import Display
+from celery_redlock.demo.journal import Reader
+from celery_redlock.demo.judge import Story, judge
+from celery_redlock.demo.picture import draw
+from celery_redlock.demo.stage import CHARGES, NODES, Stage
+from celery_redlock.server import start_servers
+
+__all__ = ["play", "run"]
+
+DARKNESS = 3.0
+"""Seconds without a quorum."""
+
+
+def play(stage: Stage) -> None:
+    """The script.
+
+    Raises:
+        TimeoutError: It takes too long.
+    """
+    stage.start_worker()
+    stage.flood()
+    stage.work_on(25)
+    stage.kill_child()
+    stage.work_on(25)
+    stage.kill_node(0)
+    stage.work_on(25)
+    stage.kill_node(1)
+    stage.work_on(25)
+    stage.kill_child()
+    stage.work_on(15)
+    stage.kill_node(2)
+    stage.elapse(DARKNESS)
+    stage.start_node(0)
+    stage.until(lambda: len(stage.story.done()) >= CHARGES, 40.0, "all charges to be done")
+
+
+def run(display: Display, timeline: Path, keep: Path | None = None) -> int:
+    """Play it, and judge it.
+
+    Args:
+        display: Shows it.
+        timeline: Where to write the picture.
+        keep: Where to leave the journal and the worker's log; nowhere if None.
+
+    Returns:
+        The exit code: 1 if exclusion or completion failed.
+    """
+    with contextlib.ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        display.say(f"starting {NODES} servers, a broker and a worker ...")
+        servers = stack.enter_context(start_servers(NODES + 1))
+        stage = Stage(directory, servers, display)
+        stack.callback(stage.stop_worker)
+        stack.callback(stage.leaving.set)
+        failure = ""
+        with display:
+            try:
+                play(stage)
+            except (TimeoutError, RuntimeError) as error:
+                failure = str(error)
+        stage.stop_worker()
+        story = Story.of(Reader(directory).new())
+        verdict = judge(story)
+        draw(story, timeline)
+        if keep is not None:
+            shutil.copytree(directory, keep, dirs_exist_ok=True)
+        display.verdict(verdict, failure)
+        display.say(f"timeline: {timeline.resolve()}")
+        if not verdict.ok or failure:
+            display.say(tail(stage.log))
+            return 1
+        return 0
+
+
+def tail(log: Path, lines: int = 40) -> str:
+    """The end of a log."""
+    text = log.read_text(errors="replace").splitlines() if log.exists() else []
+    return "\n".join([f"the last lines of the worker's log, of {len(text)}:", *text[-lines:]])

@@ -1,0 +1,235 @@
+"""The processes of the demonstration, and what can be done to them.
+
+One thread runs the demonstration: whenever it waits for something, `Stage.until` reads the journal
+and refreshes the display.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from celery import Celery
+
+from celery_redlock import NotAcquired, Redlock
+from celery_redlock.demo.display import Display
+from celery_redlock.demo.journal import Journal, Reader
+from celery_redlock.demo.judge import Body, Story
+from celery_redlock.events import Listener, subscribe, unsubscribe
+from celery_redlock.lease import drift
+from celery_redlock.server import LocalServer
+
+__all__ = ["CHARGES", "NODES", "ORDERS", "Stage"]
+
+T = TypeVar("T")
+
+NODES, CHILDREN = 5, 4
+ORDERS, CHARGES, SENDERS = 10, 200, 4
+LONG = "charge-000"
+"""Takes longer than the ttl: its lock must be extended meanwhile. It is sent first."""
+SCRIPT_TTL = 3.0
+LIMIT = 55.0
+"""Seconds after which whatever is not done counts as lost."""
+
+
+class Stage:
+    """The running processes, and what can be done to them."""
+
+    def __init__(self, directory: Path, servers: list[LocalServer], display: Display) -> None:
+        self.directory = directory
+        self.nodes, self.broker = servers[:NODES], servers[NODES]
+        self.display = display
+        self.story = Story()
+        self.journal = Journal(directory)
+        self.began = time.monotonic()
+        self.leaving = threading.Event()
+        self._reader = Reader(directory)
+        self._redlock = Redlock([node.url for node in self.nodes], ttl=SCRIPT_TTL)
+        self._worker: subprocess.Popen[bytes] | None = None
+
+    # -- the worker --------------------------------------------------------------------------------
+
+    def start_worker(self) -> None:
+        """Start a prefork worker, its log in a file, and wait until it takes tasks."""
+        environment = {
+            **os.environ,
+            "DEMO_BROKER": self.broker.url,
+            "DEMO_NODES": " ".join(node.url for node in self.nodes),
+            "DEMO_JOURNAL": str(self.directory),
+        }
+        command = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app", "worker"]
+        command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--loglevel", "INFO"]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        with open(self.log, "wb") as log:
+            # A session of its own: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
+            self._worker = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        for index in range(NODES):
+            self.journal.write("node", node=index, up=True)
+        self.until(lambda: self.story.ready, 20.0, "the worker to be ready")
+
+    @property
+    def log(self) -> Path:
+        """The worker's log."""
+        return self.directory / "worker.log"
+
+    def stop_worker(self) -> None:
+        """End the worker and all its children, whatever they do."""
+        worker = self._worker
+        if worker is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
+
+    # -- what can be done ------------------------------------------------------------------------
+
+    def flood(self) -> None:
+        """Send all charges, from several senders at once; returns when they have begun."""
+        charges = [(f"charge-{n:03d}", n % ORDERS + 1) for n in range(CHARGES)]
+        rest = charges[1:]
+        random.Random(CHARGES).shuffle(rest)
+        charges[1:] = rest
+        for sender in range(SENDERS):
+            mine = charges[sender::SENDERS]
+            threading.Thread(target=self._send, args=(sender, mine), daemon=True).start()
+
+    def _send(self, sender: int, charges: list[tuple[str, int]]) -> None:
+        dice = random.Random(sender)
+        with Celery(f"sender-{sender}", broker=self.broker.url, set_as_current=False) as app:
+            for task, order in charges:
+                if self.leaving.is_set():
+                    return
+                seconds = 4.0 if task == LONG else dice.uniform(0.12, 0.42)
+                self.journal.write("sent", task=task, order=order)
+                app.send_task("charge", (order, seconds), task_id=task, ignore_result=True)
+
+    def kill_node(self, index: int) -> None:
+        """`kill -9` a server. What it knew is gone."""
+        self.nodes[index].kill()
+        self.journal.write("node", node=index, up=False)
+        self.display.event(f"node {index + 1} is killed")
+
+    def start_node(self, index: int) -> None:
+        """Bring a server back, empty."""
+        self.journal.write("node", node=index, up=True)
+        self.nodes[index].start()
+        self.display.event(f"node {index + 1} is back, empty")
+
+    def kill_child(self) -> None:
+        """`kill -9` a pool child in the middle of a body, while a plain script waits for its lock.
+
+        Tries again where the body had ended when the signal came.
+        """
+        while True:
+            victim = self._victim()
+            with self._script(victim.order):
+                self._read()
+                if victim.ending == "running":
+                    self._kill(victim)
+            self._read()
+            if victim.ending == "killed":
+                return
+
+    def _victim(self) -> Body:
+        """A body of a pool child that has just begun."""
+
+        def found() -> Body | None:
+            now = time.monotonic()
+            for body in self.story.running():
+                if body.pid != os.getpid() and 0.2 < body.begin + body.seconds - now < 1.0:
+                    return body
+            return None
+
+        return self.until(found, 10.0, "a body to be killed")
+
+    def _kill(self, victim: Body) -> None:
+        self.journal.write("kill", child=victim.pid)
+        os.kill(victim.pid, signal.SIGKILL)
+        self.display.event(f"pool child {victim.pid} is killed in {victim.task}")
+
+    @contextlib.contextmanager
+    def _script(self, order: int) -> Iterator[None]:
+        """A plain script that waits for the same lock, with `Redlock` and no Celery."""
+        resource = f"order:{order}"
+        waiting = _Waiting(resource)
+
+        def script() -> None:
+            with contextlib.suppress(NotAcquired), self._redlock.lock(resource, wait=10.0) as held:
+                now = time.monotonic()
+                asked = now - (SCRIPT_TTL - drift(SCRIPT_TTL) - held.remaining())
+                facts = {"order": order, "task": f"script for order {order}"}
+                self.journal.write("enter", at=now, asked=asked, seconds=0.05, **facts)
+                time.sleep(0.05)
+                self.journal.write("exit", **facts)
+
+        thread = threading.Thread(target=script, daemon=True)
+        subscribe(waiting)
+        try:
+            thread.start()
+            waiting.refused.wait(0.5)
+            yield
+            self.until(lambda: not thread.is_alive(), 12.0, "the script to have had its turn")
+        finally:
+            unsubscribe(waiting)
+
+    # -- time --------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], T | None], timeout: float, what: str) -> T:
+        """Wait for a condition, and show what happens meanwhile.
+
+        Raises:
+            TimeoutError: It did not come about; also when the whole takes too long.
+        """
+        deadline = min(time.monotonic() + timeout, self.began + LIMIT)
+        while True:
+            self._read()
+            self.display.show(self.story, time.monotonic())
+            result = condition()
+            if result:
+                return result
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited too long for {what}")
+            if self._worker is not None and self._worker.poll() is not None:
+                raise RuntimeError("the worker has ended")
+            time.sleep(0.02)
+
+    def work_on(self, charges: int) -> None:
+        """Wait until so many more charges are done."""
+        goal = min(len(self.story.done()) + charges, CHARGES)
+        self.until(lambda: len(self.story.done()) >= goal, 15.0, f"{charges} more charges")
+
+    def elapse(self, seconds: float) -> None:
+        """Let time pass."""
+        over = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= over, seconds + 1.0, "time to pass")
+
+    def _read(self) -> None:
+        self.story.tell(self._reader.new())
+
+
+class _Waiting(Listener):
+    """Notices that somebody in this process was refused a lock, and so waits for it."""
+
+    def __init__(self, resource: str) -> None:
+        self.refused = threading.Event()
+        self._resource = resource
+
+    def held(self, resource: str, holder: object) -> None:
+        if resource == self._resource:
+            self.refused.set()
