@@ -1,0 +1,314 @@
+"""What the pages say exists: names, options, links, log lines, constants."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import celery.exceptions
+import pytest
+
+import celery_redlock
+from celery_redlock import channel, lease, quorum, settings, watchdog
+from celery_redlock.events import Listener
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "celery_redlock"
+PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+LINKED = [*PAGES, "CHANGELOG.md"]
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def blocks(page: str, language: str = "python") -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", read(page), re.M | re.S)
+
+
+def prose(page: str) -> str:
+    return re.sub(r"^```.*?^```$", "", read(page), flags=re.M | re.S)
+
+
+def spans(page: str) -> list[str]:
+    """What stands between single backticks."""
+    return re.findall(r"`([^`\n]+)`", prose(page))
+
+
+def section(page: str, heading: str) -> str:
+    found = re.search(
+        rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", prose(page), re.M | re.S
+    )
+    assert found, f"{page} has no heading {heading!r}"
+    return found[2]
+
+
+def first_cells(table: str) -> str:
+    return "\n".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| "))
+
+
+WITH_CODE = [page for page in PAGES if blocks(page)]
+
+
+def test_there_is_code_to_check() -> None:
+    assert WITH_CODE == ["README.md", "docs/settings.md"]
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_code_runs_as_far_as_it_goes_without_servers(page: str) -> None:
+    # In a process of its own: examples make apps and subscribe listeners.
+    program = "import sys\nfor code in sys.argv[1:]: exec(compile(code, 'page', 'exec'), {})"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *blocks(page)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_code_names_only_what_is_public(page: str) -> None:
+    seen = 0
+    for tree in map(ast.parse, blocks(page)):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("celery_redlock"):
+                public = importlib.import_module(node.module).__all__
+                for alias in node.names:
+                    assert alias.name in public, f"{node.module} has no {alias.name}"
+                    seen += 1
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                kinds = {
+                    "redlock": [celery_redlock.Redlock],
+                    "lease": [celery_redlock.HeldLease, celery_redlock.Lease],
+                }.get(node.value.id, [])
+                assert not kinds or any(
+                    hasattr(kind, node.attr) or node.attr in fields(kind) for kind in kinds
+                ), f"{node.value.id}.{node.attr}"
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "locked":
+                assert {word.arg for word in node.keywords} <= set(settings.TASK)
+    assert seen
+
+
+def fields(kind: type[Any]) -> set[str]:
+    """Attributes that instances get: those the docstring names."""
+    return set(re.findall(r"^ {8}(\w+):", kind.__doc__ or "", re.M))
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if re.match(r"https?://", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (ROOT / page).parent / path if path else ROOT / page
+        assert file.exists(), f"{page} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.M)
+            assert anchor in map(slug, headings), f"{page} links to {target}"
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
+
+
+def test_every_page_of_the_docs_is_in_the_index() -> None:
+    (toctree,) = re.findall(r"^```\{toctree\}\n(.*?)^```$", read("docs/index.md"), re.M | re.S)
+    names = {line for line in toctree.splitlines() if line and not line.startswith(":")}
+    assert names == {Path(page).stem for page in PAGES if page.startswith("docs/")} - {"index"}
+
+
+@pytest.mark.parametrize("page", LINKED)
+def test_options_exist(page: str) -> None:
+    text = read(page)
+    for name in re.findall(r"(?<!\w)redlock_(\w+)", text) + re.findall(
+        r"CELERY_REDLOCK_(\w+)", text
+    ):
+        assert name.lower() in settings.GLOBAL, f"{page}: redlock_{name}"
+    for name in re.findall(r"(?<!\w)lock_(\w+)", text):
+        assert name in settings.TASK, f"{page}: lock_{name}"
+
+
+def test_the_table_of_options_is_the_one_in_the_code() -> None:
+    spec = importlib.util.spec_from_file_location("make_settings", ROOT / "docs/make_settings.py")
+    assert spec and spec.loader
+    make: Any = importlib.util.module_from_spec(spec)
+    path = list(sys.path)
+    spec.loader.exec_module(make)
+    sys.path[:] = path
+    page = read("docs/settings.md")
+    assert "`redlock_ttl`" in make.table()
+    assert make.table() in page and make.render(page) == page, "run: python docs/make_settings.py"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_modules_and_names_in_them_exist(page: str) -> None:
+    for span in spans(page):
+        dotted = re.fullmatch(r"(?:celery_redlock\.)?([a-z]\w+)((?:\.\w+)+)", span)
+        if re.fullmatch(r"[a-z]\w+\.py", span):
+            assert (PACKAGE / span).exists(), f"{page}: {span}"
+        elif dotted and (PACKAGE / f"{dotted[1]}.py").exists():
+            thing: Any = importlib.import_module(f"celery_redlock.{dotted[1]}")
+            for name in dotted[2][1:].split("."):
+                assert hasattr(thing, name), f"{page}: {span}"
+                thing = getattr(thing, name)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_classes_exist(page: str) -> None:
+    places: list[ModuleType] = [celery_redlock, celery.exceptions, builtins]
+    known = {"YES", "NO", "SILENT"}  # votes
+    others = {"RETRY", "SUCCESS", "NOSCRIPT", "EVAL", "DEL", "FLUSHALL"}  # Celery's, Redis'
+    for span in spans(page):
+        name = re.fullmatch(r"([A-Z]\w+)(\(.*\))?", span)
+        if name and name[1] not in known | others and not name[1].startswith("CELERY_REDLOCK_"):
+            if name[1] == "CLOCK_BOOTTIME":
+                continue
+            assert any(hasattr(place, name[1]) for place in places), f"{page}: {span}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_targets_exist(page: str) -> None:
+    targets = re.findall(r"^([a-z]+):", read("Makefile"), re.M)
+    for target in re.findall(r"(?:`|^)make (\w+)", read(page), re.M):
+        assert target in targets, f"{page}: make {target}"
+
+
+def test_the_front_door_is_short_and_its_limits_come_first() -> None:
+    lines = read("README.md").splitlines()
+    assert len(lines) < 200
+    headings = [line[3:] for line in lines if line.startswith("## ")]
+    assert headings[:2] == ["What it guarantees, and what it does not", "Example"]
+
+
+def methods(kind: type[Any]) -> set[str]:
+    return {name for name in vars(kind) if not name.startswith("_")}
+
+
+def test_hooks_are_all_of_them() -> None:
+    table = first_cells(section("docs/settings.md", "Listeners"))
+    documented = dict(re.findall(r"`(\w+)\(([\w, ]+)\)`", table))
+    assert documented.keys() == methods(Listener)
+    for name, arguments in documented.items():
+        code = getattr(Listener, name).__code__
+        names = code.co_varnames[1 : code.co_argcount]
+        assert arguments.split(", ") == list(names)
+
+
+def test_redlock_is_documented_whole() -> None:
+    table = first_cells(section("docs/settings.md", "`Redlock`, without Celery"))
+    named = set(re.findall(r"`(?:Redlock\.)?(\w+)[(`]", table))
+    assert named - {"Redlock"} == methods(celery_redlock.Redlock)
+
+
+def test_what_current_lease_returns_is_documented() -> None:
+    table = first_cells(section("docs/settings.md", "`current_lease()`"))
+    named = set(re.findall(r"`(\w+)[(`]", table))
+    assert named - {"resource"} == methods(celery_redlock.HeldLease) - {"acquire", "loss"}
+
+
+def sources() -> list[ast.AST]:
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.glob("*.py")]
+
+
+def test_log_names_are_those_of_the_code() -> None:
+    documented = set(
+        re.findall(r"`(celery_redlock[\w.]*)`", section("docs/settings.md", "Log names"))
+    )
+    used = {
+        node.args[0].value
+        for tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "getLogger"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert documented == used
+
+
+def test_log_lines_for_the_night_are_those_of_the_code() -> None:
+    said = [
+        re.sub(r"%\.?\d*[srdf]", "…", node.value)
+        for tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    lines = re.findall(
+        r"`([^`]+)`", first_cells(section("docs/guarantees.md", "When you are paged"))
+    )
+    assert len(lines) >= 12
+    values = r"held(?=,)|unavailable(?=,)|acquire"  # shown as examples, filled in by the code
+    for line in lines:
+        for part in re.sub(values, "…", line).split("…"):
+            part = part.strip(" :")
+            assert any(part in text for text in said), f"nothing logs {part!r} of {line!r}"
+
+
+def test_reasons_of_a_loss_are_those_of_the_code() -> None:
+    lost = {
+        node.args[0].value
+        for tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and getattr(node.func, "attr", "") == "lose"
+        and isinstance(node.args[0], ast.Constant)
+    }
+    assert lost == {"expired", "refused", "max_lifetime"}
+    for reason in lost:
+        assert f'"{reason}"' in section("docs/settings.md", "Errors")
+        assert f"`{reason}`" in section("docs/guarantees.md", "When you are paged")
+
+
+@pytest.mark.parametrize("option", ["on_conflict", "on_unavailable", "on_lost"])
+def test_policies_are_documented(option: str) -> None:
+    with pytest.raises(ValueError) as refusal:
+        settings.TASK[option].check(object())
+    text = section("docs/settings.md", "Policies")
+    for value in re.findall(r"'(\w+)'", str(refusal.value)):
+        assert f'`"{value}"`' in text
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("docs/guarantees.md", f"`{lease.DRIFT_RATE:g} * ttl + {lease.DRIFT_FLOOR:g}`"),
+        ("docs/algorithm.md", f"`{lease.DRIFT_RATE:g} * ttl + {lease.DRIFT_FLOOR:g}`"),
+        ("docs/algorithm.md", f"Extend every ttl / {round(1 / watchdog.EVERY)}, "),
+        ("docs/algorithm.md", f"failed round every ttl / {round(1 / watchdog.AGAIN)}."),
+        ("docs/algorithm.md", f"has not answered for {channel.STALLED:g} s"),
+        ("README.md", f"`redlock_wait` ({settings.GLOBAL['wait'].default:g} s)"),
+        ("README.md", f"up to {settings.GLOBAL['retry_backoff'].default:g} s, doubled"),
+        ("README.md", f"up to {settings.GLOBAL['retry_backoff_max'].default:g} s; same"),
+        ("README.md", f"({settings.GLOBAL['retry_deadline'].default / 3600:g} h)"),
+        ("README.md", f"its ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
+        ("docs/guarantees.md", f"{settings.GLOBAL['ttl'].default:g} s, the default"),
+    ],
+)
+def test_numbers_are_those_of_the_code(page: str, text: str) -> None:
+    assert text in read(page)
+
+
+def test_the_defaults_in_the_signature_of_redlock() -> None:
+    shown = '`Redlock(nodes, ttl=30.0, prefix="redlock:", node_timeout=0.25)`'
+    assert shown in read("docs/settings.md")
+    assert celery_redlock.Redlock.__init__.__kwdefaults__ == {
+        "ttl": 30.0,
+        "prefix": "redlock:",
+        "node_timeout": 0.25,
+    }
+
+
+def test_quorums_named_in_the_index() -> None:
+    quorums = re.findall(r"(\d) of (\d)", read("docs/index.md"))
+    assert quorums
+    for needed, nodes in quorums:
+        assert quorum.quorum_of(int(nodes)) == int(needed)
