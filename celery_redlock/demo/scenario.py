@@ -71,7 +71,7 @@ def run(display: Display, timeline: Path, keep: Path | None = None) -> int:
         stage.stop_worker()
         story = Story.of(Reader(directory).new())
         verdict = judge(story)
-        draw(story, timeline)
+        draw(story, verdict, timeline)
         if keep is not None:
             shutil.copytree(directory, keep, dirs_exist_ok=True)
         display.verdict(verdict, failure)

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from celery import Celery
 
@@ -36,7 +36,7 @@ NODES, CHILDREN = 5, 4
 ORDERS, CHARGES, SENDERS = 10, 200, 4
 LONG = "charge-000"
 """Takes longer than the ttl: its lock must be extended meanwhile. It is sent first."""
-SCRIPT_TTL = 3.0
+SCRIPT_TTL, SCRIPT_HOLDS = 3.0, 0.12
 LIMIT = 55.0
 """Seconds after which whatever is not done counts as lost."""
 
@@ -173,9 +173,9 @@ class Stage:
             with contextlib.suppress(NotAcquired), self._redlock.lock(resource, wait=10.0) as held:
                 now = time.monotonic()
                 asked = now - (SCRIPT_TTL - drift(SCRIPT_TTL) - held.remaining())
-                facts = {"order": order, "task": f"script for order {order}"}
-                self.journal.write("enter", at=now, asked=asked, seconds=0.05, **facts)
-                time.sleep(0.05)
+                facts: dict[str, Any] = {"order": order, "task": f"script for order {order}"}
+                self.journal.write("enter", at=now, asked=asked, seconds=SCRIPT_HOLDS, **facts)
+                time.sleep(SCRIPT_HOLDS)
                 self.journal.write("exit", **facts)
 
         thread = threading.Thread(target=script, daemon=True)
