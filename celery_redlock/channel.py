@@ -22,7 +22,7 @@ from collections import deque
 
 from .quorum import Round, Verb
 
-__all__ = ["Channel"]
+__all__ = ["FREEING", "Channel"]
 
 STALLED = 1.0
 """Seconds without an answer after which a node is asked nothing new."""
@@ -52,7 +52,7 @@ class Channel:
     def ask(self, round_: Round, now: float) -> bool:
         """Take up a round. True: write it to the connection now, in this very order."""
         if self.up:
-            if self.stalled(now) and not self._pending_release(round_):
+            if self.unanswered and self.stalled(now) and not self._pending_release(round_):
                 round_.silence(self.node, f"no answer for {now - self.unanswered[0].sent:.1f} s")
                 return False
             self._written(round_)
@@ -116,8 +116,9 @@ class Channel:
     def _written(self, round_: Round) -> None:
         self.unanswered.append(round_)
         if round_.verb in SETTING:
+            node = self.node
             for claim in round_.claims:
-                claim.written[self.node] = True
+                claim.written[node] = True
 
     def _owe(self, round_: Round) -> None:
         if self._pending_release(round_):
