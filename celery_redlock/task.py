@@ -204,6 +204,9 @@ class _Delivery:
             if self._options.on_unavailable == "raise":
                 raise
             return self._later("unavailable", refusal)
+        # Counted from the next conflict: a retry of the user's would carry the count along.
+        for name in (ATTEMPTS, STAMP):
+            (self._request.headers or {}).pop(name, None)
         with guard:
             return body()
 
