@@ -15,6 +15,7 @@ from celery import Celery, signals
 
 from celery_redlock import QuorumUnavailable, current_lease, locked
 from celery_redlock.demo.journal import Journal
+from celery_redlock.events import Listener, subscribe
 from celery_redlock.lease import drift
 
 BROKER, NODES, DIRECTORY = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL"
@@ -56,6 +57,19 @@ def charge(self: Any, order: int, seconds: float) -> None:
         journal.write("failed", error=repr(error), **facts)
         raise
     journal.write("exit", **facts)
+
+
+class Refused(Listener):
+    """Notices that a charge was refused its lock, and so waits for it, in its pool child."""
+
+    def held(self, resource: str, holder: object) -> None:
+        """Write it down."""
+        request = charge.request
+        if request.id and request.args:
+            journal.write("wait", order=request.args[0], task=request.id)
+
+
+subscribe(Refused())
 
 
 @signals.task_retry.connect

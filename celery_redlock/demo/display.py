@@ -12,6 +12,9 @@ from celery_redlock.demo.judge import Story, Verdict
 
 __all__ = ["Display", "Terminal", "make_display"]
 
+WIDE = 116
+"""Columns that the table needs with bars in it."""
+
 
 class Display:
     """Plain lines: every event, and every second how far things are."""
@@ -47,15 +50,19 @@ class Display:
 
     def draw(self, story: Story, now: float) -> None:
         """Show how things are."""
-        waiting = waiting_by_order(story)
-        holds = {body.order: f"{body.task}@{body.pid}" for body in story.running()}
-        orders = "  ".join(
-            f"{order}:{holds.get(order, '-').removeprefix('charge-')}+{waiting[order]}"
-            for order in sorted(set(story.sent.values()))
+        away = Counter(event["why"] for event in story.away)
+        held = ", ".join(
+            f"{body.order} by {body.task} in {body.pid} for {now - body.begin:.1f} s"
+            for body in sorted(story.running(), key=lambda body: body.order)
         )
+        waits = ", ".join(f"{event['task']} for {event['order']}" for event in waiting(story))
+        queued = " ".join(f"{order}:{count}" for order, count in sorted(queue(story).items()))
+        states = "".join("U" if up else "x" for _node, up in sorted(nodes(story).items()))
         print(
-            f"{now - self.began:5.1f} s  nodes {node_marks(story)}  done {len(story.done()):3d}"
-            f"  order:charge@pid+waiting  {orders}",
+            f"{now - self.began:5.1f} s  nodes {states}  done {len(story.done()):3d}"
+            f"  sent away {away['held']} held, {away['no quorum']} no quorum"
+            f"\n         held: {held or '-'}\n         wait: {waits or '-'}"
+            f"\n         queued, by order: {queued or '-'}",
             flush=True,
         )
 
@@ -105,26 +112,31 @@ class Terminal(Display):
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title="200 charges over 10 orders, 4 pool children", expand=False)
-        for name in ("order", "held by", "for", "waiting", "done"):
-            table.add_column(name, justify="right" if name in ("order", "for") else "left")
+        sent, queued = Counter(story.sent.values()), queue(story)
+        done = Counter(story.sent[task] for task in story.done())
+        table = Table(title=f"{len(story.sent)} charges over {len(sent)} orders")
+        for name, width in (("order", 5), ("held by", 20), ("for", 5), ("waits for it", 20)):
+            table.add_column(name, min_width=width)
+        wide = self._console.width >= WIDE
+        for name in ("queued", "done"):
+            table.add_column(name, min_width=23 if wide else 3)
         held = {body.order: body for body in story.running()}
-        waiting, sent = waiting_by_order(story), Counter(story.sent.values())
-        done = Counter(story.sent[task] for task in story.done() if task in story.sent)
+        waits = {event["order"]: event for event in waiting(story)}
         for order in sorted(sent):
-            body = held.get(order)
+            body, next_one = held.get(order), waits.get(order)
             table.add_row(
                 str(order),
-                f"[green]{body.task}[/] pid {body.pid}" if body else "[dim]nobody[/]",
+                f"[green]{body.task} in {body.pid}[/]" if body else "[dim]nobody[/]",
                 f"{now - body.begin:.1f} s" if body else "",
-                f"[yellow]{'▪' * waiting[order]}[/] {waiting[order] or ''}",
-                f"{'█' * done[order]}[dim]{'·' * (sent[order] - done[order])}[/] {done[order]}",
+                f"[yellow]{next_one['task']} in {next_one['pid']}[/]" if next_one else "",
+                f"[blue]{'▪' * queued[order] * wide}[/] {queued[order] or ''}",
+                f"[green]{'▪' * done[order] * wide}[/] {done[order] or ''}",
             )
-        nodes = Text.from_markup(
+        servers = Text.from_markup(
             "nodes  "
             + "  ".join(
                 f"[green]● {index + 1} up[/]" if up else f"[red]✗ {index + 1} DOWN[/]"
-                for index, up in sorted(node_states(story).items())
+                for index, up in sorted(nodes(story).items())
             )
         )
         away = Counter(event["why"] for event in story.away)
@@ -133,7 +145,7 @@ class Terminal(Display):
             f" held {away['held']}, no quorum {away['no quorum']}"
         )
         events = Text("\n".join(self._events), style="cyan")
-        self._live.update(Group(table, nodes, counts, events), refresh=True)
+        self._live.update(Group(table, servers, counts, events), refresh=True)
 
     def verdict(self, verdict: Verdict, failure: str) -> None:
         from rich.table import Table
@@ -161,17 +173,18 @@ def make_display(plain: bool = False) -> Display:
         return Display()
 
 
-def waiting_by_order(story: Story) -> Counter[int]:
-    """Per order: charges that are sent, neither done nor running."""
+def queue(story: Story) -> Counter[int]:
+    """Per order: charges that are sent, and neither done, nor running, nor waiting in a child."""
     off: set[Any] = story.done() | {body.task for body in story.running()}
+    off |= {event["task"] for event in waiting(story)}
     return Counter(order for task, order in story.sent.items() if task not in off)
 
 
-def node_states(story: Story) -> dict[int, bool]:
+def waiting(story: Story) -> list[dict[str, Any]]:
+    """The charges that were refused their lock and wait for it, by order."""
+    return sorted(story.waiting.values(), key=lambda event: int(event["order"]))
+
+
+def nodes(story: Story) -> dict[int, bool]:
     """Per node, whether it is up."""
     return {node: up for _at, node, up in story.nodes}
-
-
-def node_marks(story: Story) -> str:
-    """The same, a character each."""
-    return "".join("U" if up else "x" for _node, up in sorted(node_states(story).items()))

@@ -4,8 +4,9 @@ Every process appends to a file of its own, one line per event, each line one `w
 there or it is not, whoever is killed when. Times are CLOCK_MONOTONIC, which all processes of a
 machine share.
 
-The events: `sent`, `enter`, `exit`, `failed` (a body that raised), `away` (a charge sent away for
-want of its lock), `kill` (of a pool child), `node` (up or down), `ready`.
+The events: `sent`, `wait` (a charge was refused its lock, and waits in its child), `away` (it
+waited too long, and was sent again for later), `enter`, `exit`, `failed` (a body that raised),
+`kill` (of a pool child), `node` (up or down), `ready`.
 """
 
 from __future__ import annotations

@@ -49,6 +49,7 @@ class Story:
     sent: dict[str, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
     kills: dict[int, float] = field(default_factory=dict)
+    waiting: dict[int, dict[str, Any]] = field(default_factory=dict)
     away: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[tuple[float, int, bool]] = field(default_factory=list)
     ready: bool = False
@@ -64,6 +65,8 @@ class Story:
         """Go on with what happened next."""
         for event in events:
             at = event["at"]
+            if event["what"] in ("enter", "away", "wait"):
+                self.waiting.pop(event["pid"], None)
             if event["what"] == "sent":
                 self.sent[event["task"]] = event["order"]
             elif event["what"] == "enter":
@@ -75,9 +78,12 @@ class Story:
                 self._end(at, event)
             elif event["what"] == "kill":
                 self.kills[event["child"]] = at
+                self.waiting.pop(event["child"], None)
                 self._kill(event["child"], at)
             elif event["what"] == "node":
                 self.nodes.append((at, event["node"], event["up"]))
+            elif event["what"] == "wait":
+                self.waiting[event["pid"]] = event
             elif event["what"] == "away":
                 self.away.append(event)
             elif event["what"] == "ready":
@@ -134,6 +140,7 @@ class Verdict:
         killed: Bodies killed in the middle.
         blocked: Seconds from each of these deaths to the next body of the same order.
         waits: Tasks sent away, by reason.
+        phases: How many nodes were up, seconds, bodies that finished meanwhile; one after another.
         seconds: From the first body's begin to the last one's end.
     """
 
@@ -146,6 +153,7 @@ class Verdict:
     killed: list[Body]
     blocked: list[float]
     waits: dict[str, int]
+    phases: list[tuple[int, float, int]]
     seconds: float
 
     @property
@@ -164,6 +172,10 @@ class Verdict:
             ("longest a dead holder blocked its order", worst, True),
             ("charges run again after they were done", str(len(self.again)), True),
             *((f"charges sent away, {why}", str(n), True) for why, n in self.waits.items()),
+            *(
+                (f"charges done with {up} nodes up", f"{done} in {length:.1f} s", True)
+                for up, length, done in self.phases
+            ),
             ("charges a second", f"{self.done / self.seconds:.1f}" if self.seconds else "-", True),
         ]
         for first, second in self.overlaps:
@@ -195,6 +207,7 @@ def judge(story: Story) -> Verdict:
         killed=killed,
         blocked=[_blocked(body, begun) for body in killed],
         waits=waits,
+        phases=_phases(story, begun[0].begin, max(ends)) if ends else [],
         seconds=max(ends) - begun[0].begin if ends else 0.0,
     )
 
@@ -236,6 +249,20 @@ def _blocked(dead: Body, begun: list[Body]) -> float:
         if body.order == dead.order and body.begin >= dead.end:
             return body.begin - dead.end
     return 0.0
+
+
+def _phases(story: Story, begin: float, end: float) -> list[tuple[int, float, int]]:
+    """From one change of the number of nodes to the next."""
+    up: set[int] = set()
+    edges = [(begin, 0)]
+    for at, node, is_up in sorted(story.nodes):
+        (up.add if is_up else up.discard)(node)
+        edges = [edge for edge in edges if edge[0] < max(at, begin)] + [(max(at, begin), len(up))]
+    phases = []
+    for (since, count), (until, _next) in zip(edges, [*edges[1:], (end, 0)], strict=True):
+        ended = [b for b in story.bodies if b.ending == "exit" and since < b.end <= until]
+        phases.append((count, until - since, sum(body.task in story.sent for body in ended)))
+    return phases
 
 
 def main(directory: str) -> int:

@@ -23,7 +23,7 @@ from celery import Celery
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Journal, Reader
-from celery_redlock.demo.judge import Body, Story
+from celery_redlock.demo.judge import QUORUM, Body, Story
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.lease import drift
 from celery_redlock.server import LocalServer
@@ -123,13 +123,15 @@ class Stage:
         """`kill -9` a server. What it knew is gone."""
         self.nodes[index].kill()
         self.journal.write("node", node=index, up=False)
-        self.display.event(f"node {index + 1} is killed")
+        up = sum(node.running for node in self.nodes)
+        what = f"{up} of {NODES} are left" if up >= QUORUM else "no quorum: nothing may start"
+        self.display.event(f"node {index + 1} is killed, {what}")
 
     def start_node(self, index: int) -> None:
         """Bring a server back, empty."""
         self.journal.write("node", node=index, up=True)
         self.nodes[index].start()
-        self.display.event(f"node {index + 1} is back, empty")
+        self.display.event(f"node {index + 1} is back, without its memory")
 
     def kill_child(self) -> None:
         """`kill -9` a pool child in the middle of a body, while a plain script waits for its lock.
