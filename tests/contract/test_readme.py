@@ -1,0 +1,135 @@
+"""The example in the README, run as it stands; only the addresses are those of local servers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import _state
+
+from celery_redlock import LeaseLost, QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.server import LocalServer
+from celery_redlock.task import resource_of
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+EXAMPLE = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)[0]
+ADDRESS = re.compile(r"10\.0\.0\.(\d):6379")
+
+
+@pytest.fixture
+def three(servers: list[LocalServer]) -> list[LocalServer]:
+    return servers[:3]
+
+
+@pytest.fixture
+def example(three: list[LocalServer]) -> Iterator[dict[str, Any]]:
+    """The example's names, its tasks eager: they need no broker and no worker."""
+
+    def local(address: re.Match[str]) -> str:
+        number = int(address[1])
+        return f"127.0.0.1:{three[number - 1].port}" if number <= 3 else address[0]
+
+    state: Any = _state
+    before = state._tls.current_app, state.default_app
+    names: dict[str, Any] = {}
+    exec(compile(ADDRESS.sub(local, EXAMPLE), "README.md", "exec"), names)
+    app = names["app"]
+    app.conf.task_always_eager = True
+    app.conf.redlock_wait = 0  # nobody frees what these tests wait for
+    yield names
+    Redlock.from_app(app).close()
+    app.close()
+    state._tls.current_app, state.default_app = before
+
+
+@pytest.fixture
+def other(three: list[LocalServer]) -> Iterator[Redlock]:
+    """Somebody else, on the same nodes."""
+    redlock = Redlock([server.url for server in three])
+    yield redlock
+    redlock.close()
+
+
+def keys(servers: list[LocalServer]) -> list[list[str]]:
+    found = []
+    for server in servers:
+        with redis.Redis(port=server.port, decode_responses=True) as client:
+            found.append(sorted(client.keys("*")))
+    return found
+
+
+def test_it_is_as_short_as_promised() -> None:
+    lines = [line for line in EXAMPLE.splitlines() if line.strip()]
+    assert len(lines) <= 15
+    assert len(set(ADDRESS.findall(EXAMPLE))) == 4  # three nodes and a broker
+
+
+def test_it_runs_and_leaves_nothing(example: dict[str, Any], three: list[LocalServer]) -> None:
+    assert example["rebuild"].delay(1).get() == "1.en"
+    assert example["charge"].delay(7, 50).get() == "order 7: 50"
+    assert example["charge"](7, 60) == "order 7: 60"
+    assert keys(three) == [[], [], []]
+
+
+def test_while_the_body_runs_a_quorum_holds_its_key(
+    example: dict[str, Any], three: list[LocalServer]
+) -> None:
+    seen: list[list[list[str]]] = []
+
+    def ensure(lease: Any) -> Any:
+        class Spy:
+            def ensure(self, seconds: float) -> None:
+                seen.append(keys(three))
+                lease.ensure(seconds)
+
+        return Spy()
+
+    current_lease = example["current_lease"]
+    example["current_lease"] = lambda: ensure(current_lease())
+    example["charge"].delay(7, 50).get()
+    assert seen[0].count(["redlock:order:7"]) >= 2
+
+
+def test_one_at_a_time_per_order(example: dict[str, Any], other: Redlock) -> None:
+    with other.lock("order:7"):
+        result = example["charge"].delay(7, 50)
+        assert result.state == "FAILURE"
+        assert isinstance(result.result, ResourceHeld)
+        with pytest.raises(ResourceHeld, match="order:7 is held by"):
+            example["charge"](7, 50)
+        assert example["charge"](8, 50) == "order 8: 50"
+    assert example["charge"](7, 50) == "order 7: 50"
+
+
+def test_the_keys_are_as_the_text_says(example: dict[str, Any]) -> None:
+    rebuild = example["rebuild"]
+    one = resource_of(rebuild, (1,), {})
+    assert one == resource_of(rebuild, (), {"report_id": 1})
+    assert one == resource_of(rebuild, (1,), {"lang": "en"})
+    assert one != resource_of(rebuild, ("1",), {})
+    assert resource_of(example["charge"], (7, 50), {}) == "order:7"
+
+
+def test_one_node_of_three_may_be_down_and_no_more(
+    example: dict[str, Any], three: list[LocalServer]
+) -> None:
+    three[0].kill()
+    assert example["charge"](7, 50) == "order 7: 50"
+    three[1].kill()
+    with pytest.raises(QuorumUnavailable, match="2 are needed"):
+        example["charge"](7, 50)
+
+
+def test_ensure_stops_a_body_whose_lease_is_too_short(example: dict[str, Any]) -> None:
+    app = example["app"]
+    charge = app.task(name="short")(example["locked"]("order:<order_id>", ttl=4)(_charge(example)))
+    with pytest.raises(LeaseLost):
+        charge(7, 50)
+
+
+def _charge(example: dict[str, Any]) -> Any:
+    return example["charge"].run.__wrapped__
