@@ -28,9 +28,11 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def _no_overlap(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test that has a worker: the oracle."""
+    used = "cluster" in request.fixturenames
+    cluster: Cluster | None = request.getfixturevalue("cluster") if used else None
     yield
-    if "cluster" in request.fixturenames:
-        request.getfixturevalue("cluster").check()
+    if cluster is not None:
+        cluster.check()
 
 
 @pytest.fixture

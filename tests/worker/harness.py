@@ -18,7 +18,9 @@ from typing import Any
 import psutil
 import redis
 from celery import Celery
+from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult
+from celery.states import READY_STATES
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
@@ -34,6 +36,13 @@ SOON = 1.0
 """Seconds within which a lock must be free after the end, or the death, of its body."""
 
 
+class PolledBackend(RedisBackend):
+    """Where results are asked for; nothing is subscribed to, so nothing outlives a test."""
+
+    def on_task_call(self, producer: Any, task_id: str) -> None:
+        pass
+
+
 class Cluster:
     """Five lock nodes, a broker, an app to send with, the bodies' log; workers are added to it."""
 
@@ -43,7 +52,7 @@ class Cluster:
         self.nodes = nodes
         self.broker = broker
         self.log = str(path / "bodies.log")
-        self.output = path / "worker.log"
+        self.path = path
         self.conf: dict[str, Any] = {
             "broker_url": broker.url,
             "result_backend": broker.url,
@@ -58,6 +67,7 @@ class Cluster:
         Path(self.log).touch()
         self.app = Celery("tests.worker.sender", set_as_current=False)
         self.app.conf.update(self.conf)
+        self.app.conf.result_backend = f"{__name__}:{PolledBackend.__name__}+{broker.url}"
         self.redlock = Redlock([node.url for node in nodes], ttl=30.0)
         self.client = redis.Redis.from_url(broker.url)
 
@@ -66,7 +76,6 @@ class Cluster:
             node.stop()  # first, so that nobody is in the midst of reading when we close
         self.redlock.close()
         self.client.close()
-        self.app.backend.result_consumer.stop()
         self.app.backend.client.close()
         self.app.close()
 
@@ -80,13 +89,20 @@ class Cluster:
 
     def result(self, sent: AsyncResult[Any], timeout: float = 10.0) -> Any:
         """What a task returned; raises what it raised."""
-        wait_until(sent.ready, timeout, f"{sent.id} is done ({sent.state})", every=0.01)
-        return sent.get(timeout=1.0)
+        self.state(sent, timeout)
+        result = self.app.backend.get_task_meta(sent.id)["result"]
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def state(self, sent: AsyncResult[Any], timeout: float = 10.0) -> str:
         """The state a task ends in."""
-        wait_until(sent.ready, timeout, f"{sent.id} is done ({sent.state})", every=0.01)
-        return str(sent.state)
+
+        def done() -> str | None:
+            state = str(self.app.backend.get_task_meta(sent.id, cache=False)["status"])
+            return state if state in READY_STATES else None
+
+        return str(wait_until(done, timeout, f"task {sent.id} is done", every=0.01))
 
     @contextlib.contextmanager
     def states(self) -> Iterator[dict[str, list[str]]]:
@@ -204,16 +220,18 @@ class Worker:
     def __init__(
         self, cluster: Cluster, arguments: tuple[str, ...] = (), conf: Mapping[str, Any] = {}
     ) -> None:
-        self.output = cluster.output
+        name = uuid.uuid4().hex[:8]
+        self.output = cluster.path / f"worker-{name}.log"
         environment = {
             **os.environ,
             "TEST_CONF": json.dumps({**cluster.conf, **conf}),
             log.VARIABLE: cluster.log,
             "PYTHONPATH": str(ROOT),
+            "C_FORCE_ROOT": "1",  # Celery's leave to take pickles as root: ours alone arrive
         }
         command = [sys.executable, "-m", "celery", "-A", TASKS, "worker", "-l", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        command += ["-n", f"{uuid.uuid4().hex[:8]}@test", *(arguments or ("-c", "3"))]
+        command += ["-n", f"{name}@test", *(arguments or ("-c", "3"))]
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 command,

@@ -15,21 +15,26 @@ from typing import Any
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_redlock import SingletonTask, current_lease, locked
+from celery_redlock import Redlock, SingletonTask, current_lease, locked
 from celery_redlock.events import Listener, subscribe
 from tests.worker.log import note, runs_of
 
 NAME = "tests.worker.tasks"
 
 app = Celery(NAME)
-app.conf.update(json.loads(os.environ["TEST_CONF"]))
+if "TEST_NAMESPACED" in os.environ:
+    app.config_from_object(json.loads(os.environ["TEST_NAMESPACED"]), namespace="CELERY")
+    given = json.loads(os.environ["TEST_CONF"])
+    app.conf.update({name: given[name] for name in given if not name.startswith("redlock")})
+else:
+    app.conf.update(json.loads(os.environ["TEST_CONF"]))
 
 
 class Witness(Listener):
     """Puts what a listener is told into the bodies' log."""
 
     def lost(self, lease: Any, reason: str) -> None:
-        note("lost", lease.resource, reason)
+        note("lost", lease.resource, "", reason)
 
 
 subscribe(Witness())
@@ -149,6 +154,11 @@ def short_ttl(self: Task, key: str, seconds: float, kind: str = "sleep") -> floa
     return current_lease().remaining()
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
+def one_sleep(self: Task, key: str, seconds: float) -> None:
+    occupy(self, key, seconds, "one sleep")
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_on_lost="log")
 def lost_log(self: Task, key: str, seconds: float) -> bool:
     occupy(self, key, seconds)
@@ -156,7 +166,7 @@ def lost_log(self: Task, key: str, seconds: float) -> bool:
 
 
 def tell(lease: Any) -> None:
-    note("told", lease.resource, lease.lost)
+    note("told", lease.resource, "", lease.lost)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_on_lost=tell)
@@ -222,6 +232,55 @@ def step(self: Task, x: int) -> int:
     return x
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=0.01)
+def headers(self: Task, key: str) -> dict[str, Any]:
+    request = self.request
+    return {"trace": request.get("trace"), "timelimit": request.timelimit, "args": request.args}
+
+
+class SlowAfterRetry(SingletonTask):
+    """Its `on_retry` keeps the first try, and its lock, alive after the second was published."""
+
+    name = f"{NAME}.slow_after_retry"
+    lock_key = "k:{key}"
+    lock_wait = 0.05
+
+    def run(self, key: str) -> int:
+        occupy(self, key, 0.02)
+        if not self.request.retries:
+            raise self.retry(countdown=0)
+        return self.request.retries
+
+    def on_retry(self, *args: Any) -> None:
+        time.sleep(0.8)
+
+
+app.register_task(SlowAfterRetry())
+
+
+class Link(SingletonTask):
+    """A chain link that is still there, lock and all, for a while after it published the next."""
+
+    name = f"{NAME}.link"
+    lock_key = "k:{key}"
+    lock_wait = 0.05
+
+    def run(self, key: str) -> str:
+        occupy(self, key, 0.02)
+        return key
+
+    def on_success(self, *args: Any) -> None:
+        time.sleep(0.5)
+
+
+app.register_task(Link())
+
+
+@app.task
+def count(results: list[Any]) -> int:
+    return len(results)
+
+
 @app.task
 def total(numbers: list[int]) -> int:
     return sum(numbers)
@@ -231,6 +290,17 @@ def total(numbers: list[int]) -> int:
 def keyed(*args: Any, **kwargs: Any) -> str:
     """The resource that its body runs under."""
     return current_lease().resource
+
+
+@app.task(base=SingletonTask)
+def defaulted(a: Any, b: int = 2) -> str:
+    return current_lease().resource
+
+
+@app.task
+def nodes() -> list[str]:
+    """Where this worker's locks are."""
+    return list(Redlock.from_app(app).nodes)
 
 
 @app.task
@@ -265,3 +335,14 @@ else:
     def modelled(order: Order) -> str:
         assert isinstance(order, Order)
         return current_lease().resource
+
+    @app.task(pydantic=True)
+    @locked()
+    def locked_model(order: Order) -> str:
+        assert isinstance(order, Order)
+        return current_lease().resource
+
+    @app.task(base=SingletonTask, pydantic=True, bind=True)
+    def hold_model(self: Task, order: Order) -> None:
+        note("here", current_lease().resource, self.request.id)
+        time.sleep(30.0)

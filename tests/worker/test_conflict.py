@@ -1,0 +1,181 @@
+"""What a task does whose lock another holds: wait its turn, be skipped, or fail."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import chain, chord, group
+
+from celery_redlock import ResourceHeld, Skipped
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker
+
+pytestmark = pytest.mark.worker
+
+
+def test_a_task_waits_its_turn(cluster: Cluster, worker: Worker, key: str) -> None:
+    """Sent again with the same id, its retries unspent, in state RETRY; `max_retries` is 0."""
+    with cluster.states() as states:
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = cluster.send("conflict_retry", key)
+            wait_until(lambda: states.get(sent.id, []).count("RETRY") >= 2, 5.0, "two retries")
+            assert cluster.runs(key) == []
+        assert cluster.result(sent) == {"retries": 0, "id": sent.id}
+        wait_until(lambda: states[sent.id][-1] == "SUCCESS", 2.0, "SUCCESS was announced")
+    assert set(states[sent.id]) == {"RETRY", "SUCCESS"}
+    (line,) = cluster.lines("attempts", f"k:{key}")
+    assert line.detail["held"] == states[sent.id].count("RETRY")
+    assert line.detail["unavailable"] == 0
+    assert 0 < time.time() - line.detail["since"] < 10
+    assert len(cluster.runs(key, sent)) == 1
+    cluster.settled()
+
+
+def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None:
+    """By every way to declare a lock; three children; one resource."""
+    ways = ["under", "over", "shared_under", "shared_over", "by_class", "conflict_retry"]
+    sent = [cluster.send(way, key, 0.02) for way in ways for _ in range(3)]
+    for one in sent:
+        cluster.result(one, timeout=30.0)
+    cluster.settled()
+    assert len(cluster.runs(key)) == len(sent)
+    assert {result for one in sent[:-3] if (result := one.result)} == {f"k:{key}"}
+    assert len({run.pid for run in cluster.runs(key)}) > 1
+    cluster.free(key)
+
+
+def test_a_task_gives_up_after_its_deadline(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        begin = time.monotonic()
+        sent = cluster.send("conflict_deadline", key)
+        assert cluster.state(sent) == "FAILURE"
+        assert 0.6 <= time.monotonic() - begin < 5.0
+        with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
+            cluster.result(sent)
+        worker.said(f"conflict_deadline[{sent.id}] gives up after")
+    assert cluster.runs(key) == []
+    cluster.settled()
+
+
+def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
+    running = cluster.send("work", key, 2.0)
+    cluster.entered(key)
+    sent = cluster.send("conflict_skip", key)
+    skipped = Skipped.of(cluster.result(sent))
+    assert skipped is not None
+    assert skipped["resource"] == f"k:{key}"
+    assert running.id in skipped["holder"]
+    worker.said(f"conflict_skip[{sent.id}] is skipped: k:{key} is held by task {running.id}")
+    assert sent.state == "SUCCESS"
+    assert len(cluster.runs(key)) == 1
+    assert cluster.result(running) == {"retries": 0, "token": True}
+    assert Skipped.of(cluster.result(cluster.send("conflict_skip", key))) is None
+    assert len(cluster.runs(key)) == 2
+
+
+def test_a_task_raises(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.states() as states, cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send("conflict_raise", key)
+        with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
+            cluster.result(sent)
+        wait_until(lambda: states.get(sent.id), 2.0, "a state was announced")
+    assert states[sent.id] == ["FAILURE"]
+    assert cluster.runs(key) == []
+    cluster.settled()
+
+
+def test_a_loser_frees_nothing(cluster: Cluster, worker: Worker, key: str) -> None:
+    """However it loses, the holder's key stays on every node."""
+    with cluster.redlock.lock(f"k:{key}") as lease:
+        for task in ("conflict_skip", "conflict_raise", "conflict_deadline"):
+            cluster.state(cluster.send(task, key))
+        holder = cluster.redlock.holder(f"k:{key}")
+        assert holder is not None and holder.nodes == 5
+        lease.ensure()
+
+
+def test_users_headers_and_options_survive(cluster: Cluster, worker: Worker, key: str) -> None:
+    """A task that is sent again for want of its lock is the same message in all else."""
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send(
+            "headers", key, headers={"trace": "abc"}, time_limit=50, soft_time_limit=40, priority=3
+        )
+        worker.said(f"headers[{sent.id}] waits (held, attempt 2")
+    assert cluster.result(sent) == {"trace": "abc", "timelimit": [50, 40], "args": [key]}
+
+
+# -- the predecessor rule ------------------------------------------------------------------------
+
+
+def test_chain_link_waits_for_its_predecessor(cluster: Cluster, worker: Worker, key: str) -> None:
+    """`chain(t(x), t(x))`: the second is published while the first still holds their key."""
+    with cluster.states() as states:
+        last = chain(
+            [cluster.signature("link", key).set(immutable=True) for _ in range(3)]
+        ).apply_async()
+        links = [last.parent.parent, last.parent, last]
+
+        def done() -> bool:
+            return all(states.get(one.id, [""])[-1] == "SUCCESS" for one in links)
+
+        wait_until(done, 10.0, "all links have succeeded")
+    assert [states[one.id] for one in links] == [["SUCCESS"]] * 3  # and no RETRY
+    assert len(cluster.runs(key)) == 3
+
+
+def test_retry_waits_for_its_predecessor(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.states() as states:
+        sent = cluster.send("slow_after_retry", key)
+        assert cluster.result(sent) == 1
+    assert states[sent.id].count("RETRY") == 1  # the user's; none for want of the lock
+    assert len(cluster.runs(key, sent)) == 2
+
+
+# -- canvas ----------------------------------------------------------------------------------------
+
+
+def test_chord_of_equal_tasks_completes(cluster: Cluster, worker: Worker) -> None:
+    header = [cluster.signature("step", 1) for _ in range(3)]
+    last = chord(header, app=cluster.app)(cluster.signature("total"))
+    assert cluster.result(last, timeout=20.0) == 3
+    cluster.settled()
+
+
+def test_group_of_equal_tasks_completes(cluster: Cluster, worker: Worker) -> None:
+    sent = group([cluster.signature("step", 2) for _ in range(3)], app=cluster.app).apply_async()
+    assert [cluster.result(one, timeout=20.0) for one in sent.results] == [2, 2, 2]
+    cluster.settled()
+
+
+def test_chord_with_a_skipped_task_completes(cluster: Cluster, worker: Worker, key: str) -> None:
+    header = [cluster.signature("conflict_skip", key, 0.5) for _ in range(2)]
+    last = chord(header, app=cluster.app)(cluster.signature("count"))
+    assert cluster.result(last) == 2
+    assert len(cluster.runs(key)) == 1
+
+
+# -- nesting ---------------------------------------------------------------------------------------
+
+
+def test_a_task_that_calls_itself_shares_its_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    assert cluster.result(cluster.send("factorial", key, 5)) == 120
+    assert cluster.result(cluster.send("countdown", key, 3)) == [3, 2, 1, 0]
+    cluster.free(key, within=0.0)
+
+
+def test_map_locks_every_item(cluster: Cluster, worker: Worker) -> None:
+    """`.map` calls the task in a loop: a plain call each, under the lock of its own arguments."""
+    sent = cluster.app.send_task(
+        "celery.map", kwargs={"task": cluster.signature("square"), "it": [2, 3, 3, 4]}
+    )
+    assert cluster.result(sent) == [4, 9, 9, 16]
+    with cluster.redlock.lock("k:3"):
+        sent = cluster.app.send_task(
+            "celery.map", kwargs={"task": cluster.signature("square"), "it": [2, 3]}
+        )
+        with pytest.raises(ResourceHeld):
+            cluster.result(sent)
+    cluster.redlock.release(cluster.redlock.acquire("k:2"))

@@ -1,0 +1,115 @@
+"""A worker refuses to start with settings that cannot work, and says which; one node is enough."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.worker.harness import READY, Cluster, Worker
+
+pytestmark = pytest.mark.worker
+
+
+def refusal(cluster: Cluster, **conf: Any) -> str:
+    """What a worker says that does not start with these settings."""
+    worker = Worker(cluster, ("-c", "1"), conf)
+    try:
+        assert worker.ended(READY) != 0
+    finally:
+        worker.kill()
+    assert " ready." not in worker.text
+    return worker.text
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "words"),
+    [
+        ("redlock_ttl", "ten", "redlock_ttl must be a number of seconds"),
+        ("redlock_ttl", 0, "redlock_ttl must be a number of seconds"),
+        ("redlock_wait", -1, "redlock_wait must be a number of seconds"),
+        ("redlock_enabled", "no", "redlock_enabled must be True or False"),
+        ("redlock_prefix", "", "redlock_prefix must be a string"),
+        ("redlock_retry_backoff", 90.0, "redlock_retry_backoff_max must be at least"),
+        ("redlock_ttll", 10, "no option redlock_ttll; did you mean redlock_ttl?"),
+        ("redlock_nodes", "redis://127.0.0.1:1/0", "redlock_nodes must be a list"),
+        ("redlock_nodes", [], "redlock_nodes is empty"),
+        ("redlock_nodes", ["http://127.0.0.1:1"], "redlock_nodes[0]: the scheme 'http'"),
+    ],
+)
+def test_bad_settings(cluster: Cluster, setting: str, value: Any, words: str) -> None:
+    said = refusal(cluster, **{setting: value})
+    assert f"celery_redlock: {words}" in said or f"celery_redlock: there is {words}" in said
+    assert "Traceback" not in said
+
+
+def test_one_address_twice(cluster: Cluster) -> None:
+    first = cluster.nodes[0].url
+    said = refusal(cluster, redlock_nodes=[first, cluster.nodes[1].url, first])
+    assert "redlock_nodes[0] and redlock_nodes[2] are the same server" in said
+
+
+def test_no_nodes_and_no_redis(cluster: Cluster) -> None:
+    said = refusal(
+        cluster, redlock_nodes=None, broker_url="memory://", result_backend="cache+memory://"
+    )
+    assert "redlock_nodes is not set and the broker is no Redis: set redlock_nodes" in said
+
+
+@pytest.mark.parametrize("name", ["CELERY_REDLOCK_TTLL", "CELERY_REDLOCK_TTL"])
+def test_through_a_namespace(cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("TEST_NAMESPACED", f'{{"{name}": "ten"}}')
+    said = refusal(cluster)
+    assert f"redlock_{name[15:].lower()}" in said
+
+
+def test_nodes_through_a_namespace(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    node = cluster.nodes[4]
+    monkeypatch.setenv("TEST_NAMESPACED", f'{{"CELERY_REDLOCK_NODES": ["{node.url}"]}}')
+    with cluster.worker("-c", "1"):
+        assert cluster.result(cluster.send("nodes")) == [f"127.0.0.1:{node.port}"]
+
+
+def test_the_broker_is_the_only_node(cluster: Cluster, key: str) -> None:
+    with cluster.worker("-c", "2", redlock_nodes=None) as worker:
+        worker.said("redlock_nodes is not set: tasks are locked on the broker's Redis alone")
+        assert cluster.result(cluster.send("nodes")) == [f"127.0.0.1:{cluster.broker.port}"]
+        sent = [cluster.send("work", key) for _ in range(4)]
+        for one in sent:
+            assert cluster.result(one) == {"retries": 0, "token": True}
+        assert worker.text.count("redlock_nodes is not set") == 1
+        (line,) = [line for line in worker.text.splitlines() if "redlock_nodes is not" in line]
+        assert "INFO/MainProcess" in line
+        assert "not when it restarts without its data" in line
+
+
+def test_nothing_is_said_about_named_nodes(cluster: Cluster) -> None:
+    with cluster.worker("-c", "1") as worker:
+        assert cluster.result(cluster.send("add", 1, 2)) == 3
+        assert "redlock_nodes is not set" not in worker.text
+
+
+def test_disabled(cluster: Cluster, key: str) -> None:
+    """No lock anywhere: a task runs although another holds its resource. (For tests.)"""
+    with cluster.worker("-c", "2", redlock_enabled=False) as worker:
+        worker.said("redlock_enabled is False: no task takes a lock")
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = cluster.send("work", key)
+            assert cluster.result(sent) == {"retries": 0, "token": False}
+
+
+def test_disabled_needs_no_nodes(cluster: Cluster, key: str) -> None:
+    nowhere = ["redis://127.0.0.1:1/0"]
+    with cluster.worker("-c", "1", redlock_enabled=False, redlock_nodes=nowhere):
+        assert cluster.result(cluster.send("work", key)) == {"retries": 0, "token": False}
+
+
+def test_workers_start_without_their_nodes(cluster: Cluster, key: str) -> None:
+    """Nodes that are away are no setting that cannot work: tasks wait for them."""
+    with cluster.worker("-c", "1", redlock_nodes=["redis://127.0.0.1:1/0"]) as worker:
+        sent = cluster.send("work", key)
+        worker.said(f"work[{sent.id}] waits (unavailable, attempt 1")
+        assert cluster.runs(key) == []
+        cluster.client.delete("celery")
