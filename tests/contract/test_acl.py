@@ -1,0 +1,138 @@
+"""The ACL rule in the docs: enough for every operation, and nothing in it for nothing."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_redlock import Redlock, RedlockError
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+# Redlock.close() closes the connections of waiters under their readers, which then complain.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+RULE = re.search(r"^ACL SETUSER redlock (on .*)$", PAGE.read_text("utf-8"), re.M)[1].split()
+GRANTED = [word for word in RULE if word.startswith("+")]
+
+
+@pytest.fixture(params=["the usual server", "redis-server"], scope="module")
+def node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """A server of its own: users outlive FLUSHALL."""
+    binary = None
+    if request.param == "redis-server":
+        binary = shutil.which("redis-server")
+        if binary is None:
+            pytest.skip("no redis-server is installed")
+    with LocalServer(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture
+def admin(node: LocalServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=node.port, decode_responses=True) as client:
+        client.flushall()
+        client.execute_command("ACL", "LOG", "RESET")
+        yield client
+        client.execute_command("ACL", "DELUSER", "redlock")
+
+
+def refused(admin: redis.Redis) -> set[str]:
+    """The commands that the server has refused to anybody."""
+    return {str(entry["object"]) for entry in admin.acl_log()}
+
+
+def url(node: LocalServer, database: int = 0) -> str:
+    return f"redis://redlock:SECRET@127.0.0.1:{node.port}/{database}"
+
+
+def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
+    """Every operation, once; whether the waiter was granted the lock that was freed for it."""
+    redlock, other = Redlock([url], ttl=5), Redlock([url], ttl=5)
+    granted: list[bool] = []
+
+    def wait_for_it() -> None:
+        with suppress(RedlockError):
+            granted.append(other.release(other.acquire("order:1", wait=wait)))
+
+    def listens() -> bool:
+        return admin.pubsub_numsub("redlock:order:1")[0][1] > 0
+
+    try:
+        lease = redlock.extend(redlock.acquire("order:1"))
+        holder = redlock.holder("order:1")
+        assert holder is not None and holder.nodes == 1
+        assert redlock.try_acquire("order:1") is None
+        waiter = threading.Thread(target=wait_for_it)
+        waiter.start()
+        wait_until(lambda: listens() or refused(admin) or not waiter.is_alive(), 5, "it waits")
+        redlock.release(lease)
+        waiter.join()
+        wait_until(lambda: not listens() or refused(admin), 5, "it listens no more")
+    finally:
+        redlock.close()
+        other.close()
+    return granted == [True]
+
+
+def test_the_rule_is_enough(node: LocalServer, admin: redis.Redis) -> None:
+    admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
+    assert use_everything(url(node), admin, wait=5)
+    assert refused(admin) == set()
+    assert admin.dbsize() == 0
+
+
+@pytest.mark.parametrize("word", GRANTED)
+def test_each_command_of_the_rule_is_needed(
+    node: LocalServer, admin: redis.Redis, word: str
+) -> None:
+    rest = [kept for kept in RULE if kept != word]
+    admin.execute_command("ACL", "SETUSER", "redlock", *rest)
+    with suppress(RedlockError):
+        use_everything(url(node), admin, wait=1)
+    assert word[1:] in refused(admin)
+
+
+def test_another_database_needs_select(node: LocalServer, admin: redis.Redis) -> None:
+    admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
+    with pytest.raises(RedlockError, match="NOPERM"):
+        Redlock([url(node, database=1)]).acquire("order:1")
+    admin.execute_command("ACL", "SETUSER", "redlock", "+select")
+    redlock = Redlock([url(node, database=1)])
+    assert redlock.release(redlock.acquire("order:1"))
+    redlock.close()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("GET", "secret"),
+        ("SET", "secret", "1"),
+        ("DEL", "secret"),
+        ("EVAL", "return redis.call('GET', 'secret')", "0"),
+        ("PUBLISH", "secret", "1"),
+        ("KEYS", "*"),
+        ("FLUSHALL",),
+        ("CONFIG", "GET", "*"),
+        ("INFO",),
+        ("CLIENT", "KILL", "TYPE", "normal"),
+        ("ACL", "WHOAMI"),
+    ],
+    ids=" ".join,
+)
+def test_nothing_else_is_allowed(
+    node: LocalServer, admin: redis.Redis, command: tuple[str, ...]
+) -> None:
+    admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
+    user = redis.Redis(port=node.port, username="redlock", password="SECRET", protocol=2)
+    with user, pytest.raises(redis.ResponseError) as refusal:
+        user.execute_command(*command)
+    assert refused(admin), refusal.value
