@@ -73,7 +73,8 @@ def run(display: Display, timeline: Path, keep: Path | None = None) -> int:
         verdict = judge(story)
         draw(story, verdict, timeline)
         if keep is not None:
-            shutil.copytree(directory, keep, dirs_exist_ok=True)
+            others = shutil.ignore_patterns("pymp-*")
+            shutil.copytree(directory, keep, ignore=others, dirs_exist_ok=True)
         display.verdict(verdict, failure)
         display.say(f"timeline: {timeline.resolve()}")
         if not verdict.ok or failure:

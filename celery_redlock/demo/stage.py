@@ -65,6 +65,7 @@ class Stage:
             "DEMO_BROKER": self.broker.url,
             "DEMO_NODES": " ".join(node.url for node in self.nodes),
             "DEMO_JOURNAL": str(self.directory),
+            "TMPDIR": str(self.directory),  # killed in the end, it leaves what it put there
         }
         command = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app", "worker"]
         command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--loglevel", "INFO"]

@@ -1,0 +1,148 @@
+"""The demonstration on real servers with a real worker: it holds, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from celery_redlock.demo.journal import Reader
+from celery_redlock.demo.judge import Story
+from tests.support import wait_until
+
+pytestmark = pytest.mark.worker
+
+MARK = "CELERY_REDLOCK_TEST_MARK"
+
+
+class Demo:
+    """A run of the demonstration: all its processes bear a mark, all its files lie in one place."""
+
+    def __init__(self, directory: Path) -> None:
+        self.temporary = directory / "tmp"
+        self.temporary.mkdir()
+        self.directory = directory
+        self.timeline = directory / "demo-timeline.svg"
+        self.output = directory / "output"
+        self._mark = uuid.uuid4().hex
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            MARK: self._mark,
+            "TMPDIR": str(self.temporary),
+            "PYTHONPATH": os.getcwd(),
+            **environment,
+        }
+        with open(self.output, "wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-m", "celery_redlock.demo", *arguments],
+                cwd=self.directory,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def processes(self) -> list[str]:
+        """What still runs of it."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                alive = process.status() != psutil.STATUS_ZOMBIE
+                if alive and process.environ().get(MARK) == self._mark:
+                    found.append(" ".join(process.cmdline()))
+            except psutil.Error:
+                continue
+        return found
+
+    def until_it_works(self) -> None:
+        """Wait until children run bodies, so that there is something to be left behind."""
+
+        def bodies() -> bool:
+            return any(
+                Story.of(Reader(path).new()).bodies
+                for path in self.temporary.glob("redlock-demo-*")
+            )
+
+        wait_until(bodies, 20, "the first bodies")
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    yield Demo(tmp_path)
+
+
+def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
+    process = demo.start("--keep", "kept")
+    assert process.wait(timeout=60) == 0, demo.said()
+    said = demo.said()
+    assert "bodies of one order that overlapped .......... 0\n" in said
+    assert "charges lost ................................. 0 of 200\n" in said
+    assert "bodies killed in the middle .................. 2\n" in said
+    assert str(demo.timeline) in said
+    assert "Traceback" not in said
+
+    story = Story.of(Reader(demo.directory / "kept").new())
+    assert {body.task for body in story.bodies} >= story.sent.keys()
+    ((since, until),) = story.dark()
+    assert until - since > 2
+    assert [event for event in story.away if event["why"] == "no quorum"]
+    texts = [text.text or "" for text in ElementTree.parse(demo.timeline).iter() if text.text]
+    assert sum(", pid " in text for text in texts) == len(story.bodies)
+
+    assert demo.processes() == []
+    assert list(demo.temporary.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_it_and_nothing_is_left(demo: Demo, name: str) -> None:
+    process = demo.start()
+    demo.until_it_works()
+    assert len(demo.processes()) > 10
+    process.send_signal(signal.Signals[name])
+    assert process.wait(timeout=10) == 128 + signal.Signals[name]
+    assert demo.processes() == []
+    assert list(demo.temporary.iterdir()) == []
+    assert "Traceback" not in demo.said()
+
+
+def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
+    process = demo.start()
+    demo.until_it_works()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not demo.processes(), 10, "servers and worker to be gone", every=0.1)
+
+
+def test_a_worker_that_dies_is_a_failure_that_shows_its_log(demo: Demo) -> None:
+    process = demo.start()
+    demo.until_it_works()
+    (worker,) = [
+        child for child in psutil.Process(process.pid).children() if "celery" in child.cmdline()
+    ]
+    worker.kill()
+    assert process.wait(timeout=15) == 1
+    said = demo.said()
+    assert "the worker has ended" in said
+    assert "celery@" in said
+    assert demo.processes() == []
+    assert list(demo.temporary.iterdir()) == []
+
+
+def test_without_a_server_binary_it_says_what_to_do(demo: Demo) -> None:
+    process = demo.start(CELERY_REDLOCK_SERVER="/nowhere/valkey-server")
+    assert process.wait(timeout=15) == 1
+    assert "CELERY_REDLOCK_SERVER" in demo.said()
+    assert "Traceback" not in demo.said()
+    assert list(demo.temporary.iterdir()) == []
