@@ -241,6 +241,9 @@ class Audit:
     def failed(self, worker: Worker, claim: Claim, ballot: Round, now: float) -> None:
         """An attempt failed."""
 
+    def interrupted(self, worker: Worker, claim: Claim) -> None:
+        """An exception struck an attempt, and it has been cleaned up."""
+
     def signalled(self, worker: Worker, claim: Claim, now: float) -> None:
         """The watchdog told a worker that its lease is lost."""
 
@@ -355,8 +358,8 @@ class World:
         while events and events[0][0] <= until:
             self.now, _count, call, argument = pop(events)
             call(argument)
-        if until != float("inf"):
-            self.now = max(self.now, until)
+        if events:
+            self.now = until
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
@@ -827,6 +830,7 @@ class Worker:
         claim = self.claim
         assert claim is not None
         self.clean_up(claim)
+        self.process.world.audit.interrupted(self, claim)
         self._rest()
 
     def clean_up(self, claim: Claim) -> None:
@@ -851,12 +855,12 @@ class Worker:
         process.world.note(f"granted {process.index}.{self.number} until {claim.deadline:.6f}")
         if knobs.extension:
             process.watch(self, claim)
-        self._work(now + self._draw() * knobs.hold)
+        self._work((claim, now + self._draw() * knobs.hold))
 
-    def _work(self, until: float) -> None:
+    def _work(self, what: tuple[Claim, float]) -> None:
         """Work under the lock, asking now and then whether it still is ours."""
-        process, claim = self.process, self.claim
-        assert claim is not None
+        process = self.process
+        claim, until = what
         now = process.clock()
         if claim.ended:
             return
@@ -865,7 +869,7 @@ class Worker:
         if not says or now >= until:
             self._release()
         else:
-            process.later(min(until - now, claim.ttl / 4), self._work, until)
+            process.later(min(until - now, claim.ttl / 4), self._work, what)
 
     def lost(self, claim: Claim) -> None:
         """The watchdog says that the lease is lost."""

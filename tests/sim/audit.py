@@ -18,6 +18,7 @@ memories.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,8 +37,11 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
     def __init__(self, invariant: str, text: str) -> None:
-        super().__init__(f"{invariant}: {text}")
+        super().__init__(invariant, text)
         self.invariant = invariant
+
+    def __str__(self) -> str:
+        return ": ".join(self.args)
 
 
 class Book:
@@ -57,7 +61,14 @@ class Book:
 
 
 class Auditor(Audit):
-    """Raises `Violation` as soon as one is seen."""
+    """Raises `Violation` as soon as one is seen.
+
+    Args:
+        only: The invariants to look at; all if empty.
+    """
+
+    def __init__(self, only: Sequence[str] = ()) -> None:
+        self.only = only
 
     def start(self, world: World) -> None:
         """Take the witness stand at every node."""
@@ -81,7 +92,8 @@ class Auditor(Audit):
         return book
 
     def _fail(self, invariant: str, text: str) -> None:
-        raise Violation(invariant, f"at {self.world.now:.6f}: {text}")
+        if not self.only or invariant in self.only:
+            raise Violation(invariant, f"at {self.world.now:.6f}: {text}")
 
     # -- At the nodes
 
@@ -105,13 +117,13 @@ class Auditor(Audit):
             if expiry > server.clock(self.world.now) + claim.ttl + EPSILON:
                 self._fail("I4", f"{claim.token} stays longer than its ttl")
             book = self.books.get(claim.token)
-            freed_on = book.freed.get(server.index) if book is not None else None
+            freed_on = book.freed.get(over.link.index) if book is not None else None
             if freed_on is not None and (freed_on is over or not over.link.breaks):
                 self._fail("I5", f"{claim.token} was set on node {server.index} after its release")
 
     def freed(self, server: Server, over: Connection, claim: Claim) -> None:
         """Remember on which connection."""
-        self._book(claim).freed[server.index] = over
+        self._book(claim).freed[over.link.index] = over
 
     # -- At the processes
 
@@ -143,7 +155,7 @@ class Auditor(Audit):
             book.valid = sorted(expiries)[len(expiries) - self.quorum] - self.allowance
         if granted:
             self._compare(book, claim, now)
-            self._alone(claim, link_process=None)
+            self._alone(claim)
 
     def _compare(self, book: Book, claim: Claim, now: float) -> None:
         if claim.held(now):
@@ -167,9 +179,9 @@ class Auditor(Audit):
         self._compare(book, claim, now)
         self.splits = 0
         self.granted_to.setdefault(claim.resource, []).append((worker, claim))
-        self._alone(claim, link_process=worker)
+        self._alone(claim)
 
-    def _alone(self, claim: Claim, link_process: Worker | None) -> None:
+    def _alone(self, claim: Claim) -> None:
         grants = self.granted_to.get(claim.resource, ())
         holders = []
         for worker, other in grants:
@@ -225,12 +237,7 @@ class Auditor(Audit):
 
     def failed(self, worker: Worker, claim: Claim, ballot: Round, now: float) -> None:
         """I9: who did not say no is sent the undoing. I6: somebody wins."""
-        book = self._book(claim)
-        process = worker.process
-        for node in book.asked:
-            if book.said.get(node) is not Vote.NO:
-                self._freeing(process, node, claim)
-        self._finished(claim)
+        self._undone(worker.process, claim)
         if self.quiet:
             self.splits += 1
             live = any(
@@ -240,6 +247,17 @@ class Auditor(Audit):
                 self.splits = 0
             elif self.splits > SPLITS:
                 self._fail("I6", f"{self.splits} attempts failed while nobody held the lock")
+
+    def interrupted(self, worker: Worker, claim: Claim) -> None:
+        """I9, as for any attempt that failed."""
+        self._undone(worker.process, claim)
+
+    def _undone(self, process: Process, claim: Claim) -> None:
+        book = self._book(claim)
+        for node in book.asked:
+            if book.said.get(node) is not Vote.NO:
+                self._freeing(process, node, claim)
+        self._finished(claim)
 
     def _grants(self, resource: str) -> list[tuple[Worker, Claim]]:
         return self.granted_to.get(resource, [])
@@ -280,7 +298,9 @@ def conclude(world: World) -> None:
     for process in world.processes:
         for worker in process.workers:
             if not worker.done:
-                raise Violation("I8", f"worker {process.index}.{worker.number} never came to an end")
+                raise Violation(
+                    "I8", f"worker {process.index}.{worker.number} never came to an end"
+                )
     for server in world.servers:
         for resource in list(server.node.held):
             token = server.node.token(resource, server.clock(world.now))

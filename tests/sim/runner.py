@@ -41,23 +41,33 @@ class Result:
         return head + faults + trace
 
 
-def run(seed: int, *, trace: bool = False, twist: Twist | None = None) -> Result:
+def run(
+    seed: int, *, trace: bool = False, twist: Twist | None = None, only: Sequence[str] = ()
+) -> Result:
     """Run the world of a seed.
 
     Args:
         seed: Names it.
         trace: Keep the events.
         twist: Changes what the seed has drawn, for planted faults.
+        only: The invariants to look at; all if empty.
     """
     knobs, faults = draw(seed)
     if twist is not None:
         knobs, faults = twist(knobs, faults)
-    return play(seed, knobs, faults, trace=trace)
+    return play(seed, knobs, faults, trace=trace, only=only)
 
 
-def play(seed: int, knobs: Knobs, faults: Sequence[Fault], *, trace: bool = False) -> Result:
+def play(
+    seed: int,
+    knobs: Knobs,
+    faults: Sequence[Fault],
+    *,
+    trace: bool = False,
+    only: Sequence[str] = (),
+) -> Result:
     """Run a world with these very knobs and faults."""
-    auditor = Auditor()
+    auditor = Auditor(only)
     world = World(seed, knobs, faults, auditor, trace)
     auditor.start(world)
     result = Result(seed, knobs, faults)

@@ -1,0 +1,353 @@
+"""Planted bugs: rules taken out of the production code, one at a time. Each must be found.
+
+A simulator that finds none of them proves nothing. Most mutants patch the production object itself;
+where the rule lives in the part of production that the world stands in for (a script in `node.py`,
+the loop of `driver.py`, the clean-up in `lock.py`), they patch its mirror in the world.
+
+Two of them break no rule but a premise (`premise`): there the lock is known to fail, and the run
+shows that it does, and that the invariants would see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+from celery_redlock import lease, quorum, testing
+from celery_redlock.channel import Channel
+from celery_redlock.lease import Claim, Owner
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.testing import FakeNode, Fault, Knobs, Link, Process, Worker
+
+Patches = Callable[[], list[Any]]
+Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug.
+
+    Attributes:
+        what: The rule that is missing.
+        patches: What to patch, for `mock.patch.object`.
+        twist: Changes the world that a seed has drawn, or None.
+        premise: It breaks a premise of the algorithm rather than a rule of the code.
+        seed: One that is known to show it.
+        invariants: Those that may see it.
+        overlap: A seed at which two hold the same lock at once, where one is known.
+    """
+
+    what: str
+    patches: Patches = list
+    twist: Twist | None = None
+    premise: bool = False
+    seed: int = 0
+    invariants: tuple[str, ...] = ("I1",)
+    overlap: int | None = None
+
+
+@contextmanager
+def planted(mutant: Mutant) -> Iterator[None]:
+    """The code with one bug in it."""
+    with ExitStack() as stack:
+        for target, name, value in mutant.patches():
+            stack.enter_context(mock.patch.object(target, name, value))
+        yield
+
+
+# -- The patches
+
+
+def _blind_release() -> list[Any]:
+    def delete(self: FakeNode, claim: Claim, token: str | None) -> bool:
+        if token is None:
+            return False
+        del self.held[claim.resource]
+        if self.witness is not None:
+            self.witness(claim.resource, token, None, claim)
+        return True
+
+    return [(FakeNode, "_delete", delete)]
+
+
+def _overwriting_acquire() -> list[Any]:
+    execute = FakeNode.execute
+
+    def careless(self: FakeNode, verb: Verb, claims: Any, now: float) -> Any:
+        if verb is not Verb.ACQUIRE:
+            return execute(self, verb, claims, now)
+        self._set(claims[0], self.token(claims[0].resource, now), now)
+        return None
+
+    return [(FakeNode, "execute", careless)]
+
+
+def _minority_quorum() -> list[Any]:
+    def half(nodes: int) -> int:
+        return max(1, nodes // 2)
+
+    return [(quorum, "quorum_of", half), (lease, "quorum_of", half)]
+
+
+def _counted_from_the_answer() -> list[Any]:
+    acknowledged = Claim.acknowledged
+
+    def late(self: Claim, node: int, sent: float, now: float) -> None:
+        acknowledged(self, node, now, now)
+
+    return [(Claim, "acknowledged", late)]
+
+
+def _token_kept() -> list[Any]:
+    token = Owner.token
+
+    def same(self: Owner, nonce: str) -> str:
+        return token(self, "always")
+
+    return [(Owner, "token", same)]
+
+
+def _old_deadline_ignored() -> list[Any]:
+    def held(self: Claim, now: float) -> bool:
+        return self.granted_at is not None and not self.ended and now < self.deadline
+
+    return [(Claim, "_open", lambda self, now: True), (Claim, "held", held)]
+
+
+def _late_answer_counted_as_new() -> list[Any]:
+    return [(Channel, "answered", lambda self: self.unanswered.pop())]
+
+
+def _two_connections() -> list[Any]:
+    def link(self: Process, index: int, round_: Round) -> Link:
+        if round_.verb not in (Verb.RELEASE, Verb.UNDO):
+            return self.links[index]
+        others = self.__dict__.setdefault("others", {})
+        if index not in others:
+            others[index] = Link(self, index, self.links[index].server)
+            others[index].connections = 1000
+            self._open(others[index])
+        return others[index]
+
+    return [(Process, "link", link)]
+
+
+def _close_on_timeout() -> list[Any]:
+    overdue = Process._overdue
+
+    def impatient(self: Process, round_: Round) -> None:
+        operation = self.waiting.get(round_)
+        if operation is not None:
+            for link in self.links:
+                self._drain(link)
+        late = [i for i in round_.targets if round_.votes[i] is None] if operation else []
+        for index in late:
+            link = self.links[index]
+            if link.connection is not None and round_ in link.channel.unanswered:
+                link.connection.proven = True
+                self.drop(link)
+        overdue(self, round_)
+
+    return [(Process, "_overdue", impatient)]
+
+
+def _no_clean_up() -> list[Any]:
+    def undo(claim: Claim, now: float, nodes: Any = None) -> Any:
+        claim.ended = True
+        yield from ()
+
+    return [(quorum, "undo", undo)]
+
+
+def _clean_up_of_yes_only() -> list[Any]:
+    undo = quorum.undo
+
+    def partial(claim: Claim, now: float, nodes: Any = None) -> Any:
+        certain = [i for i, e in enumerate(claim.expiries) if e != lease.NEVER]
+        return undo(claim, now, certain)
+
+    return [(quorum, "undo", partial)]
+
+
+def _extend_counts_replies() -> list[Any]:
+    extended = Round._extended
+
+    def generous(self: Round, node: int, outcomes: str) -> str:
+        return "1" * len(outcomes)
+
+    def counting(self: Round, node: int, outcomes: str, now: float) -> None:
+        extended(self, node, generous(self, node, outcomes), now)
+
+    return [(Round, "_extended", counting)]
+
+
+def _release_swallowed() -> list[Any]:
+    return [(Worker, "clean_up", lambda self, claim: setattr(claim, "ended", True))]
+
+
+def _no_check_after_wait() -> list[Any]:
+    def grant(self: Claim, now: float) -> bool:
+        self._settle(now)
+        self.granted_at = now
+        return True
+
+    def held(self: Claim, now: float) -> bool:
+        return self.granted_at is not None and not self.ended and self.lost is None
+
+    return [(Claim, "grant", grant), (Claim, "held", held)]
+
+
+def _no_drift() -> list[Any]:
+    return [(lease, "drift", lambda ttl: 0.0)]
+
+
+def _extension_after_release() -> list[Any]:
+    return [(Round, "begin", lambda self: None)]
+
+
+def _waiting_set_behind_release() -> list[Any]:
+    connected = Channel.connected
+
+    def careless(self: Channel, now: float) -> list[Round]:
+        ended = [(c, c.ended) for r in self._waiting for c in r.claims]
+        for claim, _was in ended:
+            claim.ended = False
+        try:
+            return connected(self, now)
+        finally:
+            for claim, was in ended:
+                claim.ended = was
+
+    return [(Channel, "connected", careless)]
+
+
+def _release_not_owed() -> list[Any]:
+    return [(Channel, "_owe", lambda self, round_: None)]
+
+
+def _silence_is_yes() -> list[Any]:
+    def silence(self: Round, node: int, reason: str) -> None:
+        self._vote(node, quorum.Vote.YES)
+
+    return [(Round, "silence", silence)]
+
+
+def _watchdog_asleep() -> list[Any]:
+    def push(self: Any, watched: Any, due: float) -> None:
+        import heapq
+
+        heapq.heappush(self._due, (due, watched.claim.token))
+
+    return [(testing.Schedule, "_push", push)]
+
+
+# -- The twists
+
+
+def _back_at_once(knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:
+    return knobs, [
+        replace(fault, lasts=0.02 * knobs.ttl) if fault.kind == "crash" else fault
+        for fault in faults
+    ]
+
+
+def _clock_jumps(knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:
+    return knobs, [
+        Fault("jump", fault.at, 0.0, nodes=fault.nodes[:1], amount=knobs.ttl)
+        if fault.kind in ("freeze", "refuse", "crash")
+        else fault
+        for fault in faults
+    ]
+
+
+MUTANTS: dict[str, Mutant] = {
+    "blind-release": Mutant(
+        "a release deletes whatever is there", _blind_release, invariants=("I7",), overlap=9
+    ),
+    "overwriting-acquire": Mutant(
+        "an acquisition overwrites what is there",
+        _overwriting_acquire,
+        invariants=("I7",),
+        overlap=0,
+    ),
+    "minority-quorum": Mutant(
+        "half of the nodes are enough", _minority_quorum, invariants=("I9", "I2"), overlap=10
+    ),
+    "counted-from-answer": Mutant(
+        "a lease counts from the answer, not from the sending",
+        _counted_from_the_answer,
+        invariants=("I2",),
+        overlap=833,
+    ),
+    "token-kept": Mutant(
+        "the token of one attempt serves the next",
+        _token_kept,
+        invariants=("I5", "I2", "I9"),
+        overlap=1079,
+    ),
+    "old-deadline-ignored": Mutant(
+        "an extension revives a lease that was over",
+        _old_deadline_ignored,
+        invariants=("I2",),
+        seed=2378,
+    ),
+    "late-answer-as-new": Mutant(
+        "a late answer is taken for that to the newest request",
+        _late_answer_counted_as_new,
+        invariants=("I9", "I2"),
+        overlap=7,
+    ),
+    "two-connections": Mutant(
+        "releases travel on connections of their own", _two_connections, invariants=("I5",), seed=6
+    ),
+    "close-on-timeout": Mutant(
+        "a connection that only timed out is closed", _close_on_timeout, invariants=("I5",), seed=1
+    ),
+    "no-clean-up": Mutant("a lost vote is not undone", _no_clean_up, invariants=("I9", "I5")),
+    "clean-up-of-yes-only": Mutant(
+        "nodes that have not answered are not sent the undoing",
+        _clean_up_of_yes_only,
+        invariants=("I9", "I5"),
+    ),
+    "extend-counts-replies": Mutant(
+        "any answer confirms an extension", _extend_counts_replies, invariants=("I2",), seed=330
+    ),
+    "release-swallowed": Mutant(
+        "an exception in an attempt leaves it behind",
+        _release_swallowed,
+        invariants=("I9", "I5"),
+        seed=6,
+    ),
+    "no-check-after-wait": Mutant(
+        "what was granted is taken for held without a look at the clock",
+        _no_check_after_wait,
+        invariants=("I2",),
+        seed=2,
+    ),
+    "drift-ignored": Mutant("the whole ttl is counted as held", _no_drift, invariants=("I2",)),
+    "extension-after-release": Mutant(
+        "an extension is written behind the release of its lease",
+        _extension_after_release,
+        invariants=("I5",),
+        seed=59,
+    ),
+    "setting-after-owed-release": Mutant(
+        "after a reconnect, what ended is asked again behind its release",
+        _waiting_set_behind_release,
+        invariants=("I5",),
+        seed=354,
+    ),
+    "silence-is-yes": Mutant(
+        "a node that does not answer votes yes", _silence_is_yes, invariants=("I9",), seed=1
+    ),
+    "loss-not-told": Mutant(
+        "the watchdog does not wake for a deadline", _watchdog_asleep, invariants=("I2",), seed=25
+    ),
+    "immediate-restart": Mutant(
+        "a node that forgot everything votes at once", twist=_back_at_once, premise=True, seed=364
+    ),
+    "clock-jump": Mutant("a node's clock jumps", twist=_clock_jumps, premise=True, seed=113),
+}

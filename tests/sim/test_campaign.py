@@ -1,0 +1,133 @@
+"""A thousand worlds without a violation, and every planted bug found.
+
+`make sim` runs twenty thousand. A seed that fails is printed with its knobs, its faults and its
+events, in the smallest form that still fails.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.testing import Fault, Knobs
+from tests.sim.campaign import corpus, hunt
+from tests.sim.mutants import MUTANTS, planted
+from tests.sim.runner import Result, ddmin, play, run, shrink
+
+ROOT = Path(__file__).parents[2]
+
+
+def passes(seed: int) -> Result:
+    result = run(seed)
+    if result.violation is not None:
+        pytest.fail(f"{shrink(result)}\nreplay: python -m tests.sim.campaign --replay {seed}")
+    return result
+
+
+@pytest.mark.parametrize("first", range(0, 1000, 250))
+def test_no_world_violates_an_invariant(first: int) -> None:
+    results = [passes(seed) for seed in range(first, first + 250)]
+    # Worlds in which nothing happens would prove nothing.
+    assert sum(result.grants for result in results) > 500
+    assert sum(result.operations for result in results) > 10_000
+    assert {fault.kind for result in results for fault in result.faults} == {
+        *("crash", "restart", "freeze", "pause", "death", "cut", "reset", "refuse")
+    }
+
+
+@pytest.mark.parametrize("seed", corpus())
+def test_a_seed_that_failed_once_passes(seed: int) -> None:
+    passes(seed)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    _name, result, seeds = hunt(name)
+    assert result is not None, f"{MUTANTS[name].what}: not found in {seeds} seeds"
+    passes(result.seed)  # it is the bug that was found, not the world
+
+
+@pytest.mark.parametrize("name", [n for n, m in MUTANTS.items() if m.overlap is not None])
+def test_a_planted_bug_makes_two_hold_one_lock(name: str) -> None:
+    mutant = MUTANTS[name]
+    assert mutant.overlap is not None
+    with planted(mutant):
+        result = run(mutant.overlap, twist=mutant.twist, only=("I1",))
+    assert result.violation is not None
+    assert "hold" in str(result.violation)
+
+
+def test_one_server_listed_twice_takes_a_quorum_with_it() -> None:
+    # Weighted votes still exclude; but the loss of one server of four is the loss of two votes.
+    knobs = Knobs(nodes=3, processes=1, rounds=2, hold=0.1)
+    dead = [Fault("restart", 0.0, 500.0, nodes=(1,))]
+    twice = Knobs(nodes=3, servers=(0, 1, 1), processes=1, rounds=2, hold=0.1)
+    assert play(1, knobs, dead).grants > play(1, twice, dead).grants == 1  # once it is back
+
+
+def test_a_seed_is_one_run() -> None:
+    for seed in (2, 11, 364):
+        first, second = run(seed, trace=True), run(seed, trace=True)
+        assert len(first.trace) > 20
+        assert first.digest == second.digest
+    assert run(2, trace=True).digest != run(3, trace=True).digest
+
+
+def test_a_seed_is_one_run_in_every_process() -> None:
+    code = "from tests.sim.runner import run; print([run(s, trace=True).digest for s in range(20)])"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert digests == {f"{[run(seed, trace=True).digest for seed in range(20)]}\n"}
+
+
+def test_ddmin_leaves_what_matters() -> None:
+    faults = [Fault("cut", float(i)) for i in range(12)]
+    needed = {3.0, 8.0}
+    tried = []
+
+    def fails(some: list[Fault]) -> bool:
+        tried.append(some)
+        return needed <= {fault.at for fault in some}
+
+    assert {fault.at for fault in ddmin(faults, fails)} == needed
+    assert len(tried) < 60
+    assert ddmin(faults, lambda some: True) == []
+
+
+def test_a_failure_is_made_small_and_shows_what_happened() -> None:
+    mutant = MUTANTS["immediate-restart"]
+    failure = run(mutant.seed, twist=mutant.twist)
+    small = shrink(failure)
+    assert small.violation is not None and failure.violation is not None
+    assert small.violation.invariant == failure.violation.invariant == "I1"
+    assert len(small.faults) <= len(failure.faults)
+    assert any(fault.kind == "crash" for fault in small.faults)
+    shown = str(small)
+    assert f"seed {mutant.seed}: I1" in shown
+    assert "Knobs(" in shown and "Fault(kind='crash'" in shown and "granted" in shown
+
+
+def test_the_command_replays_a_seed_and_shrinks_a_failure(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from tests.sim import campaign
+
+    assert campaign.replay(3, None) == 0
+    assert "nothing wrong" in capsys.readouterr().out
+    assert campaign.replay(364, "immediate-restart") == 1
+    out = capsys.readouterr().out
+    assert "shrunk from" in out and "fault Fault(kind='crash'" in out
