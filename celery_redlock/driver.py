@@ -54,8 +54,10 @@ class Driver:
     def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
         self.nodes = [Node(index, address, prefix) for index, address in enumerate(addresses)]
         self._prefix = prefix
-        self._lock = threading.RLock()
-        self._turn = threading.Condition(self._lock)
+        # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
+        # back; on a Condition it can: a time limit that struck there would leave it taken for good.
+        self._turn = threading.RLock()
+        self._news = threading.Condition(self._turn)
         self._polling = False
         self._poll = _Poll()
         self._connecting: set[int] = set()
@@ -74,7 +76,7 @@ class Driver:
                 self._started = True
                 for node in self.nodes:
                     self._reconnect(node)
-            self._turn.wait_for(
+            self._news.wait_for(
                 lambda: (
                     sum(node.channel.up for node in self.nodes) >= quorum
                     or all(node.channel.up or node.channel.down for node in self.nodes)
@@ -126,13 +128,14 @@ class Driver:
                     node.ask(round_, payload, now)
                     if node.connection is None:
                         self._reconnect(node)
-            until = max(round_.until for round_ in rounds)
-            while not all(round_.decided for round_ in rounds):
-                left = until - monotonic()
-                # An unread answer is no silence: read once more, however late it is.
-                self._wait(max(0.0, left))
-                if left <= 0:
-                    break
+        until = max(round_.until for round_ in rounds)
+        while not all([round_.decided for round_ in rounds]):
+            left = until - monotonic()
+            # An unread answer is no silence: read once more, however late it is.
+            self._wait(max(0.0, left))
+            if left <= 0:
+                break
+        with self._turn:
             for round_ in rounds:
                 waited = round_.until - round_.sent
                 for index in round_.close(f"no answer within {waited:.3f} s"):
@@ -142,35 +145,29 @@ class Driver:
         """Let answers come in: poll for everybody, or sleep while another thread does."""
         if self._connecting and any(node.channel.awaited for node in self.nodes):
             timeout = min(timeout, SLICE)
-        if self._polling:
-            self._turn.wait(timeout)
-            return
-        ready: list[int] = []
+        polling = False
         try:
-            self._polling = True
-            self._lock.release()
+            with self._turn:
+                if self._polling:
+                    self._news.wait(timeout)
+                    return
+                polling = self._polling = True
             ready = self._poll.wait(timeout)
+        except BaseException:
+            with self._turn:
+                self._news.notify_all()  # somebody else must poll
+            raise
         finally:
-            self._polling = False
-            self._retake()
-        now = monotonic()
-        for index in ready:
-            node = self.nodes[index]
-            node.receive(now)
-            if node.connection is None:
-                self._reconnect(node)
-        self._turn.notify_all()
-
-    def _retake(self) -> None:
-        """Hold the turn again, also if an exception strikes while waiting for it."""
-        struck: BaseException | None = None
-        while not self._lock._is_owned():  # type: ignore[attr-defined]
-            try:
-                self._lock.acquire()
-            except BaseException as error:
-                struck = error
-        if struck is not None:
-            raise struck
+            if polling:
+                self._polling = False
+        with self._turn:
+            now = monotonic()
+            for index in ready:
+                node = self.nodes[index]
+                node.receive(now)
+                if node.connection is None:
+                    self._reconnect(node)
+            self._news.notify_all()
 
     def _reconnect(self, node: Node) -> None:
         """Make a new connection in the background, unless that is being done."""
@@ -194,7 +191,7 @@ class Driver:
             except NodeError as error:
                 with self._turn:
                     node.unreachable(str(error))
-                    self._turn.notify_all()
+                    self._news.notify_all()
                 continue
             with self._turn:
                 if self._closing.is_set():
@@ -204,7 +201,7 @@ class Driver:
                 if node.connection is not None:
                     self._connecting.discard(node.index)
                     self._poll.watch(node.index, connection._sock.fileno())
-                    self._turn.notify_all()
+                    self._news.notify_all()
                     return
 
 

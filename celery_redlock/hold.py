@@ -73,7 +73,6 @@ class HeldLease:
         self.owner = owner
         self._pid = os.getpid()
         self._claim: Claim | None = None
-        self._depth = 0
         self._outer: HeldLease | None = None
 
     def __repr__(self) -> str:
@@ -83,7 +82,6 @@ class HeldLease:
         outer = self._enclosing()
         if outer is not None:
             outer.ensure()  # sharing a lease that is over would be running unlocked
-            outer._depth += 1
             self._outer = outer
             return outer
         self.acquire()
@@ -96,7 +94,6 @@ class HeldLease:
         traceback: TracebackType | None,
     ) -> None:
         if self._outer is not None:
-            self._outer._depth -= 1
             self._outer = None
         else:
             self.release()
@@ -123,11 +120,19 @@ class HeldLease:
 
     def release(self) -> bool:
         """Give it back. Whether it was held to this end. Safe to call again."""
-        _stack.set(tuple(held for held in _stack.get() if held is not self))
+        try:
+            return self._give_back()
+        except BaseException:
+            self._give_back()  # a time limit struck in here; it strikes once
+            raise
+
+    def _give_back(self) -> bool:
         claim = self._claim
-        if claim is None or claim.ended or self._pid != os.getpid():
-            return False
-        return self._redlock._release(claim)
+        held = False
+        if claim is not None and not claim.ended and self._pid == os.getpid():
+            held = self._redlock._release(claim)
+        _stack.set(tuple(other for other in _stack.get() if other is not self))
+        return held
 
     @property
     def token(self) -> str:
@@ -204,6 +209,13 @@ class HeldLease:
             except Exception:
                 # A user's callback; the loss has been told, and others wait to be extended.
                 logger.exception("%s: on_lost failed", self.resource)
+
+
+def release_leftovers() -> None:
+    """Release what an earlier delivery in this thread left behind; there should be nothing."""
+    for held in _stack.get():
+        if held.release():
+            logger.warning("%s was still locked after its task had ended", held.resource)
 
 
 class Unlocked(HeldLease):

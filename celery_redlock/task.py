@@ -26,7 +26,7 @@ from celery.exceptions import Reject, Retry
 from celery.local import PromiseProxy, Proxy
 
 from .errors import ConfigurationError, NotAcquired, QuorumUnavailable, ResourceHeld
-from .hold import HeldLease, Unlocked
+from .hold import HeldLease, Unlocked, release_leftovers
 from .interrupt import Interruptible
 from .key import KeyMaker
 from .lease import Owner
@@ -163,8 +163,12 @@ class TaskLock:
         request = task.request_stack.top if task is not None else None
         if _delivered(request):
             return _Delivery(task, request, held, options).run(guard, body)
-        with held, guard:
-            return body()
+        try:  # not `with`: a time limit may strike between taking the lock and owing to free it
+            held.__enter__()
+            with guard:
+                return body()
+        finally:
+            held.__exit__(None, None, None)
 
 
 class _Delivery:
@@ -182,6 +186,7 @@ class _Delivery:
             retries=request.retries or 0,
             stamp=_own_stamp(request),
         )
+        release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
 
     def run(self, guard: AbstractContextManager[Any], body: Callable[[], Any]) -> Any:

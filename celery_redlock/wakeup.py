@@ -10,8 +10,10 @@ One connection and one thread per node, made when somebody first waits.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
+import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,9 @@ logger = logging.getLogger("celery_redlock.wakeup")
 
 RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
+
+MOST = 1000
+"""Commands that a node may leave unconfirmed before it is given up: a write must never block."""
 
 
 class Waiter:
@@ -109,7 +114,7 @@ class Wakeup:
 
     def _subscribe_all(self, ear: _Ear, connection: Any) -> None:
         with self._lock:
-            ear.connection = connection
+            ear.connected(connection)
             for channel in self._waiters:
                 ear.tell(b"SUBSCRIBE", channel)
 
@@ -135,23 +140,41 @@ class _Ear:
         self._wakeup = wakeup
         self._address = address
         self._closing = threading.Event()
+        self._unconfirmed = 0
 
     def start(self) -> None:
         name = f"celery_redlock listen {self._address.name}"
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
+    def connected(self, connection: Any) -> None:
+        self.connection = connection
+        self._unconfirmed = 0
+        if self._closing.is_set():
+            self._hang_up()
+
     def tell(self, command: bytes, channel: bytes) -> None:
-        if self.connection is not None:
-            try:
-                packed = self.connection.pack_command(command, channel)
-                self.connection.send_packed_command(packed, check_health=False)
-            except (redis.RedisError, OSError):
-                self.connection = None  # its reader sees the same, and makes a new one
+        if self.connection is None:
+            return
+        self._unconfirmed += 1
+        if self._unconfirmed > MOST:
+            self._hang_up()
+            return
+        packed = self.connection.pack_command(command, channel)
+        try:
+            self.connection._sock.sendall(b"".join(packed))
+        except OSError:
+            self._hang_up()
 
     def close(self) -> None:
         self._closing.set()
         if self.connection is not None:
-            self.connection.disconnect()
+            self._hang_up()
+
+    def _hang_up(self) -> None:
+        """End the reader's wait. It alone closes the connection: it may be in the midst of it."""
+        with contextlib.suppress(OSError):
+            self.connection._sock.shutdown(socket.SHUT_RDWR)
+        self.connection = None
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -162,14 +185,15 @@ class _Ear:
                 self._wakeup._subscribe_all(self, connection)
                 while True:
                     reply = connection.read_response(disable_decoding=True)
-                    if isinstance(reply, list) and reply[0] in (b"message", b"subscribe"):
+                    if not isinstance(reply, list):
+                        continue
+                    if reply[0] != b"message":
+                        self._unconfirmed -= 1
+                    if reply[0] != b"unsubscribe":
                         self._wakeup._hear(self.node, reply[1])
             except (redis.RedisError, OSError) as error:
                 # Waiters poll meanwhile; the node itself complains where it matters.
                 logger.debug("not listening to %s: %s", self._address.name, error)
-            except AttributeError:
-                if connection._sock is not None:  # else closed by `tell` or `close`, in mid-read
-                    raise
             finally:
                 self._wakeup._deaf(self)
                 connection.disconnect()

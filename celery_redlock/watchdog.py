@@ -121,7 +121,8 @@ class Watchdog:
     ) -> None:
         self._extend = extend
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # `with` on a Condition can be interrupted half-way
+        self._changed = threading.Condition(self._lock)
         self._schedule = Schedule()
         self._wakes = math.inf
         self._thread: threading.Thread | None = None
@@ -142,7 +143,7 @@ class Watchdog:
         """
         assert claim.granted_at is not None
         until = claim.granted_at + max_lifetime if max_lifetime else math.inf
-        with self._changed:
+        with self._lock:
             self._schedule.add(Watched(claim, until, lost), self._clock())
             if self._schedule.wakes < self._wakes:
                 self._changed.notify()
@@ -154,19 +155,19 @@ class Watchdog:
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`."""
-        with self._changed:
+        with self._lock:
             self._schedule.drop(claim)
 
     def close(self) -> None:
         """Stop extending anything."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._schedule = Schedule()
             self._changed.notify()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 due = self._next()
                 if self._closed:
                     return
@@ -192,7 +193,7 @@ class Watchdog:
         except Exception:
             # Leases must not end because one round met a bug; the next round may do better.
             logger.exception("could not extend %d leases", len(alive))
-        with self._changed:
+        with self._lock:
             lost = self._schedule.settle(due, renewed, self._clock())
         for watched in lost:
             try:
