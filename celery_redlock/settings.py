@@ -308,9 +308,10 @@ def read_settings(app: Any) -> Settings:
 
 def _given_names(conf: Any) -> list[str]:
     """The names after `redlock_` that a configuration holds, under whatever namespace."""
+    keys = [str(key).lower() for key in conf]  # loads it; before that it does not know its prefix
     namespace = re.escape((getattr(conf, "prefix", "") or "").lower())
     pattern = re.compile(rf"(?:{namespace})?redlock_(\w+)")
-    matches = (pattern.fullmatch(str(key).lower()) for key in conf)
+    matches = map(pattern.fullmatch, keys)
     return [match.group(1) for match in matches if match]
 
 
