@@ -1,0 +1,106 @@
+"""A `Redlock` over fake nodes: the real algorithm and the real holder, no socket and no thread.
+
+Time stands still until a test moves it; extensions are made when a test asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import pytest
+
+from celery_redlock import Redlock
+from celery_redlock.lease import Claim
+from celery_redlock.quorum import Round, Steps
+from celery_redlock.testing import FakeClock, FakeNode
+
+T = TypeVar("T")
+
+
+class FakeDriver:
+    """Carries rounds to fake nodes at once. A dead node is silent."""
+
+    def __init__(self, nodes: Sequence[FakeNode], clock: FakeClock) -> None:
+        self.nodes = nodes
+        self.clock = clock
+        self.dead: set[int] = set()
+        self.rounds: list[str] = []
+
+    def run(self, steps: Steps[T]) -> T:
+        try:
+            round_ = next(steps)
+            while True:
+                self._carry(round_)
+                round_ = steps.send(self.clock())
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def run_all(self, operations: Sequence[Steps[T]]) -> list[T]:
+        return [self.run(steps) for steps in operations]
+
+    def connect(self, timeout: float = 0.0) -> None:
+        pass
+
+    def _carry(self, round_: Round) -> None:
+        round_.begin()
+        self.rounds.append(round_.verb.value)
+        for index in round_.targets:
+            if index in self.dead:
+                round_.silence(index, "dead")
+            else:
+                reply = self.nodes[index].execute(round_.verb, round_.claims, self.clock())
+                round_.answer(index, reply, self.clock())
+        round_.close("no answer")
+
+
+class FakeWatchdog:
+    """Knows what it should keep alive; `tend()` is its thread's next turn."""
+
+    def __init__(self, redlock: Redlock, clock: FakeClock) -> None:
+        self._redlock = redlock
+        self._clock = clock
+        self.watched: dict[str, tuple[Claim, Callable[[Claim], None], float | None]] = {}
+
+    def watch(
+        self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None
+    ) -> None:
+        self.watched[claim.token] = claim, lost, max_lifetime
+
+    def drop(self, claim: Claim) -> None:
+        self.watched.pop(claim.token, None)
+
+    def tend(self) -> None:
+        for claim, lost, _max_lifetime in list(self.watched.values()):
+            if claim.held(self._clock()):
+                self._redlock._extend([claim])
+            if not claim.held(self._clock()):
+                self.drop(claim)
+                lost(claim)
+
+
+class FakeRedlock(Redlock):
+    """Five fake nodes.
+
+    Args:
+        patch: Puts the fake clock where the library looks at its own.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, *, ttl: float = 10.0) -> None:
+        super().__init__([f"redis://127.0.0.1:{port}/0" for port in range(1, 6)], ttl=ttl)
+        self.clock = FakeClock()
+        self.fakes = [FakeNode() for _ in range(5)]
+        fake: Any = FakeDriver(self.fakes, self.clock)
+        self._driver = self.driver = fake
+        watchdog: Any = FakeWatchdog(self, self.clock)
+        self._watchdog = self.watchdog = watchdog
+        for module in ("hold", "lock"):
+            patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
+
+    def tokens(self, resource: str) -> set[str | None]:
+        """What the nodes hold for a resource."""
+        return {node.token(resource, self.clock()) for node in self.fakes}
+
+    def free(self, resource: str, stamp: str = "") -> bool:
+        """Whether no node holds anything for a resource."""
+        return self.tokens(resource) == {None}

@@ -1,0 +1,301 @@
+"""What a holder has in hand: a lease that speaks of now, nested use that counts, one end."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
+from celery_redlock.events import Listener, subscribe, unsubscribe
+from celery_redlock.hold import HeldLease, Unlocked
+from tests.unit.fake_lock import FakeRedlock
+
+
+@pytest.fixture
+def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+    return FakeRedlock(monkeypatch)
+
+
+def test_a_block_holds_and_frees(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        assert redlock.tokens("r") == {held.token}
+        assert held.resource == "r"
+        assert not held.lost
+    assert redlock.free("r")
+    assert held.lost
+
+
+def test_a_block_that_raises_frees(redlock: FakeRedlock) -> None:
+    with pytest.raises(KeyError), redlock.lock("r"):
+        raise KeyError
+    assert redlock.free("r")
+
+
+def test_another_is_refused_meanwhile(redlock: FakeRedlock) -> None:
+    with redlock.lock("r"):
+        with pytest.raises(ResourceHeld) as raised:
+            HeldLease(redlock, "r").acquire()
+        assert raised.value.holder is not None
+        assert raised.value.holder.owner is not None
+        assert raised.value.holder.owner.pid == os.getpid()
+    assert redlock.try_acquire("r") is not None
+
+
+def test_time_left_is_of_now(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        assert held.remaining() == pytest.approx(10.0 - 0.102)  # less the drift
+        redlock.clock.advance(4.0)
+        assert held.remaining() == pytest.approx(6.0 - 0.102)
+        old = held.lease
+        redlock.watchdog.tend()
+        assert held.remaining() == pytest.approx(10.0 - 0.102)
+        assert old.remaining() == pytest.approx(6.0 - 0.102)  # a value does not change
+        assert held.lease.token == old.token
+        held.ensure(9.0)
+        with pytest.raises(LeaseLost):
+            held.ensure(9.9)
+
+
+def test_once_lost_always_lost(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        redlock.clock.advance(9.9)
+        assert held.lost
+        assert held.remaining() == 0.0
+        with pytest.raises(LeaseLost) as raised:
+            held.ensure()
+        assert raised.value.reason == "expired"
+        assert raised.value.resource == "r"
+        assert raised.value.lease is not None and raised.value.lease.token == held.token
+        redlock.watchdog.tend()
+        assert held.lost
+
+
+def test_releasing_again_is_nothing(redlock: FakeRedlock) -> None:
+    held = redlock.lock("r")
+    held.acquire()
+    assert held.release() is True
+    sent = len(redlock.driver.rounds)
+    assert held.release() is False
+    assert len(redlock.driver.rounds) == sent
+
+
+def test_a_release_tells_of_a_loss_and_robs_nobody(redlock: FakeRedlock) -> None:
+    held = redlock.lock("r")
+    held.acquire()
+    redlock.clock.advance(11.0)
+    other = redlock.acquire("r")
+    assert held.release() is False
+    assert redlock.tokens("r") == {other.token}
+
+
+def test_nothing_in_hand_before_it_is_acquired(redlock: FakeRedlock) -> None:
+    held = redlock.lock("r")
+    assert held.lost
+    assert held.remaining() == 0.0
+    assert held.release() is False
+    for ask in (lambda: held.token, lambda: held.lease, held.ensure):
+        with pytest.raises(RedlockError, match="r was never acquired"):
+            ask()
+
+
+# -- nested use ----------------------------------------------------------------------------------
+
+
+def test_nested_use_counts(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as outer:
+        token = outer.token
+        with redlock.lock("r") as middle:
+            with redlock.lock("r") as inner:
+                assert inner is middle is outer
+            assert redlock.tokens("r") == {token}
+        assert redlock.tokens("r") == {token}
+    assert redlock.free("r")
+    assert redlock.driver.rounds == ["acquire", "release"]
+
+
+def test_nested_use_after_an_error_inside(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as outer:
+        with pytest.raises(KeyError), redlock.lock("r"):
+            raise KeyError
+        assert redlock.tokens("r") == {outer.token}
+
+
+def test_nothing_is_shared_that_is_lost(redlock: FakeRedlock) -> None:
+    with redlock.lock("r"):
+        redlock.clock.advance(11.0)
+        with pytest.raises(LeaseLost), redlock.lock("r"):
+            pytest.fail("it ran unlocked")
+
+
+def test_two_resources_are_two_locks(redlock: FakeRedlock) -> None:
+    with redlock.lock("a") as a:
+        with redlock.lock("b") as b:
+            assert current_lease() is b
+            with redlock.lock("a") as again:
+                assert again is a
+        assert current_lease() is a
+        assert redlock.free("b")
+        assert not redlock.free("a")
+
+
+def test_another_redlock_shares_nothing(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redlock.lock("r") as held:
+        other = FakeRedlock(monkeypatch)
+        with other.lock("r") as its:
+            assert its is not held
+
+
+def test_another_thread_shares_nothing(redlock: FakeRedlock) -> None:
+    found: list[BaseException] = []
+
+    def other() -> None:
+        for attempt in (current_lease, redlock.lock("r").__enter__):
+            try:
+                attempt()
+            except RedlockError as error:
+                found.append(error)
+
+    with redlock.lock("r"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert "there is no current lease" in str(found[0])
+    assert isinstance(found[1], ResourceHeld)
+
+
+# -- current_lease() -----------------------------------------------------------------------------
+
+
+def test_current_lease(redlock: FakeRedlock) -> None:
+    with pytest.raises(RedlockError, match="no current lease"):
+        current_lease()
+    with redlock.lock("r") as held:
+        assert current_lease() is held
+    with pytest.raises(RedlockError, match="no current lease"):
+        current_lease()
+
+
+def test_a_forks_child_holds_nothing(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    with redlock.lock("r") as held:
+        with monkeypatch.context() as child:
+            child.setattr(os, "getpid", lambda: 1)
+            assert held.lost
+            assert held.remaining() == 0.0
+            assert held.release() is False
+            with pytest.raises(RedlockError, match="no current lease"):
+                current_lease()
+        assert redlock.driver.rounds == ["acquire"]
+        assert redlock.tokens("r") == {held.token}
+
+
+def test_a_repr_shows_no_token(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        assert held.token not in repr(held)
+        assert held.token not in repr(held.lease)
+        assert "r, 9.898 s left" in repr(held)
+
+
+# -- losing it -----------------------------------------------------------------------------------
+
+
+class Witness(Listener):
+    def __init__(self) -> None:
+        self.heard: list[tuple[Any, ...]] = []
+
+    def lost(self, lease: Any, reason: str) -> None:
+        self.heard.append(("lost", lease.resource, reason))
+
+    def released(self, lease: Any, held: bool) -> None:
+        self.heard.append(("released", lease.resource, held))
+
+
+@pytest.fixture
+def witness() -> Any:
+    witness = Witness()
+    subscribe(witness)
+    yield witness
+    unsubscribe(witness)
+
+
+def rob(redlock: FakeRedlock, resource: str) -> None:
+    """On a majority of nodes another's token takes the place of ours."""
+    for node in redlock.fakes[:3]:
+        node.occupy(resource)
+
+
+def test_a_loss_is_told(
+    redlock: FakeRedlock, witness: Witness, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[HeldLease] = []
+    with redlock.lock("r", on_lost=told.append) as held:
+        rob(redlock, "r")
+        redlock.clock.advance(3.0)
+        redlock.watchdog.tend()
+        assert held.lost
+        assert told == [held]
+        assert witness.heard == [("lost", "r", "refused")]
+        (record,) = [record for record in caplog.records if "lost the lock r" in record.message]
+        assert record.levelno == logging.ERROR
+        assert "after 3.0 s: refused" in record.message
+        assert held.token not in caplog.text
+        redlock.watchdog.tend()
+        assert len(told) == 1
+    assert witness.heard[1:] == [("released", "r", False)]
+
+
+def test_an_on_lost_that_raises_harms_nobody(
+    redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    def on_lost(_held: HeldLease) -> None:
+        raise KeyError("a user's mistake")
+
+    with redlock.lock("a", on_lost=on_lost), redlock.lock("b") as b:
+        rob(redlock, "a")
+        redlock.clock.advance(6.0)
+        redlock.watchdog.tend()
+        assert b.remaining() > 9.0
+    assert "a: on_lost failed" in caplog.text
+
+
+def test_a_listener_that_raises_stops_no_release(
+    redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Listener):
+        def acquired(self, lease: Any) -> None:
+            raise KeyError
+
+        def released(self, lease: Any, held: bool) -> None:
+            raise KeyError
+
+    broken = Broken()
+    subscribe(broken)
+    try:
+        with redlock.lock("r"):
+            pass
+    finally:
+        unsubscribe(broken)
+    assert redlock.free("r")
+    assert caplog.text.count("Broken.") == 2
+
+
+# -- no lock at all ------------------------------------------------------------------------------
+
+
+def test_unlocked_stops_nobody() -> None:
+    with Unlocked("r") as held:
+        assert current_lease() is held
+        assert held.resource == "r"
+        assert held.token == ""
+        assert not held.lost
+        assert held.remaining() == math.inf
+        held.ensure(1e9)
+        assert held.release() is False
+    with pytest.raises(RedlockError):
+        current_lease()

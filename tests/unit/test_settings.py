@@ -1,0 +1,210 @@
+"""Options live once, are checked at their birth, and errors name what the user wrote."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import ConfigurationError
+from celery_redlock.settings import (
+    GLOBAL,
+    TASK,
+    Settings,
+    TaskOptions,
+    check_option,
+    check_task_options,
+    read_settings,
+    resolve,
+)
+
+NODES = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
+
+
+def app_with(**conf: Any) -> Celery:
+    app = Celery("settings", broker="memory://", set_as_current=False)
+    app.conf.update({"redlock_nodes": NODES, **conf})
+    return app
+
+
+def test_every_option_is_there_once() -> None:
+    assert set(GLOBAL) == {field.name for field in dataclasses.fields(Settings)}
+    assert set(TASK) == {field.name for field in dataclasses.fields(TaskOptions)}
+    for name in set(GLOBAL) & set(TASK):
+        assert GLOBAL[name] is TASK[name]
+
+
+@pytest.mark.parametrize("option", [*GLOBAL.values(), *TASK.values()], ids=lambda o: o.name)
+def test_every_default_passes_its_own_check_and_is_explained(option: Any) -> None:
+    assert option.check(option.default) == option.default
+    assert option.about.endswith(".")
+
+
+def test_defaults() -> None:
+    settings = read_settings(app_with())
+    assert settings == Settings(
+        nodes=NODES,
+        prefix="redlock:",
+        node_timeout=0.25,
+        enabled=True,
+        ttl=30.0,
+        wait=0.5,
+        retry_backoff=1.0,
+        retry_backoff_max=60.0,
+        retry_deadline=3600.0,
+        max_lifetime=86400.0,
+    )
+    options = resolve({}, settings)
+    assert (options.on_conflict, options.on_unavailable, options.on_lost) == (
+        "retry",
+        "retry",
+        "raise",
+    )
+    assert options.ttl == 30.0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[(name, bad) for name in ("ttl", "wait", "retry_backoff", "node_timeout")
+          for bad in ("1", True, None, -1, math.nan, math.inf, [1])],
+        *[(name, bad) for name in ("retry_deadline", "max_lifetime")
+          for bad in ("1", False, 0, -0.5, math.nan)],
+        ("ttl", 0), ("ttl", 0.001), ("ttl", 86_401),
+        ("retry_backoff", 0), ("node_timeout", 0),
+        ("prefix", ""), ("prefix", b"redlock:"), ("prefix", None),
+        ("enabled", 1), ("enabled", "yes"), ("enabled", None),
+        ("key", ""), ("key", 3),
+        ("on_conflict", "wait"), ("on_conflict", None), ("on_conflict", "run"),
+        ("on_unavailable", "skip"), ("on_unavailable", True),
+        ("on_lost", "skip"), ("on_lost", None),
+        ("nodes", NODES[0]), ("nodes", []), ("nodes", 5), ("nodes", [5]),
+        ("nodes", [*NODES, NODES[0]]),
+        ("nodes", ["redis://127.0.0.1:7/0", "redis://localhost:7/1"]),
+        ("nodes", ["127.0.0.1:6379"]), ("nodes", ["redis://127.0.0.1:70000"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        check_option(name, value, f"redlock_{name}")
+    assert f"redlock_{name}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("ttl", 10, 10.0), ("ttl", 0.02, 0.02), ("wait", 0, 0.0), ("wait", 1e6, 1e6),
+        ("retry_deadline", None, None), ("max_lifetime", None, None), ("on_lost", print, print),
+        ("nodes", NODES[:1], NODES[:1]), ("key", None, None),
+    ],
+)  # fmt: skip
+def test_what_can_work_is_kept(name: str, value: Any, kept: Any) -> None:
+    checked = check_option(name, value)
+    assert checked == kept
+    assert type(checked) is type(kept)
+
+
+def test_an_app_is_refused_by_the_name_of_its_setting() -> None:
+    for name, value in [("redlock_ttl", "ten"), ("redlock_wait", -1), ("redlock_enabled", "x")]:
+        with pytest.raises(ConfigurationError, match=f"^{name} must be .*; it is"):
+            read_settings(app_with(**{name: value}))
+
+
+@pytest.mark.parametrize("name", ["redlock_ttll", "redlock_key", "redlock_on_lost", "REDLOCK_TTL_"])
+def test_an_unknown_setting_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"there is no option {name.lower()}; "):
+        read_settings(app_with(**{name: 1}))
+
+
+def test_a_near_miss_is_answered_with_what_was_meant() -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean redlock_retry_backoff\?"):
+        read_settings(app_with(redlock_retry_backof=1))
+    with pytest.raises(ConfigurationError, match=r"did you mean lock_on_conflict\?"):
+        check_task_options({"on_conflit": "skip"}, "lock_")
+    with pytest.raises(ConfigurationError, match="there are: key, ttl, wait"):
+        check_task_options({"zzz": 1})
+
+
+@pytest.mark.parametrize("namespace", ["CELERY", "APP"])
+def test_through_a_namespace(namespace: str) -> None:
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(
+        {f"{namespace}_REDLOCK_NODES": NODES, f"{namespace}_REDLOCK_TTL": 7}, namespace=namespace
+    )
+    settings = read_settings(app)
+    assert settings.nodes == NODES
+    assert settings.ttl == 7.0
+
+
+def test_unknown_through_a_namespace() -> None:
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object(
+        {"CELERY_REDLOCK_NODES": NODES, "CELERY_REDLOCK_TIL": 7}, namespace="CELERY"
+    )
+    with pytest.raises(ConfigurationError, match="no option redlock_til"):
+        read_settings(app)
+
+
+def test_a_config_object_is_not_hidden() -> None:
+    """`app.add_defaults()` would do that."""
+    app = Celery("settings", set_as_current=False)
+    app.config_from_object({"redlock_nodes": NODES, "task_acks_late": True})
+    assert read_settings(app).nodes == NODES
+    assert app.conf.task_acks_late is True
+
+
+@pytest.mark.parametrize(
+    ("broker", "node"),
+    [
+        ("redis://:secret@10.0.0.1:6379/3", "redis://:secret@10.0.0.1:6379/3"),
+        ("redis://a:1/0;redis://b:1/0", "redis://a:1/0"),
+        ("redis+socket:///tmp/r.sock", "unix:///tmp/r.sock"),
+        ("rediss://a:1/0?ssl_cert_reqs=CERT_REQUIRED", "rediss://a:1/0?ssl_cert_reqs=required"),
+    ],
+)
+def test_without_nodes_the_broker_is_the_node(broker: str, node: str) -> None:
+    app = Celery("settings", broker=broker, set_as_current=False)
+    assert read_settings(app).nodes == [node]
+
+
+@pytest.mark.parametrize("broker", ["amqp://", "memory://", None, "sentinel://a:1"])
+def test_without_nodes_and_without_a_redis_it_is_said_what_to_set(broker: str | None) -> None:
+    app = Celery("settings", broker=broker, set_as_current=False)
+    with pytest.raises(ConfigurationError, match=r"redlock_nodes is not set .*: set redlock_nodes"):
+        read_settings(app)
+
+
+def test_what_is_disabled_needs_no_nodes() -> None:
+    app = Celery("settings", broker="memory://", set_as_current=False)
+    app.conf.redlock_enabled = False
+    assert read_settings(app).nodes == []
+
+
+# -- of a task -----------------------------------------------------------------------------------
+
+
+def test_a_tasks_own_options_go_first() -> None:
+    settings = read_settings(app_with(redlock_ttl=7, redlock_wait=1))
+    options = resolve(check_task_options({"ttl": 3, "on_conflict": "skip"}), settings)
+    assert (options.ttl, options.wait, options.on_conflict) == (3.0, 1.0, "skip")
+
+
+def test_options_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigurationError, match="lock_retry_backoff_max must be at least"):
+        check_task_options({"retry_backoff": 5, "retry_backoff_max": 4}, "lock_")
+    with pytest.raises(ConfigurationError, match="redlock_retry_backoff_max must be at least"):
+        read_settings(app_with(redlock_retry_backoff=61))
+    own = check_task_options({"retry_backoff": 61}, "lock_")  # fine by itself
+    with pytest.raises(ConfigurationError, match="retry_backoff_max must be at least"):
+        resolve(own, read_settings(app_with()))
+    assert check_task_options({"ttl": 1, "wait": 100}) == {"ttl": 1.0, "wait": 100.0}
+
+
+def test_no_password_in_an_error() -> None:
+    for node in ("redis://:canary@host:70000/0", "http://:canary@host", "redis://:canary@/x?y=z"):
+        with pytest.raises(ConfigurationError) as raised:
+            check_option("nodes", [node])
+        assert "canary" not in str(raised.value)
