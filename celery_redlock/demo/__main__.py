@@ -25,6 +25,9 @@ def main() -> int:
         help="where to write the picture (default: %(default)s)",
     )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep journals and log there")
+    parser.add_argument(
+        "--without-locks", action="store_true", help="switch the locks off, and see it fail"
+    )
     options = parser.parse_args()
 
     # What the library says about dead nodes is no news here; the worker says it too, to its log.
@@ -40,7 +43,8 @@ def main() -> int:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, leave)
     try:
-        return run(make_display(options.plain), options.timeline, options.keep)
+        display = make_display(options.plain)
+        return run(display, options.timeline, options.keep, locks=not options.without_locks)
     except RedlockError as error:
         print(f"the demonstration cannot start: {error}", file=sys.stderr)
         return 1

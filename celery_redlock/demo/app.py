@@ -18,7 +18,7 @@ from celery_redlock.demo.journal import Journal
 from celery_redlock.events import Listener, subscribe
 from celery_redlock.lease import drift
 
-BROKER, NODES, DIRECTORY = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL"
+BROKER, NODES, DIRECTORY, LOCKS = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL", "DEMO_LOCKS"
 """Environment variables, set by `scenario.py`."""
 
 TTL = 3.0
@@ -27,6 +27,7 @@ TTL = 3.0
 app = Celery("demo", broker=os.environ[BROKER])
 app.conf.update(
     redlock_nodes=os.environ[NODES].split(),
+    redlock_enabled=os.environ.get(LOCKS) != "no",
     redlock_ttl=TTL,
     # A demonstration is in a hurry: retry after 0.3 to 2 seconds. The defaults are 1 to 60.
     redlock_wait=0.15,
@@ -45,9 +46,9 @@ journal = Journal(os.environ[DIRECTORY])
 @locked("order:<order>")
 def charge(self: Any, order: int, seconds: float) -> None:
     """Charge an order, which takes `seconds`; never two at a time for the same order."""
-    now, lease = time.monotonic(), current_lease().lease
+    now = time.monotonic()
     # When the nodes were asked for the lock: what they granted began no earlier.
-    asked = now - (lease.ttl - drift(lease.ttl) - lease.remaining())
+    asked = min(now, now - (TTL - drift(TTL) - current_lease().remaining()))
     facts = {"order": order, "task": self.request.id}
     journal.write("enter", at=now, asked=asked, seconds=seconds, **facts)
     try:

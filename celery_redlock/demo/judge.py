@@ -17,6 +17,8 @@ __all__ = ["Body", "Story", "Verdict", "judge"]
 
 QUORUM = 3
 """Nodes that must be up for a body to start."""
+SHOWN = 10
+"""Failures that are told one by one."""
 LATE = 0.5
 """Seconds between a grant and the body's first line at most, on a machine that is busy."""
 
@@ -178,13 +180,18 @@ class Verdict:
             ),
             ("charges a second", f"{self.done / self.seconds:.1f}" if self.seconds else "-", True),
         ]
-        for first, second in self.overlaps:
-            text = f"{first.task} (pid {first.pid}) and {second.task} (pid {second.pid})"
-            lines.append((f"  overlap on order {first.order}", text, False))
-        for body in self.unlocked:
-            lines.append((f"  unlocked on order {body.order}", f"{body.task} {body.pid}", False))
-        if self.lost:
-            lines.append(("  lost", ", ".join(self.lost), False))
+        wrong = [
+            (f"  overlap on order {a.order}", f"{a.task} (pid {a.pid}) and {b.task} (pid {b.pid})")
+            for a, b in self.overlaps
+        ]
+        wrong += [
+            (f"  unlocked on order {body.order}", f"{body.task} (pid {body.pid})")
+            for body in self.unlocked
+        ]
+        wrong += [("  lost", task) for task in self.lost]
+        lines += [(what, answer, False) for what, answer in wrong[:SHOWN]]
+        if len(wrong) > SHOWN:
+            lines.append(("  and more of these", str(len(wrong) - SHOWN), False))
         return lines
 
 

@@ -43,13 +43,14 @@ def play(stage: Stage) -> None:
     stage.until(lambda: len(stage.story.done()) >= CHARGES, 40.0, "all charges to be done")
 
 
-def run(display: Display, timeline: Path, keep: Path | None = None) -> int:
+def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bool = True) -> int:
     """Play it, and judge it.
 
     Args:
         display: Shows it.
         timeline: Where to write the picture.
         keep: Where to leave the journal and the worker's log; nowhere if None.
+        locks: False: without any lock, to see the verdict fail.
 
     Returns:
         The exit code: 1 if exclusion or completion failed.
@@ -59,7 +60,7 @@ def run(display: Display, timeline: Path, keep: Path | None = None) -> int:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         display.say(f"starting {NODES} servers, a broker and a worker ...")
         servers = stack.enter_context(start_servers(NODES + 1))
-        stage = Stage(directory, servers, display)
+        stage = Stage(directory, servers, display, locks=locks)
         stack.callback(stage.stop_worker)
         stack.callback(stage.leaving.set)
         failure = ""

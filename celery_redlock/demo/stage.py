@@ -44,7 +44,9 @@ LIMIT = 55.0
 class Stage:
     """The running processes, and what can be done to them."""
 
-    def __init__(self, directory: Path, servers: list[LocalServer], display: Display) -> None:
+    def __init__(
+        self, directory: Path, servers: list[LocalServer], display: Display, *, locks: bool = True
+    ) -> None:
         self.directory = directory
         self.nodes, self.broker = servers[:NODES], servers[NODES]
         self.display = display
@@ -54,6 +56,7 @@ class Stage:
         self.leaving = threading.Event()
         self._reader = Reader(directory)
         self._redlock = Redlock([node.url for node in self.nodes], ttl=SCRIPT_TTL)
+        self._locks = locks
         self._worker: subprocess.Popen[bytes] | None = None
 
     # -- the worker --------------------------------------------------------------------------------
@@ -65,6 +68,7 @@ class Stage:
             "DEMO_BROKER": self.broker.url,
             "DEMO_NODES": " ".join(node.url for node in self.nodes),
             "DEMO_JOURNAL": str(self.directory),
+            "DEMO_LOCKS": "yes" if self._locks else "no",
             "TMPDIR": str(self.directory),  # killed in the end, it leaves what it put there
         }
         command = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app", "worker"]
@@ -185,7 +189,10 @@ class Stage:
         subscribe(waiting)
         try:
             thread.start()
-            waiting.refused.wait(0.5)
+            with contextlib.suppress(TimeoutError):
+                self.until(
+                    lambda: waiting.refused.is_set() or not thread.is_alive(), 0.5, "a refusal"
+                )
             yield
             self.until(lambda: not thread.is_alive(), 12.0, "the script to have had its turn")
         finally:

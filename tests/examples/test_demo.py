@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -103,6 +104,18 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
 
     assert demo.processes() == []
     assert list(demo.temporary.iterdir()) == []
+
+
+def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
+    process = demo.start("--without-locks")
+    assert process.wait(timeout=60) == 1
+    said = demo.said()
+    assert "bodies of one order that overlapped .......... 0\n" not in said
+    assert re.search(r"overlap on order \d+ .*<-- FAILED", said)
+    assert re.search(r"bodies started without a quorum \.+ [1-9]\d* +<-- FAILED", said)
+    assert re.search(r"^FAILED$", said, re.MULTILINE)
+    assert "the last lines of the worker's log" in said
+    assert demo.processes() == []
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])

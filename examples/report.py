@@ -1,0 +1,50 @@
+"""A report that is rebuilt once at a time: whoever asks for it meanwhile is told so, and skipped.
+
+In this directory, with a Redis on this machine (for more than one see orders.py):
+
+    celery -A report worker --loglevel INFO     # in one terminal
+    python report.py                            # in another
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from celery import Celery
+from celery.utils.log import get_task_logger
+
+from celery_redlock import SingletonTask, Skipped, current_lease
+
+BROKER = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
+
+app = Celery("report", broker=BROKER, backend=BROKER)
+app.conf.redlock_nodes = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1").split(",")
+
+logger = get_task_logger(__name__)
+
+
+@app.task(
+    base=SingletonTask,
+    lock_key="report:{report_id}",  # without it: the task's name and all its arguments
+    lock_on_conflict="skip",  # the default is "retry", and "raise" is there as well
+    lock_wait=0.0,  # no use in waiting: the report is being made
+    lock_ttl=2.0,  # short, and so soon free after an accident; extended while the task runs
+)
+def rebuild(report_id: int, pages: int = 6) -> str:
+    """Rebuild a report, page by page."""
+    lease = current_lease()
+    for page in range(1, pages + 1):
+        # Enough time for a page? Else LeaseLost: another may be writing it already.
+        lease.ensure(0.5)
+        time.sleep(0.5)
+        logger.info("report %s, page %d; %.1f s left", report_id, page, lease.remaining())
+    return f"report {report_id} has {pages} pages"
+
+
+if __name__ == "__main__":
+    asked = [rebuild.delay(7), rebuild.delay(7), rebuild.delay(7, pages=8), rebuild.delay(8)]
+    for request in asked:
+        result = request.get(timeout=60)
+        skipped = Skipped.of(result)  # what a skipped task returns says so
+        print(f"skipped, {skipped['resource']} is being made" if skipped else result)

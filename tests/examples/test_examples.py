@@ -1,0 +1,142 @@
+"""The examples do what they say: run as a reader would, against real servers and a real worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_redlock import Redlock
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+pytestmark = pytest.mark.worker
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def environment(servers: list[LocalServer], server: LocalServer, tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "REDLOCK_NODES": ",".join(node.url for node in servers),
+        "CELERY_BROKER_URL": server.url,
+        "LEDGER": str(tmp_path),
+        "PYTHONPATH": str(EXAMPLES.parent),
+    }
+
+
+def run(example: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run an example's own `python <example>.py`."""
+    return subprocess.run(
+        [sys.executable, f"{example}.py"],
+        cwd=EXAMPLES,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@contextlib.contextmanager
+def worker(
+    example: str, environment: dict[str, str], log: Path, directory: Path = EXAMPLES
+) -> Iterator[Path]:
+    """The `celery -A <example> worker` of its docstring, and its log."""
+    command = [sys.executable, "-m", "celery", "-A", example, "worker", "--loglevel", "INFO"]
+    with open(log, "wb") as output:
+        process = subprocess.Popen(
+            [*command, "--concurrency", "4"],
+            cwd=directory,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        wait_until(lambda: " ready." in log.read_text(), 20, "the worker to be ready")
+        yield log
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) -> None:
+    with worker("orders", environment, tmp_path / "log"):
+        result = run("orders", environment)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == ["order blue: 50 paid", "order green: 50 paid"]
+
+
+def test_orders_needs_its_lock(environment: dict[str, str], tmp_path: Path) -> None:
+    """Without the lock the same example loses payments: it is the lock that keeps them."""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    source = (EXAMPLES / "orders.py").read_text()
+    switched_off = "app.conf.redlock_ttl = 10.0\napp.conf.redlock_enabled = False\n"
+    (bare / "orders.py").write_text(source.replace("app.conf.redlock_ttl = 10.0\n", switched_off))
+    with worker("orders", environment, tmp_path / "log", bare):
+        result = run("orders", environment)
+    assert "order blue: 50 paid" not in result.stdout
+
+
+def test_report_is_made_once_and_the_others_are_skipped(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with worker("report", environment, tmp_path / "log") as log:
+        result = run("report", environment)
+        assert result.stderr == ""
+        told = log.read_text()
+    assert sorted(result.stdout.splitlines()) == [
+        "report 7 has 6 pages" if "7 has 6" in result.stdout else "report 7 has 8 pages",
+        "report 8 has 6 pages",
+        "skipped, report:7 is being made",
+        "skipped, report:7 is being made",
+    ]
+    left = [float(seconds) for seconds in re.findall(r"; (\d\.\d) s left", told)]
+    # Three seconds of work on a lock of two: it was extended, and never near its end.
+    assert len(left) in (12, 14)
+    assert all(0.5 < seconds <= 2.0 for seconds in left)
+
+
+def test_script_takes_turns(environment: dict[str, str], servers: list[LocalServer]) -> None:
+    result = run("script", environment)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    lines = result.stdout.splitlines()
+    assert lines[0] == "block: ours for 5 s and more"
+    assert re.fullmatch(r"by hand: pid \d+ on \S+ \([3-5] nodes, token \w{8}\)", lines[1])
+    assert lines[2:6] == [
+        "by hand: extended: True",
+        "by hand: a second one gets None",
+        "by hand: held to the end: True",
+        "by hand: now held by None",
+    ]
+    assert re.fullmatch(r"contest: refused, the holder is pid \d+", lines[6])
+    assert lines[7:] == ["contest: had it after the other"]
+
+
+def test_script_says_who_holds_and_who_does_not_answer(
+    environment: dict[str, str], servers: list[LocalServer]
+) -> None:
+    with Redlock([node.url for node in servers], ttl=30).lock("stock"):
+        held = run("script", environment)
+    assert held.returncode == 1
+    assert re.match(rf"no lock: stock is held by pid {os.getpid()} on ", held.stderr)
+    for node in servers[:3]:
+        node.kill()
+    silent = run("script", environment)
+    assert silent.returncode == 1
+    assert "no lock: stock: " in silent.stderr
+    assert "3 are needed" in silent.stderr
