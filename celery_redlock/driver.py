@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from .address import Address
+from .bell import Bell
 from .errors import NodeError
 from .node import Node, encode
 from .quorum import Round, Steps
@@ -57,7 +58,7 @@ class Driver:
         # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
         # back; on a Condition it can: a time limit that struck there would leave it taken for good.
         self._turn = threading.RLock()
-        self._news = threading.Condition(self._turn)
+        self._bells: list[Bell] = []
         self._polling = False
         self._poll = _Poll()
         self._connecting: set[int] = set()
@@ -76,13 +77,15 @@ class Driver:
                 self._started = True
                 for node in self.nodes:
                     self._reconnect(node)
-            self._news.wait_for(
-                lambda: (
-                    sum(node.channel.up for node in self.nodes) >= quorum
-                    or all(node.channel.up or node.channel.down for node in self.nodes)
-                ),
-                timeout,
-            )
+        until = monotonic() + timeout
+        while True:
+            with self._turn:
+                up = sum(node.channel.up for node in self.nodes)
+                if up >= quorum or all(node.channel.up or node.channel.down for node in self.nodes):
+                    return
+                bell = self._bell()
+            if not bell.wait(until - monotonic()):
+                return
 
     def run(self, steps: Steps[T]) -> T:
         """Run one operation to its end."""
@@ -149,13 +152,16 @@ class Driver:
         try:
             with self._turn:
                 if self._polling:
-                    self._news.wait(timeout)
-                    return
-                polling = self._polling = True
+                    bell = self._bell()
+                else:
+                    polling = self._polling = True
+            if not polling:
+                bell.wait(timeout)
+                return
             ready = self._poll.wait(timeout)
         except BaseException:
             with self._turn:
-                self._news.notify_all()  # somebody else must poll
+                self._ring()  # somebody else must poll
             raise
         finally:
             if polling:
@@ -167,7 +173,18 @@ class Driver:
                 node.receive(now)
                 if node.connection is None:
                     self._reconnect(node)
-            self._news.notify_all()
+            self._ring()
+
+    def _bell(self) -> Bell:
+        """Rung when answers or connections have come, or when somebody else must poll."""
+        bell = Bell()
+        self._bells.append(bell)
+        return bell
+
+    def _ring(self) -> None:
+        bells, self._bells = self._bells, []
+        for bell in bells:
+            bell.ring()
 
     def _reconnect(self, node: Node) -> None:
         """Make a new connection in the background, unless that is being done."""
@@ -191,7 +208,7 @@ class Driver:
             except NodeError as error:
                 with self._turn:
                     node.unreachable(str(error))
-                    self._news.notify_all()
+                    self._ring()
                 continue
             with self._turn:
                 if self._closing.is_set():
@@ -201,7 +218,7 @@ class Driver:
                 if node.connection is not None:
                     self._connecting.discard(node.index)
                     self._poll.watch(node.index, connection._sock.fileno())
-                    self._news.notify_all()
+                    self._ring()
                     return
 
 

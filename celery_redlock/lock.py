@@ -301,7 +301,7 @@ class Redlock:
             if wait <= 0:
                 raise
         # Only who waits pays for this import.
-        from tenacity import Retrying, retry_if_exception_type, sleep_using_event, stop_after_delay
+        from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 
         with self._wakeup.waiting(resource) as waiter:
 
@@ -313,7 +313,7 @@ class Redlock:
                 retry=retry_if_exception_type(NotAcquired),
                 stop=stop_after_delay(wait),
                 wait=_Pause(self, resource, waiter, wait),
-                sleep=sleep_using_event(waiter.news),
+                sleep=waiter.sleep,
                 reraise=True,
             )
             claim: Claim = retrying(again)

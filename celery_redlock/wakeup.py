@@ -22,6 +22,7 @@ from typing import Any
 import redis
 
 from .address import Address
+from .bell import Bell
 from .lease import quorum_of
 
 __all__ = ["Waiter", "Wakeup"]
@@ -39,11 +40,11 @@ class Waiter:
     """One who waits for a resource.
 
     Attributes:
-        news: Set when a quorum of nodes announced a release since `forget()`.
+        news: Rings when a quorum of nodes announced a release since `forget()`.
     """
 
     def __init__(self, quorum: int) -> None:
-        self.news = threading.Event()
+        self.news = Bell()
         self._quorum = quorum
         self._heard: set[int] = set()
         self._listening: set[int] = set()
@@ -51,7 +52,11 @@ class Waiter:
     def forget(self) -> None:
         """Count news from now on: call it right before a try."""
         self._heard.clear()
-        self.news.clear()
+        self.news.forget()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for news, for `seconds` at most."""
+        self.news.wait(seconds)
 
     @property
     def informed(self) -> bool:
@@ -62,7 +67,7 @@ class Waiter:
         self._listening.add(node)
         self._heard.add(node)
         if len(self._heard) >= self._quorum:
-            self.news.set()
+            self.news.ring()
 
     def _deaf(self, node: int) -> None:
         self._listening.discard(node)
@@ -110,7 +115,7 @@ class Wakeup:
                 ear.close()
             for waiters in self._waiters.values():
                 for waiter in waiters:
-                    waiter.news.set()
+                    waiter.news.ring()
 
     def _subscribe_all(self, ear: _Ear, connection: Any) -> None:
         with self._lock:
