@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import signal
 import sys
 from pathlib import Path
-from types import FrameType
 
 from celery_redlock.demo.display import make_display
+from celery_redlock.demo.leaving import leave_on_signals
 from celery_redlock.demo.scenario import run
 from celery_redlock.errors import RedlockError
 
@@ -33,15 +32,7 @@ def main() -> int:
     # What the library says about dead nodes is no news here; the worker says it too, to its log.
     logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
 
-    # The first signal unwinds the stack, and so ends all processes; further ones must not stop
-    # that.
-    def leave(signum: int, _frame: FrameType | None) -> None:
-        for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(name, signal.SIG_IGN)
-        raise SystemExit(128 + signum)
-
-    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, leave)
+    leave_on_signals()
     try:
         display = make_display(options.plain)
         return run(display, options.timeline, options.keep, locks=not options.without_locks)

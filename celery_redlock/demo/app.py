@@ -80,14 +80,19 @@ def sent_away(request: Any = None, reason: Any = None, **_signal: Any) -> None:
     journal.write("away", order=request.args[0], task=request.id, why=why)
 
 
-@signals.worker_ready.connect
-def ready(**_signal: Any) -> None:
-    """Tell the demonstration, and die with it: its end of our stdin closes however it ends."""
-    journal.write("ready")
+@signals.worker_init.connect
+def follow(**_signal: Any) -> None:
+    """Die with the demonstration: its end of our stdin closes, however it ends."""
 
-    def follow() -> None:
+    def until_it_ends() -> None:
         # Not sys.stdin: its lock, taken here, would for ever be taken in a child forked meanwhile.
         os.read(0, 1)
         os.killpg(0, signal.SIGKILL)
 
-    threading.Thread(target=follow, daemon=True).start()
+    threading.Thread(target=until_it_ends, daemon=True).start()
+
+
+@signals.worker_ready.connect
+def ready(**_signal: Any) -> None:
+    """Tell the demonstration."""
+    journal.write("ready")

@@ -10,6 +10,7 @@ from pathlib import Path
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Reader
 from celery_redlock.demo.judge import Story, judge
+from celery_redlock.demo.leaving import deferred
 from celery_redlock.demo.picture import draw
 from celery_redlock.demo.stage import CHARGES, NODES, Stage
 from celery_redlock.server import start_servers
@@ -56,10 +57,11 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
         The exit code: 1 if exclusion or completion failed.
     """
     with contextlib.ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
         display.say(f"starting {NODES} servers, a broker and a worker ...")
-        servers = stack.enter_context(start_servers(NODES + 1))
+        with deferred():
+            directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            servers = stack.enter_context(start_servers(NODES + 1))
         stage = Stage(directory, servers, display, locks=locks)
         stack.callback(stage.stop_worker)
         stack.callback(stage.leaving.set)

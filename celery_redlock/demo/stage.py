@@ -24,6 +24,7 @@ from celery_redlock import NotAcquired, Redlock
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Journal, Reader
 from celery_redlock.demo.judge import QUORUM, Body, Story
+from celery_redlock.demo.leaving import deferred
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.lease import drift
 from celery_redlock.server import LocalServer
@@ -74,7 +75,7 @@ class Stage:
         command = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app", "worker"]
         command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--loglevel", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        with open(self.log, "wb") as log:
+        with open(self.log, "wb") as log, deferred():
             # A session of its own: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
             self._worker = subprocess.Popen(
                 command,
@@ -135,7 +136,8 @@ class Stage:
     def start_node(self, index: int) -> None:
         """Bring a server back, empty."""
         self.journal.write("node", node=index, up=True)
-        self.nodes[index].start()
+        with deferred():
+            self.nodes[index].start()
         self.display.event(f"node {index + 1} is back, without its memory")
 
     def kill_child(self) -> None:
