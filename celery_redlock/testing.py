@@ -707,15 +707,18 @@ class Process:
             self._wake()
             return
         due = self.schedule.take(now + 1e-9)
-        alive = self.schedule.alive(due, now)
+        alive, over = self.schedule.part(due, now)
+        self._settle_leases(over, ())
         if not alive:
-            self._tended(due, ())
+            self._wake()
             return
         self._tending = True
+        claims = [watched.claim for watched in alive]
         patience = self.world.knobs.patience
-        shortest = min(min(claim.deadline - now, patience) for claim in alive)
-        steps = quorum.extend(alive, now, max(0.001, shortest))
-        operation = Operation(self, steps, lambda ballot: self._tended(due, ballot.confirmed()))
+        shortest = min(min(claim.deadline - now, patience) for claim in claims)
+        shortest = min(shortest, self.schedule.wakes - now)
+        steps = quorum.extend(claims, now, max(0.001, shortest))
+        operation = Operation(self, steps, lambda ballot: self._tended(alive, ballot.confirmed()))
         # Another thread may hold the connections meanwhile, and release what is to be extended.
         drawn = chance(self._stream("turn", 0), self._ticks)
         if drawn < 0.5:
@@ -726,9 +729,12 @@ class Process:
 
     def _tended(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         self._tending = False
+        self._settle_leases(due, renewed)
+        self._wake()
+
+    def _settle_leases(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         for watched in self.schedule.settle(due, renewed, self.clock()):
             watched.lost(watched.claim)
-        self._wake()
 
 
 class Operation:

@@ -50,7 +50,7 @@ class Schedule:
 
     @property
     def wakes(self) -> float:
-        """When something falls due next; seconds, infinity for never."""
+        """When something falls due next; seconds, infinity for never. No round may last longer."""
         return self._due[0][0] if self._due else math.inf
 
     def add(self, watched: Watched, now: float) -> None:
@@ -78,12 +78,15 @@ class Schedule:
                 due[token] = watched
         return list(due.values())
 
-    def alive(self, due: Sequence[Watched], now: float) -> list[Claim]:
-        """Which of the due leases to extend."""
+    def part(self, due: Sequence[Watched], now: float) -> tuple[list[Watched], list[Watched]]:
+        """Which of the due leases to extend, and which are over: no round may delay those."""
         for watched in due:
             if watched.claim.held(now) and now >= watched.until:
                 watched.claim.lose("max_lifetime")
-        return [watched.claim for watched in due if watched.claim.held(now)]
+        alive, over = [], []
+        for watched in due:
+            (alive if watched.claim.held(now) else over).append(watched)
+        return alive, over
 
     def settle(self, due: Sequence[Watched], renewed: Iterable[Claim], now: float) -> list[Watched]:
         """A round is over: when to extend each next. The lost ones, to be told so."""
@@ -158,6 +161,11 @@ class Watchdog:
         with self._lock:
             self._schedule.drop(claim)
 
+    @property
+    def next_due(self) -> float:
+        """When other leases fall due than those being extended; seconds, infinity for never."""
+        return self._schedule.wakes
+
     def close(self) -> None:
         """Stop extending anything."""
         with self._lock:
@@ -185,15 +193,19 @@ class Watchdog:
         return self._schedule.take(self._clock())
 
     def _tend(self, due: Sequence[Watched]) -> None:
-        alive = self._schedule.alive(due, self._clock())
+        alive, over = self._schedule.part(due, self._clock())
+        self._settle(over, ())
         renewed: Sequence[Claim] = ()
         try:
             if alive:
-                renewed = self._extend(alive)
+                renewed = self._extend([watched.claim for watched in alive])
         except Exception:
             # Leases must not end because one round met a bug; the next round may do better.
             logger.exception("could not extend %d leases", len(alive))
-        with self._lock:
+        self._settle(alive, renewed)
+
+    def _settle(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
+        with self._changed:
             lost = self._schedule.settle(due, renewed, self._clock())
         for watched in lost:
             try:
