@@ -207,7 +207,7 @@ class Node:
         except BaseException:
             # Struck between the queue and the socket (a time limit, a KeyboardInterrupt): the next
             # answer might be taken for another round's.
-            self._drop("interrupted")
+            self._drop("interrupted", blame=False)
             raise
 
     def receive(self, now: float) -> None:
@@ -226,7 +226,7 @@ class Node:
         except (redis.RedisError, OSError, NodeError) as error:
             self._drop(_reason(error))
         except BaseException:
-            self._drop("interrupted")
+            self._drop("interrupted", blame=False)
             raise
 
     def complain(self, verb: Verb | None, reason: str) -> None:
@@ -314,13 +314,13 @@ class Node:
             if not whole:
                 self._drop("it takes no more requests")
 
-    def _drop(self, reason: str) -> None:
-        """The connection is of no use any more."""
+    def _drop(self, reason: str, *, blame: bool = True) -> None:
+        """The connection is of no use any more; `blame` the node, or ourselves."""
         if self.connection is None:
             return
         self.close()
         self.channel.dropped()
-        if self._proven or self._seen - self._opened > SETTLED:
+        if not blame or self._proven or self._seen - self._opened > SETTLED:
             self.failures = 0
         else:
             # It connects and breaks, over and over: as good as unreachable.

@@ -11,6 +11,9 @@ import pytest
 
 from celery_redlock import NotAcquired, Redlock
 
+# The alarm may strike in a destructor, which can do no more than print it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 class Struck(BaseException):
     """What a soft time limit or SystemExit is to the code it strikes."""
@@ -37,14 +40,15 @@ def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(server
             resource = f"struck:{turn % 7}"
             lock = redlock.lock(resource)
             try:
-                signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.0009))
-                lock.acquire()
-                lock.release()
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.0009))
+                    lock.acquire()
+                    lock.release()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except Struck:
                 struck += 1
             except NotAcquired:
-                signal.setitimer(signal.ITIMER_REAL, 0)
                 held += 1
             lock.release()  # as the second of a task's signal handlers does
             if turn % 50 == 49:
@@ -87,14 +91,16 @@ def test_threads_go_on_while_another_is_struck(servers, alarms):
         thread.start()
     try:
         for _ in range(600):
+            lock = redlock.lock("struck")
             try:
-                signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.002))
-                lock = redlock.lock("struck")
-                lock.acquire()
-                lock.release()
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.002))
+                    lock.acquire()
+                    lock.release()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except (Struck, NotAcquired):
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                pass
             lock.release()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
