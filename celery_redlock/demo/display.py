@@ -6,9 +6,12 @@ import sys
 import time
 from collections import Counter, deque
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery_redlock.demo.judge import Story, Verdict
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Display", "Terminal", "make_display"]
 
@@ -81,12 +84,12 @@ class Terminal(Display):
 
     every = 0.1
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         super().__init__()
         from rich.console import Console
         from rich.live import Live
 
-        self._console = Console()
+        self._console = console or Console()
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._events: deque[str] = deque(maxlen=8)
 
