@@ -77,6 +77,7 @@ def test_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) ->
         result = run("orders", environment)
     assert result.stderr == ""
     assert result.stdout.splitlines() == ["order blue: 50 paid", "order green: 50 paid"]
+    assert (tmp_path / "order-blue.txt").read_text() == "50"
 
 
 def test_orders_needs_its_lock(environment: dict[str, str], tmp_path: Path) -> None:
