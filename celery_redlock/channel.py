@@ -18,6 +18,7 @@ Pure: the simulated world of the tests drives this very code.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from .quorum import Round, Verb
@@ -46,6 +47,7 @@ class Channel:
         self.up = False
         self.down: str | None = None
         self.unanswered: deque[Round] = deque()
+        self._opened = -math.inf
         self._waiting: list[Round] = []
         self._owed: dict[str, Round] = {}
 
@@ -77,7 +79,9 @@ class Channel:
 
     def stalled(self, now: float) -> bool:
         """Whether the oldest request has gone unanswered for so long that none should follow."""
-        return bool(self.unanswered) and now - self.unanswered[0].sent > STALLED
+        # A release that was owed is older than the connection: the node is late by neither.
+        unanswered = self.unanswered
+        return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > STALLED
 
     def connected(self, now: float) -> list[Round]:
         """There is a new connection. The rounds to write to it first, in this order."""
@@ -90,7 +94,7 @@ class Channel:
             waiting.remove(round_)
         self._owed.clear()
         self._waiting.clear()
-        self.up, self.down = True, None
+        self.up, self.down, self._opened = True, None, now
         for round_ in (*owed, *waiting):
             self._written(round_)
         return [*owed, *waiting]
