@@ -83,7 +83,8 @@ class Schedule:
         for watched in due:
             if watched.claim.held(now) and now >= watched.until:
                 watched.claim.lose("max_lifetime")
-        alive, over = [], []
+        alive: list[Watched] = []
+        over: list[Watched] = []
         for watched in due:
             (alive if watched.claim.held(now) else over).append(watched)
         return alive, over
@@ -205,7 +206,7 @@ class Watchdog:
         self._settle(alive, renewed)
 
     def _settle(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
-        with self._changed:
+        with self._lock:
             lost = self._schedule.settle(due, renewed, self._clock())
         for watched in lost:
             try:
