@@ -1,0 +1,177 @@
+"""Imports point down only. The table is the house rule; this file is where it is kept."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "celery_redlock"
+
+STDLIB = set(sys.stdlib_module_names)
+IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
+"""What brings a clock, chance, a thread or a wire."""
+
+PURE = {"errors", "lease", "quorum", "channel", "key", "settings", "events"}
+SIDE_ROOMS = {"server", "testing", "demo"}
+
+# Module: what it may import of this package, and of others. The standard library is free to all,
+# but for the pure ring.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "lease": {"errors"},
+    "quorum": {"lease"},
+    "channel": {"quorum"},
+    "key": {"errors"},
+    "settings": {"errors", "address"},  # address: inside a function, see below
+    "events": {"lease"},
+    "address": {"errors", "redis"},
+    "bell": set(),
+    "replies": {"redis"},
+    "node": {"address", "channel", "errors", "quorum", "replies", "redis"},
+    "driver": {"address", "bell", "node", "quorum", "errors"},
+    "watchdog": {"lease"},
+    "wakeup": {"address", "bell", "lease", "redis"},
+    "hold": {"driver", "errors", "events", "lease"},
+    "lock": {
+        *("errors", "lease", "quorum", "channel", "key", "settings", "events"),
+        *("address", "bell", "driver", "wakeup", "watchdog", "hold", "tenacity"),
+    },
+}
+CELERY = {"celery", "kombu", "billiard"}
+NOT_FOR_CORE = CELERY | {"rich", "click", "pydantic"}
+
+
+def modules() -> dict[str, Path]:
+    """Every module, by its dotted name inside the package."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(parts)] = path
+    return found
+
+
+def imports(path: Path, *, top_level: bool = False) -> set[str]:
+    """Names of modules that a file imports: of this package without dots, of others their root.
+
+    Args:
+        path: The file.
+        top_level: Only what is imported when the module is, not what a function imports or what
+            is for type checkers.
+    """
+    tree = ast.parse(path.read_text())
+    lazy = {
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _for_types(node)
+        for inner in ast.walk(node)
+    }
+    names = set()
+    for node in ast.walk(tree):
+        if _typing_only(tree, node) or (top_level and node in lazy):
+            continue
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            root, _, rest = (node.module or "").partition(".")
+            names.add(rest.split(".")[0] if root == "celery_redlock" and rest else root)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module} if node.module else {alias.name for alias in node.names}
+    return names
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _typing_only(tree: ast.AST, wanted: ast.AST) -> bool:
+    if not isinstance(wanted, (ast.Import, ast.ImportFrom)):
+        return False
+    return any(wanted in list(ast.walk(node)) for node in ast.walk(tree) if _for_types(node))
+
+
+@pytest.mark.parametrize("module", ALLOWED)
+def test_a_module_imports_only_what_the_table_allows(module: str) -> None:
+    known = set(modules())
+    others = {n for n in imports(PACKAGE / f"{module}.py") if n in known or n not in STDLIB}
+    assert others - {"__future__"} <= ALLOWED[module]
+
+
+@pytest.mark.parametrize("module", sorted(PURE))
+def test_the_pure_ring_has_no_clock_chance_thread_or_wire(module: str) -> None:
+    seen = imports(PACKAGE / f"{module}.py")
+    assert not seen & (IMPURE | NOT_FOR_CORE | {"redis", "tenacity"})
+    assert "address" not in imports(PACKAGE / f"{module}.py", top_level=True)
+
+
+def test_the_tables_pure_modules_depend_on_pure_ones_only() -> None:
+    assert all(ALLOWED[module] <= PURE | {"address"} for module in PURE)
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if name.split(".")[0] != "demo"])
+def test_nobody_enters_a_side_room(module: str) -> None:
+    if module in SIDE_ROOMS:
+        return
+    assert not imports(modules()[module]) & SIDE_ROOMS
+
+
+def test_the_world_is_pure() -> None:
+    seen = imports(PACKAGE / "testing.py", top_level=True)
+    assert not seen & (IMPURE | NOT_FOR_CORE | {"redis", "node", "driver", "lock", "server"})
+
+
+@pytest.mark.parametrize("module", sorted(set(modules()) & set(ALLOWED)))
+def test_the_core_knows_nothing_of_celery(module: str) -> None:
+    assert not imports(PACKAGE / f"{module}.py") & NOT_FOR_CORE
+
+
+def test_the_table_has_no_circle() -> None:
+    def below(module: str, path: tuple[str, ...] = ()) -> None:
+        assert module not in path, " -> ".join((*path, module))
+        for other in ALLOWED.get(module, ()):
+            below(other, (*path, module))
+
+    for module in ALLOWED:
+        below(module)
+
+
+def test_every_module_has_its_place() -> None:
+    # New ones are added here on purpose, with what they may import.
+    celery_side = {
+        "task",
+        "worker",
+        "interrupt",
+        "reaper",
+        "publish",
+        "beat",
+        "cli",
+        "metrics",
+        "tracing",
+    }
+    known = {*ALLOWED, *SIDE_ROOMS, *celery_side, "__init__"}
+    assert {name.split(".")[0] for name in modules()} <= known
+
+
+def test_no_module_is_called_celery() -> None:
+    # `celery -A celery_redlock` would load it for the app.
+    assert "celery" not in modules()
+
+
+def test_the_checker_sees_what_is_imported(tmp_path: Path) -> None:
+    source = tmp_path / "m.py"
+    source.write_text(
+        "from __future__ import annotations\n"
+        "from typing import TYPE_CHECKING\n"
+        "import redis.connection\n"
+        "from .lease import Claim\n"
+        "from . import quorum\n"
+        "from celery_redlock.lock import Redlock\n"
+        "if TYPE_CHECKING:\n    from .node import Node\n"
+        "def f():\n    import time\n"
+    )
+    assert imports(source) == {
+        *("__future__", "typing", "redis", "lease", "quorum", "lock", "time")
+    }
+    assert "time" not in imports(source, top_level=True)

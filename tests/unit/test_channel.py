@@ -1,0 +1,231 @@
+"""What one node has been asked: order, reconnection, releases that are owed."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redlock.channel import STALLED, Channel
+from celery_redlock.lease import Claim
+from celery_redlock.quorum import Round, Verb, Vote
+
+NOW, TTL = 1000.0, 10.0
+
+
+@pytest.fixture
+def channel() -> Channel:
+    new = Channel(0)
+    assert new.connected(NOW) == []
+    return new
+
+
+def claim(token: str = "mine") -> Claim:
+    return Claim("r", token, TTL, 1)
+
+
+def ask(verb: Verb, of: Claim | None = None, *, at: float = NOW, patience: float = 0.1) -> Round:
+    return Round(verb, [of or claim()], at, patience)
+
+
+def undo(of: Claim, at: float = NOW) -> Round:
+    of.ended = True
+    return ask(Verb.UNDO, of, at=at, patience=0.0)
+
+
+def test_answers_belong_to_requests_in_order(channel: Channel) -> None:
+    rounds = [ask(Verb.ACQUIRE), ask(Verb.PEEK), ask(Verb.EXTEND)]
+    for round_ in rounds:
+        assert channel.ask(round_, NOW)
+    assert [channel.answered() for _ in rounds] == rounds
+
+
+def test_an_overdue_request_keeps_its_place(channel: Channel) -> None:
+    late, mine = claim(), claim("other")
+    first = ask(Verb.ACQUIRE, late)
+    channel.ask(first, NOW)
+    first.close("no answer")
+    channel.ask(undo(late), NOW + 0.2)
+    second = ask(Verb.ACQUIRE, mine, at=NOW + 0.2)
+    channel.ask(second, NOW + 0.2)
+    assert channel.answered() is first
+    assert channel.answered().verb is Verb.UNDO
+    assert channel.answered() is second
+
+
+def test_a_request_that_may_set_a_token_is_remembered(channel: Channel) -> None:
+    setting, asking = claim(), claim()
+    channel.ask(ask(Verb.ACQUIRE, setting), NOW)
+    channel.ask(ask(Verb.PEEK, asking), NOW)
+    assert setting.written == [True]
+    assert asking.written == [False]
+
+
+# -- No connection
+
+
+def test_a_node_that_is_down_is_silent_at_once() -> None:
+    channel = Channel(0)
+    channel.unreachable("refused")
+    round_ = ask(Verb.ACQUIRE)
+    assert not channel.ask(round_, NOW)
+    assert round_.votes == [Vote.SILENT]
+    assert round_.details == ["refused"]
+
+
+def test_the_first_attempt_to_connect_is_waited_for() -> None:
+    channel = Channel(0)
+    round_ = ask(Verb.ACQUIRE)
+    assert not channel.ask(round_, NOW)
+    assert channel.awaited
+    assert round_.votes == [None]
+    assert channel.connected(NOW + 0.001) == [round_]
+    assert not channel.awaited
+    assert channel.answered() is round_
+
+
+def test_when_it_fails_nobody_waits_any_longer() -> None:
+    channel = Channel(0)
+    round_ = ask(Verb.ACQUIRE)
+    channel.ask(round_, NOW)
+    channel.unreachable("refused")
+    assert round_.details == ["refused"]
+    assert not channel.awaited
+    assert channel.connected(NOW) == []
+
+
+def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
+    channel = Channel(0)
+    mine = claim()
+    round_ = ask(Verb.ACQUIRE, mine)
+    channel.ask(round_, NOW)
+    round_.close("no answer")
+    assert channel.connected(NOW + 1.0) == []
+    assert mine.written == [False]
+
+
+def test_nobody_waits_to_undo_what_was_never_written() -> None:
+    channel = Channel(0)
+    mine = claim()
+    round_ = undo(mine)
+    assert not channel.ask(round_, NOW)
+    assert round_.votes == [Vote.SILENT]
+    assert channel.connected(NOW) == []
+
+
+# -- A connection that breaks
+
+
+def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Channel) -> None:
+    round_ = ask(Verb.ACQUIRE)
+    channel.ask(round_, NOW)
+    channel.dropped()
+    assert not channel.up
+    assert channel.connected(NOW + 0.01) == [round_]
+    assert round_.votes == [None]
+
+
+def test_a_release_that_was_not_acknowledged_is_owed(channel: Channel) -> None:
+    mine = claim()
+    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
+    channel.answered()
+    release = ask(Verb.RELEASE, mine, at=NOW + 1.0)
+    mine.ended = True
+    channel.ask(release, NOW + 1.0)
+    channel.dropped()
+    assert release.votes == [Vote.SILENT]
+    channel.unreachable("refused")
+    assert channel.connected(NOW + 5.0) == [release]
+    channel.dropped()  # again, before it was acknowledged
+    assert channel.connected(NOW + 6.0) == [release]
+    channel.answered()
+    channel.dropped()
+    assert channel.connected(NOW + 7.0) == []
+
+
+def test_a_release_while_there_is_no_connection_is_owed(channel: Channel) -> None:
+    mine = claim()
+    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
+    channel.answered()
+    channel.dropped()
+    channel.unreachable("refused")
+    release = undo(mine)
+    assert not channel.ask(release, NOW + 1.0)
+    assert release.votes == [Vote.SILENT]
+    assert channel.connected(NOW + 2.0) == [release]
+
+
+def test_what_the_ttl_has_done_is_not_owed(channel: Channel) -> None:
+    mine = claim()
+    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
+    channel.dropped()
+    channel.ask(undo(mine, NOW + 1.0), NOW + 1.0)
+    assert channel.connected(NOW + 1.0 + TTL) == []
+
+
+def test_owed_releases_go_first(channel: Channel) -> None:
+    gone, mine = claim("gone"), claim("mine")
+    channel.ask(ask(Verb.ACQUIRE, gone), NOW)
+    channel.answered()
+    channel.dropped()
+    waiting = ask(Verb.ACQUIRE, mine)
+    channel.ask(waiting, NOW)
+    owed = undo(gone)
+    channel.ask(owed, NOW)
+    assert channel.connected(NOW + 0.01) == [owed, waiting]
+    assert list(channel.unanswered) == [owed, waiting]
+
+
+def test_a_released_token_is_not_set_again_behind_its_release(channel: Channel) -> None:
+    mine = claim()
+    first = ask(Verb.ACQUIRE, mine)
+    channel.ask(first, NOW)
+    channel.dropped()  # the request waits for the next connection...
+    owed = undo(mine)  # ...and meanwhile the attempt is given up
+    channel.ask(owed, NOW)
+    assert channel.connected(NOW + 0.01) == [owed]
+    assert first.votes == [Vote.SILENT]
+
+
+# -- A node that hangs
+
+
+def test_a_node_that_hangs_is_asked_nothing_new(channel: Channel) -> None:
+    channel.ask(ask(Verb.ACQUIRE), NOW)
+    later = NOW + STALLED + 0.1
+    assert channel.stalled(later)
+    round_ = ask(Verb.ACQUIRE, at=later)
+    assert not channel.ask(round_, later)
+    assert round_.votes == [Vote.SILENT]
+    assert "no answer" in round_.details[0]
+    assert len(channel.unanswered) == 1
+
+
+def test_a_node_that_hangs_is_told_the_releases_all_the_same(channel: Channel) -> None:
+    mine, stranger = claim(), claim("stranger")
+    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
+    later = NOW + STALLED + 0.1
+    assert channel.ask(undo(mine, later), later)
+    assert not channel.ask(undo(stranger, later), later)  # nothing of it was ever written
+
+
+def test_a_node_that_answers_again_is_asked_again(channel: Channel) -> None:
+    channel.ask(ask(Verb.ACQUIRE), NOW)
+    channel.answered()
+    later = NOW + STALLED + 0.1
+    assert not channel.stalled(later)
+    assert channel.ask(ask(Verb.ACQUIRE, at=later), later)
+
+
+def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_way(
+    channel: Channel,
+) -> None:
+    mine = claim()
+    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
+    channel.answered()
+    channel.dropped()
+    channel.unreachable("refused")
+    channel.ask(undo(mine), NOW)
+    back = NOW + 5.0
+    assert len(channel.connected(back)) == 1
+    assert not channel.stalled(back)
+    assert channel.ask(ask(Verb.ACQUIRE, at=back), back)
+    assert channel.stalled(back + STALLED + 0.1)

@@ -1,0 +1,257 @@
+"""The arithmetic of a lease: per node, send time plus ttl; the q-th largest, less the drift."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redlock.errors import LeaseLost
+from celery_redlock.lease import Claim, Holder, Lease, Owner, drift, quorum_of, token_digest
+from celery_redlock.quorum import Verb
+from celery_redlock.testing import FakeClock, FakeNode
+
+
+def claim_of(
+    *sent: float, ttl: float = 10.0, nodes: int = 3, granted: float | None = None
+) -> Claim:
+    """A claim which so many nodes acknowledged, to requests of these times."""
+    claim = Claim("r", "t", 10.0, 3)
+    for node, at in enumerate(sent):
+        claim.acknowledged(node, at, at)
+    if granted is not None:
+        assert claim.grant(granted)
+    return claim
+
+
+@pytest.mark.parametrize(("nodes", "quorum"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
+def test_a_quorum_is_more_than_half(nodes: int, quorum: int) -> None:
+    assert quorum_of(nodes) == quorum
+    assert 2 * quorum_of(nodes) > nodes
+
+
+# -- The deadline
+
+
+def test_the_deadline_is_the_quorums_weakest_expiry_less_the_drift() -> None:
+    claim = claim_of(100.0, 101.0, 103.0, granted=103.0)
+    assert claim.deadline == pytest.approx(101.0 + 10.0 - 0.102)
+
+
+def test_less_than_a_quorum_holds_nothing() -> None:
+    claim = claim_of(100.0)
+    assert not claim.grant(100.0)
+    assert not claim.held(100.0)
+
+
+def test_a_claim_without_time_left_is_not_granted() -> None:
+    # Redis page: "the lock is considered acquired" only if the elapsed time is less than the ttl.
+    assert not claim_of(100.0, 100.0).grant(109.898)
+    assert claim_of(100.0, 100.0).grant(109.897)
+
+
+def test_it_counts_from_before_the_request_not_from_the_answer() -> None:
+    claim = Claim("r", "t", 10.0, 1)
+    claim.acknowledged(0, 100.0, 104.0)
+    assert claim.grant(104.0)
+    assert claim.deadline == pytest.approx(110.0 - 0.102)
+
+
+def test_an_answer_to_an_older_request_moves_nothing() -> None:
+    claim = claim_of(100.0, 100.0, granted=100.0)
+    claim.acknowledged(0, 98.0, 101.0)
+    assert claim.expiries[0] == 110.0
+    assert claim.deadline == pytest.approx(109.898)
+
+
+def test_a_straggler_improves_the_lease() -> None:
+    claim = claim_of(100.0, 101.0, granted=101.0)
+    claim.acknowledged(2, 102.0, 103.0)
+    assert claim.deadline == pytest.approx(111.0 - 0.102)
+
+
+def test_a_minority_extends_nothing() -> None:
+    claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
+    claim.acknowledged(1, 105.0, 105.0)
+    assert claim.deadline == pytest.approx(109.898)
+    claim.acknowledged(2, 105.0, 105.0)
+    assert claim.deadline == pytest.approx(114.898)
+
+
+# -- Its end
+
+
+def test_the_deadline_itself_is_too_late() -> None:
+    claim = claim_of(100.0, 100.0, granted=100.0)
+    assert claim.held(math.nextafter(claim.deadline, 0.0))
+    assert not claim.held(claim.deadline)
+    assert claim.lost == "expired"
+
+
+def test_nothing_revives_a_lease_that_was_over() -> None:
+    claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
+    late = claim.deadline
+    # Sent in time, answered a moment too late: in between another may have held the resource.
+    for node in range(3):
+        claim.acknowledged(node, late - 1.0, late)
+    assert not claim.held(late)
+    assert claim.lost == "expired"
+    assert not claim.held(late - 5.0)
+
+
+def test_an_extension_in_time_counts() -> None:
+    claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
+    for node in range(2):
+        claim.acknowledged(node, 105.0, math.nextafter(claim.deadline, 0.0))
+    assert claim.held(112.0)
+
+
+def test_a_node_that_lost_the_token_counts_no_more() -> None:
+    claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
+    assert claim.forgotten(0, 101.0)
+    assert claim.held(101.0)
+    assert claim.forgotten(1, 101.0)
+    assert not claim.held(101.0)
+    assert claim.lost == "refused"
+
+
+def test_a_token_that_is_gone_in_its_time_is_no_amnesia() -> None:
+    claim = claim_of(100.0, 105.0, 105.0, granted=105.0)
+    assert not claim.forgotten(0, 110.5)
+    assert claim.held(110.5)
+
+
+def test_a_node_that_never_had_the_token_did_not_forget_it() -> None:
+    claim = claim_of(100.0, 100.0, granted=100.0)
+    assert not claim.forgotten(2, 101.0)
+    assert claim.held(101.0)
+
+
+def test_what_was_given_back_is_not_held() -> None:
+    claim = claim_of(100.0, 100.0, granted=100.0)
+    claim.ended = True
+    assert not claim.held(101.0)
+    pending = claim_of(100.0, 100.0)
+    pending.ended = True
+    assert not pending.grant(101.0)
+
+
+def test_the_first_reason_of_a_loss_stays() -> None:
+    claim = claim_of(100.0, 100.0, granted=100.0)
+    claim.lose("max_lifetime")
+    claim.lose("expired")
+    assert claim.lost == "max_lifetime"
+    assert not claim.held(100.5)
+
+
+# -- Drift
+
+
+def test_the_allowance_covers_clocks_at_the_extremes_of_their_rates() -> None:
+    """The holder's clock half a percent slow, the nodes' half a percent fast; whole milliseconds.
+
+    Random worlds do not find a missing allowance as an overlap: this does.
+    """
+    for ttl in (0.02, 0.1, 1.0, 10.0, 3600.0):
+        for begun in (0.0, 0.000999):  # the node's millisecond had begun before the request came
+            node, clock_of = FakeNode(), lambda true: 5.0 + 1.005 * true
+            claim = Claim("r", "t", ttl, 1)
+            node.execute(Verb.ACQUIRE, [claim], clock_of(0.0) + begun)
+            claim.acknowledged(0, 0.0, 0.0)
+            assert claim.grant(0.0)
+            still_held = math.nextafter(claim.deadline, 0.0) / 0.995  # true time
+            assert claim.held(math.nextafter(claim.deadline, 0.0))
+            assert node.token("r", clock_of(still_held) + begun) == "t", ttl
+
+
+def test_the_allowance_is_the_papers() -> None:
+    assert drift(10.0) == pytest.approx(0.102)
+    assert drift(0.1) == pytest.approx(0.003)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.floats(0.0, 30.0), st.floats(0.0, 5.0), st.booleans()),
+        max_size=40,
+    ),
+    st.integers(1, 5),
+)
+def test_held_means_that_a_quorum_cannot_have_dropped_it(
+    events: list[tuple[int, float, float, bool]], nodes: int
+) -> None:
+    """Whatever the nodes say and in whatever order: an independent account of the same rule."""
+    claim, ttl = Claim("r", "t", 10.0, nodes), 10.0
+    clock, over = 0.0, False
+    account: dict[int, float] = {}
+    for node, age, wait, confirmed in events:
+        node %= nodes
+        clock += wait
+        alive = sorted(account.values(), reverse=True)[: quorum_of(nodes)]
+        until = alive[-1] - drift(ttl) if len(alive) == quorum_of(nodes) else -math.inf
+        if claim.granted_at is not None and clock >= until:
+            over = True
+        assert claim.held(clock) is (claim.granted_at is not None and not over)
+        if confirmed:
+            sent = max(0.0, clock - age)
+            claim.acknowledged(node, sent, clock)
+            if not over:
+                account[node] = max(account.get(node, 0.0), sent + ttl)
+        else:
+            claim.forgotten(node, clock)
+            account.pop(node, None)
+        if claim.granted_at is None:
+            claim.grant(clock)
+
+
+# -- The value
+
+
+def test_a_lease_tells_what_is_left() -> None:
+    clock = FakeClock(100.0)
+    lease = Lease("r", "secret", 10.0, 109.0, clock)
+    assert lease.remaining() == 9.0
+    assert lease.remaining(105.0) == 4.0
+    assert lease.remaining(110.0) == 0.0
+    lease.ensure(8.0)
+    clock.advance(9.0)
+    assert lease.lost
+    with pytest.raises(LeaseLost) as raised:
+        lease.ensure()
+    assert raised.value.lease is lease
+    assert raised.value.resource == "r"
+
+
+def test_asking_for_more_than_is_left_raises() -> None:
+    lease = Lease("r", "t", 10.0, 109.0, FakeClock(108.0))
+    lease.ensure(0.9)
+    with pytest.raises(LeaseLost, match=r"1\.000 s are left"):
+        lease.ensure(1.0)
+
+
+def test_no_token_is_shown() -> None:
+    lease = Lease("r", "host|secret", 10.0, 109.0, FakeClock())
+    assert "secret" not in repr(lease)
+    holder = Holder("r", Owner("h", 1), 2, 2, None, token_digest("host|secret"))
+    assert "secret" not in repr(holder) + str(holder)
+    assert holder.digest == token_digest("host|secret") != token_digest("host|other")
+
+
+@given(
+    st.builds(
+        Owner,
+        host=st.text(st.characters(exclude_characters="|", codec="utf-8")),
+        pid=st.integers(0, 1 << 22),
+        task_id=st.text(),
+        retries=st.integers(0, 100),
+        stamp=st.text(st.characters(exclude_characters="|", codec="utf-8")),
+    )
+)
+def test_an_owner_is_read_back_from_its_token(owner: Owner) -> None:
+    assert Owner.of(owner.token("0123")) == owner
+
+
+@pytest.mark.parametrize("foreign", ["", "x", "a|b|c|d|e|f", "|||||", "a|h|1|t|x|n"])
+def test_a_foreign_value_has_no_owner(foreign: str) -> None:
+    assert Owner.of(foreign) is None

@@ -1,0 +1,355 @@
+"""Rounds and votes: when a round is decided, and what it comes to."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any, TypeVar
+
+import pytest
+
+from celery_redlock import quorum
+from celery_redlock.lease import Claim
+from celery_redlock.quorum import NodeVote, Round, Verb, Vote
+
+T = TypeVar("T")
+
+NOW, PATIENCE, TTL = 1000.0, 0.1, 10.0
+
+
+def claim(nodes: int = 5, token: str = "mine", *, granted: bool = False) -> Claim:
+    new = Claim("r", token, TTL, nodes)
+    if granted:
+        for node in range(nodes):
+            new.acknowledged(node, NOW, NOW)
+        assert new.grant(NOW)
+    return new
+
+
+def vote(round_: Round, votes: str, now: float = NOW + 0.01) -> Round:
+    """`y` yes, `n` held by another, `s` silent, `.` not yet; one per node."""
+    for node, letter in enumerate(votes):
+        if letter == "y":
+            round_.answer(node, None if round_.verb is Verb.ACQUIRE else True, now)
+        elif letter == "n":
+            round_.answer(node, "theirs" if round_.verb is Verb.ACQUIRE else False, now)
+        elif letter == "s":
+            round_.silence(node, "down")
+    return round_
+
+
+def ended(steps: Generator[Round, float, T], now: float = NOW + 0.01) -> T:
+    """Resume an operation that must be over."""
+    try:
+        steps.send(now)
+    except StopIteration as stop:
+        return stop.value  # type: ignore[no-any-return]
+    raise AssertionError("it asks for another round")
+
+
+# -- Acquire: the page's five steps
+
+
+def test_all_nodes_are_asked_at_once_with_one_token() -> None:
+    round_ = next(quorum.acquire(claim(), NOW, PATIENCE))
+    assert round_.verb is Verb.ACQUIRE
+    assert list(round_.targets) == [0, 1, 2, 3, 4]
+    assert (round_.sent, round_.until) == (NOW, NOW + PATIENCE)
+    assert not round_.decided
+
+
+@pytest.mark.parametrize(
+    ("votes", "decided"),
+    [
+        ("yyy..", True),  # granted: no straggler can change it
+        ("yy...", False),
+        ("yynn.", False),  # the last one decides
+        ("nnn..", True),  # held, certainly
+        ("nn...", False),
+        ("sss..", True),  # no quorum, certainly
+        ("ss...", False),
+        ("nns..", False),  # lost; but held, or no quorum? two answers do not tell
+        ("nsn.n", True),  # a quorum has answered: held
+        ("nss.n", False),
+        ("nssnn", True),
+        ("yyss.", False),
+        ("yysss", True),
+        ("ynsss", True),
+    ],
+)
+def test_an_attempt_is_decided_as_early_as_it_can_be(votes: str, decided: bool) -> None:
+    round_ = vote(next(quorum.acquire(claim(), NOW, PATIENCE)), votes)
+    assert round_.decided is decided
+
+
+@pytest.mark.parametrize("nodes", range(1, 8))
+def test_a_quorum_of_yes_is_granted_and_one_less_is_not(nodes: int) -> None:
+    enough = nodes // 2 + 1
+    for yes in (enough, enough - 1):
+        mine = claim(nodes)
+        steps = quorum.acquire(mine, NOW, PATIENCE)
+        round_ = vote(next(steps), "y" * yes + "n" * (nodes - yes))
+        assert round_.decided
+        if yes == enough:
+            assert ended(steps) is round_
+            assert mine.held(NOW + 0.01)
+        elif yes:
+            assert steps.send(NOW + 0.01).verb is Verb.UNDO
+            assert not mine.held(NOW + 0.01)
+        else:
+            assert ended(steps) is round_  # nothing to undo
+
+
+def test_our_own_token_is_a_yes() -> None:
+    mine = claim(1)
+    round_ = next(quorum.acquire(mine, NOW, PATIENCE))
+    round_.answer(0, "mine", NOW)
+    assert round_.yes == 1
+
+
+def test_a_quorum_without_time_left_is_undone_everywhere() -> None:
+    mine = claim(3)
+    steps = quorum.acquire(mine, NOW, PATIENCE)
+    vote(next(steps), "yyy")
+    undoing = steps.send(NOW + TTL)
+    assert undoing.verb is Verb.UNDO
+    assert list(undoing.targets) == [0, 1, 2]
+    assert mine.granted_at is None
+
+
+def test_a_lost_vote_is_undone_wherever_the_answer_was_not_no() -> None:
+    mine = claim()
+    steps = quorum.acquire(mine, NOW, PATIENCE)
+    round_ = vote(next(steps), "ynsn.")
+    round_.close("late")
+    undoing = steps.send(NOW + PATIENCE)
+    assert undoing.verb is Verb.UNDO
+    assert list(undoing.targets) == [0, 2, 4]
+    assert undoing.decided  # nobody waits for it
+    assert mine.ended
+    assert ended(steps) is round_
+
+
+def test_a_late_yes_does_not_change_a_decided_attempt() -> None:
+    mine = claim(3)
+    steps = quorum.acquire(mine, NOW, PATIENCE)
+    round_ = vote(next(steps), "nn.")
+    round_.close("late")
+    ended_with = [list(steps.send(NOW + PATIENCE).targets)]
+    round_.answer(2, None, NOW + 1.0)
+    assert ended_with == [[2]]
+    assert (round_.yes, round_.no) == (0, 2)
+    assert not mine.held(NOW + 1.0)
+
+
+def test_a_late_yes_improves_the_lease_it_belongs_to() -> None:
+    mine = claim(3)
+    steps = quorum.acquire(mine, NOW, PATIENCE)
+    round_ = vote(next(steps), "yy.")
+    round_.close("not waited for")
+    ended(steps)
+    assert round_.votes[2] is None
+    round_.answer(2, None, NOW + 3.0)
+    assert mine.expiries[2] == NOW + TTL  # its own send time, however late it came
+    assert round_.votes[2] is None
+
+
+# -- Two failures that are never folded into one
+
+
+def outcome(votes: str) -> str:
+    """What `Redlock` makes of these votes."""
+    from celery_redlock import Redlock
+    from celery_redlock.errors import ResourceHeld
+
+    redlock = Redlock([f"redis://127.0.0.1:{port}" for port in range(1, len(votes) + 1)])
+    round_ = vote(next(quorum.acquire(claim(len(votes)), NOW, PATIENCE)), votes)
+    round_.close("no answer")
+    refusal = redlock._refusal("r", round_)
+    assert [str(v.vote.value)[0] for v in refusal.votes] == list(votes.replace(".", "s"))
+    return "held" if isinstance(refusal, ResourceHeld) else "unavailable"
+
+
+@pytest.mark.parametrize("votes", ["nnnnn", "nnn..", "ynnnn", "yynnn", "nnnss", "ynnss"])
+def test_held_is_said_only_when_a_quorum_has_answered(votes: str) -> None:
+    assert outcome(votes) == "held"
+
+
+@pytest.mark.parametrize("votes", ["sssss", "nnsss", "ynsss", "yysss", "nn...", "....."])
+def test_no_quorum_of_answers_is_no_quorum(votes: str) -> None:
+    assert outcome(votes) == "unavailable"
+
+
+def test_a_quorum_that_was_too_late_is_no_refusal_by_another() -> None:
+    assert outcome("yyynn") == "unavailable"
+
+
+# -- Extend
+
+
+def extension(*claims: Claim) -> Round:
+    return next(quorum.extend(claims, NOW + 3.0, PATIENCE))
+
+
+def test_a_quorum_renews() -> None:
+    mine = claim(3, granted=True)
+    round_ = extension(mine)
+    round_.answer(0, "1", NOW + 3.01)
+    assert not round_.decided
+    round_.answer(2, "1", NOW + 3.02)
+    assert round_.decided
+    assert round_.confirmed() == [mine]
+    assert mine.deadline == pytest.approx(NOW + 3.0 + TTL - 0.102)
+
+
+def test_a_refusal_is_an_answer_and_no_confirmation() -> None:
+    mine = claim(3, granted=True)
+    round_ = extension(mine)
+    for node in range(3):
+        round_.answer(node, "0", NOW + 3.01)
+    assert round_.decided
+    assert round_.confirmed() == []
+    assert not mine.held(NOW + 3.02)
+    assert mine.lost == "refused"
+
+
+def test_silence_refuses_nothing() -> None:
+    mine = claim(3, granted=True)
+    round_ = extension(mine)
+    for node in range(3):
+        round_.silence(node, "down")
+    assert round_.decided and round_.confirmed() == []
+    assert mine.held(NOW + 3.02)
+    assert mine.deadline == pytest.approx(NOW + TTL - 0.102)
+
+
+def test_to_set_again_confirms_and_shows_amnesia() -> None:
+    mine = claim(3, granted=True)
+    round_ = extension(mine)
+    round_.answer(0, "2", NOW + 3.01)
+    assert round_.amnesiac == [0]
+    assert mine.expiries[0] == NOW + 3.0 + TTL
+    assert mine.held(NOW + 3.02)
+
+
+def test_an_extension_answered_after_the_old_deadline_revives_nothing() -> None:
+    mine = claim(3, granted=True)
+    round_ = extension(mine)
+    for node in range(3):
+        round_.answer(node, "2", NOW + TTL)
+    assert not mine.held(NOW + TTL)
+
+
+def test_many_leases_share_a_round_and_each_has_its_own_outcome() -> None:
+    leases = [claim(3, f"token {i}", granted=True) for i in range(3)]
+    round_ = extension(*leases)
+    round_.answer(0, "110", NOW + 3.01)
+    round_.answer(1, "120", NOW + 3.01)
+    assert not round_.decided  # the third may still be confirmed... by nobody, but who knows
+    round_.answer(2, "001", NOW + 3.01)
+    assert round_.decided
+    assert round_.confirmed() == leases[:2]
+    assert [lease.held(NOW + 3.02) for lease in leases] == [True, True, False]
+
+
+def test_an_answer_for_another_number_of_leases_is_no_answer() -> None:
+    round_ = extension(claim(3, granted=True))
+    with pytest.raises(ValueError):
+        round_.answer(0, "11", NOW + 3.01)
+
+
+def test_what_was_given_back_meanwhile_is_not_extended() -> None:
+    kept, gone = claim(3, "kept", granted=True), claim(3, "gone", granted=True)
+    round_ = extension(kept, gone)
+    gone.ended = True
+    round_.begin()
+    assert round_.claims == [kept]
+    for node in (0, 1):
+        round_.answer(node, "1", NOW + 3.01)
+    assert round_.confirmed() == [kept]
+
+
+def test_a_round_with_nothing_left_to_extend_asks_nobody() -> None:
+    gone = claim(3, granted=True)
+    round_ = extension(gone)
+    gone.ended = True
+    round_.begin()
+    assert list(round_.targets) == []
+    assert round_.decided and round_.confirmed() == []
+
+
+# -- Release
+
+
+@pytest.mark.parametrize(
+    ("votes", "held"),
+    [("yyyyy", True), ("yyynn", True), ("yynnn", False), ("nnnnn", False), ("yyy..", True)],
+)
+def test_a_release_tells_whether_it_was_held_to_the_end(votes: str, held: bool) -> None:
+    mine = claim(granted=True)
+    steps = quorum.release(mine, NOW + 1.0, PATIENCE)
+    round_ = vote(next(steps), votes)
+    assert round_.decided
+    assert ended(steps) is held
+    assert not mine.held(NOW + 1.0)
+
+
+def test_a_release_after_the_deadline_was_not_held_whatever_the_nodes_say() -> None:
+    mine = claim(granted=True)
+    steps = quorum.release(mine, NOW + TTL, PATIENCE)
+    vote(next(steps), "yyyyy")
+    assert ended(steps) is False
+
+
+def test_silent_nodes_do_not_fail_a_release() -> None:
+    mine = claim(granted=True)
+    steps = quorum.release(mine, NOW + 1.0, PATIENCE)
+    vote(next(steps), "sssss")
+    assert ended(steps) is True
+
+
+def test_nothing_is_extended_once_a_release_has_begun() -> None:
+    mine = claim(granted=True)
+    next(quorum.release(mine, NOW + 1.0, PATIENCE))
+    assert mine.ended  # before anything is written
+
+
+# -- Peek, votes
+
+
+def test_a_peek_waits_for_all_and_tells_what_each_holds() -> None:
+    round_ = next(quorum.peek(claim(3), NOW, PATIENCE))
+    round_.answer(0, ("theirs", 4.0), NOW)
+    round_.answer(1, None, NOW)
+    assert not round_.decided
+    round_.silence(2, "down")
+    assert round_.decided
+    assert round_.details == [("theirs", 4.0), None, "down"]
+
+
+def test_a_node_votes_once() -> None:
+    round_ = next(quorum.acquire(claim(3), NOW, PATIENCE))
+    round_.silence(0, "down")
+    round_.answer(0, None, NOW)
+    assert (round_.yes, round_.silent) == (0, 1)
+    assert round_.votes[0] is Vote.SILENT
+
+
+def test_closing_takes_the_late_for_silent_only_if_they_mattered() -> None:
+    waiting = vote(next(quorum.acquire(claim(3), NOW, PATIENCE)), "y..")
+    assert waiting.close("late") == [1, 2]
+    assert waiting.details[1:] == ["late", "late"]
+    decided = vote(next(quorum.acquire(claim(3), NOW, PATIENCE)), "yy.")
+    assert decided.close("late") == []
+    assert decided.votes[2] is None
+
+
+def test_a_vote_reads_well() -> None:
+    assert str(NodeVote("a:1", Vote.SILENT, "timeout")) == "a:1 silent (timeout)"
+    assert str(NodeVote("a:1", Vote.YES)) == "a:1 yes"
+
+
+def test_nothing_in_here_waits() -> None:
+    """An operation is resumed by its driver alone."""
+    steps: Any = quorum.acquire(claim(), NOW, PATIENCE)
+    assert next(steps).verb is Verb.ACQUIRE
+    steps.close()

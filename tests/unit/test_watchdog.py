@@ -1,0 +1,172 @@
+"""When leases are extended, and who hears of a loss, and by when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from celery_redlock.lease import Claim
+from celery_redlock.testing import FakeClock
+from celery_redlock.watchdog import Schedule, Watchdog, Watched
+
+NOW, TTL = 1000.0, 9.0
+
+
+def held(token: str = "t", at: float = NOW, ttl: float = TTL) -> Claim:
+    claim = Claim("r", token, ttl, 1)
+    claim.acknowledged(0, at, at)
+    assert claim.grant(at)
+    return claim
+
+
+def watched(claim: Claim, until: float = float("inf")) -> Watched:
+    return Watched(claim, until, lambda claim: None)
+
+
+def test_a_lease_falls_due_after_a_third_of_its_ttl() -> None:
+    schedule = Schedule()
+    schedule.add(watched(held()), NOW)
+    assert schedule.wakes == NOW + TTL / 3
+    assert schedule.take(NOW + 2.0) == []
+    assert len(schedule.take(NOW + 3.0)) == 1
+    assert schedule.wakes == float("inf")
+
+
+def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tenth() -> None:
+    schedule, claim = Schedule(), held()
+    schedule.add(watched(claim), NOW)
+    due = schedule.take(NOW + 3.0)
+    assert schedule.settle(due, [claim], NOW + 3.0) == []
+    assert schedule.wakes == NOW + 6.0
+    due = schedule.take(NOW + 6.0)
+    assert schedule.settle(due, [], NOW + 6.0) == []
+    assert schedule.wakes == pytest.approx(NOW + 6.9)
+
+
+def test_a_lease_falls_due_at_its_deadline_at_the_latest() -> None:
+    schedule, claim = Schedule(), held()
+    schedule.add(watched(claim), NOW)
+    due = schedule.take(NOW + 8.7)
+    schedule.settle(due, [], NOW + 8.7)
+    assert schedule.wakes == claim.deadline
+
+
+def test_leases_that_are_nearly_due_are_extended_together() -> None:
+    schedule = Schedule()
+    for number in range(3):
+        schedule.add(watched(held(str(number), NOW + number * 0.4)), NOW + number * 0.4)
+    assert [w.claim.token for w in schedule.take(NOW + 3.0)] == ["0", "1"]
+
+
+def test_a_dropped_lease_is_extended_no_more_and_the_heap_forgets_it() -> None:
+    schedule = Schedule()
+    for number in range(1000):
+        claim = held(str(number))
+        schedule.add(watched(claim), NOW)
+        schedule.drop(claim)
+    assert len(schedule._due) < 100
+    assert schedule.take(NOW + 100.0) == []
+
+
+def test_a_lease_is_lost_once_it_is_older_than_its_lifetime() -> None:
+    schedule, claim = Schedule(), held()
+    schedule.add(watched(claim, until=NOW + 2.0), NOW)
+    assert schedule.wakes == NOW + 2.0
+    alive, over = schedule.part(schedule.take(NOW + 2.0), NOW + 2.0)
+    assert (alive, [w.claim for w in over]) == ([], [claim])
+    assert claim.lost == "max_lifetime"
+
+
+def test_what_was_given_back_is_not_lost() -> None:
+    schedule, claim = Schedule(), held()
+    schedule.add(watched(claim), NOW)
+    due = schedule.take(NOW + 3.0)
+    claim.ended = True
+    assert schedule.settle(due, [], NOW + 100.0) == []
+    assert schedule.watched == {}
+
+
+class Thread:
+    """A watchdog whose turns are taken by the test, instead of by its thread."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(NOW)
+        self.events: list[str] = []
+        self.error: Exception | None = None
+        self.lasts = 0.0
+        self.dog = Watchdog(self.extend, self.clock)
+        self.dog._thread = threading.current_thread()  # none is started
+
+    def extend(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+        self.events.append("extends " + " ".join(claim.token for claim in claims))
+        self.clock.advance(self.lasts)
+        if self.error is not None:
+            raise self.error
+        return claims
+
+    def watch(self, claim: Claim) -> None:
+        self.dog.watch(claim, lambda claim: self.events.append(f"lost {claim.token}"))
+
+    def turn(self, at: float) -> None:
+        self.clock.now = at
+        self.dog._tend(self.dog._schedule.take(at))
+
+
+def test_a_round_that_fails_with_an_error_is_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thread, claim = Thread(), held()
+    thread.watch(claim)
+    thread.error = RuntimeError("a bug")
+    thread.turn(NOW + 3.0)
+    assert "could not extend 1 leases" in caplog.text
+    assert thread.dog.next_due == pytest.approx(NOW + 3.9)
+    thread.error = None
+    thread.turn(NOW + 3.9)
+    assert thread.events == ["extends t", "extends t"]
+
+
+def test_a_loss_is_told_before_a_round_of_others_is_waited_for() -> None:
+    thread = Thread()
+    old, young = held("old"), held("young", NOW + 4.0)
+    thread.watch(old)
+    thread.clock.now = NOW + 4.0
+    thread.watch(young)
+    thread.lasts = 0.25
+    thread.turn(old.deadline)
+    assert thread.events == ["lost old", "extends young"]
+
+
+def test_one_holders_trouble_does_not_keep_another_from_hearing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thread = Thread()
+
+    def fail(claim: Claim) -> None:
+        raise RuntimeError("a bug in a callback")
+
+    thread.dog.watch(held("first"), fail)
+    thread.watch(held("second"))
+    thread.turn(NOW + TTL)
+    assert thread.events == ["lost second"]
+    assert "a bug in a callback" in caplog.text
+
+
+def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
+    extended = threading.Event()
+
+    def extend(claims: Sequence[Claim]) -> Sequence[Claim]:
+        extended.set()
+        return claims
+
+    clock = FakeClock(NOW)
+    dog = Watchdog(extend, clock)
+    dog.watch(held(ttl=0.003), lambda claim: None)
+    clock.advance(0.0005)
+    assert not dog._closed
+    dog.close()
+    assert dog._thread is not None
+    dog._thread.join(5.0)
+    assert not dog._thread.is_alive()
