@@ -74,12 +74,15 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
         stage.stop_worker()
         story = Story.of(Reader(directory).new())
         verdict = judge(story)
-        draw(story, verdict, timeline)
         if keep is not None:
             others = shutil.ignore_patterns("pymp-*")
             shutil.copytree(directory, keep, ignore=others, dirs_exist_ok=True)
         display.verdict(verdict, failure)
-        display.say(f"timeline: {timeline.resolve()}")
+        try:
+            draw(story, verdict, timeline)
+            display.say(f"timeline: {timeline.resolve()}")
+        except OSError as error:
+            display.say(f"no timeline: {error}")
         if not verdict.ok or failure:
             display.say(tail(stage.log))
             return 1

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from celery_redlock.demo.journal import Reader
-from celery_redlock.demo.judge import Story
+from celery_redlock.demo.judge import Story, judge
 from tests.support import wait_until
 
 pytestmark = pytest.mark.worker
@@ -67,6 +67,12 @@ class Demo:
                 continue
         return found
 
+    def kill_worker(self, process: subprocess.Popen[bytes]) -> None:
+        """`kill -9` its worker's main process."""
+        children = psutil.Process(process.pid).children()
+        (worker,) = [child for child in children if "celery" in child.cmdline()]
+        worker.kill()
+
     def until_it_works(self) -> None:
         """Wait until children run bodies, so that there is something to be left behind."""
 
@@ -96,6 +102,7 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
 
     story = Story.of(Reader(demo.directory / "kept").new())
     assert {body.task for body in story.bodies} >= story.sent.keys()
+    assert max(judge(story).blocked) < 1.0  # seconds; by its ttl alone it would be about three
     ((since, until),) = story.dark()
     assert until - since > 2
     assert [event for event in story.away if event["why"] == "no quorum"]
@@ -141,16 +148,22 @@ def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
 def test_a_worker_that_dies_is_a_failure_that_shows_its_log(demo: Demo) -> None:
     process = demo.start()
     demo.until_it_works()
-    (worker,) = [
-        child for child in psutil.Process(process.pid).children() if "celery" in child.cmdline()
-    ]
-    worker.kill()
+    demo.kill_worker(process)
     assert process.wait(timeout=15) == 1
     said = demo.said()
     assert "the worker has ended" in said
     assert "celery@" in said
     assert demo.processes() == []
     assert list(demo.temporary.iterdir()) == []
+
+
+def test_a_timeline_that_cannot_be_written_does_not_hide_the_verdict(demo: Demo) -> None:
+    process = demo.start("--timeline", "/nowhere/timeline.svg")
+    demo.until_it_works()
+    demo.kill_worker(process)
+    assert process.wait(timeout=15) == 1
+    assert "verdict" in demo.said()
+    assert "no timeline: " in demo.said()
 
 
 def test_without_a_server_binary_it_says_what_to_do(demo: Demo) -> None:
