@@ -1,0 +1,101 @@
+"""A TCP proxy in threads: between a lock and its server, it delays, swallows and cuts replies."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+__all__ = ["Proxy"]
+
+
+class Proxy:
+    """Listens on a free port of 127.0.0.1 and passes everything on to `port`.
+
+    What it does to replies can be changed at any time; it holds for the next bytes:
+
+    - `pass`: passes them on.
+    - `mute`: swallows them. Requests still reach the server.
+    - `late`: passes them on after `delay` seconds.
+    - `cut`: passes on the first byte of a reply and closes. Status replies (`+OK`, so that a
+      connection can be made) pass.
+    - `rubbish`: answers every request with a status that is no answer to it.
+
+    Attributes:
+        mode: See above.
+        delay: Seconds, for `late`.
+        connections: How many were ever made.
+        requests: How many times bytes came from a client.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.mode = "pass"
+        self.delay = 0.0
+        self.connections = self.requests = 0
+        self._open: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self) -> Proxy:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        self.reset()
+
+    def reset(self) -> None:
+        """Break all connections."""
+        while self._open:
+            _close(self._open.pop())
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _address = self._listener.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._port))
+                except OSError:
+                    _close(client)
+                    continue
+                self.connections += 1
+                self._open += [client, server]
+                for target in (self._requests, self._replies):
+                    threading.Thread(target=target, args=(client, server), daemon=True).start()
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                self.requests += 1
+                server.sendall(data)
+        _close(server)
+
+    def _replies(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := server.recv(65536):
+                if self.mode == "mute":
+                    continue
+                if self.mode == "late":
+                    time.sleep(self.delay)  # what it is for: order is kept, time is not
+                if self.mode == "cut" and not data.startswith(b"+"):
+                    client.sendall(data[:1])
+                    break
+                if self.mode == "rubbish" and not data.startswith(b"+"):
+                    data = b"*2\r\n:1\r\n:2\r\n"
+                client.sendall(data)
+        _close(client)
+        _close(server)
+
+
+def _close(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

@@ -1,0 +1,338 @@
+"""One contract for every node: the fake one, and each server we can start.
+
+What the simulated world proves holds in production because the fake node answers as a real one.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from celery_redlock import node as node_module
+from celery_redlock import testing
+from celery_redlock.address import parse_nodes
+from celery_redlock.driver import monotonic
+from celery_redlock.lease import Claim
+from celery_redlock.node import Node, encode
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+PREFIX = "redlock:"
+LONG = 60.0
+
+
+class Heard(Round):
+    """A round of one node that remembers what it was told."""
+
+    __slots__ = ("reply",)
+
+    def answer(self, node: int, reply: Any, now: float) -> None:
+        self.reply = reply
+        super().answer(node, reply, now)
+
+
+class Subject:
+    """A node under test."""
+
+    def ask(self, verb: Verb, *claims: Claim) -> Any:
+        raise NotImplementedError
+
+    def occupy(self, resource: str) -> None:
+        """Another program's key of another type."""
+        raise NotImplementedError
+
+    def drop(self, resource: str) -> None:
+        """The key expires."""
+        raise NotImplementedError
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    def wait_for_expiry(self, resource: str, ttl: float) -> None:
+        raise NotImplementedError
+
+
+class Fake(Subject):
+    def __init__(self) -> None:
+        self.clock = testing.FakeClock()
+        self.node = testing.FakeNode()
+
+    def ask(self, verb: Verb, *claims: Claim) -> Any:
+        return self.node.execute(verb, claims, self.clock())
+
+    def occupy(self, resource: str) -> None:
+        self.node.occupy(resource)
+
+    def drop(self, resource: str) -> None:
+        self.node.held.pop(resource, None)
+
+    def flush(self) -> None:
+        self.node.held.clear()
+
+    def wait_for_expiry(self, resource: str, ttl: float) -> None:
+        self.clock.advance(ttl)
+
+
+class Real(Subject):
+    def __init__(self, server: LocalServer) -> None:
+        self.admin = redis.Redis.from_url(server.url)
+        self.node = Node(0, parse_nodes([server.url])[0], PREFIX)
+        self.node.opened(self.node.connect(), monotonic())
+
+    def ask(self, verb: Verb, *claims: Claim) -> Any:
+        round_ = Heard(verb, list(claims), monotonic(), 5.0)
+        self.node.ask(round_, encode(round_, PREFIX), monotonic())
+        while round_.votes[0] is None:
+            assert self.node.connection is not None, round_.details
+            ready, _, _ = select.select([self.node.connection._sock], [], [], 5.0)
+            assert ready, "no answer"
+            self.node.receive(monotonic())
+        return round_.reply if hasattr(round_, "reply") else f"silent: {round_.details[0]}"
+
+    def key(self, resource: str) -> bytes:
+        return (PREFIX + resource).encode("utf-8", "surrogatepass")
+
+    def occupy(self, resource: str) -> None:
+        self.admin.delete(self.key(resource))
+        self.admin.rpush(self.key(resource), "a job")
+
+    def drop(self, resource: str) -> None:
+        self.admin.delete(self.key(resource))
+
+    def flush(self) -> None:
+        self.admin.flushall()
+
+    def wait_for_expiry(self, resource: str, ttl: float) -> None:
+        key = self.key(resource)
+        wait_until(lambda: not self.admin.exists(key), ttl + 5.0, "the key has expired")
+
+    def close(self) -> None:
+        self.node.close()
+        self.admin.close()
+
+
+def _real(binary: str | None) -> Iterator[Real]:
+    with LocalServer(binary=binary) as server:
+        real = Real(server)
+        yield real
+        real.close()
+
+
+@pytest.fixture(scope="module")
+def valkey() -> Iterator[Real]:
+    yield from _real(None)
+
+
+@pytest.fixture(scope="module")
+def debian() -> Iterator[Real]:
+    binary = shutil.which("redis-server")
+    if binary is None:
+        pytest.skip("there is no redis-server on PATH: this row needs Debian's Redis 7.0")
+    yield from _real(binary)
+
+
+@pytest.fixture(params=["fake", "valkey", "debian"])
+def node(request: pytest.FixtureRequest) -> Subject:
+    """A node that is empty."""
+    if request.param == "fake":
+        return Fake()
+    subject: Real = request.getfixturevalue(request.param)
+    subject.flush()
+    return subject
+
+
+def claim(token: str = "mine", resource: str = "r", ttl: float = LONG) -> Claim:
+    return Claim(resource, token, ttl, 1)
+
+
+# -- Every verb, every outcome
+
+
+def test_what_is_free_is_acquired(node: Subject) -> None:
+    assert node.ask(Verb.ACQUIRE, claim()) is None
+    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
+
+
+def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim("theirs", ttl=5.0))
+    assert node.ask(Verb.ACQUIRE, claim()) == "theirs"
+    token, left = node.ask(Verb.PEEK, claim("x"))
+    assert token == "theirs"
+    assert 4.0 < left <= 5.0
+
+
+def test_our_own_token_is_answered_again(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.ACQUIRE, claim()) == "mine"
+
+
+def test_what_has_expired_is_free(node: Subject) -> None:
+    short = claim("theirs", ttl=0.05)
+    assert node.ask(Verb.ACQUIRE, short) is None
+    node.wait_for_expiry("r", 0.05)
+    assert node.ask(Verb.PEEK, claim()) is None
+    assert node.ask(Verb.ACQUIRE, claim()) is None
+
+
+def test_a_key_lives_for_its_ttl_by_the_servers_clock(node: Subject) -> None:
+    for ttl in (0.9995, 1.0, 7.25):
+        node.ask(Verb.ACQUIRE, claim(str(ttl), f"r{ttl}", ttl))
+        _token, left = node.ask(Verb.PEEK, claim(resource=f"r{ttl}"))
+        assert ttl - 0.5 < left <= ttl + 0.001
+
+
+@pytest.mark.parametrize("verb", [Verb.UNDO, Verb.RELEASE])
+def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
+    assert node.ask(verb, claim()) is False  # nothing there
+    node.ask(Verb.ACQUIRE, claim("theirs"))
+    assert node.ask(verb, claim()) is False
+    assert node.ask(Verb.PEEK, claim())[0] == "theirs"
+    assert node.ask(verb, claim("theirs")) is True
+    assert node.ask(Verb.PEEK, claim()) is None
+    assert node.ask(verb, claim("theirs")) is False
+
+
+def test_a_held_key_is_renewed(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim(ttl=5.0))
+    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "1"
+    assert 49.0 < node.ask(Verb.PEEK, claim())[1] <= 50.0
+
+
+def test_a_missing_key_is_set_again(node: Subject) -> None:
+    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "2"
+    token, left = node.ask(Verb.PEEK, claim())
+    assert token == "mine"
+    assert 49.0 < left <= 50.0
+
+
+def test_anothers_key_is_neither_renewed_nor_overwritten(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim("theirs", ttl=5.0))
+    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "0"
+    token, left = node.ask(Verb.PEEK, claim())
+    assert (token, left <= 5.0) == ("theirs", True)
+
+
+def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", "renewed"))
+    node.ask(Verb.ACQUIRE, claim("theirs", "refused"))
+    node.occupy("foreign")
+    outcomes = node.ask(
+        Verb.EXTEND, *(claim("mine", r) for r in ("renewed", "missing", "refused", "foreign"))
+    )
+    assert outcomes == "1200"
+    two_hundred = [claim("mine", f"many {i}") for i in range(200)]
+    assert node.ask(Verb.EXTEND, *two_hundred) == "2" * 200
+    assert node.ask(Verb.EXTEND, *two_hundred) == "1" * 200
+
+
+def test_a_free_resource_has_no_holder(node: Subject) -> None:
+    assert node.ask(Verb.PEEK, claim()) is None
+
+
+def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
+    node.occupy("r")
+    assert node.ask(Verb.ACQUIRE, claim()) == node_module.FOREIGN
+    assert node.ask(Verb.PEEK, claim()) == (node_module.FOREIGN, math.inf)
+    assert node.ask(Verb.EXTEND, claim()) == "0"
+    assert node.ask(Verb.UNDO, claim()) is False
+    assert node.ask(Verb.RELEASE, claim()) is False
+    assert node.ask(Verb.ACQUIRE, claim()) == node_module.FOREIGN
+
+
+NAMES = ["a\0b", "\n\r\t", "\U0001f512", "\u202eabc", "\ud800", "\udcff", "é", " ", "a" * 5000]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=ascii)
+def test_any_name_will_do(node: Subject, name: str) -> None:
+    mine = claim("mine", name)
+    assert node.ask(Verb.ACQUIRE, mine) is None
+    assert node.ask(Verb.ACQUIRE, claim("other", name)) == "mine"
+    assert node.ask(Verb.EXTEND, mine) == "1"
+    assert node.ask(Verb.PEEK, mine)[0] == "mine"
+    assert node.ask(Verb.RELEASE, mine) is True
+
+
+@pytest.mark.parametrize("token", ["|host|1|t\ud800|0|n", "|h\udcff|1||0|n", "|é|1|\U0001f512|0|n"])
+def test_any_token_is_known_again(
+    node: Subject, token: str, request: pytest.FixtureRequest
+) -> None:
+    if isinstance(node, Real) and not token.isprintable():
+        # node._text decodes otherwise than node._bytes encodes; see the report of this test.
+        request.applymarker(pytest.mark.xfail(reason="lone surrogates in tokens"))
+    # A task id is foreign text, and a host's name may be no UTF-8.
+    mine = claim(token)
+    assert node.ask(Verb.ACQUIRE, mine) is None
+    assert node.ask(Verb.ACQUIRE, mine) == token
+    assert node.ask(Verb.EXTEND, mine) == "1"
+    assert node.ask(Verb.PEEK, mine)[0] == token
+    assert node.ask(Verb.RELEASE, mine) is True
+
+
+def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
+    for _ in range(2):
+        mine = claim()
+        valkey.ask(Verb.ACQUIRE, mine)
+        valkey.admin.script_flush()
+        assert valkey.ask(Verb.RELEASE, mine) is True
+
+
+def test_the_fakes_foreign_key_is_the_nodes() -> None:
+    assert testing.FOREIGN == node_module.FOREIGN
+
+
+# -- The same commands, the same replies
+
+RESOURCES, TOKENS = st.sampled_from(["r", "s"]), st.sampled_from(["t", "u", "v"])
+COMMANDS = st.one_of(
+    st.tuples(
+        st.sampled_from([Verb.ACQUIRE, Verb.ACQUIRE, Verb.UNDO, Verb.RELEASE, Verb.PEEK]),
+        st.tuples(st.tuples(TOKENS, RESOURCES)),
+    ),
+    st.tuples(
+        st.just(Verb.EXTEND),
+        st.lists(st.tuples(TOKENS, RESOURCES), min_size=1, max_size=4).map(tuple),
+    ),
+    st.tuples(st.sampled_from(["drop", "occupy"]), RESOURCES),
+    st.tuples(st.just("flush"), st.none()),
+)
+
+
+def play(subject: Subject, commands: list[Any]) -> list[Any]:
+    subject.flush()
+    replies = []
+    for what, argument in commands:
+        if isinstance(what, Verb):
+            reply = subject.ask(what, *(claim(token, name) for token, name in argument))
+            # When it expires is told to the millisecond, by clocks that are not the same.
+            replies.append(reply[0] if what is Verb.PEEK and reply else reply)
+        elif what == "flush":
+            subject.flush()
+        else:
+            getattr(subject, what)(argument)
+    return replies
+
+
+@pytest.mark.parametrize("name", ["valkey", "debian"])
+def test_the_fake_answers_as_the_real_one(name: str, request: pytest.FixtureRequest) -> None:
+    real: Real = request.getfixturevalue(name)
+
+    @settings(
+        max_examples=150,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(COMMANDS, max_size=15))
+    def the_same(commands: list[Any]) -> None:
+        assert play(Fake(), commands) == play(real, commands)
+
+    the_same()
