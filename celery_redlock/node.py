@@ -35,13 +35,15 @@ FOREIGN = "<not a lock>"
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
 
-# redis.pcall: a key of another type is not ours, and no reason to fail the other keys.
+# A key of another type is not ours, and no reason to fail the other keys. Any other error is no
+# answer at all, and least of all a no.
 EXTEND = b"""\
 local votes = {}
 for i, key in ipairs(KEYS) do
   local token, ttl = ARGV[2 * i - 1], ARGV[2 * i]
   local held = redis.pcall('GET', key)
   votes[i] = '0'
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if held == token then
     redis.call('PEXPIRE', key, ttl)
     votes[i] = '1'
@@ -52,13 +54,16 @@ end
 return table.concat(votes)"""
 
 UNDO = b"""\
-if redis.pcall('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+if held == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 return 0"""
 
 # Every release is announced, whoever held the key here: a waiter counts the nodes that announce.
 RELEASE = b"""\
-local freed = 0
-if redis.pcall('GET', KEYS[1]) == ARGV[1] then freed = redis.call('DEL', KEYS[1]) end
+local held, freed = redis.pcall('GET', KEYS[1]), 0
+if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+if held == ARGV[1] then freed = redis.call('DEL', KEYS[1]) end
 redis.pcall('PUBLISH', KEYS[1], '')
 return freed"""
 
@@ -196,8 +201,8 @@ class Node:
         channel = self.channel
         self._seen = now
         try:
-            if channel.unanswered and channel.stalled(now):
-                self.receive(now)  # unread answers are no silence
+            if channel.unanswered and (round_.verb is Verb.EXTEND or channel.stalled(now)):
+                self.receive(now)  # unread answers are no silence, and count before newer ones
             if channel.ask(round_, now):
                 if self._old_server and round_.verb is Verb.ACQUIRE:
                     payload = encode(round_, self._prefix, plain=True)

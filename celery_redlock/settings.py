@@ -122,7 +122,8 @@ _SHARED = (
         0.5,
         _seconds(zero=True),
         "How long a task waits in its process for a lock before the conflict policy applies;"
-        " seconds. It occupies a pool slot meanwhile.",
+        " seconds. It occupies a pool slot meanwhile. A task that skips or raises on a conflict"
+        " does not wait unless it says so itself.",
     ),
     Option(
         "retry_backoff",
@@ -282,6 +283,8 @@ def resolve(own: Mapping[str, Any], settings: Settings) -> TaskOptions:
         name: own.get(name, getattr(settings, name, option.default))
         for name, option in TASK.items()
     }
+    if "wait" not in own and options["on_conflict"] != "retry":
+        options["wait"] = 0.0  # skip or raise at once
     _consistent(options, "lock_")
     return TaskOptions(**options)
 

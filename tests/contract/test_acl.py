@@ -16,9 +16,6 @@ from celery_redlock import Redlock, RedlockError
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 
-# Redlock.close() closes the connections of waiters under their readers, which then complain.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-
 PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
 RULE = re.search(r"^ACL SETUSER redlock (on .*)$", PAGE.read_text("utf-8"), re.M)[1].split()
 GRANTED = [word for word in RULE if word.startswith("+")]
