@@ -24,15 +24,17 @@ class Proxy:
 
     Attributes:
         mode: See above.
+        then: The mode it is meant for later; for who makes it.
         delay: Seconds, for `late`.
         connections: How many were ever made.
         requests: How many times bytes came from a client.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, then: str = "pass", delay: float = 0.0) -> None:
         self._port = port
         self.mode = "pass"
-        self.delay = 0.0
+        self.then = then
+        self.delay = delay
         self.connections = self.requests = 0
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
