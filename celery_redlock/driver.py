@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 FIRST_CONNECT = 1.5
 """Seconds the first operation waits for a quorum of connections. No later one waits for any."""
-BACKOFF, BACKOFF_MAX = 0.05, 5.0
+BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
 SLICE = 0.002
 """Seconds of polling at a time while a connection is being made that the poll set lacks."""

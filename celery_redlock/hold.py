@@ -246,6 +246,11 @@ class Unlocked(HeldLease):
         return ""
 
     @property
+    def lease(self) -> Lease:
+        """A lease that never ends, of nothing."""
+        return Lease(self.resource, "", math.inf, math.inf, monotonic)
+
+    @property
     def lost(self) -> bool:
         """Never: it was never had."""
         return False

@@ -239,7 +239,8 @@ class Holder:
 
     def __str__(self) -> str:
         who = str(self.owner) if self.owner else "another program's key"
-        return f"{who} ({self.nodes} nodes, token {self.digest})"
+        nodes = f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
+        return f"{who} ({nodes}, token {self.digest})"
 
 
 def token_digest(token: str) -> str:

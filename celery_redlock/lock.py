@@ -13,11 +13,10 @@ import os
 import socket
 import threading
 import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import quorum
+from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
 from .driver import Driver, monotonic
 from .errors import (
@@ -29,21 +28,16 @@ from .errors import (
 )
 from .events import emit, heard
 from .hold import HeldLease
-from .lease import Claim, Holder, Lease, Owner, quorum_of, token_digest
-from .quorum import NodeVote, Round, Vote
+from .lease import Claim, Holder, Lease, Owner
+from .quorum import Round
 from .settings import check_option, read_settings
-from .wakeup import Waiter, Wakeup
+from .wakeup import Wakeup
 from .watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
 
 __all__ = ["Redlock"]
 
 logger = logging.getLogger("celery_redlock.lock")
 
-POLL, POLL_MAX = 0.004, 0.5
-"""Seconds between tries while waiting, full jitter, where no release can be announced to us."""
 MANY = 1000
 """Leases after which those left to expire are forgotten."""
 BATCH = 200
@@ -177,7 +171,8 @@ class Redlock:
             emit("extended", renewed)
             return renewed
         if claim.held(monotonic()):
-            raise self._unavailable(lease.resource, ballot, "confirmed the extension")
+            said = f"{ballot.yes} of {len(self.nodes)} nodes confirmed the extension in time"
+            raise self._refused(refusal.unavailable(lease.resource, ballot, self.nodes, said))
         raise LeaseLost(
             f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
             resource=lease.resource,
@@ -197,11 +192,10 @@ class Redlock:
             QuorumUnavailable: Too few nodes answered to tell.
         """
         ballot = self._peek(resource)
-        seen = [reply for reply in ballot.details if isinstance(reply, tuple)]
-        if not seen:
+        tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
+        if not tokens:
             return None
-        tokens = Counter(token for token, _left in seen)
-        return self._holder(resource, tokens, _free_in(ballot))
+        return refusal.holder(resource, tokens, ballot.quorum, refusal.free_in(ballot))
 
     def free(self, resource: str, stamp: str) -> bool:
         """Free what a dead holder left: every token whose owner bears `stamp`. Whether any was.
@@ -300,24 +294,13 @@ class Redlock:
         except NotAcquired:
             if wait <= 0:
                 raise
-        # Only who waits pays for this import.
-        from tenacity import Retrying, retry_if_exception_type, stop_after_delay
-
         with self._wakeup.waiting(resource) as waiter:
 
             def again() -> Claim:
                 waiter.forget()
                 return self._try(resource, ttl, owner, adopt)
 
-            retrying = Retrying(
-                retry=retry_if_exception_type(NotAcquired),
-                stop=stop_after_delay(wait),
-                wait=_Pause(self, resource, waiter, wait),
-                sleep=waiter.sleep,
-                reraise=True,
-            )
-            claim: Claim = retrying(again)
-            return claim
+            return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(resource)))
 
     def _try(
         self,
@@ -343,7 +326,7 @@ class Redlock:
                 emit("acquired", self._lease(claim))
             return claim
         del self._claims[claim.token]
-        raise self._refusal(resource, ballot)
+        raise self._refused(refusal.refusal(resource, ballot, self.nodes, claim.ttl))
 
     def _remember(self, claim: Claim, now: float) -> None:
         self._claims[claim.token] = claim
@@ -386,103 +369,15 @@ class Redlock:
             quorum.peek(self._claim(resource, None, None), monotonic(), self.node_timeout)
         )
         if ballot.yes < ballot.quorum:
-            raise self._unavailable(resource, ballot, "answered in time")
+            raise self._refused(refusal.unavailable(resource, ballot, self.nodes))
         return ballot
 
-    def _votes(self, ballot: Round) -> list[NodeVote]:
-        votes = []
-        for index, name in enumerate(self.nodes):
-            vote, detail = ballot.votes[index], ballot.details[index]
-            if vote is None:
-                vote, detail = Vote.SILENT, "not waited for"
-            if vote is Vote.NO and isinstance(detail, str):
-                detail = f"held by {Owner.of(detail) or 'another program'}"
-            votes.append(NodeVote(name, vote, detail if isinstance(detail, str) else ""))
-        return votes
-
-    def _refusal(self, resource: str, ballot: Round) -> NotAcquired:
-        """Why an attempt failed: held by another, or no quorum. Never one for the other."""
-        if ballot.yes + ballot.no < ballot.quorum:
-            return self._unavailable(resource, ballot, "answered in time")
-        if ballot.yes >= ballot.quorum:
-            return self._unavailable(resource, ballot, "answered before the ttl was used up")
-        votes = self._votes(ballot)
-        tokens = Counter(
-            detail
-            for vote, detail in zip(ballot.votes, ballot.details, strict=True)
-            if vote is Vote.NO
-        )
-        holder = self._holder(resource, tokens, None)
-        emit("held", resource, holder)
-        return ResourceHeld(
-            f"{resource} is held by {holder}", resource=resource, votes=votes, holder=holder
-        )
-
-    def _unavailable(self, resource: str, ballot: Round, what: str) -> QuorumUnavailable:
-        votes = self._votes(ballot)
-        emit("unavailable", resource, tuple(votes))
-        answers = ballot.yes if "confirmed" in what else ballot.yes + ballot.no
-        return QuorumUnavailable(
-            f"{resource}: {answers} of {len(votes)} nodes {what}, {ballot.quorum} are needed: "
-            + ", ".join(map(str, votes)),
-            resource=resource,
-            votes=votes,
-        )
-
-    def _holder(self, resource: str, tokens: Counter[str], free_in: float | None) -> Holder:
-        token, count = tokens.most_common(1)[0]
-        return Holder(
-            resource,
-            Owner.of(token),
-            count,
-            quorum_of(len(self._addresses)),
-            free_in,
-            token_digest(token),
-        )
-
-
-class _Pause:
-    """How long to wait before the next try, for tenacity.
-
-    Where a quorum of nodes will announce the release, until the holder's ttl would let a quorum
-    free, should it die silently. After a split vote, or where no release can be announced, full
-    jitter.
-    """
-
-    def __init__(self, redlock: Redlock, resource: str, waiter: Waiter, wait: float) -> None:
-        self._redlock = redlock
-        self._resource = resource
-        self._waiter = waiter
-        self._until = monotonic() + wait
-        from tenacity import wait_random_exponential
-
-        self._jitter = wait_random_exponential(multiplier=POLL, max=POLL_MAX)
-
-    def __call__(self, state: RetryCallState) -> float:
-        pause = self._jitter(state)
-        error = state.outcome.exception() if state.outcome else None
-        if self._waiter.informed and isinstance(error, ResourceHeld):
-            holder = error.holder
-            spare = len(error.votes) - quorum_of(len(error.votes))
-            if holder is not None and holder.nodes > spare:  # one holder, not a split vote
-                pause = max(pause, self._free_in())
-        return max(0.0, min(pause, self._until - monotonic()))
-
-    def _free_in(self) -> float:
-        try:
-            return _free_in(self._redlock._peek(self._resource))
-        except QuorumUnavailable:
-            return 0.0
-
-
-def _free_in(ballot: Round) -> float:
-    """Seconds until a quorum of nodes is free, if nobody extends; from the answers to a PEEK."""
-    left = [
-        (detail[1] if isinstance(detail, tuple) else 0.0)
-        for vote, detail in zip(ballot.votes, ballot.details, strict=True)
-        if vote is Vote.YES
-    ]
-    return float(sorted(left)[ballot.quorum - 1])
+    def _refused(self, error: NotAcquired) -> NotAcquired:
+        if isinstance(error, ResourceHeld):
+            emit("held", error.resource, error.holder)
+        else:
+            emit("unavailable", error.resource, error.votes)
+        return error
 
 
 _instances: weakref.WeakSet[Redlock] = weakref.WeakSet()

@@ -15,23 +15,29 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
 import redis
 
 from .address import Address
 from .bell import Bell
+from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import quorum_of
 
 __all__ = ["Waiter", "Wakeup"]
+
+T = TypeVar("T")
 
 logger = logging.getLogger("celery_redlock.wakeup")
 
 RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
+POLL, POLL_MAX = 0.004, 0.5
+"""Seconds between tries, full jitter, where no release can be announced to us."""
 MOST = 1000
 """Commands that a node may leave unconfirmed before it is given up: a write must never block."""
 
@@ -54,8 +60,50 @@ class Waiter:
         self._heard.clear()
         self.news.forget()
 
-    def sleep(self, seconds: float) -> None:
-        """Wait for news, for `seconds` at most."""
+    def retry(self, attempt: Callable[[], T], wait: float, free_in: Callable[[], float]) -> T:
+        """Make attempts until one succeeds.
+
+        Args:
+            attempt: Raises NotAcquired if it fails.
+            wait: How long to go on trying, in seconds.
+            free_in: Asks the nodes in how many seconds a quorum is free, should its holder have
+                died without a word.
+
+        Raises:
+            NotAcquired: The last attempt's.
+        """
+        # Only who waits pays for this import.
+        from tenacity import (
+            RetryCallState,
+            Retrying,
+            retry_if_exception_type,
+            stop_after_delay,
+            wait_random_exponential,
+        )
+
+        until = monotonic() + wait
+        jitter = wait_random_exponential(multiplier=POLL, max=POLL_MAX)
+
+        def pause(state: RetryCallState) -> float:
+            # After a split vote, or where no release can be announced to us: full jitter, soon.
+            seconds = jitter(state)
+            error = state.outcome.exception() if state.outcome else None
+            if self.informed and isinstance(error, ResourceHeld) and error.holder is not None:
+                spare = len(error.votes) - error.holder.quorum
+                if error.holder.nodes > spare:  # one holder: its release will be announced
+                    with contextlib.suppress(QuorumUnavailable):
+                        seconds = max(seconds, free_in())
+            return max(0.0, min(seconds, until - monotonic()))
+
+        return Retrying(
+            retry=retry_if_exception_type(NotAcquired),
+            stop=stop_after_delay(wait),
+            wait=pause,
+            sleep=self._sleep,
+            reraise=True,
+        )(attempt)
+
+    def _sleep(self, seconds: float) -> None:
         self.news.wait(seconds)
 
     @property

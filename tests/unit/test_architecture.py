@@ -14,7 +14,7 @@ STDLIB = set(sys.stdlib_module_names)
 IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
 """What brings a clock, chance, a thread or a wire."""
 
-PURE = {"errors", "lease", "quorum", "channel", "key", "settings", "events"}
+PURE = {"errors", "lease", "quorum", "channel", "key", "settings", "events", "refusal"}
 SIDE_ROOMS = {"server", "testing", "demo"}
 
 # Module: what it may import of this package, and of others. The standard library is free to all,
@@ -33,11 +33,12 @@ ALLOWED: dict[str, set[str]] = {
     "node": {"address", "channel", "errors", "quorum", "replies", "redis"},
     "driver": {"address", "bell", "node", "quorum", "errors"},
     "watchdog": {"lease"},
-    "wakeup": {"address", "bell", "lease", "redis"},
+    "refusal": {"errors", "lease", "quorum"},
+    "wakeup": {"address", "bell", "errors", "lease", "redis", "tenacity"},
     "hold": {"driver", "errors", "events", "lease"},
     "lock": {
         *("errors", "lease", "quorum", "channel", "key", "settings", "events"),
-        *("address", "bell", "driver", "wakeup", "watchdog", "hold", "tenacity"),
+        *("address", "bell", "driver", "wakeup", "watchdog", "hold", "refusal"),
     },
 }
 CELERY = {"celery", "kombu", "billiard"}

@@ -1,0 +1,85 @@
+"""Why an attempt failed, in words for people: from the votes of a round to an error.
+
+Held by another, or no quorum: never one for the other. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .lease import Holder, Owner, token_digest
+from .quorum import NodeVote, Round, Vote
+
+__all__ = ["free_in", "holder", "refusal", "unavailable"]
+
+
+def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
+    """The error for an ACQUIRE round that was not granted.
+
+    Args:
+        resource: What was asked for.
+        ballot: The round.
+        nodes: The nodes' addresses.
+        ttl: What was asked for, in seconds.
+    """
+    if ballot.yes + ballot.no < ballot.quorum:
+        return unavailable(resource, ballot, nodes)
+    if ballot.yes >= ballot.quorum:
+        late = f"a quorum said yes, but too late for a ttl of {ttl:g} s"
+        return unavailable(resource, ballot, nodes, late)
+    refusing = [
+        detail for vote, detail in zip(ballot.votes, ballot.details, strict=True) if vote is Vote.NO
+    ]
+    who = holder(resource, refusing, ballot.quorum)
+    return ResourceHeld(
+        f"{resource} is held by {who}",
+        resource=resource,
+        votes=_votes(ballot, nodes),
+        holder=who,
+    )
+
+
+def unavailable(
+    resource: str, ballot: Round, nodes: Sequence[str], what: str = ""
+) -> QuorumUnavailable:
+    """The error for a round that no quorum answered, or not as was needed (then `what`)."""
+    what = what or f"{ballot.silent} of {len(nodes)} nodes do not answer"
+    votes = _votes(ballot, nodes)
+    return QuorumUnavailable(
+        f"{resource}: {what}; {ballot.quorum} are needed: " + ", ".join(map(str, votes)),
+        resource=resource,
+        votes=votes,
+    )
+
+
+def holder(
+    resource: str, tokens: Sequence[str], quorum: int, expires_in: float | None = None
+) -> Holder:
+    """Whose token most nodes hold; `tokens` has one per node that holds any."""
+    token, count = Counter(tokens).most_common(1)[0]
+    return Holder(resource, Owner.of(token), count, quorum, expires_in, token_digest(token))
+
+
+def free_in(ballot: Round) -> float:
+    """Seconds until a quorum is free, if nobody extends; from the answers to a PEEK round."""
+    left = [
+        (detail[1] if isinstance(detail, tuple) else 0.0)
+        for vote, detail in zip(ballot.votes, ballot.details, strict=True)
+        if vote is Vote.YES
+    ]
+    return float(sorted(left)[ballot.quorum - 1])
+
+
+def _votes(ballot: Round, nodes: Sequence[str]) -> list[NodeVote]:
+    votes = []
+    for name, vote, detail in zip(nodes, ballot.votes, ballot.details, strict=True):
+        if vote is None:
+            votes.append(NodeVote(name, Vote.SILENT, "not waited for"))
+        elif vote is Vote.NO and isinstance(detail, str):
+            held_by = Owner.of(detail) or "another program"
+            votes.append(NodeVote(name, vote, f"held by {held_by}"))
+        else:
+            votes.append(NodeVote(name, vote, detail if isinstance(detail, str) else ""))
+    return votes
