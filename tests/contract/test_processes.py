@@ -1,0 +1,222 @@
+"""Processes: what a parent holds is not its child's, and a child's connections are its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import HeldLease, Redlock, RedlockError, ResourceHeld, current_lease
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+# Python 3.12 warns of every fork of a process with threads; that it works is what is tested.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def in_child(work: Callable[[], Any]) -> Any:
+    """What `work` returns in a forked child, or the error it met there."""
+    receiver, sender = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            result = ("ok", work())
+        except BaseException:
+            result = ("error", traceback.format_exc())
+        os.write(sender, pickle.dumps(result))
+        os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as pipe:
+        kind, result = pickle.loads(pipe.read())
+    os.waitpid(pid, 0)
+    assert kind == "ok", result
+    return result
+
+
+@pytest.fixture
+def urls(servers: list[LocalServer]) -> list[str]:
+    return [server.url for server in servers[:3]]
+
+
+@pytest.fixture
+def redlock(urls: list[str]) -> Any:
+    made = Redlock(urls, ttl=5.0)
+    yield made
+    made.close()
+
+
+def commands(url: str) -> dict[str, int]:
+    """How often each command was called on a server, but for those that look."""
+    with redis.Redis.from_url(url) as client:
+        stats = client.info("commandstats")
+    looking = ("cmdstat_info", "cmdstat_client", "cmdstat_hello")
+    return {name: s["calls"] for name, s in stats.items() if not name.startswith(looking)}
+
+
+def keys(url: str) -> list[bytes]:
+    with redis.Redis.from_url(url) as client:
+        return client.keys("redlock:*")
+
+
+def clients(url: str) -> set[bytes]:
+    """The ports of the lock's connections to a server."""
+    with redis.Redis.from_url(url) as client:
+        return {c["addr"] for c in client.client_list() if c["name"] == "celery_redlock"}
+
+
+def test_a_childs_release_is_no_release_and_sends_nothing(
+    redlock: Redlock, urls: list[str]
+) -> None:
+    lease = redlock.acquire("r")
+    held = redlock.lock("s")
+    held.acquire()
+    before = [commands(url) for url in urls]
+
+    def child() -> tuple[bool, bool, bool]:
+        return redlock.release(lease), held.release(), held.lost
+
+    assert in_child(child)[:2] == (False, False)
+    assert [commands(url) for url in urls] == before
+    assert [len(keys(url)) for url in urls] == [2, 2, 2]
+    assert not held.lost
+    assert redlock.release(lease) is True
+    assert held.release() is True
+
+
+def test_a_childs_extension_is_refused(redlock: Redlock) -> None:
+    lease = redlock.acquire("r")
+
+    def child() -> str:
+        with pytest.raises(RedlockError) as raised:
+            redlock.extend(lease)
+        return type(raised.value).__name__
+
+    assert in_child(child) == "LeaseLost"
+    assert redlock.release(redlock.extend(lease)) is True
+
+
+def test_a_child_inside_the_parents_block_has_no_lease_and_is_refused_the_lock(
+    redlock: Redlock,
+) -> None:
+    def child() -> tuple[str, str]:
+        with pytest.raises(RedlockError) as no_lease:
+            current_lease()
+        with pytest.raises(ResourceHeld) as refused, redlock.lock("r"):
+            pass
+        assert refused.value.holder is not None and refused.value.holder.owner is not None
+        return str(no_lease.value)[:26], str(refused.value.holder.owner.pid)
+
+    with redlock.lock("r") as held:
+        assert in_child(child) == ("there is no current lease:", str(os.getpid()))
+        assert not held.lost
+        assert current_lease() is held
+
+
+def test_a_child_that_leaves_the_parents_block_frees_nothing(
+    redlock: Redlock, urls: list[str]
+) -> None:
+    block = redlock.lock("r")
+    held = block.__enter__()
+
+    def child() -> None:
+        block.__exit__(None, None, None)
+
+    in_child(child)
+    assert all(keys(url) for url in urls)
+    assert not held.lost
+    block.__exit__(None, None, None)
+    assert not any(keys(url) for url in urls)
+
+
+def test_a_childs_connections_are_its_own_and_the_parents_stay(
+    redlock: Redlock, urls: list[str]
+) -> None:
+    lease = redlock.acquire("r")
+    redlock.connect()
+    wait_until(lambda: all(n.channel.up for n in redlock._driver.nodes), 5, "all are connected")
+    parents = [clients(url) for url in urls]
+
+    def child() -> list[int]:
+        other = redlock.acquire("s")
+        wait_until(lambda: all(n.channel.up for n in redlock._driver.nodes), 5, "all connected")
+        now = [clients(url) for url in urls]
+        assert all(mine > theirs for mine, theirs in zip(now, parents, strict=True))
+        assert redlock.release(other) is True
+        return [len(mine - theirs) for mine, theirs in zip(now, parents, strict=True)]
+
+    assert in_child(child) == [1, 1, 1]
+    for url, before in zip(urls, parents, strict=True):
+        wait_until(lambda u=url, b=before: clients(u) == b, 5, "the child's are closed")
+    assert redlock.release(lease) is True
+
+
+def test_the_parents_watchdog_goes_on_and_the_child_has_its_own(redlock: Redlock) -> None:
+    with redlock.lock("r", ttl=0.5) as held:
+        old = held.lease
+
+        def child() -> bool:
+            with redlock.lock("s", ttl=0.5) as mine:
+                first = mine.lease.deadline
+                wait_until(lambda: mine.lease.deadline > first, 5, "it is extended in the child")
+                return not mine.lost
+
+        assert in_child(child) is True
+        wait_until(lambda: held.lease.deadline > old.deadline, 5, "it is extended in the parent")
+        assert not held.lost
+
+
+def test_a_fork_while_other_threads_are_at_work(redlock: Redlock) -> None:
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work(name: str) -> None:
+        try:
+            while not stop.is_set():
+                redlock.release(redlock.acquire(name))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for number in range(5):
+            assert in_child(lambda n=number: redlock.release(redlock.acquire(f"c{n}"))) is True
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(10)
+    assert failures == []
+
+
+def _spawned(urls: list[str], results: Any) -> None:
+    redlock = Redlock(urls, ttl=5.0)
+    try:
+        redlock.acquire("r")
+    except ResourceHeld as error:
+        assert error.holder is not None and error.holder.owner is not None
+        results.put(("held by", error.holder.owner.pid))
+    with redlock.lock("s") as held:
+        results.put(("holds", isinstance(held, HeldLease)))
+    redlock.close()
+
+
+def test_a_spawned_process_makes_its_own(redlock: Redlock, urls: list[str]) -> None:
+    lease = redlock.acquire("r")
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    child = context.Process(target=_spawned, args=(urls, results))
+    child.start()
+    assert results.get(timeout=30) == ("held by", os.getpid())
+    assert results.get(timeout=30) == ("holds", True)
+    child.join(30)
+    assert child.exitcode == 0
+    results.close()
+    assert redlock.release(lease) is True
