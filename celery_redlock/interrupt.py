@@ -8,21 +8,28 @@ when it arrives late: its default is to be ignored (Go's runtime uses it for the
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import signal
 import threading
+import time
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
+from typing import TypeVar
 
 from .errors import LeaseLost
 
 __all__ = ["Interruptible"]
 
+T = TypeVar("T")
+
 SIGNAL = signal.SIGURG
+AGAIN, AGAIN_MAX = 0.002, 0.1
+"""Seconds between two signals, doubled each time up to the second."""
 
 
 class Interruptible:
-    """A block of code that `strike()` can end from another thread.
+    """A call that `strike()` can end from another thread.
 
     Args:
         error: Makes the exception to raise.
@@ -34,45 +41,72 @@ class Interruptible:
         self._thread = threading.get_ident()
         self._main = threading.current_thread() is threading.main_thread()
         self._inside = False
+        self._over = False
         self._struck = False
 
     def strike(self) -> None:
-        """Raise in the block, if it has not ended."""
+        """Raise in the body, if it has not ended; instead of it, if it has not begun."""
         with self._guard:
-            if not self._inside or self._struck:
+            if self._over or self._struck:
                 return
             self._struck = True
-            if self._main:
-                signal.pthread_kill(self._thread, SIGNAL)
-            else:
+            if not self._inside:
+                return
+            if not self._main:
                 _raise_in(self._thread, LeaseLost)
+                return
+        name = "celery_redlock strike"
+        threading.Thread(target=self._signal, name=name, daemon=True).start()
 
-    def __enter__(self) -> Interruptible:
+    def run(self, body: Callable[[], T]) -> T:
+        """What `body` returns, unless it is struck."""
+        try:
+            self._enter()
+            try:
+                return body()
+            finally:
+                self._leave()
+        except LeaseLost as error:
+            if self._struck and error.resource is None:
+                # A thread can only be sent a class; this is the instance that says what was lost.
+                raise self._error() from None
+            raise
+
+    def _enter(self) -> None:
         if self._main:
             if signal.getsignal(SIGNAL) is not _deliver:
                 signal.signal(SIGNAL, _deliver)
-            _blocks.append(self)
-        self._inside = True
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+            _blocks[:] = [*(block for block in _blocks if block._inside), self]
         with self._guard:
-            self._inside = False
-            if self._struck and not self._main and kind is not LeaseLost:
-                _raise_in(self._thread, None)  # take back what has not been delivered yet
+            self._inside = not self._struck
+        if not self._inside:
+            raise self._error()
+
+    def _leave(self) -> None:
+        with self._guard:
+            self._inside, self._over = False, True
         if self._main:
-            _blocks.remove(self)
-        elif type(error) is LeaseLost and self._struck and error.lease is None:
-            # A thread can only be sent a class; this is the instance that says what was lost.
-            raise self._error() from None
+            _blocks[:] = [block for block in _blocks if block._inside]
+        elif self._struck:
+            _take_back(self._thread)
+
+    def _signal(self) -> None:
+        """Send the signal until it has struck.
+
+        One that comes right before the main thread falls asleep does not wake it, the next does.
+        """
+        pause = AGAIN
+        while True:
+            with self._guard:
+                if not self._inside:
+                    return
+                signal.pthread_kill(self._thread, SIGNAL)
+            time.sleep(pause)
+            pause = min(2 * pause, AGAIN_MAX)
 
 
 _blocks: list[Interruptible] = []
+"""Those the main thread is in, outermost first; perhaps some that it was struck while leaving."""
 
 
 def _deliver(signum: int, frame: FrameType | None) -> None:
@@ -83,6 +117,22 @@ def _deliver(signum: int, frame: FrameType | None) -> None:
             raise block._error()
 
 
-def _raise_in(thread: int, kind: type[BaseException] | None) -> None:
-    target = ctypes.py_object(kind) if kind is not None else None
+def _raise_in(thread: int, kind: type[BaseException]) -> None:
+    target = ctypes.py_object(kind)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), target)
+
+
+class _Nothing(BaseException):
+    """Replaces, in this thread, what was sent to it and has not struck yet."""
+
+
+def _take_back(thread: int) -> None:
+    """Have nothing pending for `thread`, this one, any more.
+
+    To send it NULL would do that as well, but CPython then goes on looking for it: every loop of
+    every thread is slower from then on.
+    """
+    with contextlib.suppress(_Nothing):
+        _raise_in(thread, _Nothing)
+        while True:  # takes effect in here
+            pass

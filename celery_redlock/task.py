@@ -8,7 +8,6 @@ that Python survives; here only around plain calls.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import logging
@@ -18,7 +17,6 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task, _state
@@ -154,19 +152,18 @@ class TaskLock:
         held = HeldLease(
             Redlock.from_app(app), resource, options.ttl, options.wait, options.max_lifetime
         )
-        guard: AbstractContextManager[Any] = contextlib.nullcontext()
         if options.on_lost == "raise":
-            guard = block = Interruptible(held.loss)
+            block = Interruptible(held.loss)
             held.on_lost = lambda _held: block.strike()
+            body = functools.partial(block.run, body)
         elif callable(options.on_lost):
             held.on_lost = options.on_lost
         request = task.request_stack.top if task is not None else None
         if _delivered(request):
-            return _Delivery(task, request, held, options).run(guard, body)
+            return _Delivery(task, request, held, options).run(body)
         try:  # not `with`: a time limit may strike between taking the lock and owing to free it
             held.__enter__()
-            with guard:
-                return body()
+            return body()
         finally:
             held.__exit__(None, None, None)
 
@@ -189,7 +186,7 @@ class _Delivery:
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
 
-    def run(self, guard: AbstractContextManager[Any], body: Callable[[], Any]) -> Any:
+    def run(self, body: Callable[[], Any]) -> Any:
         try:
             try:
                 self._held.acquire()
@@ -212,8 +209,7 @@ class _Delivery:
         # Counted from the next conflict: a retry of the user's would carry the count along.
         for name in (ATTEMPTS, STAMP):
             (self._request.headers or {}).pop(name, None)
-        with guard:
-            return body()
+        return body()
 
     @property
     def _name(self) -> str:
