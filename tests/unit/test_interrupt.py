@@ -1,0 +1,311 @@
+"""A body whose lease is lost is struck; what comes after the body never is."""
+
+from __future__ import annotations
+
+import dis
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType, FunctionType
+from typing import Any
+
+import pytest
+
+from celery_redlock import LeaseLost
+from celery_redlock.interrupt import SIGNAL, Interruptible, _blocks
+
+RACES = 2000
+
+
+def loss() -> LeaseLost:
+    return LeaseLost("the one that says what was lost", resource="r", reason="refused")
+
+
+@pytest.fixture(autouse=True)
+def _signal_handler() -> Iterator[None]:
+    before = signal.getsignal(SIGNAL)
+    yield
+    Interruptible(loss).run(lambda: None)
+    assert _blocks == []
+    signal.signal(SIGNAL, before)
+
+
+def spin(limit: float = 5.0) -> None:
+    """Bytecodes, until something strikes."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        pass
+    pytest.fail("nothing struck")
+
+
+def in_main(work: Callable[[], None]) -> None:
+    assert threading.current_thread() is threading.main_thread()
+    work()
+
+
+def in_thread(work: Callable[[], None]) -> None:
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+
+
+both = pytest.mark.parametrize("where", [in_main, in_thread])
+
+
+def strike_later(block: Interruptible) -> Callable[[], threading.Thread]:
+    """Call the result to have `block` struck by another thread, soon."""
+
+    def now() -> threading.Thread:
+        thread = threading.Thread(target=block.strike)
+        thread.start()
+        return thread
+
+    return now
+
+
+def raising(error: BaseException | None) -> Callable[[], None]:
+    def body() -> None:
+        if error is not None:
+            raise error
+
+    return body
+
+
+@both
+def test_a_body_is_struck(where: Callable[..., None]) -> None:
+    def work() -> None:
+        block = Interruptible(loss)
+        strike = strike_later(block)
+        with pytest.raises(LeaseLost) as raised:
+            block.run(lambda: (strike(), spin()))
+        assert raised.value.resource == "r"
+        assert raised.value.reason == "refused"
+        assert "the one that says" in str(raised.value)
+
+    where(work)
+
+
+def test_a_sleep_is_ended() -> None:
+    """A signal right before it would be lost: it is sent until it strikes."""
+    for _ in range(50):
+        block = Interruptible(loss)
+        strike = strike_later(block)
+        begin = time.monotonic()
+        with pytest.raises(LeaseLost):
+            block.run(lambda strike=strike: (strike(), threading.Event().wait(20.0)))
+        assert time.monotonic() - begin < 5.0
+
+
+@both
+def test_a_body_is_not_begun_whose_lease_is_lost(where: Callable[..., None]) -> None:
+    def work() -> None:
+        block = Interruptible(loss)
+        block.strike()
+        with pytest.raises(LeaseLost, match="the one that says"):
+            block.run(lambda: pytest.fail("it was begun"))
+
+    where(work)
+
+
+@both
+def test_nothing_strikes_afterwards(where: Callable[..., None]) -> None:
+    def work() -> None:
+        block = Interruptible(loss)
+        assert block.run(lambda: 5) == 5
+        block.strike()
+        for _ in range(1000):
+            pass
+
+    where(work)
+
+
+@both
+def test_it_strikes_once(where: Callable[..., None]) -> None:
+    def work() -> None:
+        block = Interruptible(loss)
+        strike = strike_later(block)
+
+        def body() -> str:
+            with pytest.raises(LeaseLost):
+                strike()
+                spin()
+            block.strike()
+            for _ in range(1000):
+                pass
+            return "went on"
+
+        assert block.run(body) == "went on"
+
+    where(work)
+
+
+@both
+def test_only_the_struck_body_is_ended(where: Callable[..., None]) -> None:
+    def work() -> None:
+        outer, inner = Interruptible(loss), Interruptible(loss)
+        strike = strike_later(inner)
+
+        def body() -> str:
+            with pytest.raises(LeaseLost):
+                inner.run(lambda: (strike(), spin()))
+            for _ in range(1000):
+                pass
+            return "went on"
+
+        assert outer.run(body) == "went on"
+
+    where(work)
+
+
+@both
+def test_the_outers_loss_ends_the_inner_as_well(where: Callable[..., None]) -> None:
+    def work() -> None:
+        outer, inner = Interruptible(loss), Interruptible(lambda: pytest.fail("not this one's"))
+        strike = strike_later(outer)
+        with pytest.raises(LeaseLost, match="the one that says"):
+            outer.run(lambda: inner.run(lambda: (strike(), spin())))
+
+    where(work)
+
+
+@both
+def test_an_error_of_the_bodys_own_goes_its_way(where: Callable[..., None]) -> None:
+    def work() -> None:
+        for own in (KeyError("own"), LeaseLost("of another lock", resource="other"), LeaseLost()):
+            with pytest.raises(type(own)) as raised:
+                Interruptible(loss).run(raising(own))
+            assert raised.value is own
+
+    where(work)
+
+
+@both
+@pytest.mark.parametrize("own", [None, KeyError("own"), LeaseLost("own", resource="own")], ids=repr)
+def test_a_strike_at_every_bytecode(where: Callable[..., None], own: BaseException | None) -> None:
+    """From before the body to after it: ended properly, if at all, and never once it is left."""
+
+    def work() -> None:
+        outcomes = []
+        number, reached = 0, True
+        while reached:
+            outcome, reached = struck_at(number, own)
+            outcomes.append(outcome)
+            number += 1
+        assert outcomes[-1] == "not struck"
+        assert outcomes.count("struck") > 10
+
+    where(work)
+
+
+def struck_at(number: int, own: BaseException | None) -> tuple[str, bool]:
+    """Run a body, struck at the n-th bytecode; what became of it, and if it was."""
+    # New code: what has run often is specialised, which is of no use to a tracer.
+    methods = {name: anew(getattr(Interruptible, name)) for name in ("run", "_enter", "_leave")}
+    block = type("Traced", (Interruptible,), methods)(loss)
+    body = anew(raising(own))
+    codes = [function.__code__ for function in (*methods.values(), body)]
+    count = -1
+    place = None
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal count, place
+        if frame.f_code not in codes:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        # Where the guard is taken, the watchdog's thread would have to wait for us; at a NOP the
+        # interpreter looks for nothing.
+        nop = frame.f_code.co_code[frame.f_lasti] == dis.opmap["NOP"]
+        if event == "opcode" and not nop and not block._guard.locked():
+            count += 1
+            if count == number:
+                place = frame.f_code.co_name, frame.f_lineno
+                block.strike()
+                for _ in range(100):  # it may take another thread to deliver it
+                    time.sleep(0)
+        return trace
+
+    error: BaseException | None = None
+    sys.settrace(trace)
+    try:
+        block.run(body)
+    except (KeyError, LeaseLost) as raised:
+        error = raised
+    finally:
+        sys.settrace(None)
+    try:
+        for _ in range(300):
+            time.sleep(0)
+    except LeaseLost:
+        pytest.fail(f"struck after the body had ended, by a strike at {place}")
+    assert not any(block._inside for block in _blocks), f"struck at {place}"
+    assert not block._guard.locked()
+    if error is own:
+        return "not struck", count >= number
+    assert isinstance(error, LeaseLost)
+    assert error.reason == "refused", f"struck at {place}"
+    return "struck", count >= number
+
+
+def anew(function: Any) -> Any:
+    code, closure = function.__code__.replace(), function.__closure__
+    return FunctionType(code, function.__globals__, closure=closure)
+
+
+@both
+def test_strikes_that_race_with_the_end(where: Callable[..., None]) -> None:
+    """The same with threads that really run at once; by chance, so many times."""
+
+    def race(number: int) -> bool:
+        block = Interruptible(loss)
+        struck = False
+        go = threading.Event()
+
+        def strike() -> None:
+            go.wait(5.0)
+            for _ in range(number % 37):
+                pass
+            block.strike()
+
+        def body() -> None:
+            go.set()
+            for _ in range(number % 50 * 400):
+                pass
+
+        thread = threading.Thread(target=strike)
+        thread.start()
+        try:
+            block.run(body)
+        except LeaseLost as error:
+            struck = True
+            assert error.reason == "refused"
+        try:
+            thread.join()
+            for _ in range(200):
+                pass
+        except LeaseLost:
+            pytest.fail(f"struck after the body had ended, in race {number}")
+        return struck
+
+    def work() -> None:
+        struck = sum(race(number) for number in range(RACES))
+        assert 0 < struck < RACES, "no race was run: this proves nothing"
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        where(work)
+    finally:
+        sys.setswitchinterval(interval)
