@@ -53,5 +53,6 @@ matrix:
 
 clean:
 	rm -rf .venv .bench .bootstrap.lock .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	rm -rf .coverage .coverage.* htmlcov build dist out *.egg-info
+	rm -rf .coverage .coverage.* htmlcov build dist out *.egg-info demo-timeline.svg
+	rm -f benchmarks/results.json
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

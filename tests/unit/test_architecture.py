@@ -14,7 +14,7 @@ STDLIB = set(sys.stdlib_module_names)
 IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
 """What brings a clock, chance, a thread or a wire."""
 
-PURE = {"errors", "lease", "quorum", "channel", "key", "settings", "events", "refusal"}
+PURE = {"canonical", "errors", "lease", "quorum", "channel", "key", "settings", "events", "refusal"}
 SIDE_ROOMS = {"server", "testing", "demo"}
 
 # Module: what it may import of this package, and of others. The standard library is free to all,
@@ -24,7 +24,8 @@ ALLOWED: dict[str, set[str]] = {
     "lease": {"errors"},
     "quorum": {"lease"},
     "channel": {"quorum"},
-    "key": {"errors"},
+    "canonical": {"errors"},
+    "key": {"canonical", "errors"},
     "settings": {"errors", "address"},  # address: inside a function, see below
     "events": {"lease"},
     "address": {"errors", "redis"},
