@@ -20,11 +20,12 @@ from typing import Any
 
 from celery import _state, signals
 
+from .delivery import LEASE, STAMP, new_stamp
 from .errors import ConfigurationError
 from .lock import Redlock
 from .reaper import Reaper
 from .settings import read_settings
-from .task import LEASE, STAMP, TaskLock, lock_of, new_stamp, resource_of
+from .task import TaskLock, lock_of, resource_of
 
 __all__ = ["install"]
 

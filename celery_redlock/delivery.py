@@ -1,0 +1,211 @@
+"""One delivery of a message by a worker: it gets its lock, or it is sent away.
+
+In the process that runs the body, right before the body: only there can a task still be sent away
+(`Retry`, `Ignore` and `Reject` raised there are honoured, what a `task_prerun` receiver raises is
+not).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from celery.exceptions import Reject, Retry
+
+from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .hold import HeldLease, Unlocked, release_leftovers
+from .lease import Owner
+from .settings import TaskOptions
+
+__all__ = ["ATTEMPTS", "LEASE", "STAMP", "Delivery", "Skipped", "first_call", "new_stamp"]
+
+# One name for all that happens to a task's lock, whichever module tells of it.
+logger = logging.getLogger("celery_redlock.task")
+
+STAMP = "redlock_stamp"
+"""Request header: names this delivery; put there by this worker's main process, see worker.py."""
+ATTEMPTS = "redlock_attempts"
+"""Message header: how often a task was sent again for want of its lock, and since when."""
+LEASE = "redlock_lease"
+"""Attribute of a request: the lock its delivery runs under."""
+
+COUNTDOWN = 0.1
+"""Seconds before a task is delivered again, at least: delivered at once it may overtake the worker
+that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
+PREDECESSOR = 2.0
+"""Seconds to wait for a predecessor that has published us and is about to end."""
+
+
+class Skipped(dict[str, Any]):
+    """What a task returns that was skipped since another held its lock. A dict, to be stored.
+
+    `Skipped.of(result)` finds it again in a result that went through a backend.
+    """
+
+    def __init__(self, resource: str, holder: str) -> None:
+        super().__init__(celery_redlock="skipped", resource=resource, holder=holder)
+
+    @classmethod
+    def of(cls, result: object) -> Skipped | None:
+        """The marker, if `result` is one; else None."""
+        if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
+            return cls(str(result.get("resource", "")), str(result.get("holder", "")))
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self["resource"], self["holder"])
+
+
+class Delivery:
+    """One delivery of a message by a worker: its lock, and what it does without."""
+
+    def __init__(self, task: Any, request: Any, held: HeldLease, options: TaskOptions) -> None:
+        self._task = task
+        self._request = request
+        self._options = options
+        self._held = held
+        held.owner = Owner(
+            socket.gethostname(),
+            os.getpid(),
+            task_id=request.id or "",
+            retries=request.retries or 0,
+            stamp=_own_stamp(request),
+        )
+        release_leftovers()
+        setattr(request, LEASE, held)  # from here on, the signal handlers release it
+
+    def run(self, body: Callable[[], Any]) -> Any:
+        try:
+            try:
+                self._held.acquire()
+            except ResourceHeld as refusal:
+                if not self._predecessor(refusal):
+                    raise
+                self._held.acquire(wait=PREDECESSOR)
+        except ResourceHeld as refusal:
+            return self._conflict(refusal)
+        except QuorumUnavailable as refusal:
+            if self._options.on_unavailable == "run":
+                logger.warning("%s runs WITHOUT its lock: %s", self._name, refusal)
+                lease: HeldLease = Unlocked(self._held.resource)
+                setattr(self._request, LEASE, lease)
+                with lease:
+                    return body()
+            if self._options.on_unavailable == "raise":
+                raise
+            return self._later("unavailable", refusal)
+        # Counted from the next conflict: a retry of the user's would carry the count along.
+        for name in (ATTEMPTS, STAMP):
+            (self._request.headers or {}).pop(name, None)
+        return body()
+
+    @property
+    def _name(self) -> str:
+        return f"{self._task.name}[{self._request.id}]"
+
+    def _predecessor(self, refusal: ResourceHeld) -> bool:
+        """Whether the holder is the one that published us: a chain link, or our last try.
+
+        Its message is sent before its lock is freed, so it is about to end.
+        """
+        owner = refusal.holder.owner if refusal.holder else None
+        if owner is None or not owner.task_id:
+            return False
+        if owner.task_id == self._request.id:
+            return owner.retries < (self._request.retries or 0)
+        return bool(owner.task_id == self._request.parent_id)
+
+    def _conflict(self, refusal: ResourceHeld) -> Any:
+        if self._options.on_conflict == "raise":
+            raise refusal
+        if self._options.on_conflict == "skip":
+            logger.info("%s is skipped: %s", self._name, refusal)
+            return Skipped(self._held.resource, str(refusal.holder))
+        return self._later("held", refusal)
+
+    def _later(self, why: str, refusal: NotAcquired) -> Any:
+        """Send the message again, later, with the same id and none of the user's retries spent.
+
+        Raises:
+            Retry: It is sent.
+            NotAcquired: It has been tried for too long.
+        """
+        options = self._options
+        attempts = _attempts(self._request)
+        count = attempts[why] = attempts[why] + 1
+        waited = time.time() - attempts["since"]
+        if options.retry_deadline is not None and waited >= options.retry_deadline:
+            logger.error("%s gives up after %.1f s: %s", self._name, waited, refusal)
+            raise refusal
+        ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
+        countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
+        logger.log(
+            logging.WARNING if why == "unavailable" else logging.INFO,
+            "%s waits (%s, attempt %d, next in %.1f s): %s",
+            self._name,
+            why,
+            count,
+            countdown,
+            refusal,
+        )
+        headers = {**(self._request.headers or {}), ATTEMPTS: attempts}
+        headers.pop(STAMP, None)
+        # Not self.retry(): that would spend the retries of the user.
+        again = self._task.signature_from_request(
+            self._request, countdown=countdown, retries=self._request.retries, headers=headers
+        )
+        try:
+            again.apply_async()
+        except Exception as error:
+            # The broker is away. With late acknowledgement the message can go back to it;
+            # otherwise the task must fail, for all to see, or it would be lost without a word.
+            if self._task.acks_late:
+                raise Reject(error, requeue=True) from error
+            raise
+        raise Retry(str(refusal), exc=refusal, when=countdown, sig=again)  # type: ignore[arg-type]
+
+
+def first_call(request: Any) -> bool:
+    """Whether this is the body's first call in a delivery by a worker: not a plain or nested one"""
+    return (
+        request is not None
+        and not request.called_directly
+        and not request.is_eager
+        and not hasattr(request, LEASE)
+    )
+
+
+def _own_stamp(request: Any) -> str:
+    """The stamp of this delivery, if this worker put it there; others' travel in headers."""
+    stamp = request.get(STAMP)
+    if isinstance(stamp, str) and stamp.startswith(_WORKER):
+        return stamp
+    return new_stamp()
+
+
+def new_stamp() -> str:
+    """A name for one delivery, that this worker and its pool children know as their own."""
+    return f"{_WORKER}.{os.urandom(8).hex()}"
+
+
+_WORKER = os.urandom(8).hex()
+
+
+def _attempts(request: Any) -> dict[str, Any]:
+    """How often this message was sent again, from its headers: foreign input, not trusted far."""
+    given = request.get(ATTEMPTS)
+    given = given if isinstance(given, Mapping) else {}
+    now = time.time()
+    since = given.get("since")
+    attempts: dict[str, Any] = {
+        "since": min(since, now) if isinstance(since, (int, float)) else now
+    }
+    for why in ("held", "unavailable"):
+        count = given.get(why)
+        attempts[why] = max(0, count) if type(count) is int else 0
+    return attempts
