@@ -245,4 +245,4 @@ class Holder:
 
 def token_digest(token: str) -> str:
     """A short name of a token that is safe to log."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:8]

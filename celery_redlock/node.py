@@ -362,7 +362,10 @@ def _bytes(text: str) -> bytes:
 
 
 def _text(value: bytes) -> str:
-    return value.decode("utf-8", "surrogateescape")
+    try:
+        return value.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "surrogateescape")  # not one of ours
 
 
 def _milliseconds(seconds: float) -> bytes:
