@@ -1,0 +1,606 @@
+"""`SingletonTask` and `@locked`: declared, called, delivered, refused; over fake nodes.
+
+Deliveries are made by Celery's own tracer in this process, over a broker in memory.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import pickle
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, Task, _state, shared_task
+from celery.app.trace import build_tracer
+from celery.canvas import Signature
+from celery.exceptions import Retry
+
+from celery_redlock import (
+    ConfigurationError,
+    QuorumUnavailable,
+    Redlock,
+    RedlockError,
+    ResourceHeld,
+    SingletonTask,
+    Skipped,
+    current_lease,
+    locked,
+)
+from celery_redlock.delivery import ATTEMPTS, STAMP, new_stamp
+from celery_redlock.hold import HeldLease
+from celery_redlock.lease import Owner
+from celery_redlock.settings import TASK
+from celery_redlock.task import lock_of, resource_of
+from tests.unit.fake_lock import FakeRedlock
+
+
+@pytest.fixture
+def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+    fake = FakeRedlock(monkeypatch)
+    monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda app: fake))
+    return fake
+
+
+@pytest.fixture
+def app(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Tasks are shared with every app to come, unless that is undone.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
+    app = Celery("unit", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    app.conf.redlock_wait = 0
+    yield app
+    app.close()
+
+
+def deliver(task: Any, *args: Any, **request: Any) -> tuple[Any, Any]:
+    """What a pool child does with a message: the result and the tracer's account of it."""
+    given = {
+        "id": "the-id",
+        "task": task.name,
+        "args": list(args),
+        "kwargs": {},
+        "is_eager": False,
+        "called_directly": False,
+        "delivery_info": {},
+        "hostname": "here",
+        **request,
+    }
+    traced = build_tracer(task.name, task, app=task.app)("the-id", list(args), {}, given)
+    return traced.info.retval if traced.info else traced.retval, traced.info
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Signatures that were sent, rather than sending them."""
+    found: list[Any] = []
+    monkeypatch.setattr(Signature, "apply_async", lambda self, *_a, **_k: found.append(self))
+    return found
+
+
+# -- declared ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock_tll": 1}, "no option lock_tll; did you mean lock_ttl"),
+        ({"lock_ttl": 0}, "lock_ttl must be"),
+        ({"lock_ttl": "10"}, "lock_ttl must be"),
+        ({"lock_wait": -1}, "lock_wait must be"),
+        ({"lock_on_conflict": "wait"}, "lock_on_conflict must be one of"),
+        ({"lock_on_unavailable": "skip"}, "lock_on_unavailable must be one of"),
+        ({"lock_on_lost": "die"}, "lock_on_lost must be"),
+        ({"lock_retry_backoff": 5, "lock_retry_backoff_max": 1}, "lock_retry_backoff_max must be"),
+        ({"lock_key": ""}, "lock_key must be"),
+        ({"lock_key": "order:{nobody}"}, "nobody"),
+        ({"lock_key": "order:{order_id"}, "order:{order_id"),
+        ({"lock_key": "order:<nobody>"}, "nobody"),
+    ],
+)
+def test_bad_options_fail_at_declaration(app: Any, options: dict[str, Any], words: str) -> None:
+    def charge(order_id: int) -> None: ...
+
+    with pytest.raises(ConfigurationError) as raised:
+        app.task(base=SingletonTask, lazy=False, **options)(charge)
+    assert words in str(raised.value)
+    with pytest.raises(ConfigurationError):
+        type("Charge", (SingletonTask,), {"run": lambda self, order_id: None, **options})
+    own = {name.removeprefix("lock_"): value for name, value in options.items()}
+    with pytest.raises(ConfigurationError) as raised:
+        locked(own.pop("key", None), **own)(charge)
+    assert words.replace("lock_", "") in str(raised.value).replace("lock_", "")
+
+
+def test_what_looks_odd_but_works(app: Any) -> None:
+    @locked("o:<x>", wait=100, ttl=1, retry_deadline=None, max_lifetime=None, on_lost=print)
+    def function(x: int) -> None: ...
+
+    for name in TASK:
+        assert f"lock_{name}" not in vars(SingletonTask)  # no default hides an app's setting
+
+
+def test_async_functions_are_refused(app: Any) -> None:
+    async def body() -> None: ...
+
+    async def generator() -> Any:
+        yield
+
+    for function in (body, generator):
+        with pytest.raises(ConfigurationError, match=r"async function.*asyncio\.run"):
+            locked()(function)
+        with pytest.raises(ConfigurationError, match="async function"):
+            app.task(base=SingletonTask, lazy=False)(function)
+        with pytest.raises(ConfigurationError, match="async function"):
+            locked()(app.task(function))
+        with pytest.raises(ConfigurationError, match="async function"):
+            type("Async", (SingletonTask,), {"run": function})
+
+
+def test_what_cannot_be_locked_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"write @locked\(\)"):
+        locked(lambda: None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="use SingletonTask"):
+        locked()(type("Class", (), {}))
+    with pytest.raises(ConfigurationError, match="decorates a function or a task"):
+        locked()(5)  # type: ignore[type-var]
+
+
+def test_a_users_own_method_is_no_option(app: Any) -> None:
+    class Mine(SingletonTask):
+        name = "mine"
+
+        def lock_smith(self) -> str:
+            return "mine"
+
+        def run(self) -> None: ...
+
+    assert Mine().lock_smith() == "mine"
+
+
+def test_options_are_inherited_and_overridden(app: Any) -> None:
+    class Base(SingletonTask):
+        abstract = True
+        lock_ttl = 5
+        lock_on_conflict = "skip"
+
+    @app.task(base=Base, lock_ttl=7)
+    def task(x: int) -> None: ...
+
+    lock = lock_of(task)
+    assert lock is not None
+    assert (lock.options(app).ttl, lock.options(app).on_conflict) == (7.0, "skip")
+
+
+# -- the ways to declare one ---------------------------------------------------------------------
+
+
+def body(x: int, y: int = 2) -> str:
+    """What it does."""
+    return current_lease().resource
+
+
+def bound_body(self: Task, x: int, y: int = 2) -> str:
+    assert isinstance(self, Task)
+    return current_lease().resource
+
+
+WAYS = {
+    "under": lambda app: app.task(name="t")(locked("k:<x>")(body)),
+    "under, bound": lambda app: app.task(name="t", bind=True)(locked("k:<x>")(bound_body)),
+    "over": lambda app: locked("k:<x>")(app.task(name="t")(body)),
+    "over, bound": lambda app: locked("k:<x>")(app.task(name="t", bind=True)(bound_body)),
+    "over, not lazy": lambda app: locked("k:<x>")(app.task(name="t", lazy=False)(body)),
+    "shared, under": lambda app: shared_task(name="t")(locked("k:<x>")(body)),
+    "shared, over": lambda app: locked("k:<x>")(shared_task(name="t")(body)),
+    "base": lambda app: app.task(name="t", base=SingletonTask, lock_key="k:{x}")(body),
+    "base, bound": lambda app: app.task(name="t", base=SingletonTask, bind=True, lock_key="k:{x}")(
+        bound_body
+    ),
+    "class": lambda app: app.register_task(
+        type("T", (SingletonTask,), {"name": "t", "lock_key": "k:{x}", "run": bound_body})()
+    ),
+}
+
+
+@pytest.fixture(params=WAYS)
+def task(request: pytest.FixtureRequest, app: Any) -> Any:
+    """One task, declared in every way."""
+    app.set_current()
+    task = WAYS[request.param](app)
+    app.finalize()
+    assert task is not None
+    return app.tasks["t"]
+
+
+def test_a_plain_call_is_locked(task: Any, redlock: FakeRedlock) -> None:
+    assert task(1) == "k:1"
+    assert task(1, y=3) == "k:1"
+    assert redlock.free("k:1")
+    assert redlock.driver.rounds == ["acquire", "release"] * 2
+
+
+def test_a_plain_call_is_refused(task: Any, redlock: FakeRedlock) -> None:
+    lease = redlock.acquire("k:1")
+    with pytest.raises(ResourceHeld, match="k:1 is held by"):
+        task(1)
+    assert redlock.tokens("k:1") == {lease.token}
+    assert task(2) == "k:2"
+
+
+def test_eager_calls_are_locked(task: Any, redlock: FakeRedlock) -> None:
+    assert task.apply((1,)).get() == "k:1"
+    task.app.conf.task_always_eager = True
+    assert task.delay(1).get() == "k:1"
+    assert task.s(1).apply_async().get() == "k:1"
+    assert redlock.free("k:1")
+    lease = redlock.acquire("k:1")
+    result = task.delay(1)
+    assert result.state == "FAILURE"
+    assert isinstance(result.result, ResourceHeld)
+    assert redlock.tokens("k:1") == {lease.token}
+
+
+def test_a_delivery_is_locked(task: Any, redlock: FakeRedlock) -> None:
+    assert deliver(task, 1) == ("k:1", None)
+    assert redlock.free("k:1")
+    assert redlock.driver.rounds == ["acquire", "release"]
+
+
+def test_it_stays_a_task(task: Any) -> None:
+    assert task.name == "t"
+    assert lock_of(task) is not None
+    assert resource_of(task, (1,), {}) == "k:1"
+    assert [*inspect.signature(task.run).parameters][-2:] == ["x", "y"]
+
+
+def test_arguments_are_checked_when_sent(task: Any) -> None:
+    if not hasattr(task, "__header__"):
+        pytest.skip("Celery does not check those of a class-based task")
+    for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"z": 1})):
+        with pytest.raises(TypeError):
+            task.apply_async(args, kwargs)
+
+
+def test_disabled(task: Any, redlock: FakeRedlock) -> None:
+    task.app.conf.redlock_enabled = False
+    redlock.acquire("k:1")
+    assert task(1) == "k:1"
+    assert task.apply((1,)).get() == "k:1"
+    assert deliver(task, 1) == ("k:1", None)
+    assert redlock.driver.rounds == ["acquire"]
+
+
+def test_a_function_outside_celery(redlock: FakeRedlock, app: Any) -> None:
+    """`@locked` on a function that is no task's: locked when it is called, under its own name."""
+    app.set_current()
+    assert locked("k:<x>")(body)(1) == "k:1"
+    assert locked()(body)(1) == locked()(body)(x=1, y=2)
+
+
+def test_a_helper_of_a_task_has_its_own_lock(redlock: FakeRedlock, app: Any) -> None:
+    app.set_current()
+
+    @locked("helper")
+    def helper() -> list[str]:
+        return [current_lease().resource, *map(str, sorted(redlock.fakes[0].held))]
+
+    @app.task(base=SingletonTask, lock_key="task")
+    def outer() -> list[str]:
+        return helper()
+
+    assert deliver(outer)[0] == ["helper", "helper", "task"]
+
+
+def test_pydantic_sees_models(redlock: FakeRedlock, app: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+
+    class Order(pydantic.BaseModel):
+        id: int
+
+    def charge(order: Any) -> str:
+        assert isinstance(order, Order)
+        return current_lease().resource
+
+    charge.__annotations__ = {"order": Order, "return": str}
+    declared = [
+        app.task(name="a", base=SingletonTask, pydantic=True, lock_key="o:{order}")(charge),
+        app.task(name="b", pydantic=True)(locked("o:<order>")(charge)),
+        locked("o:<order>")(app.task(name="c", pydantic=True)(charge)),
+    ]
+    keys = {deliver(task, {"id": 5})[0] for task in declared}
+    keys |= {resource_of(task, (Order(id=5),), {}) for task in declared}
+    keys |= {resource_of(task, (), {"order": {"id": 5}}) for task in declared}
+    assert len(keys) == 1
+    assert str(keys.pop()).startswith("o:")
+
+
+def test_recursion_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_key="r")
+    def down(self: Task, n: int) -> int:
+        return self(n - 1) + 1 if n else 0
+
+    assert deliver(down, 3)[0] == 3
+    assert down(3) == 3
+    assert down.apply((3,)).get() == 3
+    assert redlock.driver.rounds == ["acquire", "release"] * 3
+
+
+def test_there_is_no_lease_outside(task: Any) -> None:
+    deliver(task, 1)
+    with pytest.raises(RedlockError, match="no current lease"):
+        current_lease()
+
+
+# -- endings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt()], ids=repr)
+def test_the_lock_is_free_after_an_error(redlock: FakeRedlock, app: Any, error: Any) -> None:
+    @app.task(base=SingletonTask, lock_key="e")
+    def fails() -> None:
+        assert not redlock.free("e")
+        raise error
+
+    try:
+        deliver(fails)
+    except (SystemExit, KeyboardInterrupt) as raised:
+        assert raised is error
+    assert redlock.free("e")
+    with pytest.raises(type(error)):
+        fails()
+    assert redlock.free("e")
+
+
+@pytest.mark.parametrize("ending", ["success", "failure", "retry"])
+def test_it_is_held_while_a_users_hook_runs(
+    redlock: FakeRedlock, app: Any, sent: list[Any], ending: str
+) -> None:
+    held = []
+
+    class Hooked(SingletonTask):
+        name = "hooked"
+        lock_key = "h"
+
+        def run(self) -> None:
+            if ending == "failure":
+                raise KeyError
+            if ending == "retry":
+                raise self.retry()
+
+        def on_success(self, *args: Any) -> None:
+            held.append(not redlock.free("h"))
+
+        on_failure = on_retry = on_success
+
+    deliver(app.register_task(Hooked()))
+    assert held == [True]
+    assert redlock.free("h")
+
+
+def test_the_token_says_who_holds(redlock: FakeRedlock, app: Any) -> None:
+    @app.task(base=SingletonTask, lock_key="w")
+    def who() -> str:
+        return current_lease().token
+
+    stamp = new_stamp()
+    owner = Owner.of(deliver(who, retries=2, **{STAMP: stamp})[0])
+    assert owner is not None
+    assert (owner.task_id, owner.retries, owner.stamp) == ("the-id", 2, stamp)
+
+
+def test_a_stamp_from_elsewhere_is_not_believed(redlock: FakeRedlock, app: Any) -> None:
+    @app.task(base=SingletonTask, lock_key="w")
+    def who() -> str:
+        return current_lease().token
+
+    for foreign in ("forged", 5, None, "a|b|c"):
+        owner = Owner.of(deliver(who, **{STAMP: foreign})[0])
+        assert owner is not None and owner.stamp != foreign
+
+
+# -- the conflict policy -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(app: Any, redlock: FakeRedlock) -> Any:
+    """A way to declare a task whose lock another has."""
+    redlock.acquire("k")
+
+    def declare(**options: Any) -> Any:
+        name = f"busy{len(app.tasks)}"
+        ran: list[int] = []
+
+        @app.task(name=name, base=SingletonTask, lock_key="k", max_retries=0, **options)
+        def task(*args: Any) -> str:
+            ran.append(1)
+            return "ran"
+
+        task.ran = ran
+        return task
+
+    return declare
+
+
+def test_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
+    task = busy()
+    result, _info = deliver(task, 1, "two", retries=0, headers={"trace": "abc"}, root_id="root")
+    assert isinstance(result, Retry)
+    assert task.ran == []
+    (again,) = sent
+    assert (again.id, again.args, again.options["retries"]) == ("the-id", (1, "two"), 0)
+    assert again.options["root_id"] == "root"
+    headers = again.options["headers"]
+    assert headers["trace"] == "abc"
+    assert headers[ATTEMPTS]["held"] == 1
+    assert headers[ATTEMPTS]["unavailable"] == 0
+    assert STAMP not in headers
+
+
+def test_retries_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list[Any]) -> None:
+    task = busy(lock_retry_backoff=1.0, lock_retry_backoff_max=4.0, lock_retry_deadline=None)
+    ceilings = {0: 1.0, 1: 2.0, 2: 4.0, 3: 4.0, 2000: 4.0}
+    for count, ceiling in ceilings.items():
+        sent.clear()
+        for _ in range(200):
+            deliver(task, headers={}, **{ATTEMPTS: {"held": count, "since": 0}})
+        countdowns = [one.options["countdown"] for one in sent]
+        assert len(countdowns) == 200
+        assert min(countdowns) >= 0.1
+        assert ceiling * 0.75 < max(countdowns) <= ceiling
+        assert min(countdowns) < ceiling * 0.25
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [None, 5, "x", [], {"since": "x"}, {"held": "many"}, {"held": -5}, {"since": 1e99},
+     {"since": float("nan")}, {"held": 10**400}],
+    ids=repr,
+)  # fmt: skip
+def test_forged_attempts_do_no_harm(busy: Any, sent: list[Any], forged: Any) -> None:
+    result, _info = deliver(busy(), headers={}, **{ATTEMPTS: forged})
+    assert isinstance(result, Retry)
+    (again,) = sent
+    attempts = again.options["headers"][ATTEMPTS]
+    assert attempts["held"] >= 1
+    assert 0.1 <= again.options["countdown"] <= 60.0
+    assert isinstance(attempts["since"], float)
+
+
+def test_after_its_deadline_a_task_fails(
+    busy: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = 1e9
+    monkeypatch.setattr("celery_redlock.delivery.time", SimpleNamespace(time=lambda: now))
+    task = busy(lock_retry_deadline=10.0)
+    deliver(task)
+    attempts = sent.pop().options["headers"][ATTEMPTS]
+    now += 9.9
+    deliver(task, **{ATTEMPTS: attempts})
+    attempts = sent.pop().options["headers"][ATTEMPTS]
+    now += 0.1
+    result, info = deliver(task, **{ATTEMPTS: attempts})
+    assert isinstance(result, ResourceHeld)
+    assert info.state == "FAILURE"
+    assert sent == []
+    assert "gives up after 10.0 s" in caplog.text
+
+
+def test_no_deadline_is_for_ever(busy: Any, sent: list[Any]) -> None:
+    deliver(busy(lock_retry_deadline=None), **{ATTEMPTS: {"since": 0, "held": 10**6}})
+    assert len(sent) == 1
+
+
+def test_skip(busy: Any, sent: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    task = busy(lock_on_conflict="skip")
+    result, _info = deliver(task)
+    assert Skipped.of(result) == result
+    assert result["resource"] == "k"
+    assert "pid" in result["holder"]
+    assert (task.ran, sent) == ([], [])
+    assert "is skipped: k is held by pid" in caplog.text
+
+
+def test_a_skipped_marker_travels() -> None:
+    marker = Skipped("k", "somebody")
+    assert Skipped.of(json.loads(json.dumps(marker))) == marker
+    assert type(pickle.loads(pickle.dumps(marker))) is Skipped
+    for other in (None, {}, "skipped", {"celery_redlock": "x"}, []):
+        assert Skipped.of(other) is None
+
+
+def test_raise(busy: Any, sent: list[Any]) -> None:
+    task = busy(lock_on_conflict="raise")
+    result, _info = deliver(task)
+    assert isinstance(result, ResourceHeld)
+    assert (task.ran, sent) == ([], [])
+
+
+def test_unavailable_has_a_count_of_its_own(
+    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    redlock.driver.dead = {0, 1, 2}
+    task = busy(lock_on_conflict="raise")
+    result, _info = deliver(task, **{ATTEMPTS: {"held": 4, "unavailable": 2}})
+    assert isinstance(result, Retry)
+    attempts = sent[0].options["headers"][ATTEMPTS]
+    assert (attempts["held"], attempts["unavailable"]) == (4, 3)
+    (record,) = [record for record in caplog.records if "waits (unavailable" in record.message]
+    assert record.levelno == logging.WARNING
+    assert record.message.count("silent (dead)") == 3
+    assert task.ran == []
+
+
+def test_unavailable_raise_and_run(
+    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    redlock.driver.dead = {0, 1, 2}
+    result, _info = deliver(busy(lock_on_unavailable="raise"))
+    assert isinstance(result, QuorumUnavailable)
+    task = busy(lock_on_unavailable="run")
+    assert deliver(task) == ("ran", None)
+    (record,) = [record for record in caplog.records if "WITHOUT its lock" in record.message]
+    assert record.levelno == logging.WARNING
+    assert sent == []
+
+
+def test_a_loser_leaves_nothing_and_takes_nothing(
+    busy: Any, sent: list[Any], redlock: FakeRedlock
+) -> None:
+    before = redlock.tokens("k")
+    for options in ({}, {"lock_on_conflict": "skip"}, {"lock_on_conflict": "raise"}):
+        deliver(busy(**options))
+    assert redlock.tokens("k") == before
+    assert redlock._claims.keys() == before
+
+
+# -- the predecessor rule ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owner", "request_", "waits"),
+    [
+        ({"task_id": "the-id", "retries": 0}, {"retries": 1}, True),
+        ({"task_id": "the-id", "retries": 1}, {"retries": 1}, False),  # a copy of it
+        ({"task_id": "the-id", "retries": 2}, {"retries": 1}, False),
+        ({"task_id": "other", "retries": 0}, {"retries": 1}, False),
+        ({"task_id": "parent"}, {"parent_id": "parent"}, True),
+        ({"task_id": "parent"}, {"parent_id": "another"}, False),
+        ({"task_id": ""}, {"parent_id": None}, False),
+        ({"task_id": ""}, {"parent_id": ""}, False),
+    ],
+)
+def test_only_a_predecessor_is_waited_for(
+    app: Any, redlock: FakeRedlock, sent: list[Any], monkeypatch: pytest.MonkeyPatch,
+    owner: dict[str, Any], request_: dict[str, Any], waits: bool,
+) -> None:  # fmt: skip
+    lease = redlock.acquire("k", owner=Owner("here", 1, **owner))
+    asked: list[float | None] = []
+    acquire = HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        asked.append(wait)
+        if wait is not None:  # it waits; the predecessor ends meanwhile
+            redlock.release(lease)
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+
+    @app.task(base=SingletonTask, lock_key="k")
+    def successor() -> str:
+        return "ran"
+
+    result, _info = deliver(successor, **request_)
+    if waits:
+        assert result == "ran"
+        assert asked == [None, 2.0]
+        assert sent == []
+    else:
+        assert isinstance(result, Retry)
+        assert asked == [None]
+        assert len(sent) == 1
