@@ -44,6 +44,27 @@ def test_a_seed_that_failed_once_passes(seed: int) -> None:
     passes(seed)
 
 
+@pytest.mark.parametrize(("seed", "ttl"), [(959, 0.5), (1486, 1.0)])
+def test_a_loss_is_told_though_a_round_of_others_is_waited_for(seed: int, ttl: float) -> None:
+    """Three leases of one process, and two of three nodes that freeze while they are held."""
+    faults = [Fault("freeze", 1.5 * ttl + 0.01 * (seed % 50), 30 * ttl, nodes=(0, 1))]
+    knobs = Knobs(
+        processes=1,
+        workers=3,
+        keys=3,
+        rounds=1,
+        tries=1,
+        ttl=ttl,
+        node_timeout=0.25,
+        delay=0.001,
+        think=ttl,
+        hold=50 * ttl,
+    )
+    result = play(seed, knobs, faults)
+    assert result.violation is None, str(result.violation)
+    assert result.grants >= 2
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_planted_bug_is_found(name: str) -> None:
     _name, result, seeds = hunt(name)

@@ -8,8 +8,10 @@ from typing import Any, TypeVar
 import pytest
 
 from celery_redlock import quorum
+from celery_redlock.errors import ResourceHeld
 from celery_redlock.lease import Claim
 from celery_redlock.quorum import NodeVote, Round, Verb, Vote
+from celery_redlock.refusal import refusal
 
 T = TypeVar("T")
 
@@ -157,16 +159,12 @@ def test_a_late_yes_improves_the_lease_it_belongs_to() -> None:
 
 
 def outcome(votes: str) -> str:
-    """What `Redlock` makes of these votes."""
-    from celery_redlock import Redlock
-    from celery_redlock.errors import ResourceHeld
-
-    redlock = Redlock([f"redis://127.0.0.1:{port}" for port in range(1, len(votes) + 1)])
+    """What users are told of these votes."""
     round_ = vote(next(quorum.acquire(claim(len(votes)), NOW, PATIENCE)), votes)
     round_.close("no answer")
-    refusal = redlock._refusal("r", round_)
-    assert [str(v.vote.value)[0] for v in refusal.votes] == list(votes.replace(".", "s"))
-    return "held" if isinstance(refusal, ResourceHeld) else "unavailable"
+    error = refusal("r", round_, [f"node {i}" for i in range(len(votes))], TTL)
+    assert [told.vote.value[0] for told in error.votes] == list(votes.replace(".", "s"))
+    return "held" if isinstance(error, ResourceHeld) else "unavailable"
 
 
 @pytest.mark.parametrize("votes", ["nnnnn", "nnn..", "ynnnn", "yynnn", "nnnss", "ynnss"])
