@@ -1,0 +1,115 @@
+"""Without a worker: plain calls and eager tasks take the same lock, on real servers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import LeaseLost, Redlock, ResourceHeld, SingletonTask, current_lease, locked
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+
+@pytest.fixture
+def app(servers: list[LocalServer]) -> Iterator[Celery]:
+    app = Celery("direct", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = [server.url for server in servers]
+    app.conf.redlock_wait = 0.0
+    yield app
+    Redlock.from_app(app).close()
+    app.close()
+
+
+@pytest.fixture
+def other(servers: list[LocalServer]) -> Iterator[Redlock]:
+    other = Redlock([server.url for server in servers], ttl=30.0)
+    yield other
+    other.close()
+
+
+@pytest.fixture
+def charge(app: Celery, other: Redlock) -> Any:
+    @app.task(shared=False)
+    @locked("order:<order_id>", ttl=1.0)
+    def charge(order_id: int, then: str = "") -> str:
+        assert other.try_acquire(f"order:{order_id}") is None
+        if then == "raise":
+            raise KeyError(order_id)
+        return current_lease().resource
+
+    return charge
+
+
+@pytest.mark.parametrize("way", ["plain", "apply", "always eager", "signature"])
+def test_held_meanwhile_and_free_at_once(
+    app: Celery, charge: Any, other: Redlock, way: str
+) -> None:
+    app.conf.task_always_eager = way == "always eager"
+    call = {
+        "plain": charge,
+        "apply": lambda *args: charge.apply(args).get(),
+        "always eager": lambda *args: charge.delay(*args).get(),
+        "signature": lambda *args: charge.s(*args)(),
+    }[way]
+    assert call(1) == "order:1"
+    assert other.release(other.acquire("order:1"))
+    with pytest.raises(KeyError):
+        call(1, "raise")
+    lease = other.acquire("order:1")
+    with pytest.raises(ResourceHeld, match="order:1 is held by"):
+        call(1)
+    lease.ensure()
+    assert other.release(lease)
+
+
+def test_a_plain_call_waits(app: Celery, charge: Any, other: Redlock) -> None:
+    app.conf.redlock_wait = 5.0
+    lease = other.acquire("order:1")
+    timer = threading.Timer(0.2, other.release, (lease,))
+    timer.start()
+    begin = time.monotonic()
+    assert charge(1) == "order:1"
+    assert 0.15 < time.monotonic() - begin < 3.0
+    timer.join()
+
+
+def test_map_and_starmap(app: Celery, charge: Any, other: Redlock) -> None:
+    assert charge.map([1, 1, 2])() == ["order:1", "order:1", "order:2"]
+    assert charge.starmap([(1,), (2,)])() == ["order:1", "order:2"]
+    lease = other.acquire("order:2")
+    with pytest.raises(ResourceHeld):
+        charge.map([1, 2])()
+    assert other.release(lease)
+    assert other.release(other.acquire("order:1"))
+
+
+def test_a_long_plain_call_is_extended(app: Celery, other: Redlock) -> None:
+    @app.task(base=SingletonTask, shared=False, lock_key="long", lock_ttl=0.4)
+    def long() -> float:
+        end = time.monotonic() + 1.2
+        while time.monotonic() < end:
+            assert other.try_acquire("long") is None
+            current_lease().ensure()
+            time.sleep(0.01)
+        return current_lease().remaining()
+
+    assert long() > 0.0
+    assert other.release(other.acquire("long"))
+
+
+def test_a_plain_call_is_told_of_a_loss(app: Celery, servers: list[LocalServer]) -> None:
+    @app.task(base=SingletonTask, shared=False, lock_key="lost", lock_ttl=0.5)
+    def long() -> None:
+        for server in servers[:3]:
+            server.kill()
+        wait_until(lambda: False, 10.0, "the lease is lost")
+
+    begin = time.monotonic()
+    with pytest.raises(LeaseLost, match="lost: the lease is over"):
+        long()
+    assert time.monotonic() - begin < 3.0
