@@ -39,7 +39,7 @@ FOREIGN = "<not a lock>"
 CONNECT_TIMEOUT = 1.0
 TURN = 0.01
 """Seconds a thread may have to wait until it may write."""
-BACKOFF, BACKOFF_MAX, SETTLED = 0.05, 5.0, 1.0  # as in driver.py and node.py
+BACKOFF, BACKOFF_MAX, SETTLED = 0.05, 1.0, 1.0  # as in driver.py and node.py
 
 
 class FakeClock:
@@ -554,9 +554,10 @@ class Process:
         now = self.clock()
         for index in round_.targets:
             link = self.link(index, round_)
-            if link.channel.stalled(now):
+            channel = link.channel
+            if channel.unanswered and (round_.verb is Verb.EXTEND or channel.stalled(now)):
                 self._drain(link)
-            if link.channel.ask(round_, now):
+            if channel.ask(round_, now):
                 self.world.send(link, round_)
             if link.connection is None:
                 self._reconnect(link)

@@ -17,8 +17,8 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from celery_redlock import address, driver, quorum, testing
 from celery_redlock import node as node_module
-from celery_redlock import quorum, testing
 from celery_redlock.address import parse_nodes
 from celery_redlock.driver import monotonic
 from celery_redlock.lease import Claim
@@ -284,8 +284,11 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
         assert valkey.ask(Verb.RELEASE, mine) is True
 
 
-def test_the_fakes_foreign_key_is_the_nodes() -> None:
+def test_the_world_has_productions_numbers() -> None:
     assert testing.FOREIGN == node_module.FOREIGN
+    assert testing.SETTLED == node_module.SETTLED
+    assert (testing.BACKOFF, testing.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
+    assert testing.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
 
 
 # -- The same commands, the same replies
