@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -30,9 +31,10 @@ def _no_overlap(request: pytest.FixtureRequest) -> Iterator[None]:
     """After every test that has a worker: the oracle."""
     used = "cluster" in request.fixturenames
     cluster: Cluster | None = request.getfixturevalue("cluster") if used else None
+    begin = time.monotonic()
     yield
     if cluster is not None:
-        cluster.check()
+        cluster.check(since=begin)
 
 
 @pytest.fixture

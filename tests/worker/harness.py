@@ -72,8 +72,6 @@ class Cluster:
         self.client = redis.Redis.from_url(broker.url)
 
     def close(self) -> None:
-        for node in self.nodes:
-            node.stop()  # first, so that nobody is in the midst of reading when we close
         self.redlock.close()
         self.client.close()
         self.app.backend.client.close()
@@ -103,6 +101,12 @@ class Cluster:
             return state if state in READY_STATES else None
 
         return str(wait_until(done, timeout, f"task {sent.id} is done", every=0.01))
+
+    def accepted_by(self, sent: AsyncResult[Any]) -> int | None:
+        """The pool child that has begun with a task, if one has."""
+        active = self.app.control.inspect(timeout=0.3).active() or {}
+        tasks = [task for of_one in active.values() for task in of_one]
+        return next((task["worker_pid"] for task in tasks if task["id"] == sent.id), None)
 
     @contextlib.contextmanager
     def states(self) -> Iterator[dict[str, list[str]]]:
@@ -156,9 +160,10 @@ class Cluster:
         )
         return self.runs(key)[count - 1]
 
-    def check(self) -> None:
-        """No two bodies of one resource ever overlapped."""
-        assert log.overlaps(self.lines()) == []
+    def check(self, since: float) -> None:
+        """No body that began after `since` overlapped another of its resource."""
+        found = log.overlaps(self.lines())
+        assert [(one, two) for one, two in found if two.begin > since] == []
 
     def contend(self, key: str, wait: float = 15.0) -> Contender:
         return Contender(self, f"k:{key}", wait)
@@ -258,9 +263,6 @@ class Worker:
             return " ready." in self.text
 
         wait_until(up, READY, "the worker is ready", every=0.02)
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
 
     def terminate(self) -> None:
         """Ask for a warm shutdown."""

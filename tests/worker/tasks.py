@@ -68,6 +68,8 @@ def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> A
         raise self.retry(countdown=0.1)
     if then == "retry at once" and self.request.retries < 3:
         raise self.retry(countdown=0)
+    if then == "retry for ever":
+        raise self.retry(countdown=0.1)
     if then == "ignore":
         raise Ignore
     if then == "_exit":

@@ -11,6 +11,7 @@ import signal
 
 import pytest
 
+from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker, died
 
 pytestmark = pytest.mark.worker
@@ -119,13 +120,10 @@ def test_child_is_killed_while_it_waits_for_a_lock(
     """It holds nothing; and the one who holds it is not robbed."""
     with cluster.redlock.lock(f"k:{key}") as lease:
         sent = cluster.send("patient", key)
-        worker.said(f"patient[{sent.id}] received")
-        before = {child.pid for child in worker.children()}
-        for child in worker.children():
-            child.kill()
-        for pid in before:
-            died(pid)
-        cluster.state(sent)
+        pid = wait_until(lambda: cluster.accepted_by(sent), 5.0, "a child has taken it")
+        os.kill(pid, signal.SIGKILL)
+        died(pid)
+        assert cluster.state(sent) == "FAILURE"
         assert cluster.redlock.try_acquire(f"k:{key}") is None
         lease.ensure()
     cluster.free(key, within=0.0)

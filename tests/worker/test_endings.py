@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery.exceptions import TaskRevokedError
+from celery.exceptions import MaxRetriesExceededError, TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.support import wait_until
@@ -84,6 +84,15 @@ def test_contender_between_retries(cluster: Cluster, worker: Worker, key: str) -
     assert len(cluster.runs(key, sent)) == 4
     contender = next(run for run in cluster.runs(key) if run.task == "contender")
     assert cluster.runs(key, sent)[1].begin > contender.end
+
+
+def test_retries_are_exhausted(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("work", key, 0.02, "retry for ever")
+    with pytest.raises(MaxRetriesExceededError):
+        cluster.result(sent)
+    assert len(cluster.runs(key, sent)) == 4
+    cluster.settled()
+    cluster.free(key)
 
 
 def test_autoretry_for(cluster: Cluster, worker: Worker, key: str) -> None:

@@ -25,7 +25,7 @@ def steal(cluster: Cluster, key: str) -> None:
     for node in cluster.nodes[:3]:
         with redis.Redis(port=node.port) as client:
             assert client.delete(f"redlock:k:{key}") == 1
-            client.set(f"redlock:k:{key}", "a thief", px=3000)
+            client.set(f"redlock:k:{key}", "a thief", px=20_000)
 
 
 @pytest.mark.parametrize("kind", ["sleep", "loop"])
@@ -44,7 +44,7 @@ def test_lease_lost_is_raised_in_the_body(
     (told,) = cluster.lines("lost", f"k:{key}")  # the listener
     assert told.detail == "refused"
     with redis.Redis(port=cluster.nodes[0].port) as client:  # the thief's key is not ours to free
-        assert client.get(f"redlock:k:{key}") in (b"a thief", None)
+        assert client.get(f"redlock:k:{key}") == b"a thief"
     cluster.settled()
 
 
@@ -105,7 +105,7 @@ def test_max_lifetime_ends_a_body_that_hangs(cluster: Cluster, worker: Worker, k
         cluster.result(sent)
     run = cluster.runs(key, sent)[0]
     assert 0.4 < run.end - run.begin < 3.0
-    cluster.free(key, within=1.5)
+    cluster.free(key)
 
 
 def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> None:
