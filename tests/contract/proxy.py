@@ -18,6 +18,7 @@ class Proxy:
     - `pass`: passes them on.
     - `mute`: swallows them. Requests still reach the server.
     - `late`: passes them on after `delay` seconds.
+    - `slow to connect`: the same, but for status replies only: those to a handshake.
     - `cut`: passes on the first byte of a reply and closes. Status replies (`+OK`, so that a
       connection can be made) pass.
     - `rubbish`: answers every request with a status that is no answer to it.
@@ -85,7 +86,8 @@ class Proxy:
             while data := server.recv(65536):
                 if self.mode == "mute":
                     continue
-                if self.mode == "late":
+                slow = self.mode == "slow to connect" and data.startswith(b"+")
+                if self.mode == "late" or slow:
                     time.sleep(self.delay)  # what it is for: order is kept, time is not
                 if self.mode == "cut" and not data.startswith(b"+"):
                     client.sendall(data[:1])
