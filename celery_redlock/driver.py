@@ -15,12 +15,13 @@ import random
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from .address import Address
 from .bell import Bell
 from .errors import NodeError
+from .lease import quorum_of
 from .node import Node, encode
 from .quorum import Round, Steps
 
@@ -30,6 +31,8 @@ T = TypeVar("T")
 
 FIRST_CONNECT = 1.5
 """Seconds the first operation waits for a quorum of connections. No later one waits for any."""
+REST = 0.02
+"""Seconds of these that it waits for the other nodes once it has a quorum."""
 BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
 SLICE = 0.002
@@ -63,7 +66,7 @@ class Driver:
         self._poll = _Poll()
         self._connecting: set[int] = set()
         self._closing = threading.Event()
-        self._started = False
+        self._started = self._ready = False
 
     def connect(self, timeout: float = FIRST_CONNECT) -> None:
         """Connect to all nodes, in parallel; return when a quorum is up or hope is gone.
@@ -71,27 +74,35 @@ class Driver:
         Args:
             timeout: Seconds to wait at most; 0 only starts connecting.
         """
-        quorum = len(self.nodes) // 2 + 1
         with self._turn:
             if not self._started:
                 self._started = True
                 for node in self.nodes:
                     self._reconnect(node)
-        until = monotonic() + timeout
+        start = monotonic()
         while True:
             with self._turn:
                 up = sum(node.channel.up for node in self.nodes)
-                if up >= quorum or all(node.channel.up or node.channel.down for node in self.nodes):
-                    return
+                if all(node.channel.up or node.channel.down for node in self.nodes):
+                    break
                 bell = self._bell()
-            if not bell.wait(until - monotonic()):
-                return
+            # With a quorum there is no need to wait for the rest, but it is good to have.
+            patience = min(timeout, REST) if up >= quorum_of(len(self.nodes)) else timeout
+            if not bell.wait(start + patience - monotonic()):
+                break
+        if timeout > 0:
+            self._ready = True
 
-    def run(self, steps: Steps[T]) -> T:
-        """Run one operation to its end."""
-        if not self._started:
+    def run(self, operation: Callable[[float], Steps[T]]) -> T:
+        """Run one operation to its end.
+
+        Args:
+            operation: Makes its steps, given the time; seconds.
+        """
+        if not self._ready:
             self.connect()
         try:
+            steps = operation(monotonic())
             round_ = next(steps)
             while True:
                 self._carry((round_,))
@@ -99,13 +110,15 @@ class Driver:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def run_all(self, operations: Sequence[Steps[T]]) -> list[T]:
+    def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run single-round operations side by side: one write per node each, one wait for all."""
-        if not self._started:
+        if not self._ready:
             self.connect()
-        self._carry([next(steps) for steps in operations])
+        now = monotonic()
+        started = [operation(now) for operation in operations]
+        self._carry([next(steps) for steps in started])
         results = []
-        for steps in operations:
+        for steps in started:
             try:
                 steps.send(monotonic())
             except StopIteration as stop:

@@ -14,6 +14,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from . import quorum, refusal
@@ -165,7 +166,9 @@ class Redlock:
                 lease=lease,
                 reason="expired" if reason == "released" else reason,
             )
-        ballot = self._driver.run(quorum.extend([claim], now, self._patience(claim.ttl)))
+        ballot = self._driver.run(
+            lambda now: quorum.extend([claim], now, self._patience(claim.ttl))
+        )
         if ballot.confirmed() and claim.held(monotonic()):
             renewed = self._lease(claim)
             emit("extended", renewed)
@@ -212,7 +215,7 @@ class Redlock:
             owner = Owner.of(token)
             if owner is not None and owner.stamp == stamp:
                 claim = Claim(resource, token, self.ttl, len(self._addresses))
-                self._driver.run(quorum.release(claim, monotonic(), self.node_timeout))
+                self._driver.run(partial(quorum.release, claim, patience=self.node_timeout))
                 freed = True
         return freed
 
@@ -312,14 +315,15 @@ class Redlock:
         claim = self._claim(resource, ttl, owner)
         if adopt is not None:
             adopt(claim)
-        now = monotonic()
-        self._remember(claim, now)
+        self._remember(claim)
         try:
-            ballot = self._driver.run(quorum.acquire(claim, now, self._patience(claim.ttl)))
+            ballot = self._driver.run(
+                lambda now: quorum.acquire(claim, now, self._patience(claim.ttl))
+            )
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it.
             self._claims.pop(claim.token, None)
-            self._driver.run(quorum.undo(claim, monotonic()))
+            self._driver.run(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
             if heard():
@@ -328,9 +332,10 @@ class Redlock:
         del self._claims[claim.token]
         raise self._refused(refusal.refusal(resource, ballot, self.nodes, claim.ttl))
 
-    def _remember(self, claim: Claim, now: float) -> None:
+    def _remember(self, claim: Claim) -> None:
         self._claims[claim.token] = claim
         if len(self._claims) > self._many:
+            now = monotonic()
             # Leases that were left to expire.
             for token, old in list(self._claims.items()):
                 if old.granted_at is not None and not old.held(now):
@@ -340,9 +345,9 @@ class Redlock:
     def _release(self, claim: Claim) -> bool:
         self._watchdog.drop(claim)
         try:
-            held = self._driver.run(quorum.release(claim, monotonic(), self.node_timeout))
+            held = self._driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
         except BaseException:
-            self._driver.run(quorum.release(claim, monotonic(), 0.0))
+            self._driver.run(lambda now: quorum.release(claim, now, 0.0))
             raise
         finally:
             self._claims.pop(claim.token, None)
@@ -353,10 +358,11 @@ class Redlock:
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""
         now = monotonic()
-        shortest = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
+        # The first of them to end is to be told of its end in time.
+        patience = max(0.001, min(min(c.deadline - now, self._patience(c.ttl)) for c in claims))
         batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
         ballots = self._driver.run_all(
-            [quorum.extend(batch, now, max(0.001, shortest)) for batch in batches]
+            [partial(quorum.extend, batch, patience=patience) for batch in batches]
         )
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         if heard():
@@ -365,9 +371,8 @@ class Redlock:
         return renewed
 
     def _peek(self, resource: str) -> Round:
-        ballot = self._driver.run(
-            quorum.peek(self._claim(resource, None, None), monotonic(), self.node_timeout)
-        )
+        claim = self._claim(resource, None, None)
+        ballot = self._driver.run(lambda now: quorum.peek(claim, now, self.node_timeout))
         if ballot.yes < ballot.quorum:
             raise self._refused(refusal.unavailable(resource, ballot, self.nodes))
         return ballot

@@ -297,11 +297,13 @@ class Node:
             seen = FOREIGN if round_.verb is Verb.ACQUIRE else (FOREIGN, math.inf)
             round_.answer(self.index, seen, now)
             return
-        # Neither of these has done anything: asking in other words is the same request.
-        missing = round_.verb is Verb.RELEASE and isinstance(error, NoScriptError)
-        if round_.verb is Verb.ACQUIRE and "syntax error" in text and not self._old_server:
-            missing = self._old_server = True  # Redis 6.2
-        if missing:
+        # Neither of these has done anything: asking in other words is the same request. But not of
+        # an attempt that has been given up, or it would run behind its own undoing.
+        again = round_.verb is Verb.RELEASE and isinstance(error, NoScriptError)
+        if round_.verb is Verb.ACQUIRE and "syntax error" in text:
+            self._old_server = True  # Redis 6.2
+            again = not round_.closed
+        if again:
             self.channel.unanswered.append(round_)
             self._write(encode(round_, self._prefix, plain=True))
             return

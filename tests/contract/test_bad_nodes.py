@@ -333,8 +333,8 @@ def test_a_lock_waits_for_slow_connections_before_it_counts_its_patience(
     with ExitStack() as stack:
         proxies = [stack.enter_context(Proxy(s.port)) for s in servers[:3]]
         for proxy in proxies:
-            proxy.mode, proxy.delay = "slow to connect", 0.1
-        redlock = stack.enter_context(redlock_over([p.url for p in proxies], ttl=0.5))
+            proxy.mode, proxy.delay = "slow to connect", 0.3
+        redlock = stack.enter_context(redlock_over([p.url for p in proxies], ttl=2.0))
         lease = redlock.acquire("r")
         assert redlock.release(lease) is True
 

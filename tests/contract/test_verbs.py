@@ -353,7 +353,6 @@ class Wire:
         self.peer.close()
 
 
-@pytest.mark.xfail(reason="the request is repeated behind its own undoing")
 def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
     node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX), Wire()

@@ -27,8 +27,9 @@ class FakeDriver:
         self.dead: set[int] = set()
         self.rounds: list[str] = []
 
-    def run(self, steps: Steps[T]) -> T:
+    def run(self, operation: Callable[[float], Steps[T]]) -> T:
         try:
+            steps = operation(self.clock())
             round_ = next(steps)
             while True:
                 self._carry(round_)
@@ -36,8 +37,8 @@ class FakeDriver:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
-    def run_all(self, operations: Sequence[Steps[T]]) -> list[T]:
-        return [self.run(steps) for steps in operations]
+    def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
+        return [self.run(operation) for operation in operations]
 
     def connect(self, timeout: float = 0.0) -> None:
         pass

@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "reaper": set(),
     "replies": {"redis"},
     "node": {"address", "channel", "errors", "quorum", "replies", "redis"},
-    "driver": {"address", "bell", "node", "quorum", "errors"},
+    "driver": {"address", "bell", "errors", "lease", "node", "quorum"},
     "watchdog": {"lease"},
     "refusal": {"errors", "lease", "quorum"},
     "wakeup": {"address", "bell", "errors", "lease", "redis", "tenacity"},

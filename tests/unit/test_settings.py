@@ -188,8 +188,15 @@ def test_what_is_disabled_needs_no_nodes() -> None:
 
 def test_a_tasks_own_options_go_first() -> None:
     settings = read_settings(app_with(redlock_ttl=7, redlock_wait=1))
-    options = resolve(check_task_options({"ttl": 3, "on_conflict": "skip"}), settings)
-    assert (options.ttl, options.wait, options.on_conflict) == (3.0, 1.0, "skip")
+    options = resolve(check_task_options({"ttl": 3, "on_unavailable": "run"}), settings)
+    assert (options.ttl, options.wait, options.on_unavailable) == (3.0, 1.0, "run")
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_a_task_that_skips_or_raises_does_so_at_once_unless_it_says_otherwise(policy: str) -> None:
+    settings = read_settings(app_with(redlock_wait=1))
+    assert resolve(check_task_options({"on_conflict": policy}), settings).wait == 0.0
+    assert resolve(check_task_options({"on_conflict": policy, "wait": 2}), settings).wait == 2.0
 
 
 def test_options_that_contradict_each_other() -> None:
