@@ -191,6 +191,9 @@ def test_an_error_of_the_bodys_own_goes_its_way(where: Callable[..., None]) -> N
     where(work)
 
 
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="traces no bytecode before it has run; the races remain"
+)
 @both
 @pytest.mark.parametrize("own", [None, KeyError("own"), LeaseLost("own", resource="own")], ids=repr)
 def test_a_strike_at_every_bytecode(where: Callable[..., None], own: BaseException | None) -> None:
