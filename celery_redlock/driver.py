@@ -148,7 +148,7 @@ class Driver:
         while not all([round_.decided for round_ in rounds]):
             left = until - monotonic()
             # An unread answer is no silence: read once more, however late it is.
-            self._wait(max(0.0, left))
+            self._wait(rounds, max(0.0, left))
             if left <= 0:
                 break
         with self._turn:
@@ -157,13 +157,15 @@ class Driver:
                 for index in round_.close(f"no answer within {waited:.3f} s"):
                     self.nodes[index].complain(round_.verb, f"no answer within {waited:.3f} s")
 
-    def _wait(self, timeout: float) -> None:
+    def _wait(self, rounds: Sequence[Round], timeout: float) -> None:
         """Let answers come in: poll for everybody, or sleep while another thread does."""
         if self._connecting and any(node.channel.awaited for node in self.nodes):
             timeout = min(timeout, SLICE)
         polling = False
         try:
             with self._turn:
+                if all([round_.decided for round_ in rounds]):
+                    return  # by the thread that has just polled: nothing would wake us
                 if self._polling:
                     bell = self._bell()
                 else:
@@ -172,21 +174,21 @@ class Driver:
                 bell.wait(timeout)
                 return
             ready = self._poll.wait(timeout)
+            with self._turn:
+                polling = self._polling = False
+                now = monotonic()
+                for index in ready:
+                    node = self.nodes[index]
+                    node.receive(now)
+                    if node.connection is None:
+                        self._reconnect(node)
+                self._ring()
         except BaseException:
             with self._turn:
+                if polling:
+                    self._polling = False
                 self._ring()  # somebody else must poll
             raise
-        finally:
-            if polling:
-                self._polling = False
-        with self._turn:
-            now = monotonic()
-            for index in ready:
-                node = self.nodes[index]
-                node.receive(now)
-                if node.connection is None:
-                    self._reconnect(node)
-            self._ring()
 
     def _bell(self) -> Bell:
         """Rung when answers or connections have come, or when somebody else must poll."""

@@ -358,8 +358,9 @@ class Redlock:
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""
         now = monotonic()
-        # The first of them to end is to be told of its end in time.
-        patience = max(0.001, min(min(c.deadline - now, self._patience(c.ttl)) for c in claims))
+        # The first of them to end is to be told in time, and the next that is due has its turn.
+        patience = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
+        patience = max(0.001, min(patience, self._watchdog.next_due - now))
         batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
         ballots = self._driver.run_all(
             [partial(quorum.extend, batch, patience=patience) for batch in batches]

@@ -11,7 +11,6 @@ main process frees by that stamp. See `reaper.py`.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -50,7 +49,6 @@ def received(request: Any = None, **_signal: Any) -> None:
     stamp = request.request_dict[STAMP] = new_stamp()
     accepted = request.on_accepted
 
-    @functools.wraps(accepted)
     def on_accepted(pid: int, time_accepted: float) -> Any:
         # An attribute of this one request: its class may be anybody's.
         if pid != os.getpid():

@@ -62,6 +62,7 @@ class FakeWatchdog:
         self._redlock = redlock
         self._clock = clock
         self.watched: dict[str, tuple[Claim, Callable[[Claim], None], float | None]] = {}
+        self.next_due = float("inf")
 
     def watch(
         self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None
