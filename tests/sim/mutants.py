@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from celery_redlock import lease, quorum, testing
+from celery_redlock import lease, quorum, watchdog
 from celery_redlock.channel import Channel
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round, Verb
@@ -241,7 +241,7 @@ def _watchdog_asleep() -> list[Any]:
 
         heapq.heappush(self._due, (due, watched.claim.token))
 
-    return [(testing.Schedule, "_push", push)]
+    return [(watchdog.Schedule, "_push", push)]
 
 
 # -- The twists
