@@ -8,6 +8,7 @@ not).
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -203,7 +204,7 @@ def _attempts(request: Any) -> dict[str, Any]:
     now = time.time()
     since = given.get("since")
     attempts: dict[str, Any] = {
-        "since": min(since, now) if isinstance(since, (int, float)) else now
+        "since": min(since, now) if type(since) in (int, float) and math.isfinite(since) else now
     }
     for why in ("held", "unavailable"):
         count = given.get(why)

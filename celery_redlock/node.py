@@ -263,6 +263,8 @@ class Node:
                 self._answer(unanswered.popleft(), data == b":1\r\n", now)
                 return
         for reply in self._replies.feed(data):
+            if self.connection is None:
+                return  # it broke when one of the replies was followed up
             if not unanswered:
                 raise NodeError("it sent what nobody asked for")
             round_ = unanswered.popleft()

@@ -372,3 +372,17 @@ def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
             wire.peer.recv(65536)  # it would be set, and nobody would free it
     finally:
         wire.disconnect()
+
+
+def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
+    """Two releases by digest after SCRIPT FLUSH: the node dies when the first is sent as text."""
+    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX), Wire()
+    node.opened(wire, 1.0)
+    for mine in (claim("one"), claim("two")):
+        (freeing,) = [next(quorum.release(mine, 1.0, 0.1))]
+        node.ask(freeing, encode(freeing, PREFIX), 1.0)
+    wire.peer.sendall(b"-NOSCRIPT No matching script\r\n-NOSCRIPT No matching script\r\n")
+    wire.peer.close()
+    node.receive(1.1)
+    assert node.connection is None
+    assert not node.channel.unanswered
