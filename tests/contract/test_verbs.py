@@ -25,6 +25,7 @@ from celery_redlock.lease import Claim
 from celery_redlock.node import Node, encode
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.server import LocalServer
+from celery_redlock.testing import fakes, process
 from tests.support import wait_until
 
 PREFIX = "redlock:"
@@ -285,10 +286,10 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
 
 
 def test_the_world_has_productions_numbers() -> None:
-    assert testing.FOREIGN == node_module.FOREIGN
-    assert testing.SETTLED == node_module.SETTLED
-    assert (testing.BACKOFF, testing.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
-    assert testing.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
+    assert fakes.FOREIGN == node_module.FOREIGN
+    assert process.SETTLED == node_module.SETTLED
+    assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
+    assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
 
 
 # -- The same commands, the same replies
