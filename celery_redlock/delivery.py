@@ -203,9 +203,9 @@ def _attempts(request: Any) -> dict[str, Any]:
     given = given if isinstance(given, Mapping) else {}
     now = time.time()
     since = given.get("since")
-    attempts: dict[str, Any] = {
-        "since": min(since, now) if type(since) in (int, float) and math.isfinite(since) else now
-    }
+    if isinstance(since, bool) or not isinstance(since, (int, float)) or not math.isfinite(since):
+        since = now
+    attempts: dict[str, Any] = {"since": min(since, now)}
     for why in ("held", "unavailable"):
         count = given.get(why)
         attempts[why] = max(0, count) if type(count) is int else 0
