@@ -95,7 +95,10 @@ def _parse(spec: object, where: str) -> Address:
                 " redis.Redis client or a mapping of connection arguments"
             )
         # Made once to see bad arguments now; it does not connect.
-        address = _address(pool.connection_class, pool.connection_kwargs)
+        given = dict(pool.connection_kwargs)
+        if isinstance(spec, Mapping) and "socket_connect_timeout" not in spec:
+            given.pop("socket_connect_timeout", None)  # redis-py's default, not the user's
+        address = _address(pool.connection_class, given)
         address.connection()
     except (TypeError, ValueError, redis.RedisError) as error:
         # The text of a foreign error may quote the URL; ours above do not.

@@ -1,0 +1,129 @@
+"""What a user may call a node, and what is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.connection import Connection, SSLConnection, UnixDomainSocketConnection
+from redis.retry import Retry
+
+from celery_redlock import ConfigurationError, Redlock
+from celery_redlock.address import CONNECT_TIMEOUT, Address, parse_nodes
+
+SECRET = "hunter2-canary"
+
+
+def one(spec: Any) -> Address:
+    (address,) = parse_nodes([spec])
+    return address
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "kind"),
+    [
+        ("redis://10.0.0.1:6380/3", "10.0.0.1:6380", Connection),
+        ("redis://somewhere", "somewhere:6379", Connection),
+        ("redis://[::1]:6380", "::1:6380", Connection),
+        ("rediss://10.0.0.1:6380", "10.0.0.1:6380", SSLConnection),
+        ("unix:///run/redis.sock?db=2", "/run/redis.sock", UnixDomainSocketConnection),
+        ({"host": "10.0.0.1", "port": 6380}, "10.0.0.1:6380", Connection),
+        ({"host": "10.0.0.1", "ssl": True}, "10.0.0.1:6379", SSLConnection),
+        ({"unix_socket_path": "/run/r.sock"}, "/run/r.sock", UnixDomainSocketConnection),
+        (redis.Redis("10.0.0.1", 6380), "10.0.0.1:6380", Connection),
+        (redis.Redis.from_url("rediss://10.0.0.1:6380"), "10.0.0.1:6380", SSLConnection),
+    ],
+    ids=str,
+)
+def test_a_node_is_a_url_a_client_or_a_mapping(spec: Any, name: str, kind: type) -> None:
+    address = one(spec)
+    assert address.name == name
+    assert isinstance(address.connection(), kind)
+
+
+def test_credentials_and_database_are_taken() -> None:
+    for spec in (
+        f"redis://lock:{SECRET}@h:1/4",
+        {"host": "h", "port": 1, "username": "lock", "password": SECRET, "db": 4},
+        redis.Redis("h", 1, 4, username="lock", password=SECRET),
+    ):
+        connection = one(spec).connection()
+        assert (connection.username, connection.password, connection.db) == ("lock", SECRET, 4)
+
+
+def test_a_clients_retries_are_not_taken() -> None:
+    client = redis.Redis(
+        "h",
+        retry=Retry(ConstantBackoff(1), 10),
+        health_check_interval=30,
+        decode_responses=True,
+        protocol=3,
+        socket_timeout=99,
+    )
+    connection = one(client).connection()
+    assert connection.retry._retries == 0
+    assert connection.health_check_interval == 0
+    assert connection.encoder.decode_responses is False
+    assert connection.protocol == 2
+    assert connection.socket_timeout == connection.socket_connect_timeout  # not the client's 99 s
+
+
+def test_a_time_limit_of_the_users_for_connecting_is_taken() -> None:
+    connection = one("redis://h?socket_connect_timeout=3.5").connection()
+    assert connection.socket_connect_timeout == connection.socket_timeout == 3.5
+    for spec in ("redis://h", {"host": "h"}):
+        assert one(spec).connection().socket_connect_timeout == CONNECT_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("nodes", "says"),
+    [
+        ([], "empty"),
+        ("redis://a", "must be a list"),
+        ({"host": "a"}, "must be a list"),
+        (None, "must be a list"),
+        ([5], r"nodes\[0\].*builtins.int is not a Redis URL"),
+        (["redis://a", "amqp://b"], r"nodes\[1\].*'amqp'"),
+        (["10.0.0.1:6379"], "scheme"),
+        (["redis://a:0"], "port 0"),
+        (["redis://a:70000"], "1 to 65535"),
+        (["redis://a:b"], "1 to 65535"),
+        ([{"hots": "a"}], "hots"),
+        ([redis.asyncio.Redis()], "is not a Redis URL, a redis.Redis client"),
+        (["redis://a:1/0", "redis://a:1/1"], r"nodes\[0\] and nodes\[1\] are the same server, a:1"),
+        (["redis://localhost", "redis://127.0.0.1:6379"], "the same server"),
+        (["redis://A", {"host": "a"}], "the same server"),
+        (["unix:///r", "unix:///r"], "the same server"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_a_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        parse_nodes(nodes)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://user:{SECRET}@h:70000",
+        f"amqp://user:{SECRET}@h",
+        f"redis://user:{SECRET}@h?health_check_interval={SECRET}",
+        f"redis://user:{SECRET}@h?nonsense=1",
+        f"rediss://user:{SECRET}@h?ssl_cert_reqs=nonsense",
+    ],
+)
+def test_an_error_shows_no_secret(url: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Redlock([url])
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert SECRET not in f"{error}{error!r}"
+        error = error.__context__ if not error.__suppress_context__ else None
+
+
+def test_a_repr_shows_no_secret() -> None:
+    redlock = Redlock([f"redis://user:{SECRET}@h:1", f"rediss://:{SECRET}@i:2"])
+    assert SECRET not in repr(redlock) + repr(redlock._addresses) + repr(redlock.nodes)
+    assert "h:1, i:2" in repr(redlock)
