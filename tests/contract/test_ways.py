@@ -72,7 +72,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tls_ports(certificate: Path) -> Iterator[list[int]]:
-    """Ports of three servers that speak TLS there; they also have a plain one, to see them start."""
+    """Where three servers speak TLS. They also have a plain port, to see them start."""
     with ExitStack() as stack:
         ports = []
         for _ in range(3):
