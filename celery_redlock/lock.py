@@ -83,8 +83,7 @@ class Redlock:
 
     def _start(self) -> None:
         """Begin afresh in this process: no connection, no thread, no lease."""
-        self._pid = os.getpid()
-        self._owner = Owner(socket.gethostname(), self._pid)
+        self._owner = Owner(socket.gethostname(), os.getpid())
         self._driver = Driver(self._addresses, self.prefix)
         self._wakeup = Wakeup(self._addresses, self.prefix)
         self._watchdog = Watchdog(self._extend, monotonic)

@@ -24,6 +24,7 @@ __all__ = [
     "TaskOptions",
     "check_option",
     "check_task_options",
+    "given_names",
     "read_settings",
     "resolve",
 ]
@@ -297,7 +298,7 @@ def read_settings(app: Any) -> Settings:
             named and the broker is no Redis.
     """
     conf = app.conf
-    _known(_given_names(conf), GLOBAL, "redlock_")
+    _known(given_names(conf), GLOBAL, "redlock_")
     # Read by name, not by app.add_defaults(): that hides a user's config_from_object.
     values = {
         name: check_option(name, conf.get(f"redlock_{name}", option.default), f"redlock_{name}")
@@ -309,7 +310,7 @@ def read_settings(app: Any) -> Settings:
     return Settings(**values)
 
 
-def _given_names(conf: Any) -> list[str]:
+def given_names(conf: Any) -> list[str]:
     """The names after `redlock_` that a configuration holds, under whatever namespace."""
     keys = [str(key).lower() for key in conf]  # loads it; before that it does not know its prefix
     namespace = re.escape((getattr(conf, "prefix", "") or "").lower())

@@ -23,7 +23,7 @@ from .delivery import LEASE, STAMP, new_stamp
 from .errors import ConfigurationError
 from .lock import Redlock
 from .reaper import Reaper
-from .settings import read_settings
+from .settings import given_names, read_settings
 from .task import TaskLock, lock_of, resource_of
 
 __all__ = ["install"]
@@ -81,7 +81,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
     app = sender.app
     locks = list(_locks(app))
     try:
-        if locks or app.conf.get("redlock_nodes") is not None:
+        if locks or given_names(app.conf):
             read_settings(app)
         for lock in locks:
             lock.options(app)
