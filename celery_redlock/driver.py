@@ -35,6 +35,8 @@ REST = 0.02
 """Seconds of these that it waits for the other nodes once it has a quorum."""
 BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
+JITTER = random.SystemRandom()
+"""Not the module's own generator: that one is the application's, which may have seeded it."""
 SLICE = 0.002
 """Seconds of polling at a time while a connection is being made that the poll set lacks."""
 
@@ -215,7 +217,7 @@ class Driver:
             if node.failures:
                 # Full jitter: a fleet of workers must not knock in step at a node that is back.
                 ceiling = min(BACKOFF_MAX, BACKOFF * 2.0 ** min(node.failures, 16))
-                if self._closing.wait(random.uniform(0, ceiling)):
+                if self._closing.wait(JITTER.uniform(0, ceiling)):
                     return
             node.failures += 1
             try:

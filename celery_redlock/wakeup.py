@@ -36,6 +36,9 @@ logger = logging.getLogger("celery_redlock.wakeup")
 RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
+JITTER = random.SystemRandom()
+"""For our threads: the module's own generator is the application's, which may have seeded it."""
+
 POLL, POLL_MAX = 0.004, 0.5
 """Seconds between tries, full jitter, where no release can be announced to us."""
 MOST = 1000
@@ -250,4 +253,4 @@ class _Ear:
             finally:
                 self._wakeup._deaf(self)
                 connection.disconnect()
-            self._closing.wait(random.uniform(0, RETRY))
+            self._closing.wait(JITTER.uniform(0, RETRY))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import random
 import socket
 import threading
 import time
@@ -264,6 +265,21 @@ def test_anothers_key_on_a_majority_is_held_and_said_to_be_no_lock(
             redlock.acquire("r")
         holder = redlock.holder("r")
         assert holder is not None and holder.owner is None
+
+
+def test_our_threads_leave_the_applications_random_numbers_alone(
+    servers: list[LocalServer], log: pytest.LogCaptureFixture
+) -> None:
+    """They try again at random times; an application that has seeded `random` must not notice."""
+    with redlock_with(no_redis, 1, servers[:2]) as redlock:
+        with redlock.lock("r"), pytest.raises(ResourceHeld):
+            redlock.acquire("r", wait=0.01)  # it listens from now on
+        state = random.getstate()
+        node = redlock._driver.nodes[0]
+        connects, listens = node.failures, log.text.count("not listening")
+        wait_until(lambda: node.failures >= connects + 3, 10, "it has tried to connect")
+        wait_until(lambda: log.text.count("not listening") >= listens + 2, 10, "and to listen")
+        assert random.getstate() == state
 
 
 def test_flushed_scripts_are_sent_again(servers: list[LocalServer]) -> None:
