@@ -16,7 +16,7 @@ pytestmark = pytest.mark.worker
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
     with cluster.worker("-c", "3", "-P", request.param) as worker:
         yield worker
-        cluster.settled()  # or the next worker would be blamed for what this one had not acknowledged
+        cluster.settled()  # or the next worker would wait for what this one did not acknowledge
 
 
 def test_success(cluster: Cluster, worker: Worker, key: str) -> None:
