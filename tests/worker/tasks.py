@@ -10,7 +10,8 @@ import json
 import os
 import time
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
@@ -333,18 +334,26 @@ else:
         id: int
         lines: list[str] = []
 
+    def typed(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Celery 5.5 sees no model in an annotation that is a string."""
+        function.__annotations__ = get_type_hints(function)
+        return function
+
     @app.task(base=SingletonTask, pydantic=True)
+    @typed
     def modelled(order: Order) -> str:
         assert isinstance(order, Order)
         return current_lease().resource
 
     @app.task(pydantic=True)
     @locked()
+    @typed
     def locked_model(order: Order) -> str:
         assert isinstance(order, Order)
         return current_lease().resource
 
     @app.task(base=SingletonTask, pydantic=True, bind=True)
+    @typed
     def hold_model(self: Task, order: Order) -> None:
         note("here", current_lease().resource, self.request.id)
         time.sleep(30.0)
