@@ -35,7 +35,6 @@ def one(spec: Any) -> Address:
         (redis.Redis("10.0.0.1", 6380), "10.0.0.1:6380", Connection),
         (redis.Redis.from_url("rediss://10.0.0.1:6380"), "10.0.0.1:6380", SSLConnection),
     ],
-    ids=str,
 )
 def test_a_node_is_a_url_a_client_or_a_mapping(spec: Any, name: str, kind: type) -> None:
     address = one(spec)
@@ -97,7 +96,6 @@ def test_a_time_limit_of_the_users_for_connecting_is_taken() -> None:
         (["redis://A", {"host": "a"}], "the same server"),
         (["unix:///r", "unix:///r"], "the same server"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_a_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
