@@ -8,7 +8,6 @@ not).
 from __future__ import annotations
 
 import logging
-import math
 import os
 import random
 import socket
@@ -38,6 +37,8 @@ LEASE = "redlock_lease"
 COUNTDOWN = 0.1
 """Seconds before a task is delivered again, at least: delivered at once it may overtake the worker
 that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
+FAR = 1e12
+"""Seconds since 1970 that no clock shows; who sends more forges."""
 PREDECESSOR = 2.0
 """Seconds to wait for a predecessor that has published us and is about to end."""
 
@@ -203,7 +204,7 @@ def _attempts(request: Any) -> dict[str, Any]:
     given = given if isinstance(given, Mapping) else {}
     now = time.time()
     since = given.get("since")
-    if isinstance(since, bool) or not isinstance(since, (int, float)) or not math.isfinite(since):
+    if isinstance(since, bool) or not isinstance(since, (int, float)) or not abs(since) < FAR:
         since = now
     attempts: dict[str, Any] = {"since": min(since, now)}
     for why in ("held", "unavailable"):

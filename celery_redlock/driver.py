@@ -132,7 +132,11 @@ class Driver:
         with self._turn:
             self._closing.set()
             for node in self.nodes:
+                self._poll.forget(node.index)
                 node.close()
+                node.channel.dropped()
+                node.channel.unreachable("closed")
+            self._ring()
 
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes and hand in answers until each is decided or overdue."""

@@ -204,7 +204,7 @@ class Owner:
     def of(cls, token: str) -> Owner | None:
         """Who made `token`; None if it is not one of this library."""
         parts = token.split("|")
-        if len(parts) != 6 or not parts[2].isdecimal() or not parts[4].isdecimal():
+        if len(parts) != 6 or not all(_is_count(parts[i]) for i in (2, 4)):
             return None
         stamp, host, pid, task_id, retries, _nonce = parts
         task_id = task_id.replace("%7C", "|").replace("%25", "%")
@@ -246,3 +246,8 @@ class Holder:
 def token_digest(token: str) -> str:
     """A short name of a token that is safe to log."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _is_count(text: str) -> bool:
+    # Python refuses to read numbers of thousands of digits, with a ValueError.
+    return text.isdecimal() and len(text) <= 20

@@ -176,6 +176,10 @@ class Node:
         except (redis.RedisError, OSError) as error:
             connection.disconnect()
             raise NodeError(_reason(error), node=self.name) from None
+        except Exception as error:  # a credential provider's, say: its text may be a secret
+            connection.disconnect()
+            kind = type(error).__name__
+            raise NodeError(f"{kind} while connecting", node=self.name) from error
         return connection
 
     def opened(self, connection: Any, now: float) -> None:

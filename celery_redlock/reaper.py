@@ -86,7 +86,7 @@ class Reaper:
         if then is not None:
             try:
                 then()
-            except Exception:
+            except BaseException:
                 # The next child's lock must be freed all the same; this one's ttl will do it.
                 logger.exception("could not free what child %d held", pid)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from redis._parsers import _RESP2Parser
 from redis._parsers.encoders import Encoder
+from redis.exceptions import InvalidResponse
 
 __all__ = ["SIZE", "Replies"]
 
@@ -60,4 +61,7 @@ class Replies:
             except _Incomplete:
                 self.partial = self._parser._buffer.unread_bytes() > 0
                 return
+            except (ValueError, TypeError, LookupError, RecursionError) as error:
+                # What the parser makes of numbers that are none, or of arrays in arrays.
+                raise InvalidResponse(f"not the protocol: {type(error).__name__}") from None
             yield reply

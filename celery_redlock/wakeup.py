@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
-import redis
-
 from .address import Address
 from .bell import Bell
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
@@ -193,6 +191,7 @@ class _Ear:
     def __init__(self, wakeup: Wakeup, node: int, address: Address) -> None:
         self.node = node
         self.connection: Any = None
+        self._socket: Any = None
         self._wakeup = wakeup
         self._address = address
         self._closing = threading.Event()
@@ -204,6 +203,8 @@ class _Ear:
 
     def connected(self, connection: Any) -> None:
         self.connection = connection
+        # redis-py forgets its socket as soon as a read fails, in the reader's thread, at any time.
+        self._socket = connection._sock
         self._unconfirmed = 0
         if self._closing.is_set():
             self._hang_up()
@@ -217,7 +218,7 @@ class _Ear:
             return
         packed = self.connection.pack_command(command, channel)
         try:
-            self.connection._sock.sendall(b"".join(packed))
+            self._socket.sendall(b"".join(packed))
         except OSError:
             self._hang_up()
 
@@ -229,7 +230,7 @@ class _Ear:
     def _hang_up(self) -> None:
         """End the reader's wait. It alone closes the connection: it may be in the midst of it."""
         with contextlib.suppress(OSError):
-            self.connection._sock.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)
         self.connection = None
 
     def _run(self) -> None:
@@ -247,7 +248,7 @@ class _Ear:
                         self._unconfirmed -= 1
                     if reply[0] != b"unsubscribe":
                         self._wakeup._hear(self.node, reply[1])
-            except (redis.RedisError, OSError) as error:
+            except Exception as error:  # also a credential provider's
                 # Waiters poll meanwhile; the node itself complains where it matters.
                 logger.debug("not listening to %s: %s", self._address.name, error)
             finally:

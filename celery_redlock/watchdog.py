@@ -200,8 +200,9 @@ class Watchdog:
         try:
             if alive:
                 renewed = self._extend([watched.claim for watched in alive])
-        except Exception:
-            # Leases must not end because one round met a bug; the next round may do better.
+        except BaseException:
+            # Leases must not end because one round met a bug, or a listener that calls sys.exit();
+            # the next round may do better.
             logger.exception("could not extend %d leases", len(alive))
         self._settle(alive, renewed)
 
@@ -211,6 +212,7 @@ class Watchdog:
         for watched in lost:
             try:
                 watched.lost(watched.claim)
-            except Exception:
-                # One holder's trouble must not keep the others from hearing of theirs.
+            except BaseException:
+                # One holder's trouble must not keep the others from hearing of theirs; nor may a
+                # callback that means to end the program end the thread that all leases need.
                 logger.exception("could not tell that %s is lost", watched.claim.resource)

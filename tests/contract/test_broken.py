@@ -1,0 +1,184 @@
+"""What once broke the lock from outside: strange replies, callbacks, providers, a closed lock."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.address import parse_nodes
+from celery_redlock.delivery import ATTEMPTS, _attempts
+from celery_redlock.reaper import Reaper
+from celery_redlock.server import LocalServer
+from celery_redlock.wakeup import Wakeup
+from tests.support import wait_until
+
+
+@contextmanager
+def babbling(reply: bytes) -> Iterator[str]:
+    """A node that shakes hands, and answers all else with `reply`; its URL."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve(peer: socket.socket) -> None:
+            with peer:
+                while data := peer.recv(65536):
+                    handshake = b"CLIENT" in data or b"SELECT" in data
+                    peer.sendall(b"+OK\r\n" * data.count(b"*") if handshake else reply)
+
+        def quietly(peer: socket.socket) -> None:
+            with suppress(OSError):
+                serve(peer)
+
+        def accept() -> None:
+            while True:
+                try:
+                    peer, _address = listener.accept()
+                except OSError:
+                    return
+                threading.Thread(target=quietly, args=(peer,), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"redis://127.0.0.1:{listener.getsockname()[1]}/0"
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def make(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
+    made: list[Redlock] = []
+
+    def make(*extra: Any, count: int = 2, **options: Any) -> Redlock:
+        made.append(Redlock([*[s.url for s in servers[:count]], *extra], **options))
+        return made[-1]
+
+    yield make
+    for lock in made:
+        lock.close()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b":abc\r\n", b"$abc\r\n", b"*abc\r\n", b"*1\r\n" * 3000, b":" + b"9" * 5000 + b"\r\n",
+     b"-MOVED 1 1\r\n"],
+    ids=["integer", "length", "count", "depth", "digits", "moved"],
+)  # fmt: skip
+def test_a_minority_that_speaks_no_redis_costs_nothing(
+    make: Callable[..., Redlock], reply: bytes
+) -> None:
+    with babbling(reply) as url:
+        lock = make(url, ttl=5)
+        lease = lock.acquire("r")
+        lock.extend(lease)
+        assert lock.holder("r") is not None
+        assert lock.release(lease)
+
+
+def test_callbacks_that_exit_do_not_end_the_watchdog(
+    make: Callable[..., Redlock], servers: list[LocalServer]
+) -> None:
+    lock = make(ttl=0.5)
+    told = threading.Event()
+
+    def exits(_lease: object) -> None:
+        told.set()
+        sys.exit("as a program's user may write")
+
+    with lock.lock("lost", on_lost=exits):
+        for server in servers[:2]:
+            with redis.Redis(port=server.port) as client:
+                client.set("redlock:lost", "another's", px=300)
+        assert told.wait(5)
+    with lock.lock("next") as lease:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:  # twice the ttl: it must be extended
+            lease.ensure()
+            time.sleep(0.01)
+        assert make().try_acquire("next") is None
+
+
+def test_last_words_that_exit_do_not_end_the_reaper() -> None:
+    reaper = Reaper()
+    dead = threading.Event()
+    reaper._last_words = {1: sys.exit, 2: dead.set}
+    for pid in (1, 2):
+        reaper._died(pid)
+    assert dead.is_set()
+
+
+class Hiccup(redis.CredentialProvider):
+    asked = 0
+
+    def get_credentials(self) -> tuple[str]:
+        self.asked += 1
+        if self.asked < 3:
+            raise RuntimeError("the token service is away, and this is a secret")
+        return ("word",)
+
+
+def test_a_credential_provider_that_fails_is_asked_again(
+    make: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    provider = Hiccup()
+    with LocalServer(password="word") as guarded:
+        third = {"host": "127.0.0.1", "port": guarded.port, "credential_provider": provider}
+        lock = make(third, ttl=5)
+        provider.asked = 0
+        lock.release(lock.acquire("r"))
+        wait_until(lambda: lock._driver.nodes[2].channel.up, 5, "the third node is connected")
+    assert provider.asked == 3
+    assert "RuntimeError while connecting" in caplog.text
+    assert "a secret" not in caplog.text
+
+
+def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(
+    make: Callable[..., Redlock],
+) -> None:
+    lock = make(ttl=1)
+    with pytest.raises(KeyError), lock.lock("r"):
+        lock.close()
+        raise KeyError
+    with pytest.raises(QuorumUnavailable, match="closed"):
+        lock.acquire("r2")
+    never_used = make()
+    never_used.close()
+    with pytest.raises(QuorumUnavailable, match="closed"):
+        never_used.acquire("r2")
+
+
+def test_a_forged_token_is_held_by_another_program(
+    make: Callable[..., Redlock], servers: list[LocalServer]
+) -> None:
+    for server in servers[:2]:
+        with redis.Redis(port=server.port) as client:
+            client.set("redlock:r", f"s|h|{'9' * 5000}|t|0|n")
+    with pytest.raises(ResourceHeld, match="another program"):
+        make().acquire("r")
+
+
+def test_a_waiter_survives_a_subscription_that_breaks_as_it_subscribes(
+    servers: list[LocalServer],
+) -> None:
+    """redis-py drops its socket in the reader's thread, before we hear of it."""
+    wakeup = Wakeup(parse_nodes([servers[0].url]), "p:")
+    with wakeup.waiting("first") as waiter:
+        wait_until(lambda: waiter.informed, 5, "it listens")
+        connection = wakeup._ears[0].connection
+        broken, connection._sock = connection._sock, None
+        with wakeup.waiting("second"):
+            pass
+        connection._sock = broken
+    wakeup.close()
+    assert not wakeup._waiters
+
+
+def test_forged_times_of_any_size_are_no_times() -> None:
+    for since in (10**400, -(10**400), 1e300, float("nan"), float("inf"), True, "1"):
+        attempts = _attempts({ATTEMPTS: {"since": since}})
+        assert abs(attempts["since"] - time.time()) < 60
