@@ -119,7 +119,9 @@ class Delivery:
         if owner is None or not owner.task_id:
             return False
         if owner.task_id == self._request.id:
-            return owner.retries < (self._request.retries or 0)
+            # `self.replace()` gives its own id to what takes its place.
+            replaced = bool(self._request.get("replaced_task_nesting"))
+            return replaced or owner.retries < (self._request.retries or 0)
         return bool(owner.task_id == self._request.parent_id)
 
     def _conflict(self, refusal: ResourceHeld) -> Any:

@@ -212,9 +212,12 @@ class HeldLease:
 
 
 def release_leftovers() -> None:
-    """Release what an earlier delivery in this thread left behind; there should be nothing."""
+    """Release what an earlier delivery in this thread left behind; there should be nothing.
+
+    Only a delivery has a stamp: what else is held here is the program's own (in a solo worker).
+    """
     for held in _stack.get():
-        if held.release():
+        if held.owner is not None and held.owner.stamp and held.release():
             logger.warning("%s was still locked after its task had ended", held.resource)
 
 
@@ -226,6 +229,7 @@ class Unlocked(HeldLease):
 
     def __init__(self, resource: str) -> None:
         self.resource = resource
+        self.owner = None
         self._pid = os.getpid()
 
     def __enter__(self) -> HeldLease:

@@ -153,6 +153,16 @@ class SingletonTask(BaseTask):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls._declare()
+
+    @classmethod
+    def annotate(cls) -> None:
+        """Celery's: set what `task_annotations` says of this task, its lock's options among it."""
+        super().annotate()
+        cls._declare()
+
+    @classmethod
+    def _declare(cls) -> None:
         own = {}
         for base in reversed(cls.__mro__):
             for name, value in vars(base).items():

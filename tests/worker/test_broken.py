@@ -1,0 +1,68 @@
+"""What once broke the lock from within: replaced tasks, annotations, solo workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock.delivery import Delivery
+from celery_redlock.errors import ResourceHeld
+from celery_redlock.hold import HeldLease, release_leftovers
+from celery_redlock.lease import Holder, Owner
+from celery_redlock.lock import Redlock
+from celery_redlock.server import start_servers
+from celery_redlock.settings import TaskOptions
+
+
+def test_a_replacement_waits_for_the_task_it_replaces() -> None:
+    class Request(dict[str, Any]):
+        id = "one"
+        retries = 0
+        parent_id = None
+
+    def predecessor(request: Request, task_id: str) -> bool:
+        delivery = Delivery.__new__(Delivery)
+        delivery._request = request
+        holder = Holder("r", Owner("host", 1, task_id), 3, 2)
+        return delivery._predecessor(ResourceHeld("r", resource="r", votes=(), holder=holder))
+
+    assert predecessor(Request(replaced_task_nesting=1), "one")
+    assert not predecessor(Request(replaced_task_nesting=1), "other")
+    assert not predecessor(Request(replaced_task_nesting=0), "one")  # another delivery of it
+
+
+def annotated(**options: Any) -> Any:
+    app = Celery(broker="memory://", set_as_current=False)
+    app.conf.update(redlock_nodes=["redis://127.0.0.1:1"], task_annotations={"annotated": options})
+
+    @app.task(base=SingletonTask, name="annotated", lock_key="k:{key}", lock_ttl=5)
+    def task(key: str) -> None: ...
+
+    app.finalize()
+    return task
+
+
+def test_annotations_set_options_of_the_lock() -> None:
+    task = annotated(lock_ttl=0.7)
+    options: TaskOptions = task.redlock.options(task.app)
+    assert (options.ttl, options.key) == (0.7, "k:{key}")
+
+
+def test_annotations_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="lock_ttl"):
+        annotated(lock_ttl=-1)
+
+
+def test_a_delivery_leaves_the_program_its_own_lock() -> None:
+    with start_servers(1) as (server,):
+        redlock = Redlock([server.url])
+        stamped = HeldLease(redlock, "left", owner=Owner("host", 1, "task", stamp="stamp"))
+        stamped.acquire()
+        with redlock.lock("own") as own:
+            release_leftovers()
+            assert not own.lost
+            assert stamped.lost
+        redlock.close()
