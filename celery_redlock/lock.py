@@ -320,9 +320,10 @@ class Redlock:
                 lambda now: quorum.acquire(claim, now, self._patience(claim.ttl))
             )
         except BaseException:
-            # A time limit may strike in here. What was written must not outlive it.
+            # A time limit may strike in here. What was written must not outlive it; and it may have
+            # been a quorum's: who has seen us hold it waits for an announcement.
             self._claims.pop(claim.token, None)
-            self._driver.run(lambda now: quorum.undo(claim, now))
+            self._driver.run(lambda now: quorum.release(claim, now, 0.0))
             raise
         if claim.granted_at is not None:
             if heard():

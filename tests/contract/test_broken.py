@@ -18,7 +18,7 @@ from celery_redlock.address import parse_nodes
 from celery_redlock.delivery import ATTEMPTS, _attempts
 from celery_redlock.reaper import Reaper
 from celery_redlock.server import LocalServer
-from celery_redlock.wakeup import Wakeup
+from celery_redlock.wakeup import Waiter, Wakeup
 from tests.support import wait_until
 
 
@@ -182,3 +182,42 @@ def test_forged_times_of_any_size_are_no_times() -> None:
     for since in (10**400, -(10**400), 1e300, float("nan"), float("inf"), True, "1"):
         attempts = _attempts({ATTEMPTS: {"since": since}})
         assert abs(attempts["since"] - time.time()) < 60
+
+
+def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
+    make: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    struck, waiter = make(count=3, ttl=20), make(count=3, ttl=20)
+    for lock in (struck, waiter):
+        lock.release(lock.acquire("warm"))
+    got: list[float] = []
+
+    def wait() -> None:
+        waiter.release(waiter.acquire("r", wait=10))
+        got.append(time.monotonic())
+
+    asleep = threading.Event()
+    sleep = Waiter._sleep
+
+    def falls_asleep(self: Waiter, seconds: float) -> None:
+        if seconds > 1:  # for the holder's ttl, or an announcement
+            asleep.set()
+        sleep(self, seconds)
+
+    thread = threading.Thread(target=wait)
+    carry = struck._driver._carry
+
+    def interrupted(rounds: Any) -> None:
+        carry(rounds)
+        struck._driver._carry = carry  # type: ignore[method-assign]
+        thread.start()
+        assert asleep.wait(5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Waiter, "_sleep", falls_asleep)
+    monkeypatch.setattr(struck._driver, "_carry", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        struck.acquire("r")
+    freed = time.monotonic()
+    thread.join(15)
+    assert got[0] - freed < 2
