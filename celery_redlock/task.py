@@ -53,7 +53,7 @@ class TaskLock:
 
     def __init__(self, own: Mapping[str, Any], prefix: str = "") -> None:
         self._own = check_task_options(own, prefix)
-        self._keys: dict[tuple[str, bool], KeyMaker] = {}
+        self._keys: dict[tuple[str, bool, Callable[..., Any]], KeyMaker] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
     def check(self, name: str, function: Callable[..., Any], *, bound: bool = False) -> None:
@@ -76,10 +76,10 @@ class TaskLock:
         """The resource that a call excludes others from."""
         bound = task is not None and bool(args) and args[0] is task
         name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
-        maker = self._keys.get((name, bound))
+        maker = self._keys.get((name, bound, function))
         if maker is None:
             maker = KeyMaker(name, function, self._own.get("key"), bound=bound)
-            self._keys[name, bound] = maker
+            self._keys[name, bound, function] = maker
         return maker(args[1:] if bound else args, kwargs)
 
     def options(self, app: Any) -> TaskOptions:

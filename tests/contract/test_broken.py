@@ -18,6 +18,7 @@ from celery_redlock.address import parse_nodes
 from celery_redlock.delivery import ATTEMPTS, _attempts
 from celery_redlock.reaper import Reaper
 from celery_redlock.server import LocalServer
+from celery_redlock.task import TaskLock
 from celery_redlock.wakeup import Waiter, Wakeup
 from tests.support import wait_until
 
@@ -196,13 +197,18 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         waiter.release(waiter.acquire("r", wait=10))
         got.append(time.monotonic())
 
-    asleep = threading.Event()
+    asleep: list[Waiter] = []
     sleep = Waiter._sleep
 
-    def falls_asleep(self: Waiter, seconds: float) -> None:
+    def noted(self: Waiter, seconds: float) -> None:
         if seconds > 1:  # for the holder's ttl, or an announcement
-            asleep.set()
+            asleep.append(self)
         sleep(self, seconds)
+        asleep.clear()
+
+    def fast_asleep() -> bool:
+        # All subscriptions are confirmed, and that was no news since its last try.
+        return any(len(one._listening) == 3 and len(one._heard) < 2 for one in asleep)
 
     thread = threading.Thread(target=wait)
     carry = struck._driver._carry
@@ -211,13 +217,19 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         carry(rounds)
         struck._driver._carry = carry  # type: ignore[method-assign]
         thread.start()
-        assert asleep.wait(5)
+        wait_until(fast_asleep, 5, "it sleeps")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Waiter, "_sleep", falls_asleep)
+    monkeypatch.setattr(Waiter, "_sleep", noted)
     monkeypatch.setattr(struck._driver, "_carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         struck.acquire("r")
     freed = time.monotonic()
     thread.join(15)
     assert got[0] - freed < 2
+
+
+def test_one_decorator_over_two_functions_of_one_name_reads_each_ones_signature() -> None:
+    lock = TaskLock({"key": "x:<a>"})
+    assert lock.resource(None, lambda a, b: None, (1, 2), {}) == "x:1"
+    assert lock.resource(None, lambda z, a: None, (5, 6), {}) == "x:6"
