@@ -129,8 +129,12 @@ def _check_url(url: str) -> None:
         raise ValueError("the port is not a number from 1 to 65535") from None
     if port == 0:
         raise ValueError("port 0 is no port to connect to")
-    if parts.query and not parts.hostname:
-        raise ValueError("the URL names no host")
+    if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
+        # Its text is not shown: it may be a part of a password.
+        raise ValueError(
+            "what follows the port is no database number; @, : and / in a password are written"
+            " %40, %3A and %2F"
+        )
 
 
 def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Address:

@@ -144,7 +144,7 @@ class Redlock:
             ResourceHeld: Another holds it.
             QuorumUnavailable: Too few nodes answered.
         """
-        return self._lease(self._acquire(resource, ttl, wait, owner))
+        return self._lease(self._acquire(resource, ttl, check_option("wait", wait), owner))
 
     def extend(self, lease: Lease) -> Lease:
         """Renew a lease for its ttl from now.
@@ -244,6 +244,12 @@ class Redlock:
         Raises:
             NotAcquired: On entering the block.
         """
+        check_option("wait", wait)
+        check_option("max_lifetime", max_lifetime)
+        if on_lost is not None and not callable(on_lost):
+            raise ConfigurationError(
+                f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
+            )
         return HeldLease(self, resource, ttl, wait, max_lifetime, on_lost, owner)
 
     @classmethod

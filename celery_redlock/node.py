@@ -243,7 +243,9 @@ class Node:
         kind = reason.split(" ", 1)[0] if verb else reason
         if self._complaints.get(verb) != kind:
             self._complaints[verb] = kind
-            what = f"does not {verb.value}" if verb else "is unreachable"
+            refuses = reason.startswith(("AUTH", "NOPERM", "LOADING"))
+            what = "refuses us" if refuses else "is unreachable"
+            what = f"does not {verb.value}" if verb else what
             logger.warning("node %s %s: %s", self.name, what, reason)
 
     def close(self) -> None:

@@ -58,6 +58,10 @@ class Vote(enum.Enum):
     SILENT = "silent"
 
 
+NOT_WAITED_FOR = "not waited for"
+"""The detail of a vote that could not have changed the outcome."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeVote:
     """One node's vote, for people.
@@ -73,6 +77,8 @@ class NodeVote:
     detail: str = ""
 
     def __str__(self) -> str:
+        if self.detail == NOT_WAITED_FOR:
+            return f"{self.node} {self.detail}"
         return f"{self.node} {self.vote.value}" + (f" ({self.detail})" if self.detail else "")
 
 

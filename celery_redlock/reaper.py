@@ -29,22 +29,29 @@ class Reaper:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last_words: dict[int, Callable[[], object]] = {}
+        self._last_words: dict[int, tuple[str, Callable[[], object]]] = {}
+        self._pids: dict[str, int] = {}
         self._pidfds: dict[int, int] = {}
         self._epoll = select.epoll() if hasattr(os, "pidfd_open") else None
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def watch(self, pid: int, then: Callable[[], object]) -> None:
+    def watch(self, pid: int, name: str, then: Callable[[], object]) -> None:
         """Call `then` in the reaper's thread once `pid`, a child of ours, is dead.
 
         It replaces what was to be called for that pid before: a child runs one task at a time.
+
+        Args:
+            pid: The child.
+            name: What it does, for `forget`.
+            then: What to do when it is dead.
         """
         if self._pid != os.getpid():
             raise RuntimeError("a reaper belongs to the process that made it")
         with self._lock:
-            known = pid in self._last_words
-            self._last_words[pid] = then
+            known = pid in self._pidfds.values()
+            self._last_words[pid] = (name, then)
+            self._pids[name] = pid
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="celery_redlock reaper", daemon=True
@@ -61,6 +68,13 @@ class Reaper:
                 self._epoll.register(pidfd, select.EPOLLIN)
         if pidfd is None:
             self._died(pid)  # before we could look: gone, and reaped by its pool
+
+    def forget(self, name: str) -> None:
+        """What the child did is done: its death is nothing to us any more."""
+        with self._lock:
+            pid = self._pids.pop(name, 0)
+            if pid in self._last_words and self._last_words[pid][0] == name:
+                del self._last_words[pid]
 
     def _run(self) -> None:
         while True:
@@ -82,7 +96,8 @@ class Reaper:
 
     def _died(self, pid: int) -> None:
         with self._lock:
-            then = self._last_words.pop(pid, None)
+            name, then = self._last_words.pop(pid, ("", None))
+            self._pids.pop(name, None)
         if then is not None:
             try:
                 then()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import Holder, Owner, token_digest
-from .quorum import NodeVote, Round, Vote
+from .quorum import NOT_WAITED_FOR, NodeVote, Round, Vote
 
 __all__ = ["free_in", "holder", "refusal", "unavailable"]
 
@@ -76,7 +76,7 @@ def _votes(ballot: Round, nodes: Sequence[str]) -> list[NodeVote]:
     votes = []
     for name, vote, detail in zip(nodes, ballot.votes, ballot.details, strict=True):
         if vote is None:
-            votes.append(NodeVote(name, Vote.SILENT, "not waited for"))
+            votes.append(NodeVote(name, Vote.SILENT, NOT_WAITED_FOR))
         elif vote is Vote.NO and isinstance(detail, str):
             held_by = Owner.of(detail) or "another program"
             votes.append(NodeVote(name, vote, f"held by {held_by}"))

@@ -43,6 +43,9 @@ F = TypeVar("F")
 _celery_state: Any = _state  # its stubs lack most of it
 
 
+_MISSPELT = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # these are Celery's as well
+
+
 class TaskLock:
     """How a task is locked: its key and its own options. Made when the task is declared.
 
@@ -163,7 +166,13 @@ class SingletonTask(BaseTask):
 
     @classmethod
     def _declare(cls) -> None:
-        own = {}
+        task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
+        own: dict[str, Any] = {}
+        for name, value in vars(cls).items():
+            misspelt = name in _MISSPELT or name.startswith("redlock_")
+            if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):
+                right = "lock_" + name.removeprefix("redlock_")
+                raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
         for base in reversed(cls.__mro__):
             for name, value in vars(base).items():
                 if not name.startswith("lock_"):
@@ -171,12 +180,15 @@ class SingletonTask(BaseTask):
                 if name[5:] not in TASK and inspect.isfunction(value):
                     continue  # a method of the user's own
                 own[name[5:]] = value.__func__ if isinstance(value, staticmethod) else value
-        cls.redlock = TaskLock(own, "lock_")
+        try:
+            cls.redlock = TaskLock(own, "lock_")
+        except ConfigurationError as error:
+            # A task is made when its app is finalized, far from where it is written.
+            raise ConfigurationError(f"{task}: {error}") from None
         run = inspect.getattr_static(cls, "run")
         if run is not inspect.getattr_static(BaseTask, "run"):
             plain = isinstance(run, staticmethod)
-            name = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
-            cls.redlock.check(name, run.__func__ if plain else run, bound=not plain)
+            cls.redlock.check(task, run.__func__ if plain else run, bound=not plain)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from celery import _state, signals
 
 from .delivery import LEASE, STAMP, new_stamp
 from .errors import ConfigurationError
+from .lease import quorum_of
 from .lock import Redlock
 from .reaper import Reaper
 from .settings import given_names, read_settings
@@ -55,7 +55,16 @@ def received(request: Any = None, **_signal: Any) -> None:
             _watch(task, request.args, request.kwargs, stamp, pid)
         return accepted(pid, time_accepted)
 
+    succeeded = request.on_success
+
+    def on_success(*args: Any, **kwargs: Any) -> Any:
+        # The child has sent a result, of whatever kind: it has ended the body, and freed its lock.
+        if _reaper is not None:
+            _reaper.forget(stamp)
+        return succeeded(*args, **kwargs)
+
     request.on_accepted = on_accepted
+    request.on_success = on_success
 
 
 def _watch(task: Any, args: Any, kwargs: Any, stamp: str, pid: int) -> None:
@@ -70,7 +79,7 @@ def _watch(task: Any, args: Any, kwargs: Any, stamp: str, pid: int) -> None:
         if resource is not None and Redlock.from_app(task.app).free(resource, stamp):
             logger.warning("freed %s, which pool child %d held when it died", resource, pid)
 
-    _reaper.watch(pid, free)
+    _reaper.watch(pid, stamp, free)
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
@@ -87,7 +96,6 @@ def check(sender: Any = None, **_signal: Any) -> None:
             lock.options(app)
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
-        sys.stderr.write(f"celery_redlock: {error}\n")
         raise SystemExit(1) from None
 
 
@@ -98,7 +106,24 @@ def announce(sender: Any = None, **_signal: Any) -> None:
         return
     if not app.conf.get("redlock_enabled", True):
         logger.warning("redlock_enabled is False: no task takes a lock")
-    elif app.conf.get("redlock_nodes") is None:
+        return
+    redlock = Redlock.from_app(app)
+    nodes = redlock.nodes
+    logger.info(
+        "tasks are locked on %d node%s (%s), quorum %d, ttl %g s",
+        len(nodes),
+        "" if len(nodes) == 1 else "s",
+        ", ".join(nodes),
+        quorum_of(len(nodes)),
+        redlock.ttl,
+    )
+    if len(nodes) % 2 == 0:
+        logger.warning(
+            "an even number of nodes (%d) survives no more failures than %d do: add or remove one",
+            len(nodes),
+            len(nodes) - 1,
+        )
+    if app.conf.get("redlock_nodes") is None:
         logger.info(
             "redlock_nodes is not set: tasks are locked on the broker's Redis alone. That keeps"
             " copies of a task apart while this server lives; not when it restarts without its"

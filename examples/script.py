@@ -52,7 +52,7 @@ def contest() -> None:
     try:
         redlock.acquire("stock")
     except ResourceHeld as refusal:
-        print(f"contest: refused, the holder is pid {refusal.holder.owner.pid}")
+        print(f"contest: refused, it is held by {refusal.holder}")
     threading.Timer(0.3, may_go.set).start()
     with redlock.lock("stock", wait=5.0):  # woken by the release, not by polling
         print("contest: had it after the other")

@@ -107,7 +107,7 @@ def test_callbacks_that_exit_do_not_end_the_watchdog(
 def test_last_words_that_exit_do_not_end_the_reaper() -> None:
     reaper = Reaper()
     dead = threading.Event()
-    reaper._last_words = {1: sys.exit, 2: dead.set}
+    reaper._last_words = {1: ("one", sys.exit), 2: ("two", dead.set)}
     for pid in (1, 2):
         reaper._died(pid)
     assert dead.is_set()

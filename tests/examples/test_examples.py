@@ -124,7 +124,7 @@ def test_script_takes_turns(environment: dict[str, str], servers: list[LocalServ
         "by hand: held to the end: True",
         "by hand: now held by None",
     ]
-    assert re.fullmatch(r"contest: refused, the holder is pid \d+", lines[6])
+    assert re.fullmatch(r"contest: refused, it is held by pid \d+ on .*", lines[6])
     assert lines[7:] == ["contest: had it after the other"]
 
 

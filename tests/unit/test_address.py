@@ -125,3 +125,9 @@ def test_a_repr_shows_no_secret() -> None:
     redlock = Redlock([f"redis://user:{SECRET}@h:1", f"rediss://:{SECRET}@i:2"])
     assert SECRET not in repr(redlock) + repr(redlock._addresses) + repr(redlock.nodes)
     assert "h:1, i:2" in repr(redlock)
+
+
+def test_a_password_that_is_not_encoded_is_noticed_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError, match="%40") as caught:
+        parse_nodes([f"redis://u:p@{SECRET}/w:1@127.0.0.1:7911"])
+    assert SECRET not in str(caught.value)

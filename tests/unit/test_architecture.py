@@ -52,7 +52,7 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("delivery", "errors", "hold", "interrupt", "key", "lock", "settings"),
         *("worker", "celery"),
     },
-    "worker": {"delivery", "errors", "lock", "reaper", "settings", "task", "celery"},
+    "worker": {"delivery", "errors", "lease", "lock", "reaper", "settings", "task", "celery"},
 }
 CELERY = {"celery", "kombu", "billiard"}
 NOT_FOR_CORE = CELERY | {"rich", "click", "pydantic"}

@@ -609,3 +609,25 @@ def test_only_a_predecessor_is_waited_for(
         assert isinstance(result, Retry)
         assert asked == [None]
         assert len(sent) == 1
+
+
+@pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
+def test_an_option_without_its_prefix_is_not_silently_ignored(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
+        type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
+
+
+def test_an_error_names_the_task_it_is_about() -> None:
+    with pytest.raises(ConfigurationError, match=r"some\.task: lock_ttl must be"):
+        type("some", (SingletonTask,), {"name": "some.task", "lock_ttl": 0})
+
+
+def test_a_users_own_methods_may_have_our_names() -> None:
+    class Mine(SingletonTask):
+        def wait(self) -> str:
+            return "mine"
+
+        def lock_door(self) -> str:
+            return "shut"
+
+    assert (Mine().wait(), Mine().lock_door()) == ("mine", "shut")

@@ -1,0 +1,33 @@
+"""A wrong argument is refused when it is given, not when it would first matter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_redlock import ConfigurationError, Redlock
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"wait": "x"}, {"wait": -1}, {"max_lifetime": "y"}, {"on_lost": "raise"}, {"ttl": 0}],
+    ids=str,
+)
+def test_of_a_lock(servers: list[Any], wrong: dict[str, Any]) -> None:
+    redlock = Redlock([server.url for server in servers])
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=name), redlock.lock("r", **wrong):
+        pass
+    assert redlock.holder("r") is None
+    redlock.close()
+
+
+@pytest.mark.parametrize("resource", ["", None, 5, b"r"])
+def test_of_an_acquisition(servers: list[Any], resource: Any) -> None:
+    redlock = Redlock([server.url for server in servers])
+    with pytest.raises(ConfigurationError, match="a resource is a name"):
+        redlock.acquire(resource)
+    with pytest.raises(ConfigurationError, match="wait"):
+        redlock.acquire("r", wait=True)
+    redlock.close()
