@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import TracebackType
@@ -204,11 +205,18 @@ class HeldLease:
         )
         emit("lost", self.lease, claim.lost)
         if self.on_lost is not None:
-            try:
-                self.on_lost(self)
-            except Exception:
-                # A user's callback; the loss has been told, and others wait to be extended.
-                logger.exception("%s: on_lost failed", self.resource)
+            # In a thread of its own: a slow callback must not starve the leases of others.
+            name = f"celery_redlock lost {self.resource}"
+            threading.Thread(
+                target=self._tell, args=(self.on_lost,), name=name, daemon=True
+            ).start()
+
+    def _tell(self, on_lost: Callable[[HeldLease], object]) -> None:
+        try:
+            on_lost(self)
+        except BaseException:
+            # A user's callback, even one that means to end the program: the loss has been told.
+            logger.exception("%s: on_lost failed", self.resource)
 
 
 def release_leftovers() -> None:

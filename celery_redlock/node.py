@@ -233,7 +233,7 @@ class Node:
         except (BlockingIOError, ssl.SSLWantReadError):
             return
         except (redis.RedisError, OSError, NodeError) as error:
-            self._drop(_reason(error))
+            self._broke(error)
         except BaseException:
             self._drop("interrupted", blame=False)
             raise
@@ -310,7 +310,7 @@ class Node:
         again = round_.verb is Verb.RELEASE and isinstance(error, NoScriptError)
         if round_.verb is Verb.ACQUIRE and "syntax error" in text:
             self._old_server = True  # Redis 6.2
-            again = not round_.closed
+            again = not round_.closed and not round_.claims[0].ended
         if again:
             self.channel.unanswered.append(round_)
             self._write(encode(round_, self._prefix, plain=True))
@@ -323,11 +323,19 @@ class Node:
         assert self.connection is not None
         try:
             whole = self.connection._sock.send(payload) == len(payload)
-        except (OSError, ssl.SSLError) as error:
-            self._drop(_reason(error))
+        except OSError as error:
+            self._broke(error)
         else:
             if not whole:
                 self._drop("it takes no more requests")
+
+    def _broke(self, error: Exception) -> None:
+        """A read or a write failed: the node's fault, or a time limit's that struck in it."""
+        if isinstance(error, OSError) and error.errno is None:
+            # No system call raises without a number; a handler's `raise TimeoutError` does.
+            self._drop("interrupted", blame=False)
+            raise error
+        self._drop(_reason(error))
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
         """The connection is of no use any more; `blame` the node, or ourselves."""

@@ -52,6 +52,7 @@ class Waiter:
 
     def __init__(self, quorum: int) -> None:
         self.news = Bell()
+        self.closed = False
         self._quorum = quorum
         self._heard: set[int] = set()
         self._listening: set[int] = set()
@@ -98,7 +99,7 @@ class Waiter:
 
         return Retrying(
             retry=retry_if_exception_type(NotAcquired),
-            stop=stop_after_delay(wait),
+            stop=lambda state: self.closed or stop_after_delay(wait)(state),
             wait=pause,
             sleep=self._sleep,
             reraise=True,
@@ -164,6 +165,7 @@ class Wakeup:
                 ear.close()
             for waiters in self._waiters.values():
                 for waiter in waiters:
+                    waiter.closed = True
                     waiter.news.ring()
 
     def _subscribe_all(self, ear: _Ear, connection: Any) -> None:

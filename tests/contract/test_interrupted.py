@@ -135,3 +135,35 @@ def test_threads_go_on_while_another_is_struck(servers, alarms):
         redlock.close()
     assert not errors
     assert min(counts) > 20
+
+
+def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(servers, alarms):
+    """Many a timeout decorator raises TimeoutError, which is an OSError."""
+    fired = caught = 0
+
+    def strike(signum: int, frame: object) -> None:
+        nonlocal fired
+        fired += 1
+        raise TimeoutError("the user's")
+
+    signal.signal(signal.SIGALRM, strike)
+    redlock = Redlock([server.url for server in servers], ttl=20.0)
+    redlock.connect()
+    try:
+        for turn in range(400):
+            lock = redlock.lock(f"limit:{turn}")
+            try:
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.0006))
+                    lock.acquire()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except TimeoutError:
+                caught += 1
+            except NotAcquired:
+                pass
+            lock.release()
+        assert fired > 50, "the alarm never struck: this test proves nothing"
+        assert caught >= 0.95 * fired  # but for those that strike in a destructor
+    finally:
+        redlock.close()

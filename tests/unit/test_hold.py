@@ -299,3 +299,21 @@ def test_unlocked_stops_nobody() -> None:
         assert held.release() is False
     with pytest.raises(RedlockError):
         current_lease()
+
+
+def test_a_slow_on_lost_holds_up_nobody(redlock: FakeRedlock) -> None:
+    may_end, ended = threading.Event(), threading.Event()
+
+    def slow(_held: object) -> None:
+        may_end.wait(10)
+        ended.set()
+
+    held = redlock.lock("r", on_lost=slow)
+    held.acquire()
+    claim = held._claim
+    assert claim is not None
+    claim.lose("expired")
+    held._lost(claim)
+    assert not ended.is_set()
+    may_end.set()
+    assert ended.wait(10)
