@@ -13,6 +13,7 @@ import pytest
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.hold import HeldLease, Unlocked
+from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 
 
@@ -239,7 +240,7 @@ def test_a_loss_is_told(
         redlock.clock.advance(3.0)
         redlock.watchdog.tend()
         assert held.lost
-        assert told == [held]
+        wait_until(lambda: told == [held], 10, "it is told")
         assert witness.heard == [("lost", "r", "refused")]
         (record,) = [record for record in caplog.records if "lost the lock r" in record.message]
         assert record.levelno == logging.ERROR
@@ -261,7 +262,7 @@ def test_an_on_lost_that_raises_harms_nobody(
         redlock.clock.advance(6.0)
         redlock.watchdog.tend()
         assert b.remaining() > 9.0
-    assert "a: on_lost failed" in caplog.text
+    wait_until(lambda: "a: on_lost failed" in caplog.text, 10, "the mistake is in the log")
 
 
 def test_a_listener_that_raises_stops_no_release(
