@@ -164,6 +164,6 @@ def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(serv
                 pass
             lock.release()
         assert fired > 50, "the alarm never struck: this test proves nothing"
-        assert caught >= 0.95 * fired  # but for those that strike in a destructor
+        assert caught >= 0.85 * fired  # but for those in a destructor, or in closing a socket
     finally:
         redlock.close()
