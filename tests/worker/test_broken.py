@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 
 from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.delivery import Delivery
@@ -32,6 +32,12 @@ def test_a_replacement_waits_for_the_task_it_replaces() -> None:
     assert predecessor(Request(replaced_task_nesting=1), "one")
     assert not predecessor(Request(replaced_task_nesting=1), "other")
     assert not predecessor(Request(replaced_task_nesting=0), "one")  # another delivery of it
+
+
+@pytest.fixture(autouse=True)
+def no_tasks_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tasks are shared with every app to come, unless that is undone.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
 
 
 def annotated(**options: Any) -> Any:
