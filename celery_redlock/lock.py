@@ -144,7 +144,20 @@ class Redlock:
             ResourceHeld: Another holds it.
             QuorumUnavailable: Too few nodes answered.
         """
-        return self._lease(self._acquire(resource, ttl, check_option("wait", wait), owner))
+        last: list[Claim] = []
+
+        def adopt(claim: Claim) -> None:
+            last[:] = [claim]
+
+        check_option("wait", wait)
+        try:
+            return self._lease(self._acquire(resource, ttl, wait, owner, adopt))
+        except BaseException:
+            # Granted, and struck before anybody could have it.
+            for claim in last:
+                if claim.granted_at is not None and not claim.ended:
+                    self._release(claim)
+            raise
 
     def extend(self, lease: Lease) -> Lease:
         """Renew a lease for its ttl from now.
