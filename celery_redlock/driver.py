@@ -66,7 +66,7 @@ class Driver:
         self._bells: list[Bell] = []
         self._polling = False
         self._poll = _Poll()
-        self._connecting: set[int] = set()
+        self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
         self._started = self._ready = False
 
@@ -214,11 +214,14 @@ class Driver:
         if node.connection is not None:
             return
         self._poll.forget(node.index)
-        if node.index in self._connecting or self._closing.is_set():
+        running = self._connecting.get(node.index)
+        # Alive: a time limit that struck before its start left one that never will be.
+        if self._closing.is_set() or (running is not None and running.is_alive()):
             return
-        self._connecting.add(node.index)
         name = f"celery_redlock connect {node.name}"
-        threading.Thread(target=self._connect, args=(node,), name=name, daemon=True).start()
+        thread = threading.Thread(target=self._connect, args=(node,), name=name, daemon=True)
+        self._connecting[node.index] = thread
+        thread.start()
 
     def _connect(self, node: Node) -> None:
         while not self._closing.is_set():
@@ -241,7 +244,7 @@ class Driver:
                     return
                 node.opened(connection, monotonic())
                 if node.connection is not None:
-                    self._connecting.discard(node.index)
+                    self._connecting.pop(node.index, None)
                     self._poll.watch(node.index, connection._sock.fileno())
                     self._ring()
                     return

@@ -167,3 +167,20 @@ def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(serv
         assert caught >= 0.85 * fired  # but for those in a destructor, or in closing a socket
     finally:
         redlock.close()
+
+
+def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(servers, monkeypatch):
+    redlock = Redlock([servers[0].url])
+    start = threading.Thread.start
+
+    def struck(thread: threading.Thread) -> None:
+        if thread.name.startswith("celery_redlock connect"):
+            raise Struck
+        start(thread)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", struck)
+        with pytest.raises(Struck):
+            redlock.acquire("r")
+    assert redlock.release(redlock.acquire("r", wait=5.0))
+    redlock.close()
