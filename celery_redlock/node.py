@@ -159,7 +159,7 @@ class Node:
         self.failures = 0
         self._replies: Replies | None = None
         self._tls = False
-        self._proven = False
+        self._proven = self._flaps = False
         self._opened = self._seen = 0.0
         self._complaints: dict[Verb | None, str] = {}
 
@@ -189,7 +189,8 @@ class Node:
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
         self._proven = False
         self._opened = self._seen = now
-        self._content(None)
+        if not self._flaps:
+            self._content(None)
         for round_ in self.channel.connected(now):
             if self.connection is None:
                 return
@@ -286,9 +287,10 @@ class Node:
 
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
         round_.answer(self.index, answer, now)
-        self._proven = True
+        self._proven, self._flaps = True, False
         if self._complaints:
             self._content(round_.verb)
+            self._content(None)
         if round_.amnesiac:
             logger.warning(
                 "node %s has forgotten %d locks before their time: was it restarted or flushed,"
@@ -346,7 +348,8 @@ class Node:
         if not blame or self._proven or self._seen - self._opened > SETTLED:
             self.failures = 0
         else:
-            # It connects and breaks, over and over: as good as unreachable.
+            # It connects and breaks, over and over: as good as unreachable, until it has answered.
+            self._flaps = True
             self.unreachable(reason)
 
     def _content(self, verb: Verb | None) -> None:
