@@ -1,4 +1,4 @@
-"""`python -m celery_redlock.demo`: servers, a worker, a flood, faults, a verdict."""
+"""`python -m celery_redlock.demo`: servers, a worker, two beats, a flood, faults, a verdict."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""What the demonstration's worker runs: one task, locked by order.
+"""What the demonstration's worker and beats run: one task, locked by order, and a periodic one.
 
-The body takes its time, and writes down when it enters and leaves. That is all the judge believes.
+The body of the first takes its time, and writes down when it enters and leaves; that of the other
+writes down which beat sent it, and when. That is all the judge believes.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from celery import Celery, signals
 
 from celery_redlock import QuorumUnavailable, current_lease, locked
 from celery_redlock.demo.journal import Journal
+from celery_redlock.demo.ticks import INTERVAL
 from celery_redlock.events import Listener, subscribe
 from celery_redlock.lease import drift
 
 BROKER, NODES, DIRECTORY, LOCKS = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL", "DEMO_LOCKS"
-"""Environment variables, set by `scenario.py`."""
+BEAT = "DEMO_BEAT"
+"""Environment variables, set by `stage.py`; the last one only for a beat: its number."""
 
 TTL = 3.0
 """Seconds a lock outlives a holder that nobody sees die."""
@@ -38,6 +41,10 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
     task_ignore_result=True,
+    # Several beats, no leader: with `redlock_nodes` set, each tick is sent by one of them.
+    beat_schedule={"tick": {"task": "tick", "schedule": INTERVAL}},
+    result_expires=None,  # no other entry
+    task_routes={"tick": {"queue": "ticks"}},  # not behind all the charges
 )
 journal = Journal(os.environ[DIRECTORY])
 
@@ -60,6 +67,18 @@ def charge(self: Any, order: int, seconds: float) -> None:
     journal.write("exit", **facts)
 
 
+@app.task(name="tick", bind=True)
+def tick(self: Any) -> None:
+    """The periodic job. Its lock is none: two messages of one tick would both run, and be seen."""
+    journal.write("tick", task=self.request.id, **self.request.get("demo"))
+
+
+@signals.before_task_publish.connect(sender="tick")
+def mark(headers: Any = None, **_signal: Any) -> None:
+    """The message says when it was sent, and by which beat."""
+    headers["demo"] = {"sent": time.monotonic(), "beat": int(os.environ[BEAT])}
+
+
 class Refused(Listener):
     """Notices that a charge was refused its lock, and so waits for it, in its pool child."""
 
@@ -80,6 +99,7 @@ def sent_away(request: Any = None, reason: Any = None, **_signal: Any) -> None:
     journal.write("away", order=request.args[0], task=request.id, why=why)
 
 
+@signals.beat_init.connect
 @signals.worker_init.connect
 def follow(**_signal: Any) -> None:
     """Die with the demonstration: its end of our stdin closes, however it ends."""
@@ -96,3 +116,9 @@ def follow(**_signal: Any) -> None:
 def ready(**_signal: Any) -> None:
     """Tell the demonstration."""
     journal.write("ready")
+
+
+@signals.beat_init.connect
+def beats(**_signal: Any) -> None:
+    """Tell the demonstration."""
+    journal.write("beat", beat=int(os.environ[BEAT]), up=True)

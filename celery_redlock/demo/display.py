@@ -65,9 +65,19 @@ class Display:
             f"{now - self.began:5.1f} s  nodes {states}  done {len(story.done()):3d}"
             f"  sent away {away['held']} held, {away['no quorum']} no quorum"
             f"\n         held: {held or '-'}\n         wait: {waits or '-'}"
-            f"\n         queued, by order: {queued or '-'}",
+            f"\n         queued, by order: {queued or '-'}"
+            f"\n         ticks: {len(story.ticks)}, {self._beats(story, now)}",
             flush=True,
         )
+
+    def _beats(self, story: Story, now: float) -> str:
+        sent = Counter(tick.beat for tick in story.ticks.values())
+        said = [
+            f"beat {beat}{'' if up else ' (dead)'}: {sent[beat]}"
+            for beat, up in sorted(beats(story).items())
+        ]
+        last = max((tick.sent for tick in story.ticks.values()), default=None)
+        return ", ".join([*said, f"the last {now - last:.1f} s ago" if last else "none yet"])
 
     def verdict(self, verdict: Verdict, failure: str) -> None:
         """Say what came out."""
@@ -147,8 +157,9 @@ class Terminal(Display):
             f"{now - self.began:5.1f} s   done {len(story.done())}   sent away:"
             f" held {away['held']}, no quorum {away['no quorum']}"
         )
+        ticks = Text(f"ticks {len(story.ticks)}   {self._beats(story, now)}")
         events = Text("\n".join(self._events), style="cyan")
-        self._live.update(Group(table, servers, counts, events), refresh=True)
+        self._live.update(Group(table, servers, counts, ticks, events), refresh=True)
 
     def verdict(self, verdict: Verdict, failure: str) -> None:
         from rich.table import Table
@@ -191,3 +202,8 @@ def waiting(story: Story) -> list[dict[str, Any]]:
 def nodes(story: Story) -> dict[int, bool]:
     """Per node, whether it is up."""
     return {node: up for _at, node, up in story.nodes}
+
+
+def beats(story: Story) -> dict[int, bool]:
+    """Per beat, whether it is up."""
+    return {beat: up for _at, beat, up in story.beats}

@@ -1,5 +1,7 @@
 """Says from the journal alone whether the locks held. Shares no code with the library.
 
+What it says of the ticks of the beats is in `ticks.py`.
+
 `python -m celery_redlock.demo.judge DIRECTORY` judges a journal that was kept.
 """
 
@@ -12,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.demo.journal import Reader
+from celery_redlock.demo.ticks import Tick, Ticks, judge_ticks
 
 __all__ = ["Body", "Story", "Verdict", "judge"]
 
@@ -46,7 +49,13 @@ class Body:
 
 @dataclass
 class Story:
-    """The journal, read: who was sent, who ran when, what broke when."""
+    """The journal, read: who was sent, who ran when, what broke when.
+
+    Attributes:
+        nodes: When which node came up or went down; `beats` likewise.
+        ticks: The ticks that reached the worker, by task id.
+        last: When the last of all this was written; seconds.
+    """
 
     sent: dict[str, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
@@ -54,6 +63,9 @@ class Story:
     waiting: dict[int, dict[str, Any]] = field(default_factory=dict)
     away: list[dict[str, Any]] = field(default_factory=list)
     nodes: list[tuple[float, int, bool]] = field(default_factory=list)
+    beats: list[tuple[float, int, bool]] = field(default_factory=list)
+    ticks: dict[str, Tick] = field(default_factory=dict)
+    last: float = 0.0
     ready: bool = False
 
     @classmethod
@@ -67,6 +79,7 @@ class Story:
         """Go on with what happened next."""
         for event in events:
             at = event["at"]
+            self.last = max(self.last, at)
             if event["what"] in ("enter", "away", "wait"):
                 self.waiting.pop(event["pid"], None)
             if event["what"] == "sent":
@@ -84,6 +97,11 @@ class Story:
                 self._kill(event["child"], at)
             elif event["what"] == "node":
                 self.nodes.append((at, event["node"], event["up"]))
+            elif event["what"] == "beat":
+                self.beats.append((at, event["beat"], event["up"]))
+            elif event["what"] == "tick":
+                # By its message: one whose child is killed is delivered again.
+                self.ticks[event["task"]] = Tick(event["sent"], event["beat"])
             elif event["what"] == "wait":
                 self.waiting[event["pid"]] = event
             elif event["what"] == "away":
@@ -144,6 +162,7 @@ class Verdict:
         waits: Tasks sent away, by reason.
         phases: How many nodes were up, seconds, bodies that finished meanwhile; one after another.
         seconds: From the first body's begin to the last one's end.
+        ticks: What came out for the beats.
     """
 
     sent: int
@@ -157,11 +176,13 @@ class Verdict:
     waits: dict[str, int]
     phases: list[tuple[int, float, int]]
     seconds: float
+    ticks: Ticks
 
     @property
     def ok(self) -> bool:
-        """Whether exclusion and completion held, and something was sent at all."""
-        return self.done > 0 and not (self.overlaps or self.unlocked or self.lost)
+        """Whether exclusion and completion held, of charges and of ticks, and anything was done."""
+        wrong = self.overlaps or self.unlocked or self.lost
+        return self.done > 0 and not wrong and self.ticks.ok
 
     def lines(self) -> list[tuple[str, str, bool]]:
         """For people: what was asked, the answer, and whether it is a good one."""
@@ -179,6 +200,7 @@ class Verdict:
                 for up, length, done in self.phases
             ),
             ("charges a second", f"{self.done / self.seconds:.1f}" if self.seconds else "-", True),
+            *self.ticks.lines(),
         ]
         wrong = [
             (f"  overlap on order {a.order}", f"{a.task} (pid {a.pid}) and {b.task} (pid {b.pid})")
@@ -189,6 +211,7 @@ class Verdict:
             for body in self.unlocked
         ]
         wrong += [("  lost", task) for task in self.lost]
+        wrong += self.ticks.wrong()
         lines += [(what, answer, False) for what, answer in wrong[:SHOWN]]
         if len(wrong) > SHOWN:
             lines.append(("  and more of these", str(len(wrong) - SHOWN), False))
@@ -216,6 +239,7 @@ def judge(story: Story) -> Verdict:
         waits=waits,
         phases=_phases(story, begun[0].begin, max(ends)) if ends else [],
         seconds=max(ends) - begun[0].begin if ends else 0.0,
+        ticks=judge_ticks(story.ticks.values(), story.beats, dark, story.last),
     )
 
 

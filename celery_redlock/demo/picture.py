@@ -1,4 +1,4 @@
-"""The timeline: every body by order, every node, the faults. An SVG for light and dark pages."""
+"""The timeline: every body by order, nodes, ticks and faults. An SVG for light and dark pages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,15 @@ text { font-size: 12px; fill: #24292f }
 .held { stroke: #bf8700; stroke-width: 1.6 }
 .noquorum { stroke: #cf222e; stroke-width: 1.6 }
 .up { fill: #2da44e; fill-opacity: .75 }
+.beat { fill: #8f8f9d; fill-opacity: .3 }
+.tick { stroke: #0969da; stroke-width: 2 }
+.wrong { stroke: #cf222e; stroke-width: 2 }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .small { fill: #9198a1 } .in { fill: #fff }
   .page { fill: #0d1117 } .lane { fill: #161b22 } .grid { stroke: #30363d }
   .bad { fill: #ff7b72 } .good { fill: #56d364 }
-  .fault, .killed, .cross, .noquorum { stroke: #ff7b72 } .mend { stroke: #56d364 }
+  .fault, .killed, .cross, .noquorum, .wrong { stroke: #ff7b72 } .mend { stroke: #56d364 }
+  .tick { stroke: #58a6ff }
   .held { stroke: #e3b341 } .dark { fill: #ff7b72; fill-opacity: .14 }
 }
 """
@@ -61,12 +65,15 @@ class _Timeline:
         times = [body.begin for body in story.bodies]
         times += [body.end for body in story.bodies if body.end < math.inf]
         times += [at for at, _node, _up in story.nodes if times and at > min(times)]
+        times += [tick.sent for tick in story.ticks.values()]
         self.begin, self.end = (min(times), max(times)) if times else (0.0, 1.0)
         self.end = max(self.end, self.begin + 1.0)
         self.pids = list(dict.fromkeys(body.pid for body in story.bodies))
         self.scripts = {body.pid for body in story.bodies if body.task not in story.sent}
         self.nodes_top = TOP + LANE * len(self.orders) + GAP
-        self.bottom = self.nodes_top + NODE * len({node for _at, node, _up in story.nodes})
+        self.beats_top = self.nodes_top + NODE * len({node for _at, node, _up in story.nodes})
+        beats = {beat for _at, beat, _up in story.beats}
+        self.bottom = self.beats_top + (GAP + NODE * len(beats) if beats else 0)
         self.height = self.bottom + 66
 
     def svg(self) -> str:
@@ -81,7 +88,9 @@ class _Timeline:
             *self._ground(),
             *self._bodies(),
             *self._away(),
-            *self._nodes(),
+            *self._rows("node", self.story.nodes, self.nodes_top, "up"),
+            *self._rows("beat", self.story.beats, self.beats_top + GAP, "beat"),
+            *self._ticks(),
             *self._faults(),
             *self._legend(),
             "</svg>",
@@ -112,6 +121,10 @@ class _Timeline:
             f" · {len(verdict.lost)} of {verdict.sent} lost · {len(self.story.bodies)} bodies"
             f" in {verdict.seconds:.1f} s"
         )
+        if self.story.beats:
+            ticks = verdict.ticks
+            facts += f" · {ticks.sent} ticks, {len(ticks.twice)} sent twice,"
+            facts += f" {len(ticks.unclaimed)} without a quorum"
         yield _text(LEFT, 44, facts, good)
 
     def _ground(self) -> Iterable[str]:
@@ -162,18 +175,33 @@ class _Timeline:
             kind = "held" if event["why"] == "held" else "noquorum"
             yield _upright(x, y - 5, y, kind)
 
-    def _nodes(self) -> Iterable[str]:
-        for row, node in enumerate(sorted({node for _at, node, _up in self.story.nodes})):
-            y = self.nodes_top + NODE * row
-            yield _text(LEFT - 8, y + NODE - 4, f"node {node + 1}", "small", "end")
+    def _rows(
+        self, name: str, changes: list[tuple[float, int, bool]], top: int, kind: str
+    ) -> Iterable[str]:
+        """A row for each server, with a bar while it is up."""
+        for row, one in enumerate(sorted({number for _at, number, _up in changes})):
+            y = top + NODE * row
+            number = one + 1 if name == "node" else one
+            yield _text(LEFT - 8, y + NODE - 4, f"{name} {number}", "small", "end")
             since = None
-            changes = [(at, up) for at, known, up in self.story.nodes if known == node]
-            for at, up in [*changes, (self.end, False)]:
+            mine = [(at, up) for at, number, up in changes if number == one]
+            for at, up in [*mine, (self.end, False)]:
                 if since is not None and not up:
-                    yield _rect(self.x(since), y + 3, self.x(at) - self.x(since), NODE - 6, "up")
+                    yield _rect(self.x(since), y + 3, self.x(at) - self.x(since), NODE - 6, kind)
                     since = None
                 elif up:
                     since = at
+
+    def _ticks(self) -> Iterable[str]:
+        """In the row of the beat that sent it; the second of a pair and one in the dark are red."""
+        beats = sorted({beat for _at, beat, _up in self.story.beats})
+        verdict = self.verdict.ticks
+        wrong = {*verdict.unclaimed, *(second for _first, second in verdict.twice)}
+        for tick in self.story.ticks.values():
+            if tick.beat in beats:
+                y = self.beats_top + GAP + NODE * beats.index(tick.beat)
+                kind = "wrong" if tick in wrong else "tick"
+                yield _upright(self.x(tick.sent), y + 1, y + NODE - 1, kind)
 
     def _faults(self) -> Iterable[str]:
         """Marks from top to bottom; each label in the first row that is free there."""
@@ -182,6 +210,7 @@ class _Timeline:
             if at > self.begin:
                 what = f"node {node + 1} {'back' if up else 'killed'}"
                 marks.append((at, what, "mend" if up else "fault"))
+        marks += [(at, f"beat {beat} killed", "fault") for beat, at in self.verdict.ticks.deaths]
         rows = [0.0, 0.0]
         for at, what, kind in sorted(marks):
             x = self.x(at)

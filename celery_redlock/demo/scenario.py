@@ -12,7 +12,7 @@ from celery_redlock.demo.journal import Reader
 from celery_redlock.demo.judge import Story, judge
 from celery_redlock.demo.leaving import deferred
 from celery_redlock.demo.picture import draw
-from celery_redlock.demo.stage import CHARGES, NODES, Stage
+from celery_redlock.demo.stage import BEATS, CHARGES, NODES, Stage
 from celery_redlock.server import start_servers
 
 __all__ = ["play", "run"]
@@ -27,13 +27,15 @@ def play(stage: Stage) -> None:
     Raises:
         TimeoutError: It takes too long.
     """
-    stage.start_worker()
+    stage.start_worker_and_beats()
     stage.flood()
     stage.work_on(25)
     stage.kill_child()
     stage.work_on(25)
     stage.kill_node(0)
     stage.work_on(25)
+    stage.kill_beat()
+    stage.work_on(15)
     stage.kill_node(1)
     stage.work_on(25)
     stage.kill_child()
@@ -50,20 +52,20 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
     Args:
         display: Shows it.
         timeline: Where to write the picture.
-        keep: Where to leave the journal and the worker's log; nowhere if None.
+        keep: Where to leave the journal and the logs; nowhere if None.
         locks: False: without any lock, to see the verdict fail.
 
     Returns:
         The exit code: 1 if exclusion or completion failed.
     """
     with contextlib.ExitStack() as stack:
-        display.say(f"starting {NODES} servers, a broker and a worker ...")
+        display.say(f"starting {NODES} servers, a broker, a worker and {BEATS} beats ...")
         with deferred():
             directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
             servers = stack.enter_context(start_servers(NODES + 1))
         stage = Stage(directory, servers, display, locks=locks)
-        stack.callback(stage.stop_worker)
+        stack.callback(stage.stop_worker_and_beats)
         stack.callback(stage.leaving.set)
         failure = ""
         with display:
@@ -71,7 +73,7 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
                 play(stage)
             except (TimeoutError, RuntimeError) as error:
                 failure = str(error)
-        stage.stop_worker()
+        stage.stop_worker_and_beats()
         story = Story.of(Reader(directory).new())
         verdict = judge(story)
         if keep is not None:
@@ -84,12 +86,13 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
         except OSError as error:
             display.say(f"no timeline: {error}")
         if not verdict.ok or failure:
-            display.say(tail(stage.log))
+            for log in sorted(directory.glob("*.log")):
+                display.say(tail(log, 40 if log.stem == "worker" else 10))
             return 1
         return 0
 
 
-def tail(log: Path, lines: int = 40) -> str:
+def tail(log: Path, lines: int) -> str:
     """The end of a log."""
-    text = log.read_text(errors="replace").splitlines() if log.exists() else []
-    return "\n".join([f"the last lines of the worker's log, of {len(text)}:", *text[-lines:]])
+    text = log.read_text(errors="replace").splitlines()
+    return "\n".join([f"the last lines of {log.name}, of {len(text)}:", *text[-lines:]])

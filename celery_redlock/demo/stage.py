@@ -25,6 +25,7 @@ from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Journal, Reader
 from celery_redlock.demo.judge import QUORUM, Body, Story
 from celery_redlock.demo.leaving import deferred
+from celery_redlock.demo.ticks import INTERVAL, Tick
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.lease import drift
 from celery_redlock.server import LocalServer
@@ -33,7 +34,7 @@ __all__ = ["CHARGES", "NODES", "ORDERS", "Stage"]
 
 T = TypeVar("T")
 
-NODES, CHILDREN = 5, 4
+NODES, CHILDREN, BEATS = 5, 4, 2
 ORDERS, CHARGES, SENDERS = 10, 200, 4
 LONG = "charge-000"
 """Takes longer than the ttl: its lock must be extended meanwhile. It is sent first."""
@@ -58,12 +59,24 @@ class Stage:
         self._reader = Reader(directory)
         self._redlock = Redlock([node.url for node in self.nodes], ttl=SCRIPT_TTL)
         self._locks = locks
-        self._worker: subprocess.Popen[bytes] | None = None
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    # -- the worker --------------------------------------------------------------------------------
+    # -- worker and beats --------------------------------------------------------------------------
 
-    def start_worker(self) -> None:
-        """Start a prefork worker, its log in a file, and wait until it takes tasks."""
+    def start_worker_and_beats(self) -> None:
+        """Start a prefork worker and the beats; wait until it takes tasks and they tick."""
+        for index in range(NODES):
+            self.journal.write("node", node=index, up=True)
+        worker = ["--pool", "prefork", "--concurrency", str(CHILDREN), "--queues", "celery,ticks"]
+        worker += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        self._start("worker", "worker", *worker)
+        for beat in range(1, BEATS + 1):
+            schedule = self.directory / f"beat-{beat}-schedule"
+            self._start(f"beat-{beat}", "beat", "--schedule", str(schedule), DEMO_BEAT=str(beat))
+        self.until(lambda: self.story.ready, 20.0, "the worker to be ready")
+        self.until(lambda: len(self.story.beats) == BEATS, 20.0, "the beats to be ready")
+
+    def _start(self, name: str, command: str, *arguments: str, **environment: str) -> None:
         environment = {
             **os.environ,
             "DEMO_BROKER": self.broker.url,
@@ -71,37 +84,27 @@ class Stage:
             "DEMO_JOURNAL": str(self.directory),
             "DEMO_LOCKS": "yes" if self._locks else "no",
             "TMPDIR": str(self.directory),  # killed in the end, it leaves what it put there
+            **environment,
         }
-        command = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app", "worker"]
-        command += ["--pool", "prefork", "--concurrency", str(CHILDREN), "--loglevel", "INFO"]
-        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        with open(self.log, "wb") as log, deferred():
+        celery = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app"]
+        with open(self.directory / f"{name}.log", "wb") as log, deferred():
             # A session of its own: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
-            self._worker = subprocess.Popen(
-                command,
+            self._processes[name] = subprocess.Popen(
+                [*celery, command, "--loglevel", "INFO", *arguments],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        for index in range(NODES):
-            self.journal.write("node", node=index, up=True)
-        self.until(lambda: self.story.ready, 20.0, "the worker to be ready")
 
-    @property
-    def log(self) -> Path:
-        """The worker's log."""
-        return self.directory / "worker.log"
-
-    def stop_worker(self) -> None:
-        """End the worker and all its children, whatever they do."""
-        worker = self._worker
-        if worker is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait()
+    def stop_worker_and_beats(self) -> None:
+        """End the worker and all its children, and the beats, whatever they do."""
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait()
 
     # -- what can be done ------------------------------------------------------------------------
 
@@ -172,6 +175,21 @@ class Stage:
         os.kill(victim.pid, signal.SIGKILL)
         self.display.event(f"pool child {victim.pid} is killed in {victim.task}")
 
+    def kill_beat(self) -> None:
+        """`kill -9` the beat that has just sent a tick: the next one is another's to send."""
+
+        def just_sent() -> Tick | None:
+            now = time.monotonic()
+            tick = max(self.story.ticks.values(), key=lambda tick: tick.sent, default=None)
+            return tick if tick and now - tick.sent < 0.6 * INTERVAL else None
+
+        beat = self.until(just_sent, 10.0, "a tick").beat
+        process = self._processes.pop(f"beat-{beat}")
+        self.journal.write("beat", beat=beat, up=False)
+        process.kill()
+        process.wait()
+        self.display.event(f"beat {beat} is killed, {BEATS - 1} is left")
+
     @contextlib.contextmanager
     def _script(self, order: int) -> Iterator[None]:
         """A plain script that waits for the same lock, with `Redlock` and no Celery."""
@@ -217,8 +235,9 @@ class Stage:
                 return result
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited too long for {what}")
-            if self._worker is not None and self._worker.poll() is not None:
-                raise RuntimeError("the worker has ended")
+            for name, process in self._processes.items():
+                if process.poll() is not None:
+                    raise RuntimeError(f"the {name} has ended")
             time.sleep(0.02)
 
     def work_on(self, charges: int) -> None:
