@@ -237,7 +237,7 @@ class Stage:
                 raise TimeoutError(f"waited too long for {what}")
             for name, process in self._processes.items():
                 if process.poll() is not None:
-                    raise RuntimeError(f"the {name} has ended")
+                    raise RuntimeError(f"{name} has ended")
             time.sleep(0.02)
 
     def work_on(self, charges: int) -> None:

@@ -1,4 +1,4 @@
-"""The demonstration on real servers with a real worker: it holds, and it leaves nothing behind."""
+"""The demonstration on real servers, worker and beats: it holds, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -67,11 +67,10 @@ class Demo:
                 continue
         return found
 
-    def kill_worker(self, process: subprocess.Popen[bytes]) -> None:
-        """`kill -9` its worker's main process."""
+    def kill(self, process: subprocess.Popen[bytes], command: str) -> None:
+        """`kill -9` its worker's main process, or one of its beats."""
         children = psutil.Process(process.pid).children()
-        (worker,) = [child for child in children if "celery" in child.cmdline()]
-        worker.kill()
+        next(child for child in children if command in child.cmdline()).kill()
 
     def until_it_works(self) -> None:
         """Wait until children run bodies, so that there is something to be left behind."""
@@ -97,6 +96,8 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     assert "bodies of one order that overlapped .......... 0\n" in said
     assert "charges lost ................................. 0 of 200\n" in said
     assert "bodies killed in the middle .................. 2\n" in said
+    assert "ticks sent twice ............................. 0\n" in said
+    assert "ticks sent without a quorum .................. 0\n" in said
     assert str(demo.timeline) in said
     assert "Traceback" not in said
 
@@ -106,6 +107,14 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     ((since, until),) = story.dark()
     assert until - since > 2
     assert [event for event in story.away if event["why"] == "no quorum"]
+
+    ticks = judge(story).ticks
+    ((dead, _at),) = ticks.deaths
+    assert sorted(ticks.counts) == [1, 2]
+    assert ticks.counts[dead][0] > 0  # it had sent some, and the other one went on
+    assert ticks.counts[3 - dead][1] > 5
+    assert ticks.due - 3 <= ticks.sent <= ticks.due + 2
+
     texts = [text.text or "" for text in ElementTree.parse(demo.timeline).iter() if text.text]
     assert sum(", pid " in text for text in texts) == len(story.bodies)
 
@@ -120,8 +129,11 @@ def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
     assert "bodies of one order that overlapped .......... 0\n" not in said
     assert re.search(r"overlap on order \d+ .*<-- FAILED", said)
     assert re.search(r"bodies started without a quorum \.+ [1-9]\d* +<-- FAILED", said)
+    assert re.search(r"ticks sent twice \.+ [1-9]\d* +<-- FAILED", said)
+    assert re.search(r"ticks sent without a quorum \.+ [1-9]\d* +<-- FAILED", said)
     assert re.search(r"^FAILED$", said, re.MULTILINE)
-    assert "the last lines of the worker's log" in said
+    for log in ("worker.log", "beat-1.log", "beat-2.log"):
+        assert f"the last lines of {log}" in said
     assert demo.processes() == []
 
 
@@ -142,17 +154,21 @@ def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
     demo.until_it_works()
     process.kill()
     process.wait()
-    wait_until(lambda: not demo.processes(), 10, "servers and worker to be gone", every=0.1)
+    wait_until(lambda: not demo.processes(), 10, "servers, worker and beats to be gone", every=0.1)
 
 
-def test_a_worker_that_dies_is_a_failure_that_shows_its_log(demo: Demo) -> None:
+@pytest.mark.parametrize(
+    ("command", "told"), [("worker", "worker has ended"), ("beat", "beat-1 has ended")]
+)
+def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str, told: str) -> None:
     process = demo.start()
     demo.until_it_works()
-    demo.kill_worker(process)
+    demo.kill(process, command)
     assert process.wait(timeout=15) == 1
     said = demo.said()
-    assert "the worker has ended" in said
+    assert told in said
     assert "celery@" in said
+    assert "beat: Starting" in said
     assert demo.processes() == []
     assert list(demo.temporary.iterdir()) == []
 
@@ -160,7 +176,7 @@ def test_a_worker_that_dies_is_a_failure_that_shows_its_log(demo: Demo) -> None:
 def test_a_timeline_that_cannot_be_written_does_not_hide_the_verdict(demo: Demo) -> None:
     process = demo.start("--timeline", "/nowhere/timeline.svg")
     demo.until_it_works()
-    demo.kill_worker(process)
+    demo.kill(process, "worker")
     assert process.wait(timeout=15) == 1
     assert "verdict" in demo.said()
     assert "no timeline: " in demo.said()
