@@ -17,7 +17,7 @@ from .lease import Holder, Lease
 from .lock import Redlock
 
 if TYPE_CHECKING:
-    from .task import SingletonTask, Skipped, locked
+    from .task import SingletonTask, Skipped, install, locked
 
 __version__ = "0.1.0"
 
@@ -35,13 +35,14 @@ __all__ = [
     "SingletonTask",
     "Skipped",
     "current_lease",
+    "install",
     "locked",
 ]
 
 
 def __getattr__(name: str) -> object:
     # Only who makes tasks pays for the import of Celery's; it connects the signal handlers as well.
-    if name in ("SingletonTask", "Skipped", "locked"):
+    if name in ("SingletonTask", "Skipped", "install", "locked"):
         from . import task
 
         return getattr(task, name)

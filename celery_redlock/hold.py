@@ -135,6 +135,21 @@ class HeldLease:
         _stack.set(tuple(other for other in _stack.get() if other is not self))
         return held
 
+    def keep(self, seconds: float) -> bool:
+        """End holding it, but leave it locked: nobody gives it back, it expires.
+
+        For what must not happen again so soon, whoever asks for it.
+
+        Args:
+            seconds: For how long from now.
+
+        Returns:
+            Whether it was held to this end and a quorum of nodes has confirmed.
+        """
+        kept = self._redlock._keep(self._held(), seconds)
+        _stack.set(tuple(other for other in _stack.get() if other is not self))
+        return kept
+
     @property
     def token(self) -> str:
         """The random proof of who holds it; not a fencing token."""

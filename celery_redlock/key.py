@@ -20,7 +20,7 @@ from hashlib import blake2b
 from .canonical import RAW_LITERAL, SCALARS, TOKEN, CannotKey, canonical, escape, is_model, text_of
 from .errors import ConfigurationError
 
-__all__ = ["KeyMaker", "canonical", "check_template"]
+__all__ = ["KeyMaker", "canonical", "check_template", "shortened"]
 
 MAX_BYTES = 200
 """Keys over this many bytes become a readable head, `#`, and a digest of the whole."""
@@ -73,6 +73,14 @@ def check_template(template: str, names: Collection[str]) -> list[tuple[str, str
         literal = ""
     plan.append((literal, None))
     return plan
+
+
+def shortened(key: str) -> str:
+    """A key of printable ASCII, cut to a readable head and a digest of the whole if it is long."""
+    if len(key) <= MAX_BYTES:
+        return key
+    digest = blake2b(key.encode("ascii"), digest_size=_DIGEST_BYTES).hexdigest()
+    return f"{key[:_HEAD]}#{digest}"
 
 
 def _stop(after: str, following: str | None) -> str | None:
@@ -165,11 +173,7 @@ class KeyMaker:
             if stop is not None and stop in text:
                 text = f"({text})"
             key += literal + text
-        key += self._tail
-        if len(key) <= MAX_BYTES:  # all of it is ASCII
-            return key
-        digest = blake2b(key.encode("ascii"), digest_size=_DIGEST_BYTES).hexdigest()
-        return f"{key[:_HEAD]}#{digest}"
+        return shortened(key + self._tail)
 
     def _bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
         if self._simple and len(args) <= len(self._places):

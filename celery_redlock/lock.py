@@ -31,7 +31,7 @@ from .events import emit, heard
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner
 from .quorum import Round
-from .settings import check_option, read_settings
+from .settings import MIN_TTL, check_option, read_settings
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 
@@ -373,6 +373,22 @@ class Redlock:
         if heard():
             emit("released", self._lease(claim), held)
         return held
+
+    def _keep(self, claim: Claim, seconds: float) -> bool:
+        """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""
+        self._watchdog.drop(claim)
+        if not claim.held(monotonic()):
+            self._release(claim)  # set again now, it would keep the next holder out
+            return False
+        claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
+        try:
+            ballot = self._driver.run(
+                lambda now: quorum.extend([claim], now, self._patience(claim.ttl))
+            )
+        finally:
+            claim.ended = True
+            self._claims.pop(claim.token, None)
+        return bool(ballot.confirmed())
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""

@@ -97,6 +97,12 @@ def _flag(value: Any) -> Any:
     return value
 
 
+def _flag_or_none(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("must be True, False or None")
+    return value
+
+
 def _nodes(value: Any) -> Any:
     if value is None:
         return None
@@ -167,6 +173,20 @@ GLOBAL: Mapping[str, Option] = {
             "How long to wait for a node's answer, never more than a tenth of the ttl; seconds.",
         ),
         Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
+        Option(
+            "beat",
+            None,
+            _flag_or_none,
+            "Send each tick of a periodic task once, however many beats run. None: if"
+            " `redlock_nodes` is set.",
+        ),
+        Option(
+            "beat_on_unavailable",
+            "hold",
+            _one_of("hold", "send"),
+            "If too few nodes answer a beat: hold what is due until they do, or send it, from every"
+            " beat.",
+        ),
         *_SHARED,
     )
 }
@@ -214,6 +234,8 @@ class Settings:
     prefix: str
     node_timeout: float
     enabled: bool
+    beat: bool
+    beat_on_unavailable: str
     ttl: float
     wait: float
     retry_backoff: float
@@ -305,6 +327,8 @@ def read_settings(app: Any) -> Settings:
         for name, option in GLOBAL.items()
     }
     _consistent(values, "redlock_")
+    if values["beat"] is None:
+        values["beat"] = values["nodes"] is not None
     if values["nodes"] is None:
         values["nodes"] = [_broker(conf)] if values["enabled"] else []
     return Settings(**values)

@@ -28,6 +28,7 @@ __all__ = [
     "SingletonTask",
     "Skipped",
     "TaskLock",
+    "install",
     "lock_of",
     "locked",
     "resource_of",

@@ -138,16 +138,24 @@ def connect(**_signal: Any) -> None:
         Redlock.from_app(app).connect(timeout=0)
 
 
+def begin_beat(sender: Any = None, **_signal: Any) -> None:
+    """A beat, alone or in a worker (`-B`): see `beat.py`, which no other process needs."""
+    from . import beat
+
+    beat.guard(sender)
+
+
 def _locks(app: Any) -> Iterator[TaskLock]:
     return (lock for task in app.tasks.values() if (lock := lock_of(task)) is not None)
 
 
 def install() -> None:
-    """Connect the handlers. Importing the package does it."""
+    """Connect the handlers of Celery's signals. Whoever imports `locked` or `SingletonTask` has."""
     for ending in ("task_postrun", "task_success", "task_failure", "task_retry"):
         signal = getattr(signals, ending)
         signal.connect(release, weak=False, dispatch_uid=f"celery_redlock.{ending}")
     signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")
     signals.worker_ready.connect(announce, weak=False, dispatch_uid="celery_redlock.announce")
+    signals.beat_init.connect(begin_beat, weak=False, dispatch_uid="celery_redlock.beat")
     signals.worker_process_init.connect(connect, weak=False, dispatch_uid="celery_redlock.connect")

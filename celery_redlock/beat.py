@@ -1,0 +1,379 @@
+"""Any number of beats, each tick sent once, whichever of them sends it.
+
+There is no leader. Every beat goes through its own schedule; before it sends a tick it claims it on
+the nodes, and the claim is *kept*: nobody gives it back, it expires when the next tick is due (see
+`tick.py`). A beat that is refused goes on as if it had sent the tick itself. So a beat that dies is
+missed by nobody.
+
+Between the claim and the message a beat may die, or the broker be away. Therefore a claim is short
+at first, extended while the message is being sent, and made long by that. Who is refused can tell
+the two by what is left of the claim: if it is not yet long, the entry stays due and is tried again
+a second later, until it is.
+
+Works by wrapping methods of the scheduler at hand, whichever it is: they all send through
+`apply_async`, and all but celery-redbeat's share Celery's `tick`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.schedules import schedstate
+from celery.utils.time import maybe_make_aware
+
+from .canonical import escape
+from .driver import monotonic
+from .errors import ConfigurationError, QuorumUnavailable, ResourceHeld
+from .hold import HeldLease
+from .key import shortened
+from .lease import Holder, Owner, quorum_of
+from .lock import Redlock
+from .settings import MIN_TTL, given_names, read_settings
+from .tick import Tick, current_tick
+
+__all__ = ["Guard", "guard"]
+
+logger = logging.getLogger("celery_redlock.beat")
+
+OPTION = "redlock"
+"""An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
+AGAIN = 1.0
+"""Seconds until an entry that could not be decided upon is tried again."""
+SPLIT = 0.1
+"""The same, at most, if several beats asked at once and none got a quorum; seconds."""
+BROKEN = 60.0
+"""The same, if its schedule cannot be understood; also between two errors in the log; seconds."""
+LATE = 0.02
+"""Beat wakes up 0.01 s before the time it is told; seconds to add where that would be too early."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a beat does with a tick that is due.
+
+    Attributes:
+        entry: The entry, as it was when it was found to be due.
+        send: Whether it is this beat's to send.
+        claim: What it holds in that case; None if it sends without.
+        kept: Until when the claim is kept once it is sent; seconds of the clock of leases.
+        again: Otherwise: seconds until the entry is looked at again; None for its regular time.
+        last: When the entry is to remember that it was sent, if that is not now.
+        count: How often it is to remember that it was, if not once more.
+    """
+
+    entry: Any
+    send: bool = False
+    claim: HeldLease | None = None
+    kept: float = 0.0
+    again: float | None = None
+    last: datetime | None = None
+    count: int | None = None
+
+
+class Guard:
+    """Stands between one scheduler and the broker: lets each tick through in one beat of all.
+
+    Args:
+        scheduler: A `celery.beat.Scheduler`, of whatever class.
+        redlock: Where ticks are claimed.
+        on_unavailable: "hold" or "send".
+    """
+
+    def __init__(self, scheduler: Any, redlock: Redlock, on_unavailable: str) -> None:
+        self._scheduler = scheduler
+        self._redlock = redlock
+        self._outage = Outage(on_unavailable == "send")
+        self._owner = Owner(socket.gethostname(), os.getpid())
+        self._granted: Turn | None = None
+        self._refused: Turn | None = None
+        self._told: dict[str, str] = {}
+        self._put_off: set[str] = set()
+        self._wake = math.inf
+        self._own_tick, scheduler.tick = scheduler.tick, self.tick
+        self._own_is_due, scheduler.is_due = scheduler.is_due, self.is_due
+        self._own_apply_entry, scheduler.apply_entry = scheduler.apply_entry, self.apply_entry
+        self._own_apply_async, scheduler.apply_async = scheduler.apply_async, self.apply_async
+        self._own_when, scheduler._when = scheduler._when, self._when
+
+    # -- In place of the scheduler's own ----------------------------------------------------------
+
+    def tick(self, *args: Any, **kwargs: Any) -> float:
+        """One pass over the schedule. Seconds until the next one."""
+        self._wake = math.inf
+        wait: float = self._own_tick(*args, **kwargs)
+        return min(wait, self._wake)
+
+    def is_due(self, entry: Any) -> Any:
+        """Whether an entry is due, and when next. One that was put off is not, until then."""
+        if entry.name in self._put_off:
+            # Celery up to 5.6 asks for the first entry whenever it wakes up, before its time too.
+            first = self._scheduler._heap[0]
+            wait = first[0] - self._own_when(entry, 0)
+            if first[2] is entry and wait > 0:
+                return schedstate(False, wait)
+            self._put_off.discard(entry.name)
+        return self._own_is_due(entry)
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Send an entry, and log it; or see that another beat does."""
+        turn = self._take(entry)
+        if not turn.send:
+            self._refused = turn
+            return
+        self._granted = turn
+        try:
+            self._own_apply_entry(entry, producer=producer)
+        finally:
+            if self._granted is not None and self._granted.claim is not None:
+                self._granted.claim.release()  # a scheduler of the user's has not sent it
+            self._granted = None
+
+    def apply_async(
+        self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any
+    ) -> Any:
+        """Send an entry, or see that another beat does: then None.
+
+        Args:
+            entry: A schedule entry that is due.
+            producer: To send with.
+            advance: Whether the schedule does not yet know that this entry had its turn. One that
+                keeps it elsewhere for all beats (celery-redbeat) hears it from the one that sends.
+            **kwargs: As the scheduler knows them.
+        """
+        turn, self._granted = self._granted, None
+        if turn is None or turn.entry is not entry:
+            turn = self._take(entry)
+        if turn.claim is not None and turn.claim.lost:
+            logger.warning("%s: its claim ran out before it was sent; asking anew", entry.name)
+            turn.claim.release()
+            turn = _stays_due(entry, LATE)
+        if turn.send:
+            return self._send(turn, producer, advance, kwargs)
+        if advance:
+            self._wake = min(self._wake, math.inf if turn.again is None else turn.again)
+        else:
+            self._refused = turn
+        return None
+
+    def _when(self, entry: Any, next_time_to_run: float, *args: Any, **kwargs: Any) -> float:
+        """When to look at an entry again. That of a refused turn is told here."""
+        turn, self._refused = self._refused, None
+        if turn is not None and turn.entry.name == entry.name:
+            if turn.again is not None:
+                next_time_to_run = turn.again
+                self._put_off.add(entry.name)
+            if turn.last is not None:
+                _set_last_run(entry, turn.last, turn.count)
+        return self._own_when(entry, next_time_to_run, *args, **kwargs)  # type: ignore[no-any-return]
+
+    # -- Claims -----------------------------------------------------------------------------------
+
+    def _take(self, entry: Any) -> Turn:
+        if not _is_guarded(entry):
+            return Turn(entry, send=True)
+        try:
+            if self._outage.goes_on():
+                return self._without_quorum(entry)
+            return self._claim(entry, current_tick(entry.schedule, entry.last_run_at))
+        except QuorumUnavailable as error:
+            return self._without_quorum(entry, error)
+        except Exception:
+            # A schedule of the user's own. An error here would end the whole beat.
+            logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
+            return _stays_due(entry, BROKEN)
+
+    def _claim(self, entry: Any, tick: Tick) -> Turn:
+        app = escape(str(self._scheduler.app.main or ""))
+        resource = shortened(f"beat:{app}:{escape(entry.name)}:{tick.name}")
+        now = monotonic()
+        short = max(MIN_TTL, min(self._redlock.ttl, tick.kept / 2))
+        claim = HeldLease(self._redlock, resource, ttl=short, owner=self._owner)
+        try:
+            claim.acquire()
+        except ResourceHeld:
+            holder = self._redlock.holder(resource)
+            turn = self._refuse(entry, tick, holder, short)
+        else:
+            turn = Turn(entry, True, claim, kept=now + tick.kept)
+        self._outage.ended()
+        return turn
+
+    def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
+        if holder is None or holder.expires_in is None or holder.nodes < holder.quorum:
+            return _stays_due(entry, random.uniform(LATE, SPLIT))  # a split vote
+        left = holder.expires_in
+        sent = left > short
+        self._tell(entry, tick, holder, sent)
+        if tick.period is not None:
+            # Due when the one who sent is due, and after him: he goes on unless he is gone.
+            again = left + tick.margin + LATE
+            if sent:
+                return Turn(entry, again=again, last=_ago(entry, tick.period - again))
+            return _stays_due(entry, min(AGAIN, again))
+        if sent:
+            return Turn(entry)
+        return _stays_due(
+            entry, min(AGAIN, left, math.inf if tick.next_in is None else tick.next_in) + LATE
+        )
+
+    def _send(self, turn: Turn, producer: Any, advance: bool, kwargs: Any) -> Any:
+        entry, claim = turn.entry, turn.claim
+        options = entry.options
+        if options and OPTION in options:  # it is ours, and no option of a message
+            entry.options = {name: options[name] for name in options if name != OPTION}
+        try:
+            result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
+        except BaseException:
+            if claim is not None:
+                claim.release()
+            raise
+        finally:
+            entry.options = options
+        if claim is not None and not claim.keep(turn.kept - monotonic()):
+            logger.warning(
+                "%s is sent, but a quorum could not be told: another beat may send it again",
+                entry.name,
+            )
+        return result
+
+    def _without_quorum(self, entry: Any, error: QuorumUnavailable | None = None) -> Turn:
+        self._outage.met(entry.name, error)
+        return Turn(entry, send=True) if self._outage.send else _stays_due(entry, AGAIN)
+
+    def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool) -> None:
+        if self._told.get(entry.name) == holder.digest:
+            return
+        self._told[entry.name] = holder.digest
+        ours = holder.owner == self._owner
+        logger.log(
+            logging.DEBUG if ours else logging.INFO,
+            "%s (%s) %s sent by %s",
+            entry.name,
+            f"due {tick.name}" if tick.due else tick.name,
+            "was" if sent else "is being",
+            holder.owner or "another program, which holds our key",
+        )
+
+
+class Outage:
+    """A time without a quorum: nobody is asked more than once a second, the log told once a minute.
+
+    Attributes:
+        send: Whether entries are sent all the same.
+    """
+
+    def __init__(self, send: bool) -> None:
+        self.send = send
+        self._began: float | None = None
+        self._ask = self._say = -math.inf
+        self._said = False
+        self._names: set[str] = set()
+
+    def goes_on(self) -> bool:
+        """Whether it is too soon to ask again."""
+        return monotonic() < self._ask
+
+    def met(self, name: str, error: QuorumUnavailable | None) -> None:
+        """An entry is due; `error` if the nodes were asked."""
+        now = monotonic()
+        if self._began is None:
+            self._began = now
+        self._names.add(name)
+        if error is None:
+            return
+        self._ask = now + AGAIN
+        if now < self._say:
+            return
+        self._say, self._said = now + BROKEN, True
+        names = sorted(self._names)
+        logger.error(
+            "no quorum for %.0f s: %s%s %s: %s",
+            now - self._began,
+            ", ".join(names[:5]),
+            f" and {len(names) - 5} more" if len(names) > 5 else "",
+            "sent without a claim, by every beat" if self.send else "held back until there is one",
+            error,
+        )
+
+    def ended(self) -> None:
+        """A quorum has answered."""
+        if self._began is not None and self._said:
+            logger.warning("a quorum answers again, after %.1f s", monotonic() - self._began)
+        self._began, self._said = None, False
+        self._ask = -math.inf
+        self._names.clear()
+
+
+def guard(sender: Any = None, **_signal: Any) -> None:
+    """A beat begins: let each tick through it only if no other beat has sent it.
+
+    Celery logs what a signal handler raises and goes on; it does not so with SystemExit.
+    """
+    scheduler = sender.scheduler
+    app = scheduler.app
+    try:
+        if not given_names(app.conf):
+            return
+        settings = read_settings(app)
+        _check_entries(app.conf.beat_schedule or {})
+    except ConfigurationError as error:
+        logger.critical("celery_redlock: %s", error)
+        raise SystemExit(1) from None
+    if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), Guard):
+        return
+    if not settings.enabled:
+        logger.warning("redlock_enabled is False: every beat sends every tick")
+        return
+    redlock = Redlock.from_app(app)
+    redlock.connect()
+    Guard(scheduler, redlock, settings.beat_on_unavailable)
+    logger.info(
+        "each tick is sent by one beat: claims on %s, quorum %d, without one: %s",
+        ", ".join(redlock.nodes),
+        quorum_of(len(redlock.nodes)),
+        settings.beat_on_unavailable,
+    )
+
+
+def _check_entries(schedule: Mapping[str, Any]) -> None:
+    for name, entry in schedule.items():
+        options = entry.get("options") if isinstance(entry, Mapping) else entry.options
+        value = (options or {}).get(OPTION, True)
+        if not isinstance(value, bool):
+            raise ConfigurationError(
+                f"beat_schedule[{name!r}]: the option {OPTION!r} must be False, to have every beat"
+                f" send it, or True; it is {value!r}"
+            )
+
+
+def _is_guarded(entry: Any) -> bool:
+    options = entry.options or {}
+    headers = options.get("headers") or {}
+    return options.get(OPTION) is not False and headers.get(OPTION) is not False
+
+
+def _stays_due(entry: Any, again: float) -> Turn:
+    return Turn(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
+
+
+def _ago(entry: Any, seconds: float) -> datetime:
+    now = maybe_make_aware(entry.default_now())
+    then = now.astimezone(timezone.utc) - timedelta(seconds=seconds)
+    return then.astimezone(now.tzinfo)
+
+
+def _set_last_run(entry: Any, last: datetime, count: int | None) -> None:
+    """Let an entry remember another last run than now; also where that is kept in a database."""
+    for keeper in (entry, getattr(entry, "model", None)):  # django-celery-beat's row
+        if keeper is not None:
+            keeper.last_run_at = last
+            if count is not None:
+                keeper.total_run_count = count

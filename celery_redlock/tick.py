@@ -1,0 +1,159 @@
+"""Which tick of a periodic task it is: the same answer in every beat.
+
+Beats that hold the same schedule wake up at different moments, with different memories of the last
+run. What they share is, for a crontab or a solar event, the *due time*: the tick is named by it, in
+UTC and to the second, and stays claimed for as long as any beat may take that tick for the current
+one. A plain interval counts from the last run, so every beat has a phase of its own and nothing to
+name a tick by: there the claim itself keeps the period, by lasting a little less than the interval.
+
+All arithmetic is the schedule's own: a tick is due when it would be for a lone beat, in the
+schedule's time zone, and when its clocks change.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any, NamedTuple
+
+from celery.schedules import schedule as interval
+from celery.schedules import solar
+
+__all__ = ["Tick", "current_tick"]
+
+GRACE = 60.0
+"""Seconds for which a due time stays claimed after the next one is due: clocks of hosts differ."""
+FINAL = 86_400.0
+"""Seconds for which a due time that nothing follows stays claimed."""
+MARGIN_RATE, MARGIN_MAX = 1 / 20, 0.5
+"""By how much an interval's claim is shorter than the interval: a part of it, and seconds at most.
+Who is due once in an interval must not be refused for being a little early."""
+
+LOOK_BACK = timedelta(days=4 * 366)
+HOUR, MINUTE, HALF = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=0.5)
+
+
+class Tick(NamedTuple):
+    """One tick of an entry.
+
+    Attributes:
+        name: What names it; the same in every beat.
+        kept: Seconds from now for which it stays claimed, once it is sent.
+        due: When it was due, in UTC; None for the tick of an interval.
+        next_in: Seconds from now until the next is due; None if none follows.
+        period: The interval, in seconds; None for what has a due time.
+        margin: Seconds by which an interval's claim ends before the next tick.
+    """
+
+    name: str
+    kept: float
+    due: datetime | None = None
+    next_in: float | None = None
+    period: float | None = None
+    margin: float = 0.0
+
+
+def current_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
+    """The tick that is due now. Several that were missed are one, the latest, as for a lone beat.
+
+    Args:
+        schedule: A schedule of Celery's, or a user's own.
+        last_run_at: When the entry was sent last, as its beat remembers it; None for never.
+    """
+    if not isinstance(schedule, interval):
+        dues = _DueTimes(schedule)
+        due = dues.latest(last_run_at)
+        if due is not None and dues.are_shared(due):
+            following = dues.following(due)
+            left = None if following is None else (following - dues.now).total_seconds()
+            kept = GRACE + (FINAL if left is None else max(0.0, left))
+            return Tick(f"{due:%Y-%m-%dT%H:%M:%SZ}", kept, due=due, next_in=left)
+    return _of_interval(schedule, last_run_at)
+
+
+def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
+    now = schedule.maybe_make_aware(schedule.now())
+    if isinstance(schedule, interval):
+        period = left = float(schedule.seconds)
+        name = f"every-{period:g}s"
+        if schedule.relative:  # due at the next full minute, hour or day
+            left = schedule.remaining_estimate(now).total_seconds()
+            left = left if left > 0 else period
+            name += "-relative"
+    else:
+        period = left = float(schedule.is_due(last_run_at or now).next)
+        name = "next"
+    margin = min(period * MARGIN_RATE, MARGIN_MAX)
+    return Tick(name, left - margin, next_in=left, period=period, margin=margin)
+
+
+class _DueTimes:
+    """The due times of a schedule, as its own arithmetic gives them at one moment. All in UTC."""
+
+    def __init__(self, schedule: Any) -> None:
+        local = schedule.maybe_make_aware(schedule.now())
+        self.now = local.astimezone(timezone.utc)
+        self._zone = local.tzinfo
+        # Schedules count from now(), again and again; a process may be stopped in between.
+        # Not copy.copy(): what they pickle leaves out the app, and so its time zone.
+        self._schedule = object.__new__(type(schedule))
+        self._schedule.__dict__.update(schedule.__dict__, nowfun=lambda: local)
+
+    def latest(self, last: datetime | None) -> datetime | None:
+        """The one that is due: the first after the last run, or a later one that has come."""
+        due = None
+        if last is not None:
+            last = self._schedule.maybe_make_aware(last).astimezone(timezone.utc)
+            due = self._after(last)
+            following = None if due is None else self.following(due)
+            if following is None or following > self.now:
+                return due
+        # Look back, twice as far each time, until one lies between; then for the last of these.
+        floor = last or self.now - LOOK_BACK
+        back, low, high = MINUTE, self.now - MINUTE, self.now
+        while not self._has_come(low):
+            if low <= floor:
+                return due
+            back *= 2
+            high, low = low, max(floor, self.now - back)
+        while high - low > HALF:
+            middle = low + (high - low) / 2
+            low, high = (middle, high) if self._has_come(middle) else (low, middle)
+        return self._after(low)
+
+    def following(self, due: datetime) -> datetime | None:
+        """The next one after `due`; None if there is none."""
+        # Solar events come once a day, and are computed to a fraction of a second.
+        start = due + HOUR if isinstance(self._schedule, solar) else due
+        found = self._after(start)
+        return found if found is not None and found > due else None
+
+    def are_shared(self, due: datetime) -> bool:
+        """Whether they do not depend on the last run, as those of an interval do."""
+        if hasattr(self._schedule, "remaining_delta") or isinstance(self._schedule, solar):
+            return True
+        one, other = (self._raw(due - HALF / part) for part in (2, 4))
+        return one is not None and other is not None and abs(one - other) < HALF / 10
+
+    def _has_come(self, start: datetime) -> bool:
+        """Whether one after `start` is due by now."""
+        found = self._after(start)
+        return found is not None and found <= self.now
+
+    def _after(self, start: datetime) -> datetime | None:
+        """The first after `start`, to the second."""
+        found = self._raw(start)
+        if found is not None and isinstance(self._schedule, solar):
+            # Found from different starts, one event differs by up to a tenth of a second (ephem),
+            # which rounding would make two. So count from a start that all beats share.
+            hour = found.replace(minute=0, second=0, microsecond=0)
+            found = self._raw(hour - HOUR)
+        return None if found is None else (found + HALF).replace(microsecond=0)
+
+    def _raw(self, start: datetime) -> datetime | None:
+        local = start.astimezone(self._zone)
+        if hasattr(self._schedule, "remaining_delta"):
+            # A crontab's end, exactly: Celery before 5.7 gives what remains in wall time.
+            begin, delta, _now = self._schedule.remaining_delta(local)
+            return (begin + delta).astimezone(timezone.utc)  # type: ignore[no-any-return]
+        left = self._schedule.remaining_estimate(local)
+        return None if left is None else self.now + left
