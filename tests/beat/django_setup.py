@@ -1,0 +1,43 @@
+"""Make the database, with its entries: `python -m tests.beat.django_setup tick interval`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import datetime, timezone
+
+import django
+from django.core.management import call_command
+from django.db import connection
+
+
+def main(names: list[str]) -> None:
+    django.setup()
+    from django_celery_beat.models import CrontabSchedule, IntervalSchedule, PeriodicTask
+
+    from tests.beat.django_scheduler import MARK
+
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA journal_mode=WAL")  # a reader does not wait for a stopped writer
+    call_command("migrate", verbosity=0)
+    second, _ = CrontabSchedule.objects.get_or_create(day_of_month=MARK, timezone="UTC")
+    minute, _ = CrontabSchedule.objects.get_or_create(minute="*", timezone="UTC")
+    two, _ = IntervalSchedule.objects.get_or_create(every=2, period="seconds")
+    schedules = {
+        "tick": {"crontab": second},
+        "interval": {"interval": two},
+        "minute": {"crontab": minute},
+        "free": {"crontab": second, "headers": json.dumps({"redlock": False})},
+    }
+    for name in names:
+        name, _, last = name.partition("@")
+        PeriodicTask.objects.create(
+            name=name,
+            task=f"tests.beat.{name}",
+            last_run_at=datetime.fromtimestamp(float(last), timezone.utc) if last else None,
+            **schedules[name],
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

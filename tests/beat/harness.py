@@ -1,0 +1,275 @@
+"""Real beats on real servers, and what was sent by them, read straight from the broker's list."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from celery_redlock.server import LocalServer
+from tests.beat.oracle import Message
+from tests.support import wait_until
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "tests.beat.project"
+KINDS = ("persistent", "redbeat", "django")
+SCHEDULERS = {
+    "persistent": "celery.beat:PersistentScheduler",
+    "redbeat": "redbeat:RedBeatScheduler",
+    "django": "tests.beat.django_scheduler:SecondScheduler",
+}
+START = 30.0
+"""Seconds for a beat to start, on a machine that is busy."""
+TTL = 2.0
+"""Seconds a claim is held while its message is being sent."""
+
+
+class Site:
+    """One scheduler, its app, a database of the broker to itself; beats are added to it.
+
+    Args:
+        kind: One of `KINDS`.
+        nodes: The lock nodes.
+        broker: The broker, and where redbeat has its entries.
+        path: A directory of its own.
+        entries: The names of its entries; `name@time` for one that last ran then (django only).
+        **conf: More of the app's configuration.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        nodes: list[LocalServer],
+        broker: LocalServer,
+        path: Path,
+        *,
+        entries: tuple[str, ...] = ("tick", "interval"),
+        **conf: Any,
+    ) -> None:
+        self.kind = kind
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+        number = KINDS.index(kind)
+        base = broker.url.rsplit("/", 1)[0]
+        self.broker_url = f"{base}/{number}"
+        self.conf: dict[str, Any] = {
+            "broker_url": self.broker_url,
+            "broker_connection_retry_on_startup": True,
+            "redlock_nodes": [node.url for node in nodes],
+            "redlock_ttl": TTL,
+            "redlock_beat": True,
+            **conf,
+        }
+        if kind == "redbeat":
+            self.conf |= {"redbeat_redis_url": f"{base}/{number + 8}", "redbeat_lock_key": None}
+        self.environment = {
+            "PYTHONPATH": str(ROOT),
+            "TEST_KIND": kind,
+            "TEST_MAIN": f"beats-{kind}-{path.name}",
+            "TEST_EPOCH": str(int(time.time()) - 1),
+            "TEST_ENTRIES": ",".join(name.partition("@")[0] for name in entries),
+        }
+        self.beats: list[Beat] = []
+        self.client = redis.Redis.from_url(self.broker_url)
+        if kind == "django":
+            self.environment["DJANGO_SETTINGS_MODULE"] = "tests.beat.django_settings"
+            self.environment["TEST_SQLITE"] = str(path / "beat.sqlite3")
+            self.run("-m", "tests.beat.django_setup", *entries)
+
+    def run(self, *arguments: str, timeout: float = START) -> str:
+        """Run a Python of this site's environment to its end; what it printed."""
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=ROOT,
+            env=self.variables(self.conf),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=timeout,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def variables(self, conf: dict[str, Any], **more: str) -> dict[str, str]:
+        conf = {name: value for name, value in conf.items() if value != "absent"}
+        return {**os.environ, **self.environment, "TEST_CONF": json.dumps(conf), **more}
+
+    def beat(self, *, start: bool = True, **variables: str) -> Beat:
+        """One more beat.
+
+        Args:
+            start: Start it.
+            **variables: More of its environment.
+        """
+        beat = Beat(self, f"{self.kind}-{len(self.beats)}", variables)
+        self.beats.append(beat)
+        if start:
+            beat.start()
+        return beat
+
+    def messages(self, task: str) -> list[Message]:
+        """All that was sent for a task, in the order in which it came to the broker."""
+        raw = self.client.lrange("celery", 0, -1)[::-1]  # sent by LPUSH
+        found = []
+        for line in raw:
+            headers = json.loads(line)["headers"]
+            if headers["task"] == f"tests.beat.{task}":
+                found.append(
+                    Message(
+                        headers["beat_name"],
+                        headers["beat_pid"],
+                        headers["beat_asked"],
+                        headers["beat_sent"],
+                    )
+                )
+        return found
+
+    def sent(self, task: str, count: int = 1, timeout: float = START) -> list[Message]:
+        """Wait until at least so many messages of a task are there."""
+        wait_until(
+            lambda: len(self.messages(task)) >= count,
+            timeout,
+            f"{count} of {task} are sent",
+            every=0.02,
+        )
+        return self.messages(task)
+
+    def text(self) -> str:
+        """All that all beats have printed."""
+        return "".join(beat.text for beat in self.beats)
+
+    def close(self) -> None:
+        for beat in self.beats:
+            beat.kill()
+        self.client.close()
+
+
+class Beat:
+    """A `celery beat` process, and the next one by the same name when it was killed.
+
+    Args:
+        site: Where it belongs.
+        name: What it puts into its messages.
+        variables: More of its environment.
+    """
+
+    command: tuple[str, ...] = ()
+
+    def __init__(self, site: Site, name: str, variables: dict[str, str]) -> None:
+        self.site = site
+        self.name = name
+        self.variables = variables
+        self.conf = dict(site.conf)
+        self.output = site.path / f"{name}.log"
+        self.schedule = site.path / f"{name}.schedule"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.stopped = False
+        self.since = 0
+        """Where in the log its present process begins."""
+
+    # -- what it is ----------------------------------------------------------------------------
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        """There is a process; it may be stopped."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def text(self) -> str:
+        """All that its processes have printed."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    @property
+    def ready(self) -> bool:
+        """It is past its start, and neither dead nor stopped."""
+        return self.alive and not self.stopped and "beat: Starting..." in self.text[self.since :]
+
+    # -- its life ------------------------------------------------------------------------------
+
+    def start(self, *, forget: bool = False) -> None:
+        """Start it with its old schedule file; `forget`: without."""
+        if forget:
+            for file in self.site.path.glob(f"{self.schedule.name}*"):
+                file.unlink()
+        self.since = len(self.text)
+        arguments = self.command or (
+            *("-m", "celery", "-A", PROJECT, "beat", "-l", "INFO", "--pidfile="),
+            *("-s", str(self.schedule), "-S", SCHEDULERS[self.site.kind]),
+        )
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env=self.site.variables(self.conf, TEST_BEAT=self.name, **self.variables),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def started(self) -> None:
+        """Wait until it is past its start."""
+
+        def up() -> bool:
+            assert self.alive, self.text
+            return self.ready
+
+        wait_until(up, START, f"{self.name} is ready", every=0.02)
+
+    def said(self, words: str, timeout: float = 10.0) -> str:
+        """Wait until its log has a line with these words; the first such line."""
+
+        def line() -> str | None:
+            return next((line for line in self.text.splitlines() if words in line), None)
+
+        return str(wait_until(line, timeout, f"{self.name} says {words!r}", every=0.02))
+
+    def kill(self) -> float:
+        """As `kill -9` does, with its children; when it was dead."""
+        if self.process is not None:
+            if self.alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait(10.0)
+        self.stopped = False
+        return time.time()
+
+    def terminate(self, timeout: float = 10.0) -> int:
+        """Ask it to end, and wait; its return code."""
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(timeout)
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP)."""
+        os.kill(self.pid, signal.SIGSTOP)
+        self.stopped = True
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+        self.stopped = False
+
+
+@contextlib.contextmanager
+def site(*arguments: Any, **options: Any) -> Iterator[Site]:
+    """A site, all of whose beats are dead afterwards."""
+    made = Site(*arguments, **options)
+    try:
+        yield made
+    finally:
+        made.close()

@@ -1,0 +1,257 @@
+"""Was each tick sent once? Judged from the messages and the faults alone.
+
+It shares no code with the library and believes none of its words. A message is for one due second
+of its entry, and which one is bounded by the sender's own clock: not before its schedule said "due"
+(`asked`), not after the message left (`sent`); mostly both lie in one second. Where messages cannot
+be given each a second of its own, a tick was provably sent twice; a second that no message can be
+for was provably left out.
+
+What is forgiven, and counted:
+
+- a tick is left out in the second in which a beat was killed or stopped: that beat may have been
+  about to send it. The tick of the next second is its tick as well, as it would be of a lone beat
+  that comes late. So few moments are that unlucky that only one in ten faults is believed;
+- a message that its beat was about to send when it was stopped leaves when it is woken, whatever
+  others have sent by then: no lease can prevent what happens between the last look at the clock
+  and the write. Here too, one in ten;
+- in seconds in which the whole machine stood still, a tick may be left out;
+- while the quorum is lost, nothing may be sent; from a moment after its return all must be.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+SETTLED = 0.5
+"""Seconds after the loss of the quorum in which a message claimed before may still leave."""
+BACK = 2.5
+"""Seconds after the quorum's return within which all that is overdue must be sent."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message. Times are seconds since the epoch, by the clock that all processes share."""
+
+    beat: str
+    pid: int
+    asked: float
+    sent: float
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What was done, from when to when.
+
+    Attributes:
+        kind: "kill" or "stop" (of a beat, `pid`), "node", "quorum", "stall" (of the machine).
+    """
+
+    kind: str
+    begin: float
+    end: float
+    pid: int = 0
+
+
+@dataclass
+class Verdict:
+    """What was found.
+
+    Attributes:
+        problems: What no fault explains; none: the run was good.
+        forgiven: What a fault explains, by kind.
+        count: Messages that were judged.
+        ideal: As many there should be.
+        longest: The longest time between two messages; seconds.
+    """
+
+    problems: list[str] = field(default_factory=list)
+    forgiven: dict[str, int] = field(default_factory=dict)
+    count: int = 0
+    ideal: float = 0.0
+    longest: float = 0.0
+
+    def forgive(self, kind: str) -> None:
+        self.forgiven[kind] = self.forgiven.get(kind, 0) + 1
+
+    def believe(self, faults: Iterable[Fault]) -> None:
+        """No more may be forgiven than bad luck explains."""
+        counts: dict[str, int] = {}
+        for fault in faults:
+            counts[fault.kind] = counts.get(fault.kind, 0) + 1
+        unlucky = 1 + (counts.get("kill", 0) + counts.get("stop", 0)) // 10
+        for kind, number in self.forgiven.items():
+            if kind != "stall" and number > unlucky:
+                self.problems.append(f"{number} x {kind}: more than bad luck")
+        if self.forgiven.get("stall", 0) > max(2.0, self.ideal / 20):
+            self.problems.append(f"the machine stalled too often: {self.forgiven['stall']} times")
+
+
+def judge_ticks(
+    messages: Iterable[Message], faults: Iterable[Fault], begin: float, end: float
+) -> Verdict:
+    """An entry that is due at each whole second: each once.
+
+    Args:
+        messages: All of the entry, whenever sent.
+        faults: All of the run.
+        begin: From when on all ticks must be there; seconds since the epoch.
+        end: Until when.
+    """
+    faults = list(faults)
+    verdict = Verdict()
+    seconds, extra = _assign(messages)
+    for message in extra:
+        if _was_stopped(message, faults):
+            verdict.forgive("sent when woken")
+        else:
+            verdict.problems.append(f"sent twice: {_text(message, begin)}")
+    losses = [fault for fault in faults if fault.kind == "quorum"]
+    for second in range(math.ceil(begin), math.floor(end)):
+        if any(loss.begin - 1 < second < loss.end + BACK for loss in losses):
+            continue
+        verdict.ideal += 1
+        if second in seconds:
+            verdict.count += 1
+        elif kind := _excuse(second, faults):
+            verdict.forgive(kind)
+        else:
+            verdict.problems.append(f"left out: second {second - begin:.0f} ({second})")
+    _judge_losses(verdict, messages, losses, begin)
+    times = sorted(message.sent for message in messages if begin <= message.sent <= end)
+    verdict.longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+    if not verdict.count:
+        verdict.problems.append("nothing was sent")
+    verdict.believe(faults)
+    return verdict
+
+
+def judge_interval(
+    messages: Iterable[Message],
+    faults: Iterable[Fault],
+    begin: float,
+    end: float,
+    *,
+    every: float,
+    ttl: float,
+) -> Verdict:
+    """An entry with an interval: its period is kept, whoever sends.
+
+    No gap above two intervals, none below nine tenths of one; the count within 2 % (and one) of the
+    ideal, both taken between messages where the quorum was not lost.
+
+    Args:
+        messages: All of the entry.
+        faults: All of the run.
+        begin: From when to judge; seconds since the epoch.
+        end: Until when.
+        every: The interval; seconds.
+        ttl: A beat that dies while it sends is missed so long, and a second; seconds.
+    """
+    faults = list(faults)
+    verdict = Verdict()
+    times = [begin]
+    for message in sorted(messages, key=lambda message: message.sent):
+        if begin <= message.sent <= end:
+            if _was_stopped(message, faults):
+                verdict.forgive("sent when woken")
+            else:
+                times.append(message.sent)
+    times.append(end)
+    losses = [fault for fault in faults if fault.kind == "quorum"]
+    whole = 0.0
+    for number, (one, two) in enumerate(itertools.pairwise(times)):
+        if lost := [loss for loss in losses if loss.begin < two and one < loss.end]:
+            if two - lost[-1].end > BACK:
+                verdict.problems.append(f"not within {BACK} s after the quorum's return")
+            continue
+        gap = two - one
+        verdict.longest = max(verdict.longest, gap)
+        problem = ""
+        if 0 < number < len(times) - 2:  # between two messages, not before the first
+            verdict.count += 1
+            whole += gap
+            if gap < 0.9 * every:
+                problem = f"two within {gap:.3f} s, {one - begin:.2f} s after the begin"
+        if gap > 2 * every:
+            problem = f"nothing for {gap:.2f} s, {one - begin:.2f} s after the begin"
+            if gap <= every + ttl + 1.2 and _died_sending(one + every, faults):
+                verdict.forgive("late after a kill or stop")
+                problem = ""
+        if problem and any(f.kind == "stall" and f.begin < two and one < f.end for f in faults):
+            verdict.forgive("stall")
+        elif problem:
+            verdict.problems.append(problem)
+    verdict.ideal = whole / every
+    if abs(verdict.count - verdict.ideal) > 1 + 0.02 * verdict.ideal:
+        verdict.problems.append(f"{verdict.count} sent, {verdict.ideal:.1f} due")
+    if not verdict.count:
+        verdict.problems.append("nothing was sent")
+    _judge_losses(verdict, messages, losses, begin)
+    verdict.believe(faults)
+    return verdict
+
+
+def _assign(messages: Iterable[Message]) -> tuple[dict[int, Message], list[Message]]:
+    """Give as many messages as possible each a second of its own; and those that got none."""
+    waiting = sorted(messages, key=lambda message: message.asked)[::-1]
+    heap: list[tuple[int, int, Message]] = []
+    given: dict[int, Message] = {}
+    extra: list[Message] = []
+    second = 0
+    while waiting or heap:
+        if not heap:
+            second = max(second, math.floor(waiting[-1].asked))
+        while waiting and math.floor(waiting[-1].asked) <= second:
+            message = waiting.pop()
+            heapq.heappush(heap, (math.floor(message.sent), len(waiting), message))
+        while heap and heap[0][0] < second:
+            extra.append(heapq.heappop(heap)[2])
+        if heap:
+            given[second] = heapq.heappop(heap)[2]
+        second += 1
+    return given, extra
+
+
+def _was_stopped(message: Message, faults: list[Fault]) -> bool:
+    """Was its beat stopped between the decision and the write?"""
+    return any(
+        fault.kind == "stop"
+        and fault.pid == message.pid
+        and message.asked - 0.1 <= fault.begin <= message.sent + 0.05
+        for fault in faults
+    )
+
+
+def _excuse(second: int, faults: list[Fault]) -> str:
+    """Why no message is for this second, if any fault explains it."""
+    for fault in faults:
+        if fault.kind == "stall" and fault.begin < second + 1 and second < fault.end:
+            return "stall"
+    for fault in faults:
+        if fault.kind in ("kill", "stop") and second - 0.05 <= fault.begin < second + 1:
+            return "left out at a kill or stop"
+    return ""
+
+
+def _died_sending(due: float, faults: list[Fault]) -> bool:
+    return any(f.kind in ("kill", "stop") and due - 0.2 <= f.begin <= due + 0.5 for f in faults)
+
+
+def _judge_losses(
+    verdict: Verdict, messages: Iterable[Message], losses: list[Fault], begin: float
+) -> None:
+    for loss in losses:
+        meanwhile = [m for m in messages if loss.begin + SETTLED < m.sent < loss.end]
+        for message in meanwhile:
+            verdict.problems.append(f"sent without a quorum: {_text(message, begin)}")
+
+
+def _text(message: Message, begin: float) -> str:
+    return (
+        f"{message.beat} (pid {message.pid}) asked {message.asked - begin:.3f},"
+        f" sent {message.sent - begin:.3f}"
+    )

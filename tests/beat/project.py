@@ -1,0 +1,118 @@
+"""The app that the beats of these tests run; its configuration comes in the environment.
+
+Every message says in its headers who sent it and when, by this module's own account: the library is
+not asked. `beat_asked` is when the schedule first said "due" since it last said "not yet" (or since
+a message of it was last sent), `beat_sent` when the message is on its way to the broker; the due
+time that a message is for lies before the one or between them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import datetime, timezone
+from typing import Any
+
+from celery import Celery, Task
+from celery.schedules import BaseSchedule, crontab, schedule
+from celery.signals import before_task_publish
+
+import celery_redlock
+from tests.beat.schedules import EverySecond, SecondCrontab
+
+KIND = os.environ.get("TEST_KIND", "persistent")
+
+app = Celery(os.environ.get("TEST_MAIN", "tests.beat"))
+app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
+if celery_redlock.locked and hasattr(celery_redlock, "install"):
+    celery_redlock.install()
+
+
+def every_second() -> BaseSchedule:
+    if KIND != "redbeat":
+        return EverySecond()
+    from redbeat.schedules import rrule  # the one that redbeat can store
+
+    epoch = datetime.fromtimestamp(int(os.environ["TEST_EPOCH"]), timezone.utc)
+    return rrule("SECONDLY", dtstart=epoch)
+
+
+def entries() -> dict[str, dict[str, Any]]:
+    """Those that this beat is asked to have."""
+    known: dict[str, Callable[[], dict[str, Any]]] = {
+        "tick": lambda: {"schedule": every_second()},
+        "interval": lambda: {"schedule": schedule(2.0)},
+        "minute": lambda: {"schedule": crontab()},
+        "free": lambda: {"schedule": every_second(), "options": {"redlock": False}},
+    }
+    names = os.environ.get("TEST_ENTRIES", "tick,interval").split(",")
+    return {name: {"task": f"tests.beat.{name}", **known[name]()} for name in names if name}
+
+
+_failures = int(os.environ.get("TEST_FAIL", "0"))
+"""How many messages of this beat fail to be sent."""
+
+
+class Failing(Task):
+    """Celery swallows what a `before_task_publish` receiver raises; this it does not."""
+
+    def apply_async(self, *args: Any, **options: Any) -> Any:
+        global _failures
+        if _failures:
+            _failures -= 1
+            raise OSError("no message leaves, as asked")
+        return super().apply_async(*args, **options)
+
+
+def job() -> None: ...
+
+
+for _name in ("tick", "interval", "minute", "free"):
+    app.task(job, base=Failing, name=f"tests.beat.{_name}")
+
+
+# -- the account ----------------------------------------------------------------------------------
+
+_asked: dict[str, float] = {}
+"""By a task of one schedule: when it was first said to be due."""
+
+
+def _note(cls: Any, *tasks: str) -> None:
+    answer = cls.is_due
+
+    def is_due(self: Any, last_run_at: Any) -> Any:
+        before = time.time()
+        state = answer(self, last_run_at)
+        for task in tasks:
+            if not state[0]:
+                _asked.pop(task, None)
+            else:
+                _asked.setdefault(task, before)
+        return state
+
+    cls.is_due = is_due
+
+
+_SECONDLY = ("tests.beat.tick", "tests.beat.free")
+_note(EverySecond, *_SECONDLY)
+_note(SecondCrontab, *_SECONDLY)
+_note(schedule, "tests.beat.interval")
+_note(crontab, "tests.beat.minute")
+if KIND == "redbeat":
+    from redbeat.schedules import rrule
+
+    _note(rrule, *_SECONDLY)
+
+app.conf.beat_schedule = entries() if KIND != "django" else {}
+
+
+@before_task_publish.connect
+def stamp(sender: Any = None, headers: Any = None, **_signal: Any) -> None:
+    sent = time.time()
+    asked = _asked.pop(str(sender), sent)
+    headers["beat_name"] = os.environ.get("TEST_BEAT", "")
+    headers["beat_pid"] = os.getpid()
+    headers["beat_asked"] = asked
+    headers["beat_sent"] = sent

@@ -1,0 +1,45 @@
+"""Schedules that are due at every whole second, so that no test waits for a minute.
+
+Two of them, as users have both: a schedule of its own kind, and one that is a crontab.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from celery.schedules import BaseSchedule, crontab, schedstate
+
+SECOND = timedelta(seconds=1)
+
+
+class _Secondly:
+    """What both do."""
+
+    now: Any
+    maybe_make_aware: Any
+
+    def remaining_estimate(self, last_run_at: datetime, **_ffwd: Any) -> timedelta:
+        last = self.maybe_make_aware(last_run_at)
+        next_due: datetime = last.replace(microsecond=0) + SECOND
+        return next_due - self.maybe_make_aware(self.now())
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        left = self.remaining_estimate(last_run_at).total_seconds()
+        if left > 0:
+            return schedstate(False, left)
+        return schedstate(True, max(0.0, self.remaining_estimate(self.now()).total_seconds()))
+
+
+class EverySecond(_Secondly, BaseSchedule):
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, EverySecond)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class SecondCrontab(_Secondly, crontab):
+    pass
