@@ -153,9 +153,10 @@ class Redlock:
         try:
             return self._lease(self._acquire(resource, ttl, wait, owner, adopt))
         except BaseException:
-            # Granted, and struck before anybody could have it.
+            # A time limit may strike in here. What was written must not outlive it; and it may have
+            # been a quorum's: who has seen us hold it waits for an announcement.
             for claim in last:
-                if claim.granted_at is not None and not claim.ended:
+                if not claim.ended:
                     self._release(claim)
             raise
 
@@ -308,8 +309,9 @@ class Redlock:
         ttl: float | None,
         wait: float,
         owner: Owner | None,
-        adopt: Callable[[Claim], None] | None = None,
+        adopt: Callable[[Claim], None],
     ) -> Claim:
+        """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
         try:
             return self._try(resource, ttl, owner, adopt)
         except NotAcquired:
@@ -328,22 +330,12 @@ class Redlock:
         resource: str,
         ttl: float | None,
         owner: Owner | None,
-        adopt: Callable[[Claim], None] | None,
+        adopt: Callable[[Claim], None],
     ) -> Claim:
         claim = self._claim(resource, ttl, owner)
-        if adopt is not None:
-            adopt(claim)
+        adopt(claim)
         self._remember(claim)
-        try:
-            ballot = self._driver.run(
-                lambda now: quorum.acquire(claim, now, self._patience(claim.ttl))
-            )
-        except BaseException:
-            # A time limit may strike in here. What was written must not outlive it; and it may have
-            # been a quorum's: who has seen us hold it waits for an announcement.
-            self._claims.pop(claim.token, None)
-            self._driver.run(lambda now: quorum.release(claim, now, 0.0))
-            raise
+        ballot = self._driver.run(lambda now: quorum.acquire(claim, now, self._patience(claim.ttl)))
         if claim.granted_at is not None:
             if heard():
                 emit("acquired", self._lease(claim))
@@ -370,7 +362,7 @@ class Redlock:
             raise
         finally:
             self._claims.pop(claim.token, None)
-        if heard():
+        if heard() and claim.granted_at is not None:
             emit("released", self._lease(claim), held)
         return held
 

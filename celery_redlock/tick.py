@@ -15,8 +15,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
+from celery.schedules import crontab, solar
 from celery.schedules import schedule as interval
-from celery.schedules import solar
 
 __all__ = ["Tick", "current_tick"]
 
@@ -93,6 +93,9 @@ class _DueTimes:
         local = schedule.maybe_make_aware(schedule.now())
         self.now = local.astimezone(timezone.utc)
         self._zone = local.tzinfo
+        # And not one of a user's own making, that adds to it.
+        estimate = getattr(type(schedule), "remaining_estimate", None)
+        self._is_crontab = estimate is crontab.remaining_estimate
         # Schedules count from now(), again and again; a process may be stopped in between.
         # Not copy.copy(): what they pickle leaves out the app, and so its time zone.
         self._schedule = object.__new__(type(schedule))
@@ -129,7 +132,7 @@ class _DueTimes:
 
     def are_shared(self, due: datetime) -> bool:
         """Whether they do not depend on the last run, as those of an interval do."""
-        if hasattr(self._schedule, "remaining_delta") or isinstance(self._schedule, solar):
+        if self._is_crontab or isinstance(self._schedule, solar):
             return True
         one, other = (self._raw(due - HALF / part) for part in (2, 4))
         return one is not None and other is not None and abs(one - other) < HALF / 10
@@ -151,7 +154,7 @@ class _DueTimes:
 
     def _raw(self, start: datetime) -> datetime | None:
         local = start.astimezone(self._zone)
-        if hasattr(self._schedule, "remaining_delta"):
+        if self._is_crontab:
             # A crontab's end, exactly: Celery before 5.7 gives what remains in wall time.
             begin, delta, _now = self._schedule.remaining_delta(local)
             return (begin + delta).astimezone(timezone.utc)  # type: ignore[no-any-return]
