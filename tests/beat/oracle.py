@@ -65,7 +65,7 @@ class Verdict:
         forgiven: What a fault explains, by kind.
         count: Messages that were judged.
         ideal: As many there should be.
-        longest: The longest time between two messages; seconds.
+        longest: The longest time between two messages, but for losses of the quorum; seconds.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -122,7 +122,9 @@ def judge_ticks(
             verdict.problems.append(f"left out: second {second - begin:.0f} ({second})")
     _judge_losses(verdict, messages, losses, begin)
     times = sorted(message.sent for message in messages if begin <= message.sent <= end)
-    verdict.longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+    for one, two in itertools.pairwise(times):
+        if not any(loss.begin < two and one < loss.end for loss in losses):
+            verdict.longest = max(verdict.longest, two - one)
     if not verdict.count:
         verdict.problems.append("nothing was sent")
     verdict.believe(faults)

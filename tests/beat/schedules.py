@@ -13,15 +13,9 @@ from celery.schedules import BaseSchedule, crontab, schedstate
 SECOND = timedelta(seconds=1)
 
 
-class _Secondly:
-    """What both do."""
-
-    now: Any
-    maybe_make_aware: Any
-
-    def remaining_estimate(self, last_run_at: datetime, **_ffwd: Any) -> timedelta:
-        last = self.maybe_make_aware(last_run_at)
-        next_due: datetime = last.replace(microsecond=0) + SECOND
+class EverySecond(BaseSchedule):
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        next_due: datetime = self.maybe_make_aware(last_run_at).replace(microsecond=0) + SECOND
         return next_due - self.maybe_make_aware(self.now())
 
     def is_due(self, last_run_at: datetime) -> schedstate:
@@ -30,8 +24,6 @@ class _Secondly:
             return schedstate(False, left)
         return schedstate(True, max(0.0, self.remaining_estimate(self.now()).total_seconds()))
 
-
-class EverySecond(_Secondly, BaseSchedule):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
@@ -41,5 +33,14 @@ class EverySecond(_Secondly, BaseSchedule):
     __hash__ = None  # type: ignore[assignment]
 
 
-class SecondCrontab(_Secondly, crontab):
-    pass
+class SecondCrontab(crontab):
+    """All of a crontab but its arithmetic."""
+
+    def remaining_delta(
+        self, last_run_at: datetime, *_args: Any, **_options: Any
+    ) -> tuple[datetime, timedelta, datetime]:
+        last = self.maybe_make_aware(last_run_at)
+        return last, last.replace(microsecond=0) + SECOND - last, self.maybe_make_aware(self.now())
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        return super().is_due(last_run_at)
