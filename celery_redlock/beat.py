@@ -51,6 +51,8 @@ SPLIT = 0.1
 """The same, at most, if several beats asked at once and none got a quorum; seconds."""
 BROKEN = 60.0
 """The same, if its schedule cannot be understood; also between two errors in the log; seconds."""
+SHORT = 0.5
+"""Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
 LATE = 0.02
 """Beat wakes up 0.01 s before the time it is told; seconds to add where that would be too early."""
 
@@ -115,10 +117,11 @@ class Guard:
         """Whether an entry is due, and when next. One that was put off is not, until then."""
         if entry.name in self._put_off:
             # Celery up to 5.6 asks for the first entry whenever it wakes up, before its time too.
-            first = self._scheduler._heap[0]
-            wait = first[0] - self._own_when(entry, 0)
-            if first[2] is entry and wait > 0:
-                return schedstate(False, wait)
+            heap = self._scheduler._heap
+            if heap and heap[0][2] is entry:
+                wait = heap[0][0] - self._own_when(entry, 0)
+                if wait > 0:
+                    return schedstate(False, wait)
             self._put_off.discard(entry.name)
         return self._own_is_due(entry)
 
@@ -194,8 +197,9 @@ class Guard:
         app = escape(str(self._scheduler.app.main or ""))
         resource = shortened(f"beat:{app}:{escape(entry.name)}:{tick.name}")
         now = monotonic()
-        short = max(MIN_TTL, min(self._redlock.ttl, tick.kept / 2))
-        claim = HeldLease(self._redlock, resource, ttl=short, owner=self._owner)
+        # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
+        short = min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT)))
+        claim = HeldLease(self._redlock, resource, ttl=max(MIN_TTL, short), owner=self._owner)
         try:
             claim.acquire()
         except ResourceHeld:
