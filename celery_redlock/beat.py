@@ -53,8 +53,10 @@ BROKEN = 60.0
 """The same, if its schedule cannot be understood; also between two errors in the log; seconds."""
 SHORT = 0.5
 """Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
-LATE = 0.02
-"""Beat wakes up 0.01 s before the time it is told; seconds to add where that would be too early."""
+LATE = 0.01
+"""Seconds after somebody else's turn at which another beat has its own: who sent last goes first."""
+EARLY = 0.01
+"""Seconds by which a beat wakes up before the time it was told (`Scheduler.adjust`)."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Guard:
         turn, self._refused = self._refused, None
         if turn is not None and turn.entry.name == entry.name:
             if turn.again is not None:
-                next_time_to_run = turn.again
+                next_time_to_run = turn.again + EARLY
                 self._put_off.add(entry.name)
             if turn.last is not None:
                 _set_last_run(entry, turn.last, turn.count)

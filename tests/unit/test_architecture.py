@@ -52,7 +52,15 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("delivery", "errors", "hold", "interrupt", "key", "lock", "settings"),
         *("worker", "celery"),
     },
-    "worker": {"delivery", "errors", "lease", "lock", "reaper", "settings", "task", "celery"},
+    "worker": {
+        *("delivery", "errors", "lease", "lock", "reaper", "settings", "task", "celery"),
+        "beat",  # inside a function: no other process needs it
+    },
+    "tick": {"celery"},
+    "beat": {
+        *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "settings", "tick"),
+        "celery",
+    },
 }
 CELERY = {"celery", "kombu", "billiard"}
 NOT_FOR_CORE = CELERY | {"rich", "click", "pydantic"}
