@@ -54,7 +54,7 @@ BROKEN = 60.0
 SHORT = 0.5
 """Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
 LATE = 0.01
-"""Seconds after somebody else's turn at which another beat has its own: who sent last goes first."""
+"""Seconds after the last sender's turn at which the other beats have theirs."""
 EARLY = 0.01
 """Seconds by which a beat wakes up before the time it was told (`Scheduler.adjust`)."""
 
