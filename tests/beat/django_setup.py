@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from datetime import datetime, timezone
 
 import django
 from django.core.management import call_command
@@ -21,7 +20,7 @@ def main(names: list[str]) -> None:
         cursor.execute("PRAGMA journal_mode=WAL")  # a reader does not wait for a stopped writer
     call_command("migrate", verbosity=0)
     second, _ = CrontabSchedule.objects.get_or_create(day_of_month=MARK, timezone="UTC")
-    minute, _ = CrontabSchedule.objects.get_or_create(minute="*", timezone="UTC")
+    minute, _ = CrontabSchedule.objects.get_or_create(day_of_month="*", timezone="UTC")
     two, _ = IntervalSchedule.objects.get_or_create(every=2, period="seconds")
     schedules = {
         "tick": {"crontab": second},
@@ -30,13 +29,7 @@ def main(names: list[str]) -> None:
         "free": {"crontab": second, "headers": json.dumps({"redlock": False})},
     }
     for name in names:
-        name, _, last = name.partition("@")
-        PeriodicTask.objects.create(
-            name=name,
-            task=f"tests.beat.{name}",
-            last_run_at=datetime.fromtimestamp(float(last), timezone.utc) if last else None,
-            **schedules[name],
-        )
+        PeriodicTask.objects.create(name=name, task=f"tests.beat.{name}", **schedules[name])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,8 @@ SCHEDULERS = {
     "redbeat": "redbeat:RedBeatScheduler",
     "django": "tests.beat.django_scheduler:SecondScheduler",
 }
+QUIET = ("-c", "1", "-Q", "nobody", "--without-gossip", "--without-mingle", "--without-heartbeat")
+"""A worker that takes no message."""
 START = 30.0
 """Seconds for a beat to start, on a machine that is busy."""
 TTL = 2.0
@@ -41,7 +42,7 @@ class Site:
         nodes: The lock nodes.
         broker: The broker, and where redbeat has its entries.
         path: A directory of its own.
-        entries: The names of its entries; `name@time` for one that last ran then (django only).
+        entries: The names of its entries.
         **conf: More of the app's configuration.
     """
 
@@ -76,7 +77,7 @@ class Site:
             "TEST_KIND": kind,
             "TEST_MAIN": f"beats-{kind}-{path.name}",
             "TEST_EPOCH": str(int(time.time()) - 1),
-            "TEST_ENTRIES": ",".join(name.partition("@")[0] for name in entries),
+            "TEST_ENTRIES": ",".join(entries),
         }
         self.beats: list[Beat] = []
         self.client = redis.Redis.from_url(self.broker_url)
@@ -104,18 +105,24 @@ class Site:
         conf = {name: value for name, value in conf.items() if value != "absent"}
         return {**os.environ, **self.environment, "TEST_CONF": json.dumps(conf), **more}
 
-    def beat(self, *, start: bool = True, **variables: str) -> Beat:
+    def beat(self, *, start: bool = True, way: str = "beat", **variables: str) -> Beat:
         """One more beat.
 
         Args:
             start: Start it.
+            way: As of `Beat`.
             **variables: More of its environment.
         """
-        beat = Beat(self, f"{self.kind}-{len(self.beats)}", variables)
+        beat = Beat(self, f"{self.kind}-{len(self.beats)}", way, variables)
         self.beats.append(beat)
         if start:
             beat.start()
         return beat
+
+    def age(self, beat: Beat, entry: str, seconds: float) -> None:
+        """Let an entry have run last so long ago, as far as a beat that is not started knows."""
+        last = str(time.time() - seconds)
+        self.run("-m", "tests.beat.age", self.kind, str(beat.schedule), entry, last)
 
     def messages(self, task: str) -> list[Message]:
         """All that was sent for a task, in the order in which it came to the broker."""
@@ -155,19 +162,19 @@ class Site:
 
 
 class Beat:
-    """A `celery beat` process, and the next one by the same name when it was killed.
+    """A process with a beat in it, and the next one by the same name when it was killed.
 
     Args:
         site: Where it belongs.
         name: What it puts into its messages.
+        way: "beat", "worker" (`celery worker -B`), "thread" (embedded in a script).
         variables: More of its environment.
     """
 
-    command: tuple[str, ...] = ()
-
-    def __init__(self, site: Site, name: str, variables: dict[str, str]) -> None:
+    def __init__(self, site: Site, name: str, way: str, variables: dict[str, str]) -> None:
         self.site = site
         self.name = name
+        self.way = way
         self.variables = variables
         self.conf = dict(site.conf)
         self.output = site.path / f"{name}.log"
@@ -207,10 +214,12 @@ class Beat:
             for file in self.site.path.glob(f"{self.schedule.name}*"):
                 file.unlink()
         self.since = len(self.text)
-        arguments = self.command or (
-            *("-m", "celery", "-A", PROJECT, "beat", "-l", "INFO", "--pidfile="),
-            *("-s", str(self.schedule), "-S", SCHEDULERS[self.site.kind]),
-        )
+        arguments = {
+            "beat": ("-m", "celery", "-A", PROJECT, "beat", "-l", "INFO", "--pidfile="),
+            "worker": ("-m", "celery", "-A", PROJECT, "worker", "-B", "-l", "INFO", *QUIET),
+            "thread": ("-m", "tests.beat.embedded"),
+        }[self.way]
+        arguments += ("-s", str(self.schedule), "-S", SCHEDULERS[self.site.kind])
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -232,10 +241,11 @@ class Beat:
         wait_until(up, START, f"{self.name} is ready", every=0.02)
 
     def said(self, words: str, timeout: float = 10.0) -> str:
-        """Wait until its log has a line with these words; the first such line."""
+        """Wait until its present process has logged these words; the first such line."""
 
         def line() -> str | None:
-            return next((line for line in self.text.splitlines() if words in line), None)
+            lines = self.text[self.since :].splitlines()
+            return next((line for line in lines if words in line), None)
 
         return str(wait_until(line, timeout, f"{self.name} says {words!r}", every=0.02))
 
@@ -263,13 +273,3 @@ class Beat:
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
         self.stopped = False
-
-
-@contextlib.contextmanager
-def site(*arguments: Any, **options: Any) -> Iterator[Site]:
-    """A site, all of whose beats are dead afterwards."""
-    made = Site(*arguments, **options)
-    try:
-        yield made
-    finally:
-        made.close()

@@ -51,18 +51,17 @@ def entries() -> dict[str, dict[str, Any]]:
     return {name: {"task": f"tests.beat.{name}", **known[name]()} for name in names if name}
 
 
-_failures = int(os.environ.get("TEST_FAIL", "0"))
-"""How many messages of this beat fail to be sent."""
+class Gated(Task):
+    """Its first message waits until a file is there, where one is named, and then fails."""
 
-
-class Failing(Task):
-    """Celery swallows what a `before_task_publish` receiver raises; this it does not."""
+    gate = os.environ.get("TEST_GATE", "")
 
     def apply_async(self, *args: Any, **options: Any) -> Any:
-        global _failures
-        if _failures:
-            _failures -= 1
-            raise OSError("no message leaves, as asked")
+        if Gated.gate:
+            while not os.path.exists(Gated.gate):
+                time.sleep(0.01)
+            Gated.gate = ""
+            raise OSError("this message does not leave, as asked")
         return super().apply_async(*args, **options)
 
 
@@ -70,13 +69,13 @@ def job() -> None: ...
 
 
 for _name in ("tick", "interval", "minute", "free"):
-    app.task(job, base=Failing, name=f"tests.beat.{_name}")
+    app.task(job, base=Gated, name=f"tests.beat.{_name}")
 
 
 # -- the account ----------------------------------------------------------------------------------
 
 _asked: dict[str, float] = {}
-"""By a task of one schedule: when it was first said to be due."""
+"""By task: when its schedule last said that it is due."""
 
 
 def _note(cls: Any, *tasks: str) -> None:
@@ -85,11 +84,8 @@ def _note(cls: Any, *tasks: str) -> None:
     def is_due(self: Any, last_run_at: Any) -> Any:
         before = time.time()
         state = answer(self, last_run_at)
-        for task in tasks:
-            if not state[0]:
-                _asked.pop(task, None)
-            else:
-                _asked.setdefault(task, before)
+        if state[0]:
+            _asked.update(dict.fromkeys(tasks, before))
         return state
 
     cls.is_due = is_due
@@ -111,7 +107,7 @@ app.conf.beat_schedule = entries() if KIND != "django" else {}
 @before_task_publish.connect
 def stamp(sender: Any = None, headers: Any = None, **_signal: Any) -> None:
     sent = time.time()
-    asked = _asked.pop(str(sender), sent)
+    asked = _asked.get(str(sender), sent)
     headers["beat_name"] = os.environ.get("TEST_BEAT", "")
     headers["beat_pid"] = os.getpid()
     headers["beat_asked"] = asked

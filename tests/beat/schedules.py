@@ -41,6 +41,3 @@ class SecondCrontab(crontab):
     ) -> tuple[datetime, timedelta, datetime]:
         last = self.maybe_make_aware(last_run_at)
         return last, last.replace(microsecond=0) + SECOND - last, self.maybe_make_aware(self.now())
-
-    def is_due(self, last_run_at: datetime) -> schedstate:
-        return super().is_due(last_run_at)

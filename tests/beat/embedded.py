@@ -1,0 +1,17 @@
+"""A script with a beat in a thread: `python -m tests.beat.embedded -s FILE -S SCHEDULER`."""
+
+from __future__ import annotations
+
+import sys
+
+from celery.beat import EmbeddedService
+
+from tests.beat.project import app
+
+if __name__ == "__main__":
+    app.log.setup(loglevel="INFO")
+    beat = EmbeddedService(
+        app, thread=True, schedule_filename=sys.argv[2], scheduler_cls=sys.argv[4]
+    )
+    beat.start()
+    beat.join()

@@ -1,0 +1,186 @@
+"""A few beats at a time, and one thing that happens to them."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.server import LocalServer
+from tests.beat.harness import KINDS, TTL, Beat, Site
+from tests.beat.oracle import Message, judge_ticks
+from tests.support import wait_until
+
+pytestmark = pytest.mark.worker
+
+Sites = Callable[..., Site]
+LONG = 3600.0
+"""Seconds ago: a run of a crontab that is long past, in a schedule that is stale."""
+
+
+def overdue(site: Site, *beats: Beat) -> None:
+    """The entry "minute", a crontab, is overdue in all these beats."""
+    for beat in beats[: 1 if site.kind != "persistent" else None]:
+        site.age(beat, "minute", LONG)
+
+
+def once_a_minute(messages: list[Message]) -> None:
+    """However long the test took: no minute has two."""
+    minutes = [int(message.sent // 60) for message in messages]
+    assert len(set(minutes)) == len(minutes), messages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overdue_crontab_is_sent_once(site: Sites, kind: str) -> None:
+    """Beats start with stale schedules, when it is due and when another has sent it."""
+    here = site(kind, entries=("minute",))
+    beats = [here.beat(start=False) for _ in range(3)]
+    overdue(here, *beats)
+    beats[0].start()
+    first = here.sent("minute")[0]
+    assert first.pid == beats[0].pid
+    if kind == "django":  # the first one has written into the database, which is theirs as well
+        overdue(here, beats[1])
+    for beat in beats[1:]:
+        beat.start()
+    for beat in beats[1:]:
+        beat.started()
+        if kind != "redbeat":  # its entries are in one place: they see by themselves
+            line = beat.said("minute (due ")
+            assert "INFO" in line
+            assert f"sent by pid {first.pid} on " in line or len(here.messages("minute")) > 1
+    wait_until(lambda: time.time() > first.sent + 3.0, 5.0, "a few seconds more", every=0.05)
+    once_a_minute(here.messages("minute"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", ["fails", "dies"])
+def test_who_cannot_send_is_replaced(site: Sites, kind: str, end: str, tmp_path: Path) -> None:
+    """The one who holds the tick fails to send it, or dies: the other sends it instead, soon."""
+    here = site(kind, entries=("minute",))
+    gate = tmp_path / "gate"
+    one = here.beat(start=False, TEST_GATE=str(gate))
+    two = here.beat(start=False)
+    overdue(here, one, two)
+    one.start()
+    one.said("Sending due task minute")
+    two.start()
+    two.started()
+    if kind != "redbeat":
+        two.said(f"is being sent by pid {one.pid} on ")
+    time.sleep(TTL + 0.5)  # the claim is extended as long as the sender lives
+    assert here.messages("minute") == []
+    begin = time.time()
+    if end == "fails":
+        gate.touch()
+        within = 2.0
+    else:
+        one.kill()
+        within = TTL + 1.0
+    (message, *more) = here.sent("minute", timeout=within + 1.0)
+    assert message.pid == two.pid
+    assert message.sent - begin < within + 0.2
+    once_a_minute([message, *more])
+
+
+def test_every_way_to_run_a_beat(site: Sites) -> None:
+    """`celery beat`, `celery worker -B` and a thread in a script, side by side, then one less."""
+    here = site(entries=("tick",))
+    beats = [here.beat(way=way) for way in ("beat", "worker", "thread")]
+    for beat in beats:
+        beat.started()
+    here.sent("tick", 2)
+    begin = time.time()
+
+    def known_to_each_other() -> bool:
+        said = [bool(re.search(r"tick .* (was|is being) sent by pid", b.text)) for b in beats]
+        return all(said) and time.time() > begin + 4.0
+
+    wait_until(known_to_each_other, 15.0, "each has been refused", every=0.05)
+    killed = time.time()
+    beats[0].kill()
+    wait_until(lambda: time.time() > killed + 3.0, 5.0, "three more seconds", every=0.05)
+    verdict = judge_ticks(here.messages("tick"), [], begin, time.time())
+    left_out = [problem for problem in verdict.problems if "left out" in problem]
+    assert verdict.problems == left_out
+    assert len(left_out) <= 1  # the one that the killed beat was about to send
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_entry_that_is_left_alone(site: Sites, kind: str) -> None:
+    """`options={"redlock": False}`: sent by every beat; the other entry is not."""
+    here = site(kind, entries=("tick", "free"))
+    beats = [here.beat(), here.beat()]
+    for beat in beats:
+        beat.started()
+    begin = time.time()
+
+    def by_both() -> bool:
+        return {message.pid for message in here.messages("free")} == {beat.pid for beat in beats}
+
+    wait_until(by_both, 10.0, "both have sent it", every=0.05)
+    wait_until(lambda: time.time() > begin + 3.0, 5.0, "a few ticks", every=0.05)
+    assert judge_ticks(here.messages("tick"), [], begin, time.time()).problems == []
+
+
+def test_without_a_quorum(site: Sites, servers: list[LocalServer]) -> None:
+    """ "hold": nothing is sent; "send": everything, by all. Both say so, once a minute."""
+    held = site("persistent", entries=("tick",))
+    sent = site("django", entries=("tick",), redlock_beat_on_unavailable="send")
+    for here in (held, sent):
+        for beat in [here.beat(), here.beat()]:
+            beat.started()
+    for here in (held, sent):
+        here.sent("tick", 2)
+    for node in servers[:3]:
+        node.pause()
+    begin = time.time()
+    wait_until(lambda: time.time() > begin + 4.0, 6.0, "four seconds", every=0.05)
+    end = time.time()
+    for node in servers[:3]:
+        node.resume()
+    assert [m for m in held.messages("tick") if begin + 0.5 < m.sent < end] == []
+    wait_until(
+        lambda: held.messages("tick")[-1].sent > end, 3.0, "the overdue tick is sent", every=0.05
+    )
+    meanwhile = [m for m in sent.messages("tick") if begin + 1.0 < m.sent < end]
+    for beat in sent.beats:
+        assert sum(m.pid == beat.pid for m in meanwhile) >= 2, meanwhile
+    for here, words in ((held, "held back until"), (sent, "sent without a claim, by every beat")):
+        for beat in here.beats:
+            lines = [line for line in beat.text.splitlines() if "no quorum for" in line]
+            assert len(lines) == 1
+            assert "ERROR" in lines[0]
+            assert words in lines[0]
+            beat.said("a quorum answers again")
+
+
+def test_settings_that_cannot_work(site: Sites) -> None:
+    """Beat says which and does not start."""
+    here = site(entries=("tick",))
+    wrong = [
+        ({"redlock_beat_on_unavailable": "sned"}, "redlock_beat_on_unavailable must be one of"),
+        ({"redlock_beat": "yes"}, "redlock_beat must be"),
+        ({"redlock_baet": True}, "there is no option redlock_baet; did you mean redlock_beat?"),
+        ({"redlock_ttl": 0}, "redlock_ttl must be a number of seconds"),
+        (
+            {"redlock_nodes": "absent", "broker_url": "amqp://127.0.0.1:1"},
+            "redlock_nodes is not set",
+        ),
+    ]
+    beats = []
+    for conf, _ in wrong:
+        beat = here.beat(start=False)
+        beat.conf |= conf
+        beat.start()
+        beats.append(beat)
+    for beat, (_, words) in zip(beats, wrong, strict=True):
+        assert beat.process is not None
+        assert beat.process.wait(30.0) != 0
+        assert f"celery_redlock: {words}" in beat.text
+        assert "CRITICAL" in beat.text
+        assert "Traceback" not in beat.text
+    assert here.messages("tick") == []
