@@ -36,6 +36,7 @@ from .hold import HeldLease
 from .key import shortened
 from .lease import Holder, Owner, quorum_of
 from .lock import Redlock
+from .outage import Outage
 from .settings import MIN_TTL, given_names, read_settings
 from .tick import Tick, current_tick
 
@@ -50,7 +51,7 @@ AGAIN = 1.0
 SPLIT = 0.1
 """The same, at most, if several beats asked at once and none got a quorum; seconds."""
 BROKEN = 60.0
-"""The same, if its schedule cannot be understood; also between two errors in the log; seconds."""
+"""The same, if its schedule cannot be understood; seconds."""
 SHORT = 0.5
 """Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
 LATE = 0.01
@@ -94,12 +95,13 @@ class Guard:
     def __init__(self, scheduler: Any, redlock: Redlock, on_unavailable: str) -> None:
         self._scheduler = scheduler
         self._redlock = redlock
-        self._outage = Outage(on_unavailable == "send")
+        self._outage = Outage(AGAIN, send=on_unavailable == "send")
         self._owner = Owner(socket.gethostname(), os.getpid())
         self._granted: Turn | None = None
         self._refused: Turn | None = None
         self._told: dict[str, str] = {}
         self._put_off: set[str] = set()
+        self._failed: dict[str, str] = {}
         self._wake = math.inf
         self._own_tick, scheduler.tick = scheduler.tick, self.tick
         self._own_is_due, scheduler.is_due = scheduler.is_due, self.is_due
@@ -185,7 +187,7 @@ class Guard:
         if not _is_guarded(entry):
             return Turn(entry, send=True)
         try:
-            if self._outage.goes_on():
+            if self._outage.goes_on(monotonic()):
                 return self._without_quorum(entry)
             return self._claim(entry, current_tick(entry.schedule, entry.last_run_at))
         except QuorumUnavailable as error:
@@ -209,7 +211,7 @@ class Guard:
             turn = self._refuse(entry, tick, holder, short)
         else:
             turn = Turn(entry, True, claim, kept=now + tick.kept)
-        self._outage.ended()
+        self._outage.ended(monotonic())
         return turn
 
     def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
@@ -235,11 +237,17 @@ class Guard:
         options = entry.options
         if options and OPTION in options:  # it is ours, and no option of a message
             entry.options = {name: options[name] for name in options if name != OPTION}
+        # What all beats share (celery-redbeat) must not say that it is sent before it is.
+        late = advance and claim is not None
         try:
-            result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
-        except BaseException:
+            result = self._own_apply_async(
+                entry, producer=producer, advance=advance and not late, **kwargs
+            )
+        except BaseException as error:
             if claim is not None:
                 claim.release()
+                if late and isinstance(error, Exception):
+                    self._failed_to_send(entry, claim.resource)
             raise
         finally:
             entry.options = options
@@ -248,10 +256,21 @@ class Guard:
                 "%s is sent, but a quorum could not be told: another beat may send it again",
                 entry.name,
             )
+        if late:
+            self._failed.pop(entry.name, None)
+            self._scheduler.reserve(entry)
         return result
 
+    def _failed_to_send(self, entry: Any, resource: str) -> None:
+        """It is still due, for all beats. Once more, then the schedule moves on: not for ever."""
+        if self._failed.pop(entry.name, None) == resource:
+            self._scheduler.reserve(entry)
+        else:
+            self._failed[entry.name] = resource
+            self._wake = min(self._wake, AGAIN)
+
     def _without_quorum(self, entry: Any, error: QuorumUnavailable | None = None) -> Turn:
-        self._outage.met(entry.name, error)
+        self._outage.met(entry.name, error, monotonic())
         return Turn(entry, send=True) if self._outage.send else _stays_due(entry, AGAIN)
 
     def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool) -> None:
@@ -267,55 +286,6 @@ class Guard:
             "was" if sent else "is being",
             holder.owner or "another program, which holds our key",
         )
-
-
-class Outage:
-    """A time without a quorum: nobody is asked more than once a second, the log told once a minute.
-
-    Attributes:
-        send: Whether entries are sent all the same.
-    """
-
-    def __init__(self, send: bool) -> None:
-        self.send = send
-        self._began: float | None = None
-        self._ask = self._say = -math.inf
-        self._said = False
-        self._names: set[str] = set()
-
-    def goes_on(self) -> bool:
-        """Whether it is too soon to ask again."""
-        return monotonic() < self._ask
-
-    def met(self, name: str, error: QuorumUnavailable | None) -> None:
-        """An entry is due; `error` if the nodes were asked."""
-        now = monotonic()
-        if self._began is None:
-            self._began = now
-        self._names.add(name)
-        if error is None:
-            return
-        self._ask = now + AGAIN
-        if now < self._say:
-            return
-        self._say, self._said = now + BROKEN, True
-        names = sorted(self._names)
-        logger.error(
-            "no quorum for %.0f s: %s%s %s: %s",
-            now - self._began,
-            ", ".join(names[:5]),
-            f" and {len(names) - 5} more" if len(names) > 5 else "",
-            "sent without a claim, by every beat" if self.send else "held back until there is one",
-            error,
-        )
-
-    def ended(self) -> None:
-        """A quorum has answered."""
-        if self._began is not None and self._said:
-            logger.warning("a quorum answers again, after %.1f s", monotonic() - self._began)
-        self._began, self._said = None, False
-        self._ask = -math.inf
-        self._names.clear()
 
 
 def guard(sender: Any = None, **_signal: Any) -> None:

@@ -14,7 +14,18 @@ STDLIB = set(sys.stdlib_module_names)
 IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
 """What brings a clock, chance, a thread or a wire."""
 
-PURE = {"canonical", "errors", "lease", "quorum", "channel", "key", "settings", "events", "refusal"}
+PURE = {
+    "canonical",
+    "errors",
+    "lease",
+    "quorum",
+    "channel",
+    "key",
+    "settings",
+    "events",
+    "outage",
+    "refusal",
+}
 SIDE_ROOMS = {"server", "testing", "demo"}
 
 # Module: what it may import of this package, and of others. The standard library is free to all,
@@ -37,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "driver": {"address", "bell", "errors", "lease", "node", "quorum"},
     "watchdog": {"lease"},
     "refusal": {"errors", "lease", "quorum"},
+    "outage": {"errors"},
     "wakeup": {"address", "bell", "errors", "lease", "redis", "tenacity"},
     "hold": {"driver", "errors", "events", "lease"},
     "lock": {
@@ -58,8 +70,8 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "tick": {"celery"},
     "beat": {
-        *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "settings", "tick"),
-        "celery",
+        *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "outage", "settings"),
+        *("tick", "celery"),
     },
 }
 CELERY = {"celery", "kombu", "billiard"}

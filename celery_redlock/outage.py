@@ -1,0 +1,71 @@
+"""A time without a quorum, as a beat lives through it: whom it asks, and what the log says.
+
+However many entries are due, the nodes are asked once in a while, not once for each; and the log
+has an error a minute, not one for each. Pure: the time is an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from .errors import QuorumUnavailable
+
+__all__ = ["Outage"]
+
+logger = logging.getLogger("celery_redlock.beat")
+
+SAY = 60.0
+"""Seconds between two errors in the log."""
+NAMES = 5
+"""So many of the entries are named in it."""
+
+
+class Outage:
+    """None yet, one that goes on, or one that is over.
+
+    Args:
+        again: Seconds between two questions to the nodes.
+        send: Whether what is due is sent all the same.
+    """
+
+    def __init__(self, again: float, *, send: bool) -> None:
+        self.send = send
+        self._again = again
+        self._began: float | None = None
+        self._ask = self._say = -math.inf
+        self._said = False
+        self._names: set[str] = set()
+
+    def goes_on(self, now: float) -> bool:
+        """Whether it is too soon to ask again."""
+        return now < self._ask
+
+    def met(self, name: str, error: QuorumUnavailable | None, now: float) -> None:
+        """An entry is due: its name, and the nodes' answer if they were asked."""
+        if self._began is None:
+            self._began = now
+        self._names.add(name)
+        if error is None:
+            return
+        self._ask = now + self._again
+        if now < self._say:
+            return
+        self._say, self._said = now + SAY, True
+        names = sorted(self._names)
+        logger.error(
+            "no quorum for %.0f s: %s%s %s: %s",
+            now - self._began,
+            ", ".join(names[:NAMES]),
+            f" and {len(names) - NAMES} more" if len(names) > NAMES else "",
+            "sent without a claim, by every beat" if self.send else "held back until there is one",
+            error,
+        )
+
+    def ended(self, now: float) -> None:
+        """A quorum has answered."""
+        if self._began is not None and self._said:
+            logger.warning("a quorum answers again, after %.1f s", now - self._began)
+        self._began, self._said = None, False
+        self._ask = -math.inf
+        self._names.clear()
