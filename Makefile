@@ -3,10 +3,12 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORLDS ?= 20000
+SECONDS ?= 600
+SEED ?= 1
 # Two workers suit two cores; a file's tests stay together because they share its servers.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: help demo test lint types sim bench matrix clean
+.PHONY: help demo test lint types sim faults bench matrix clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a real worker, faults, a verdict"
@@ -14,6 +16,7 @@ help:
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
+	@echo "make faults   real beats under faults for SECONDS=$(SECONDS), SEED=$(SEED)"
 	@echo "make bench    the measurements against other clients"
 	@echo "make matrix   the tests over Celery, redis-py and Python versions (tox)"
 	@echo "make clean    remove all that was generated, .venv included"
@@ -38,6 +41,10 @@ types:
 sim:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m tests.sim.campaign --worlds $(WORLDS)
+
+faults:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED)
 
 bench:
 	@$(PYTHON) .ci/bootstrap.py bench

@@ -21,8 +21,8 @@ KILL_EVERY = 5.0
 STOP_EVERY = 8.0
 STOP_FOR = 3.0
 """Seconds; longer than the interval of the entry."""
-NODE_EVERY = 6.0
-NODE_FOR = 3.5
+NODE_EVERY = 4.5
+NODE_FOR = 2.5
 LOSS_FOR = 4.0
 
 
@@ -73,9 +73,9 @@ class Nemesis:
                     at += every * self._random.uniform(0.9, 1.1)
         # One act on the nodes at a time: two that forget, and three, in the life of one claim would
         # be more than five nodes can bear.
-        node_acts = [self.pause_one, self.pause_two, self.kill_one, self.kill_two]
+        node_acts = [self.kill_one, self.kill_two, self.pause_one, self.pause_two]
         at = 2.0
-        next_loss = min(self.loss_every / 2, max(2.0, seconds - 14.0))
+        next_loss = min(self.loss_every / 2, max(2.0, seconds - 10.0))
         while at < seconds - LOSS_FOR - 4.0:
             if at >= next_loss:
                 acts.append((at, self.lose_quorum))
@@ -83,7 +83,7 @@ class Nemesis:
             else:
                 acts.append((at, node_acts[0]))
                 node_acts.append(node_acts.pop(0))
-            at += NODE_EVERY + self._random.uniform(0.0, 1.0)
+            at += NODE_EVERY + self._random.uniform(0.0, 0.3)
         return sorted(acts, key=lambda act: act[0])
 
     def run(self, seconds: float, every: Callable[[], None] | None = None) -> None:

@@ -1,0 +1,85 @@
+"""A tick that is overdue, that cannot be sent, whose sender dies: sent once, by whoever can."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.beat.harness import KINDS, Beat, Site
+from tests.beat.oracle import Message
+from tests.support import wait_until
+
+pytestmark = pytest.mark.worker
+
+Sites = Callable[..., Site]
+TTL = 1.0
+LONG = 3600.0
+"""Seconds ago: a run of a crontab that is long past, in a schedule that is stale."""
+
+
+def overdue(site: Site, *beats: Beat) -> None:
+    """The entry "minute", a crontab, is overdue in all these beats."""
+    for beat in beats[: 1 if site.kind != "persistent" else None]:
+        site.age(beat, "minute", LONG)
+
+
+def once_a_minute(messages: list[Message]) -> None:
+    """However long the test took: no minute has two."""
+    minutes = [int(message.sent // 60) for message in messages]
+    assert len(set(minutes)) == len(minutes), messages
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overdue_crontab_is_sent_once(site: Sites, kind: str) -> None:
+    """Beats start with stale schedules, when it is due and when another has sent it."""
+    here = site(kind, entries=("minute",))
+    beats = [here.beat(start=False) for _ in range(3)]
+    overdue(here, *beats)
+    beats[0].start()
+    first = here.sent("minute")[0]
+    assert first.pid == beats[0].pid
+    if kind == "django":  # the first one has written into the database, which is theirs as well
+        overdue(here, beats[1])
+    for beat in beats[1:]:
+        beat.start()
+    for beat in beats[1:]:
+        beat.started()
+        if kind != "redbeat":  # its entries are in one place: they see by themselves
+            line = beat.said("minute (due ")
+            assert "INFO" in line
+            assert f"sent by pid {first.pid} on " in line or len(here.messages("minute")) > 1
+    wait_until(lambda: time.time() > first.sent + 3.0, 5.0, "a few seconds more", every=0.05)
+    once_a_minute(here.messages("minute"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("end", ["fails", "dies"])
+def test_who_cannot_send_is_replaced(site: Sites, kind: str, end: str, tmp_path: Path) -> None:
+    """The one who holds the tick fails to send it, or dies: the other sends it instead, soon."""
+    here = site(kind, entries=("minute",), redlock_ttl=TTL)
+    gate = tmp_path / "gate"
+    one = here.beat(start=False, TEST_GATE=str(gate))
+    two = here.beat(start=False)
+    overdue(here, one, two)
+    one.start()
+    one.said("Sending due task minute")
+    two.start()
+    two.started()
+    if kind != "redbeat":
+        two.said(f"is being sent by pid {one.pid} on ")
+    time.sleep(TTL + 0.5)  # the claim is extended as long as the sender lives
+    assert here.messages("minute") == []
+    begin = time.time()
+    if end == "fails":
+        gate.touch()
+        within = 2.0
+    else:
+        one.kill()
+        within = TTL + 1.0
+    (message, *more) = here.sent("minute", timeout=within + 1.0)
+    assert message.pid == two.pid
+    assert message.sent - begin < within + 0.2
+    once_a_minute([message, *more])
