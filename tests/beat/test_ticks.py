@@ -35,7 +35,7 @@ def once_a_minute(messages: list[Message]) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_overdue_crontab_is_sent_once(site: Sites, kind: str) -> None:
     """Beats start with stale schedules, when it is due and when another has sent it."""
-    here = site(kind, entries=("minute",))
+    here = site(kind, entries=("minute",), redlock_ttl=TTL)
     beats = [here.beat(start=False) for _ in range(3)]
     overdue(here, *beats)
     beats[0].start()
@@ -50,8 +50,9 @@ def test_an_overdue_crontab_is_sent_once(site: Sites, kind: str) -> None:
         if kind != "redbeat":  # its entries are in one place: they see by themselves
             line = beat.said("minute (due ")
             assert "INFO" in line
-            assert f"sent by pid {first.pid} on " in line or len(here.messages("minute")) > 1
-    wait_until(lambda: time.time() > first.sent + 3.0, 5.0, "a few seconds more", every=0.05)
+            assert f" was sent by pid {first.pid} on " in line or len(here.messages("minute")) > 1
+    killed = beats[0].kill()
+    wait_until(lambda: time.time() > killed + 3 * TTL, 5.0, "no claim of a dead one is left")
     once_a_minute(here.messages("minute"))
 
 
@@ -83,3 +84,30 @@ def test_who_cannot_send_is_replaced(site: Sites, kind: str, end: str, tmp_path:
     assert message.pid == two.pid
     assert message.sent - begin < within + 0.2
     once_a_minute([message, *more])
+
+
+def test_a_dead_beat_is_replaced_at_the_normal_time(site: Sites) -> None:
+    """Its interval is kept by another, that had begun at another moment."""
+    sites = [site(kind, entries=("interval",)) for kind in KINDS]
+    for here in sites:
+        here.beat()
+    for here in sites:
+        here.sent("interval")
+        here.beat()
+    for here in sites:
+        here.beats[1].started()
+        if here.kind == "persistent":  # with a memory of its own
+            here.beats[1].said(f"interval (every-2s) was sent by pid {here.beats[0].pid} on ")
+    last = {}
+    for here in sites:
+        *_, last[here.kind] = here.sent("interval", len(here.messages("interval")) + 1)
+        sent = last[here.kind].sent
+        wait_until(lambda sent=sent: time.time() > sent + 0.3, 1.0, "it is known to be sent")
+        (sender,) = (beat for beat in here.beats if beat.pid == last[here.kind].pid)
+        sender.kill()
+    for here in sites:
+        before = last[here.kind]
+        after = here.sent("interval", here.messages("interval").index(before) + 2)
+        (next_one,) = after[after.index(before) + 1 :][:1]
+        assert next_one.pid != before.pid
+        assert 1.8 < next_one.sent - before.sent < 2.3
