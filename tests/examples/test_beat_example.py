@@ -1,0 +1,126 @@
+"""The example of periodic tasks: two beats and a worker, as its reader runs them; one is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.examples.test_examples import EXAMPLES, environment, worker
+from tests.support import wait_until
+
+__all__ = ["environment"]  # a fixture
+
+pytestmark = pytest.mark.worker
+
+EVERY = 2.0
+"""The interval of the example's entries, in seconds."""
+PAUSED = """
+import sys
+from datetime import timedelta
+from beat import app
+from celery.beat import PersistentScheduler
+scheduler = PersistentScheduler(app, schedule_filename=sys.argv[1])
+scheduler.schedule["close the books"].last_run_at -= timedelta(hours=1)
+scheduler.close()
+"""
+"""Makes the schedule file of a beat that has not run for an hour: no need to wait for a minute."""
+
+
+class Beat:
+    """A `celery -A beat beat` of the example's docstring."""
+
+    def __init__(self, environment: dict[str, str], directory: Path, name: str) -> None:
+        self.log = directory / f"{name}.log"
+        schedule = str(directory / f"{name}.schedule")
+        subprocess.run(
+            [sys.executable, "-c", PAUSED, schedule],
+            cwd=EXAMPLES,
+            env={**environment, "PYTHONPATH": f"{EXAMPLES}:{environment['PYTHONPATH']}"},
+            check=True,
+            timeout=60,
+        )
+        command = [sys.executable, "-m", "celery", "-A", "beat", "beat", "--loglevel", "INFO"]
+        with open(self.log, "wb") as output:
+            self.process = subprocess.Popen(
+                [*command, "-s", schedule],
+                cwd=EXAMPLES,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def sent(self, entry: str) -> list[float]:
+        """When it said that it sends this entry; seconds since the epoch."""
+        lines = re.findall(rf"\[(.*?): INFO.*Sending due task {entry} ", self.log.read_text())
+        return [datetime.strptime(line, "%Y-%m-%d %H:%M:%S,%f").timestamp() for line in lines]
+
+
+@pytest.fixture
+def beats(environment: dict[str, str], tmp_path: Path) -> Iterator[list[Beat]]:
+    with contextlib.ExitStack() as stack:
+        both = []
+        for name in ("first", "second"):
+            both.append(Beat(environment, tmp_path, name))
+            stack.callback(both[-1].kill)
+        yield both
+
+
+def test_each_tick_is_sent_once_and_a_dead_beat_is_not_missed(
+    environment: dict[str, str], beats: list[Beat], tmp_path: Path
+) -> None:
+    begin = time.time()
+
+    def sent(entry: str) -> list[float]:
+        return sorted(moment for beat in beats for moment in beat.sent(entry))
+
+    def received(task: str) -> int:
+        return len(re.findall(rf"Task beat\.{task}\[\S+\] received", log.read_text()))
+
+    def was_refused(beat: Beat) -> bool:
+        return "fetch mail (every-2s) " in beat.log.read_text()
+
+    with worker("beat", environment, tmp_path / "log") as log:
+        wait_until(lambda: len(sent("fetch mail")) >= 3, 30, "three ticks")
+        wait_until(lambda: any(map(was_refused, beats)), 10, "one beat saw the other send")
+        assert [beat.process.poll() for beat in beats] == [None, None]
+
+        last = max(beats, key=lambda beat: beat.sent("fetch mail"))
+        (other,) = (beat for beat in beats if beat is not last)
+        so_far = len(last.sent("fetch mail"))
+        wait_until(lambda: len(last.sent("fetch mail")) > so_far, 10, "it sends once more")
+        wait_until(
+            lambda: received("fetch_mail") == len(sent("fetch mail")), 10, "the message has come"
+        )
+        last.kill()
+        before = len(other.sent("fetch mail"))
+        wait_until(lambda: len(other.sent("fetch mail")) >= before + 3, 20, "the other goes on")
+        wait_until(lambda: log.read_text().count("index: end") >= 2, 20, "the index is built")
+        assert other.process.poll() is None
+        other.kill()
+        end = time.time()
+
+    # An interval, through the death of a beat: neither twice nor left out.
+    gaps = [after - before for before, after in pairwise(sent("fetch mail"))]
+    assert all(EVERY / 2 < gap < EVERY * 2 for gap in gaps), gaps
+    # A due time: the one that was missed in both beats' pause, and perhaps a full minute since.
+    minutes = int(end // 60) - int(begin // 60)
+    assert 1 <= received("close_books") <= 1 + minutes
+    # The pair: ticks that met a run are skipped, and runs follow each other.
+    told = log.read_text()
+    runs = re.findall(r"index: (begin|end)", told)
+    assert runs[:4] == ["begin", "end", "begin", "end"]
+    assert all(one != two for one, two in pairwise(runs)), runs
+    assert re.search(r"beat\.rebuild_index\[\S+\] is skipped: index is held by task ", told)
