@@ -1,0 +1,380 @@
+"""Which tick it is: a function of the schedule and the moment, not of the beat that asks.
+
+Each schedule here has a clock that stands at one moment. What must be the same in every beat is
+the name; what may differ is what each remembers as the last run.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from celery import Celery
+from celery.schedules import BaseSchedule, crontab, schedstate, schedule
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from celery_redlock.tick import FINAL, GRACE, Tick, current_tick
+from tests.unit.beat_moments import ZONES, set_up, utc
+
+DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
+
+
+def name_of(due: datetime) -> str:
+    return f"{due.astimezone(timezone.utc):%Y-%m-%dT%H:%M:%SZ}"
+
+
+def tick_of(made: Any, now: str, last: str | datetime | None, zone: str = "UTC") -> Tick:
+    last = utc(last) if isinstance(last, str) else last
+    return current_tick(set_up(made, utc(now), zone), last)
+
+
+# -- Crontabs -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "last", "now", "due", "following"),
+    [
+        ("* * * * *", "2026-11-21 09:59:00", "2026-11-21 10:00:00.004", "2026-11-21 10:00", 60),
+        ("*/15 * * * *", "2026-11-21 09:45:00", "2026-11-21 10:00:30", "2026-11-21 10:00", 900),
+        ("0 4 * * *", "2026-11-20 04:00:00", "2026-11-21 04:00:01", "2026-11-21 04:00", 86_400),
+        ("0 4 * * *", "2026-11-20 04:00:00", "2026-11-22 03:59:59", "2026-11-21 04:00", 86_400),
+        ("30 6 * * mon", "2026-11-15 12:00", "2026-11-16 06:30:02", "2026-11-16 06:30", 604_800),
+        ("0 0 1 * *", "2026-10-31 12:00", "2026-11-01 00:00:00.5", "2026-11-01", 30 * 86_400),
+        ("0 12 29 2 *", "2027-01-01", "2028-02-29 12:00:01", "2028-02-29 12:00", 1461 * 86_400),
+    ],
+)
+def test_a_crontab_tick_is_named_by_its_due_time(
+    spec: str, last: str, now: str, due: str, following: float
+) -> None:
+    tick = tick_of(crontab.from_string(spec), now, last)
+    assert tick.due == utc(due)
+    assert tick.name == name_of(utc(due))
+    late = (utc(now) - utc(due)).total_seconds()
+    assert tick.next_in == pytest.approx(following - late)
+    assert tick.kept == pytest.approx(following - late + GRACE)
+    assert tick.period is None
+
+
+class Counted(crontab):
+    """Counts how often its arithmetic is done."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.calls: list[datetime] = []
+
+    def remaining_delta(self, last_run_at: datetime, *args: Any, **kwargs: Any) -> Any:
+        self.calls.append(last_run_at)
+        return super().remaining_delta(last_run_at, *args, **kwargs)
+
+
+@pytest.mark.parametrize("pause", [2 * MINUTE, HOUR, 3 * DAY, 400 * DAY, 9000 * DAY])
+@pytest.mark.parametrize(
+    ("fields", "due"),
+    [
+        ({}, "2026-11-21 10:07"),
+        ({"minute": "*/15"}, "2026-11-21 10:00"),
+        ({"minute": 0, "hour": 4}, "2026-11-21 04:00"),
+        ({"minute": 0, "hour": 4, "day_of_week": "mon"}, "2026-11-16 04:00"),
+        ({"minute": 0, "hour": 4, "day_of_month": 29, "month_of_year": 2}, "2024-02-29 04:00"),
+    ],
+)
+def test_after_a_pause_the_latest_tick_is_found_in_a_few_steps(
+    fields: dict[str, Any], due: str, pause: timedelta
+) -> None:
+    now = "2026-11-21 10:07:31"
+    last = utc(due) - pause
+    made = Counted(**fields)
+    tick = tick_of(made, now, last)
+    assert tick.name == name_of(utc(due))
+    assert len(made.calls) < 200
+
+
+def test_a_beat_that_knows_no_last_run_names_the_latest_tick() -> None:
+    # celery-redbeat: an entry that was never sent is due at once.
+    made = Counted(minute="*/15")
+    assert tick_of(made, "2026-11-21 10:07:31", None).name == "2026-11-21T10:00:00Z"
+    assert len(made.calls) < 200
+    yearly = crontab(minute=0, hour=4, day_of_month=29, month_of_year=2)
+    assert tick_of(yearly, "2026-11-21 10:07:31", None).name == "2024-02-29T04:00:00Z"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        datetime(2026, 11, 21, 9, 50),  # naive: UTC, as Celery has it
+        utc("2026-11-21 09:50"),
+        utc("2026-11-21 09:50").astimezone(ZONES["America/New_York"]),
+        utc("2026-11-21 09:50").astimezone(ZONES["Asia/Kolkata"]),
+    ],
+)
+@pytest.mark.parametrize("enable_utc", [True, False])
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
+def test_the_zone_of_the_last_run_is_of_no_matter(
+    last: datetime, enable_utc: bool, zone: str
+) -> None:
+    made = set_up(crontab(minute="*/15"), utc("2026-11-21 10:00:30"), zone, enable_utc=enable_utc)
+    assert current_tick(made, last).name == "2026-11-21T10:00:00Z"
+
+
+def test_a_crontab_is_due_by_the_clocks_of_the_apps_zone() -> None:
+    due = {
+        zone: tick_of(crontab(minute=0, hour=4), "2026-11-21 12:00", "2026-11-19 12:00", zone).name
+        for zone in ("UTC", "Europe/Berlin", "Asia/Kolkata")
+    }
+    assert due == {
+        "UTC": "2026-11-21T04:00:00Z",
+        "Europe/Berlin": "2026-11-21T03:00:00Z",
+        "Asia/Kolkata": "2026-11-20T22:30:00Z",
+    }
+
+
+def test_a_crontab_with_a_zone_of_its_own() -> None:
+    """Of django-celery-beat: its entry's zone, whatever the app's."""
+    tzcrontab = pytest.importorskip("django_celery_beat.tzcrontab")
+    now = utc("2026-11-21 12:00")
+    for zone, due in (("Asia/Kolkata", "2026-11-20T22:30:00Z"), ("UTC", "2026-11-21T04:00:00Z")):
+        made = tzcrontab.TzAwareCrontab(minute=0, hour=4, tz=ZONES[zone])
+        set_up(made, now, "Europe/Berlin").nowfun = lambda zone=zone: now.astimezone(ZONES[zone])
+        for last in (now - HOUR * 14, now - DAY * 5):
+            assert made.is_due(last).is_due
+            assert current_tick(made, last).name == due
+
+
+def test_a_starting_deadline_does_not_change_a_name() -> None:
+    now = utc("2026-11-21 10:03")
+    made = set_up(crontab(minute="*/15"), now, beat_cron_starting_deadline=300)
+    for last in (now - 10 * MINUTE, now - DAY, now - 30 * DAY):
+        assert made.is_due(last).is_due
+        assert current_tick(made, last).name == "2026-11-21T10:00:00Z"
+
+
+def test_a_stopped_process_counts_from_one_moment() -> None:
+    """Between two looks at the clock a process may be stopped: for the arithmetic time stands."""
+    made = set_up(crontab(), utc("2026-11-21 10:00"))
+    clock = iter(utc("2026-11-21 10:00:00.5") + HOUR * n for n in range(100))
+    made.nowfun = lambda: next(clock)
+    tick = current_tick(made, utc("2026-11-21 09:59:00.5"))
+    assert tick.name == "2026-11-21T10:00:00Z"
+    assert tick.next_in == pytest.approx(59.5)
+
+
+# -- Intervals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("period", "margin"), [(0.5, 0.025), (2, 0.1), (10, 0.5), (3600, 0.5)])
+def test_an_interval_is_kept_for_a_little_less_than_itself(period: float, margin: float) -> None:
+    one = tick_of(schedule(period), "2026-11-21 10:00:00.3", "2026-11-21 09:00")
+    other = tick_of(schedule(period), "2026-11-21 10:00:09.1", None)
+    assert one.name == other.name == f"every-{period:g}s"
+    assert one.due is None
+    assert one.period == period
+    assert one.margin == pytest.approx(margin)
+    assert one.kept == other.kept == pytest.approx(period - margin)
+
+
+@pytest.mark.parametrize(
+    ("period", "zone", "left"),
+    [
+        (60, "UTC", 17.6),  # to the next full minute
+        (3600, "UTC", 29 * 60 + 17.6),
+        (7200, "UTC", 89 * 60 + 17.6),
+        (86_400, "UTC", 13 * 3600 + 29 * 60 + 17.6),
+        (86_400, "Europe/Berlin", 12 * 3600 + 29 * 60 + 17.6),
+    ],
+)
+def test_a_relative_interval_is_kept_until_the_clock_is_round(
+    period: int, zone: str, left: float
+) -> None:
+    made = schedule(period, relative=True)
+    tick = tick_of(made, "2026-11-21 10:30:42.4", "2026-11-19 12:00", zone)
+    assert tick.name == f"every-{period}s-relative"
+    assert tick.due is None
+    assert tick.next_in == pytest.approx(left)
+    assert tick.kept == pytest.approx(left - 0.5)
+
+
+def test_a_schedule_that_changes_has_another_name() -> None:
+    now = "2026-11-21 10:00"
+    ticks = [tick_of(s, now, None) for s in (schedule(10), schedule(3600), schedule(60, True))]
+    assert len({tick.name for tick in ticks}) == 3
+
+
+# -- Schedules of other kinds ---------------------------------------------------------------------
+
+
+class EverySeven(BaseSchedule):
+    """Of a user's own, due when seconds since midnight are divisible by seven."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        last = self.maybe_make_aware(last_run_at)
+        midnight = last.replace(hour=0, minute=0, second=0, microsecond=0)
+        since = int((last - midnight).total_seconds())
+        due = midnight + timedelta(seconds=since - since % 7 + 7)
+        return due - self.maybe_make_aware(self.now())
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        left = self.remaining_estimate(last_run_at).total_seconds()
+        if left > 0:
+            return schedstate(False, left)
+        return schedstate(True, self.remaining_estimate(self.now()).total_seconds())
+
+
+class SinceLast(EverySeven):
+    """Of a user's own, and counts from the last run: an interval by another name."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        return self.maybe_make_aware(last_run_at) + timedelta(seconds=7) - self.now()
+
+
+@pytest.mark.parametrize("last", ["2026-11-21 00:00:06.9", "2026-11-20 23:00", "2026-09-01", None])
+def test_due_times_of_a_users_own(last: str | None) -> None:
+    tick = tick_of(EverySeven(), "2026-11-21 00:00:10.25", last)
+    assert tick.name == "2026-11-21T00:00:07Z"
+    assert tick.next_in == pytest.approx(3.75)
+    assert tick.kept == pytest.approx(3.75 + GRACE)
+
+
+@pytest.mark.parametrize("last", ["2026-11-21 00:00:03.1", "2026-11-20 23:00", "2026-09-01", None])
+def test_a_schedule_that_counts_from_the_last_run_is_an_interval(last: str | None) -> None:
+    tick = tick_of(SinceLast(), "2026-11-21 00:00:10.25", last)
+    assert tick.due is None
+    assert tick.name == "next"
+
+
+class Rounder(crontab):
+    """A crontab of the user's own: on the half minute."""
+
+    def remaining_estimate(self, last_run_at: datetime, *args: Any) -> timedelta:
+        half = timedelta(seconds=30)
+        return super().remaining_estimate(last_run_at - half, *args) + half
+
+
+@pytest.mark.parametrize("last", ["2026-11-21 10:04:31", "2026-11-20", None])
+def test_a_crontab_of_a_users_own_is_asked_itself(last: str | None) -> None:
+    tick = tick_of(Rounder(), "2026-11-21 10:05:31", last)
+    assert tick.name == "2026-11-21T10:05:30Z"
+
+
+def test_what_is_due_once_is_claimed_for_long() -> None:
+    """django-celery-beat's clocked."""
+    clocked = pytest.importorskip("django_celery_beat.clockedschedule").clocked
+    for now in ("2026-11-21 10:00:00.2", "2026-11-24 11:00"):
+        for last in ("2026-11-21 09:00", "2026-09-01", None):
+            tick = tick_of(clocked(utc("2026-11-21 10:00")), now, last)
+            assert tick.name == "2026-11-21T10:00:00Z"
+            assert tick.next_in is None
+            assert tick.kept == FINAL + GRACE
+
+
+def test_rules_of_recurrence() -> None:
+    """celery-redbeat's, the last of them too."""
+    rrule = pytest.importorskip("redbeat.schedules").rrule
+    app = Celery(set_as_current=False)
+    for last in (utc("2026-11-21 09:58"), utc("2026-11-21 09:45"), None):
+        made = rrule("MINUTELY", dtstart=utc("2026-11-21 09:30"), interval=5, count=8, app=app)
+        tick = tick_of(made, "2026-11-21 10:03:10", last)
+        assert tick.name == "2026-11-21T10:00:00Z"
+        assert tick.next_in == pytest.approx(110)
+        tick = tick_of(made, "2026-11-21 10:07:00", last)
+        assert tick.name == "2026-11-21T10:05:00Z"
+        assert tick.next_in is None
+        assert tick.kept == FINAL + GRACE
+
+
+@pytest.mark.parametrize("event", ["sunset", "dawn_civil", "solar_noon"])
+def test_a_solar_event_has_one_name(event: str) -> None:
+    """The same event, computed from different starts, differs by a part of a second."""
+    pytest.importorskip("ephem")
+    from celery.schedules import solar
+
+    def made(now: datetime) -> Any:
+        return set_up(solar(event, 52.5, 13.4), now, "Europe/Berlin")
+
+    noon = utc("2026-11-21 12:00")
+    due = noon + made(noon).remaining_estimate(noon)
+    names = set()
+    for minutes in range(720):
+        now = due + timedelta(seconds=1 + 7 * minutes)
+        last = due - timedelta(seconds=1 + 60 * minutes)
+        if minutes % 10 == 0:
+            assert made(now).is_due(last).is_due
+        names.add(current_tick(made(now), last).name)
+    assert len(names) == 1
+    named = utc(names.pop().rstrip("Z").replace("T", " "))
+    assert abs(named - due) <= timedelta(seconds=1)
+
+
+def test_the_next_solar_event_is_tomorrows() -> None:
+    pytest.importorskip("ephem")
+    from celery.schedules import solar
+
+    for last in ("2026-11-20 12:00", "2026-11-01 12:00", None):
+        tick = tick_of(solar("sunset", 52.5, 13.4), "2026-11-21 18:00", last)
+        assert tick.name.startswith("2026-11-21T15:0")
+        assert tick.next_in == pytest.approx(21 * 3600, abs=600)
+
+
+# -- By chance ------------------------------------------------------------------------------------
+
+fields = st.fixed_dictionaries(
+    {
+        "minute": st.sampled_from(["*", "*/5", "*/7", "0", "59"])
+        | st.frozensets(st.integers(0, 59), min_size=1, max_size=4),
+        "hour": st.sampled_from(["*", "*/3", "2", "0,23"])
+        | st.frozensets(st.integers(0, 23), min_size=1, max_size=3),
+        "day_of_week": st.sampled_from(["*", "*", "mon-fri", "sun", "0,3"]),
+        "day_of_month": st.sampled_from(["*", "*", "1", "*/2", "29-31", "1-7"]),
+        "month_of_year": st.sampled_from(["*", "*", "*/2", "2,11"]),
+    }
+)
+moments = st.datetimes(datetime(2023, 1, 1), datetime(2032, 1, 1)).map(
+    lambda moment: moment.replace(tzinfo=timezone.utc)
+)
+seconds = st.floats(1.0, 100.0) | st.floats(1.0, 4e6)
+
+
+def latest_due(made: crontab, now: datetime, zone: ZoneInfo, days: int = 800) -> datetime | None:
+    """The latest due time of a crontab, by walking back: every minute of every day that matches."""
+    local = now.astimezone(zone).replace(second=0, microsecond=0)
+    for back in range(days):
+        day = local.date() - timedelta(days=back)
+        if not (
+            day.month in made.month_of_year
+            and day.day in made.day_of_month
+            and day.isoweekday() % 7 in made.day_of_week
+        ):
+            continue
+        top = local.hour * 60 + local.minute if back == 0 else 24 * 60 - 1
+        for minute in range(top, -1, -1):
+            if minute % 60 in made.minute and minute // 60 in made.hour:
+                wall = datetime(day.year, day.month, day.day, minute // 60, minute % 60)
+                return wall.replace(tzinfo=zone)
+    return None
+
+
+def is_near_a_change(moment: datetime, zone: ZoneInfo) -> bool:
+    """Whether the zone's clocks change within a day: what is due then, other tests say."""
+    around = (moment + timedelta(hours=hours) for hours in (-25, 0, 25))
+    return len({when.astimezone(zone).utcoffset() for when in around}) > 1
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(fields, moments, st.sampled_from(sorted(ZONES)), seconds, seconds)
+def test_two_beats_name_one_tick_and_it_is_the_latest(
+    spec: dict[str, Any], now: datetime, zone: str, one: float, other: float
+) -> None:
+    made = set_up(
+        crontab(**{key: set(s) if isinstance(s, frozenset) else s for key, s in spec.items()}),
+        now,
+        zone,
+    )
+    due = latest_due(made, now, ZONES[zone])
+    assume(due is not None)
+    assert due is not None
+    assume(not any(is_near_a_change(moment, ZONES[zone]) for moment in (now, due)))
+    for last in (due - timedelta(seconds=one), due - timedelta(seconds=other)):
+        assert made.is_due(last).is_due
+        assert current_tick(made, last).name == name_of(due)
