@@ -21,7 +21,8 @@ import math
 import os
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -99,6 +100,7 @@ class Guard:
         self._owner = Owner(socket.gethostname(), os.getpid())
         self._granted: Turn | None = None
         self._refused: Turn | None = None
+        self._sent = False
         self._told: dict[str, str] = {}
         self._put_off: set[str] = set()
         self._failed: dict[str, str] = {}
@@ -132,16 +134,11 @@ class Guard:
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry, and log it; or see that another beat does."""
         turn = self._take(entry)
-        if not turn.send:
+        if turn.send:
+            with self._sending(turn):
+                self._own_apply_entry(entry, producer=producer)
+        else:
             self._refused = turn
-            return
-        self._granted = turn
-        try:
-            self._own_apply_entry(entry, producer=producer)
-        finally:
-            if self._granted is not None and self._granted.claim is not None:
-                self._granted.claim.release()  # a scheduler of the user's has not sent it
-            self._granted = None
 
     def apply_async(
         self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any
@@ -155,20 +152,29 @@ class Guard:
                 keeps it elsewhere for all beats (celery-redbeat) hears it from the one that sends.
             **kwargs: As the scheduler knows them.
         """
-        turn, self._granted = self._granted, None
-        if turn is None or turn.entry is not entry:
-            turn = self._take(entry)
-        if turn.claim is not None and turn.claim.lost:
-            logger.warning("%s: its claim ran out before it was sent; asking anew", entry.name)
-            turn.claim.release()
-            turn = _stays_due(entry, LATE)
-        if turn.send:
-            return self._send(turn, producer, advance, kwargs)
-        if advance:
-            self._wake = min(self._wake, math.inf if turn.again is None else turn.again)
-        else:
-            self._refused = turn
-        return None
+        granted = self._granted
+        if granted is not None and granted.entry.name == entry.name:
+            return self._publish(granted, entry, producer, advance, kwargs)
+        turn = self._take(entry)
+        if not turn.send:
+            if advance:
+                self._wake = min(self._wake, math.inf if turn.again is None else turn.again)
+            else:
+                self._refused = turn
+            return None
+        if turn.claim is None or not advance:
+            with self._sending(turn):
+                return self._publish(turn, entry, producer, advance, kwargs)
+        # What all beats share must not say that it is sent before it is.
+        try:
+            with self._sending(turn):
+                result = self._publish(turn, entry, producer, False, kwargs)
+        except Exception:
+            self._failed_to_send(entry, turn.claim.resource)
+            raise
+        self._failed.pop(entry.name, None)
+        self._scheduler.reserve(entry)
+        return result
 
     def _when(self, entry: Any, next_time_to_run: float, *args: Any, **kwargs: Any) -> float:
         """When to look at an entry again. That of a refused turn is told here."""
@@ -199,18 +205,20 @@ class Guard:
 
     def _claim(self, entry: Any, tick: Tick) -> Turn:
         app = escape(str(self._scheduler.app.main or ""))
-        resource = shortened(f"beat:{app}:{escape(entry.name)}:{tick.name}")
+        resource = shortened(f"beat:{app}:{escape(str(entry.name))}:{tick.name}")
         now = monotonic()
         # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
-        short = min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT)))
-        claim = HeldLease(self._redlock, resource, ttl=max(MIN_TTL, short), owner=self._owner)
+        short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
+        patience = min(self._redlock.node_timeout, short / 2)
+        claim = HeldLease(self._redlock, resource, short, owner=self._owner, patience=patience)
         try:
             claim.acquire()
-        except ResourceHeld:
-            holder = self._redlock.holder(resource)
-            turn = self._refuse(entry, tick, holder, short)
-        else:
             turn = Turn(entry, True, claim, kept=now + tick.kept)
+        except ResourceHeld:
+            turn = self._refuse(entry, tick, self._redlock.holder(resource), short)
+        except QuorumUnavailable as error:
+            # Who can wait for longer may still have one.
+            return self._without_quorum(entry, error, patience >= self._redlock.node_timeout)
         self._outage.ended(monotonic())
         return turn
 
@@ -226,39 +234,44 @@ class Guard:
             if sent:
                 return Turn(entry, again=again, last=_ago(entry, tick.period - again))
             return _stays_due(entry, min(AGAIN, again))
+        coming = math.inf if tick.next_in is None else tick.next_in
         if sent:
-            return Turn(entry)
-        return _stays_due(
-            entry, min(AGAIN, left, math.inf if tick.next_in is None else tick.next_in) + LATE
-        )
+            # In an hour that is repeated in autumn, Celery may take what was sent for due.
+            return Turn(entry, again=None if coming > 0 else AGAIN)
+        return _stays_due(entry, max(0.0, min(AGAIN, left, coming)) + LATE)
 
-    def _send(self, turn: Turn, producer: Any, advance: bool, kwargs: Any) -> Any:
-        entry, claim = turn.entry, turn.claim
+    @contextmanager
+    def _sending(self, turn: Turn) -> Iterator[None]:
+        """All that is sent in here is sent in this turn. Its claim is kept if anything was."""
+        self._granted, self._sent = turn, False
+        try:
+            yield
+        finally:
+            self._granted = None
+            if turn.claim is None:
+                pass
+            elif not self._sent:
+                turn.claim.release()
+            elif not turn.claim.keep(turn.kept - monotonic()):
+                logger.warning(
+                    "%s is sent, but a quorum could not be told: another beat may send it again",
+                    turn.entry.name,
+                )
+
+    def _publish(
+        self, turn: Turn, entry: Any, producer: Any, advance: bool, kwargs: Mapping[str, Any]
+    ) -> Any:
+        if turn.claim is not None and turn.claim.lost and not self._sent:
+            self._refused = _stays_due(turn.entry, LATE)  # this process was stopped for so long
+            raise turn.claim.loss()
         options = entry.options
         if options and OPTION in options:  # it is ours, and no option of a message
             entry.options = {name: options[name] for name in options if name != OPTION}
-        # What all beats share (celery-redbeat) must not say that it is sent before it is.
-        late = advance and claim is not None
         try:
-            result = self._own_apply_async(
-                entry, producer=producer, advance=advance and not late, **kwargs
-            )
-        except BaseException as error:
-            if claim is not None:
-                claim.release()
-                if late and isinstance(error, Exception):
-                    self._failed_to_send(entry, claim.resource)
-            raise
+            result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
         finally:
             entry.options = options
-        if claim is not None and not claim.keep(turn.kept - monotonic()):
-            logger.warning(
-                "%s is sent, but a quorum could not be told: another beat may send it again",
-                entry.name,
-            )
-        if late:
-            self._failed.pop(entry.name, None)
-            self._scheduler.reserve(entry)
+        self._sent = True
         return result
 
     def _failed_to_send(self, entry: Any, resource: str) -> None:
@@ -269,8 +282,10 @@ class Guard:
             self._failed[entry.name] = resource
             self._wake = min(self._wake, AGAIN)
 
-    def _without_quorum(self, entry: Any, error: QuorumUnavailable | None = None) -> Turn:
-        self._outage.met(entry.name, error, monotonic())
+    def _without_quorum(
+        self, entry: Any, error: QuorumUnavailable | None = None, for_all: bool = True
+    ) -> Turn:
+        self._outage.met(entry.name, error, monotonic(), for_all=for_all)
         return Turn(entry, send=True) if self._outage.send else _stays_due(entry, AGAIN)
 
     def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool) -> None:

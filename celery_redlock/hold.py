@@ -64,6 +64,7 @@ class HeldLease:
         max_lifetime: float | None = None,
         on_lost: Callable[[HeldLease], object] | None = None,
         owner: Owner | None = None,
+        patience: float | None = None,
     ) -> None:
         self.resource = resource
         self._redlock = redlock
@@ -72,6 +73,7 @@ class HeldLease:
         self._max_lifetime = max_lifetime
         self.on_lost = on_lost
         self.owner = owner
+        self._patience = patience
         self._pid = os.getpid()
         self._claim: Claim | None = None
         self._outer: HeldLease | None = None
@@ -112,7 +114,9 @@ class HeldLease:
         self._pid = os.getpid()
         wait = self._wait if wait is None else wait
         try:
-            claim = self._redlock._acquire(self.resource, self._ttl, wait, self.owner, self._adopt)
+            claim = self._redlock._acquire(
+                self.resource, self._ttl, wait, self.owner, self._adopt, self._patience
+            )
             _stack.set((*_stack.get(), self))
             self._redlock._watchdog.watch(claim, self._lost, self._max_lifetime)
         except BaseException:

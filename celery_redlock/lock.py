@@ -310,10 +310,11 @@ class Redlock:
         wait: float,
         owner: Owner | None,
         adopt: Callable[[Claim], None],
+        patience: float | None = None,
     ) -> Claim:
         """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
         try:
-            return self._try(resource, ttl, owner, adopt)
+            return self._try(resource, ttl, owner, adopt, patience)
         except NotAcquired:
             if wait <= 0:
                 raise
@@ -321,7 +322,7 @@ class Redlock:
 
             def again() -> Claim:
                 waiter.forget()
-                return self._try(resource, ttl, owner, adopt)
+                return self._try(resource, ttl, owner, adopt, patience)
 
             return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(resource)))
 
@@ -331,11 +332,13 @@ class Redlock:
         ttl: float | None,
         owner: Owner | None,
         adopt: Callable[[Claim], None],
+        patience: float | None,
     ) -> Claim:
         claim = self._claim(resource, ttl, owner)
         adopt(claim)
         self._remember(claim)
-        ballot = self._driver.run(lambda now: quorum.acquire(claim, now, self._patience(claim.ttl)))
+        patience = self._patience(claim.ttl) if patience is None else patience
+        ballot = self._driver.run(lambda now: quorum.acquire(claim, now, patience))
         if claim.granted_at is not None:
             if heard():
                 emit("acquired", self._lease(claim))
@@ -374,9 +377,7 @@ class Redlock:
             return False
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
-            ballot = self._driver.run(
-                lambda now: quorum.extend([claim], now, self._patience(claim.ttl))
-            )
+            ballot = self._driver.run(lambda now: quorum.extend([claim], now, self.node_timeout))
         finally:
             claim.ended = True
             self._claims.pop(claim.token, None)

@@ -41,14 +41,24 @@ class Outage:
         """Whether it is too soon to ask again."""
         return now < self._ask
 
-    def met(self, name: str, error: QuorumUnavailable | None, now: float) -> None:
-        """An entry is due: its name, and the nodes' answer if they were asked."""
+    def met(
+        self, name: str, error: QuorumUnavailable | None, now: float, *, for_all: bool = True
+    ) -> None:
+        """An entry is due.
+
+        Args:
+            name: Of the entry.
+            error: The nodes' answer, if they were asked.
+            now: Seconds.
+            for_all: Whether that answer holds for other entries too.
+        """
         if self._began is None:
             self._began = now
-        self._names.add(name)
+        self._names.add(str(name))
         if error is None:
             return
-        self._ask = now + self._again
+        if for_all:
+            self._ask = now + self._again
         if now < self._say:
             return
         self._say, self._said = now + SAY, True

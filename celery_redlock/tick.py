@@ -12,10 +12,11 @@ schedule's time zone, and when its clocks change.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from celery.schedules import crontab, solar
+from celery.schedules import BaseSchedule, crontab, solar
 from celery.schedules import schedule as interval
 
 __all__ = ["Tick", "current_tick"]
@@ -59,28 +60,36 @@ def current_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
         schedule: A schedule of Celery's, or a user's own.
         last_run_at: When the entry was sent last, as its beat remembers it; None for never.
     """
-    if not isinstance(schedule, interval):
-        dues = _DueTimes(schedule)
-        due = dues.latest(last_run_at)
-        if due is not None and dues.are_shared(due):
-            following = dues.following(due)
-            left = None if following is None else (following - dues.now).total_seconds()
-            kept = GRACE + (FINAL if left is None else max(0.0, left))
-            return Tick(f"{due:%Y-%m-%dT%H:%M:%SZ}", kept, due=due, next_in=left)
+    if isinstance(schedule, BaseSchedule) and not isinstance(schedule, interval):
+        with suppress(NotImplementedError):  # a user's own, of which Celery asks is_due() alone
+            tick = _of_due_time(_DueTimes(schedule), last_run_at)
+            if tick is not None:
+                return tick
     return _of_interval(schedule, last_run_at)
 
 
+def _of_due_time(dues: _DueTimes, last_run_at: datetime | None) -> Tick | None:
+    due = dues.latest(last_run_at)
+    if due is None or not dues.are_shared(due):
+        return None
+    following = dues.following(due)
+    left = None if following is None else (following - dues.now).total_seconds()
+    kept = GRACE + (FINAL if left is None else max(0.0, left)) + dues.repeated(due)
+    return Tick(f"{due:%Y-%m-%dT%H:%M:%SZ}", kept, due=due, next_in=left)
+
+
 def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
-    now = schedule.maybe_make_aware(schedule.now())
     if isinstance(schedule, interval):
         period = left = float(schedule.seconds)
         name = f"every-{period:g}s"
         if schedule.relative:  # due at the next full minute, hour or day
+            now = schedule.maybe_make_aware(schedule.now())
             left = schedule.remaining_estimate(now).total_seconds()
             left = left if left > 0 else period
             name += "-relative"
     else:
-        period = left = float(schedule.is_due(last_run_at or now).next)
+        _due, following = schedule.is_due(last_run_at or schedule.now())
+        period = left = FINAL if following is None else float(following)
         name = "next"
     margin = min(period * MARGIN_RATE, MARGIN_MAX)
     return Tick(name, left - margin, next_in=left, period=period, margin=margin)
@@ -129,6 +138,16 @@ class _DueTimes:
         start = due + HOUR if isinstance(self._schedule, solar) else due
         found = self._after(start)
         return found if found is not None and found > due else None
+
+    def repeated(self, due: datetime) -> float:
+        """Seconds until the wall clock shows the same again, when it is set back; mostly none.
+
+        A beat that begins in the second of the two hours finds the due times of the first.
+        """
+        local = due.astimezone(self._zone)
+        first, second = local.utcoffset(), local.replace(fold=1).utcoffset()
+        assert first is not None and second is not None
+        return (first - second).total_seconds()
 
     def are_shared(self, due: datetime) -> bool:
         """Whether they do not depend on the last run, as those of an interval do."""
