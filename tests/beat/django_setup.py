@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import django
@@ -20,12 +21,14 @@ def main(names: list[str]) -> None:
         cursor.execute("PRAGMA journal_mode=WAL")  # a reader does not wait for a stopped writer
     call_command("migrate", verbosity=0)
     second, _ = CrontabSchedule.objects.get_or_create(day_of_month=MARK, timezone="UTC")
-    minute, _ = CrontabSchedule.objects.get_or_create(day_of_month="*", timezone="UTC")
+    hourly, _ = CrontabSchedule.objects.get_or_create(
+        minute=os.environ["TEST_MINUTE"], timezone="UTC"
+    )
     two, _ = IntervalSchedule.objects.get_or_create(every=2, period="seconds")
     schedules = {
         "tick": {"crontab": second},
         "interval": {"interval": two},
-        "minute": {"crontab": minute},
+        "hourly": {"crontab": hourly},
         "free": {"crontab": second, "headers": json.dumps({"redlock": False})},
     }
     for name in names:

@@ -1,4 +1,4 @@
-"""A script with a beat in a thread: `python -m tests.beat.embedded -s FILE -S SCHEDULER`."""
+"""A script with a beat in a thread: `python -m tests.beat.embedded -s FILE --scheduler NAME`."""
 
 from __future__ import annotations
 

@@ -77,6 +77,7 @@ class Site:
             "TEST_KIND": kind,
             "TEST_MAIN": f"beats-{kind}-{path.name}",
             "TEST_EPOCH": str(int(time.time()) - 1),
+            "TEST_MINUTE": str(int(time.time() // 60 - 1) % 60),  # the next is far away
             "TEST_ENTRIES": ",".join(entries),
         }
         self.beats: list[Beat] = []
@@ -219,7 +220,7 @@ class Beat:
             "worker": ("-m", "celery", "-A", PROJECT, "worker", "-B", "-l", "INFO", *QUIET),
             "thread": ("-m", "tests.beat.embedded"),
         }[self.way]
-        arguments += ("-s", str(self.schedule), "-S", SCHEDULERS[self.site.kind])
+        arguments += ("-s", str(self.schedule), "--scheduler", SCHEDULERS[self.site.kind])
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, *arguments],

@@ -44,7 +44,7 @@ def entries() -> dict[str, dict[str, Any]]:
     known: dict[str, Callable[[], dict[str, Any]]] = {
         "tick": lambda: {"schedule": every_second()},
         "interval": lambda: {"schedule": schedule(2.0)},
-        "minute": lambda: {"schedule": crontab()},
+        "hourly": lambda: {"schedule": crontab(minute=os.environ["TEST_MINUTE"])},
         "free": lambda: {"schedule": every_second(), "options": {"redlock": False}},
     }
     names = os.environ.get("TEST_ENTRIES", "tick,interval").split(",")
@@ -68,7 +68,7 @@ class Gated(Task):
 def job() -> None: ...
 
 
-for _name in ("tick", "interval", "minute", "free"):
+for _name in ("tick", "interval", "hourly", "free"):
     app.task(job, base=Gated, name=f"tests.beat.{_name}")
 
 
@@ -95,7 +95,7 @@ _SECONDLY = ("tests.beat.tick", "tests.beat.free")
 _note(EverySecond, *_SECONDLY)
 _note(SecondCrontab, *_SECONDLY)
 _note(schedule, "tests.beat.interval")
-_note(crontab, "tests.beat.minute")
+_note(crontab, "tests.beat.hourly")
 if KIND == "redbeat":
     from redbeat.schedules import rrule
 
