@@ -49,8 +49,8 @@ OPTION = "redlock"
 """An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
 AGAIN = 1.0
 """Seconds until an entry that could not be decided upon is tried again."""
-SPLIT = 0.1
-"""The same, at most, if several beats asked at once and none got a quorum; seconds."""
+SPLIT = 0.05
+"""The same, at most, if several beats asked at once and none got a quorum; doubled each time."""
 BROKEN = 60.0
 """The same, if its schedule cannot be understood; seconds."""
 SHORT = 0.5
@@ -104,12 +104,15 @@ class Guard:
         self._told: dict[str, str] = {}
         self._put_off: set[str] = set()
         self._failed: dict[str, str] = {}
+        self._splits: dict[str, int] = {}
+        self._publishing = False
         self._wake = math.inf
         self._own_tick, scheduler.tick = scheduler.tick, self.tick
         self._own_is_due, scheduler.is_due = scheduler.is_due, self.is_due
         self._own_apply_entry, scheduler.apply_entry = scheduler.apply_entry, self.apply_entry
         self._own_apply_async, scheduler.apply_async = scheduler.apply_async, self.apply_async
         self._own_when, scheduler._when = scheduler._when, self._when
+        self._own_should_sync, scheduler.should_sync = scheduler.should_sync, self.should_sync
 
     # -- In place of the scheduler's own ----------------------------------------------------------
 
@@ -187,6 +190,10 @@ class Guard:
                 _set_last_run(entry, turn.last, turn.count)
         return self._own_when(entry, next_time_to_run, *args, **kwargs)  # type: ignore[no-any-return]
 
+    def should_sync(self) -> bool:
+        """Whether to write the schedule to its disk or database; not between message and claim."""
+        return not self._publishing and self._own_should_sync()
+
     # -- Claims -----------------------------------------------------------------------------------
 
     def _take(self, entry: Any) -> Turn:
@@ -211,9 +218,12 @@ class Guard:
         short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
         patience = min(self._redlock.node_timeout, short / 2)
         claim = HeldLease(self._redlock, resource, short, owner=self._owner, patience=patience)
+        # One that hangs between claim and message must not keep the others waiting for ever.
+        claim.max_lifetime = self._redlock.ttl
         try:
             claim.acquire()
             turn = Turn(entry, True, claim, kept=now + tick.kept)
+            self._splits.pop(entry.name, None)
         except ResourceHeld:
             turn = self._refuse(entry, tick, self._redlock.holder(resource), short)
         except QuorumUnavailable as error:
@@ -223,10 +233,11 @@ class Guard:
         return turn
 
     def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
-        if holder is None or holder.expires_in is None or holder.nodes < holder.quorum:
-            return _stays_due(entry, random.uniform(LATE, SPLIT))  # a split vote
-        left = holder.expires_in
+        left = 0.0 if holder is None else holder.expires_in or 0.0
         sent = left > short
+        if holder is None or (holder.nodes < holder.quorum and not sent):
+            return self._split(entry)
+        self._splits.pop(entry.name, None)
         self._tell(entry, tick, holder, sent)
         if tick.period is not None:
             # Due when the one who sent is due, and after him: he goes on unless he is gone.
@@ -239,6 +250,11 @@ class Guard:
             # In an hour that is repeated in autumn, Celery may take what was sent for due.
             return Turn(entry, again=None if coming > 0 else AGAIN)
         return _stays_due(entry, max(0.0, min(AGAIN, left, coming)) + LATE)
+
+    def _split(self, entry: Any) -> Turn:
+        """Several beats asked at once, and none got a quorum: again soon, with full jitter."""
+        count = self._splits[entry.name] = self._splits.get(entry.name, 0) + 1
+        return _stays_due(entry, random.uniform(LATE, min(AGAIN, SPLIT * 2.0 ** min(count, 9))))
 
     @contextmanager
     def _sending(self, turn: Turn) -> Iterator[None]:
@@ -257,6 +273,11 @@ class Guard:
                     "%s is sent, but a quorum could not be told: another beat may send it again",
                     turn.entry.name,
                 )
+        if self._scheduler.should_sync():
+            try:
+                self._scheduler._do_sync()
+            except Exception:
+                logger.exception("the schedule could not be written")
 
     def _publish(
         self, turn: Turn, entry: Any, producer: Any, advance: bool, kwargs: Mapping[str, Any]
@@ -267,9 +288,11 @@ class Guard:
         options = entry.options
         if options and OPTION in options:  # it is ours, and no option of a message
             entry.options = {name: options[name] for name in options if name != OPTION}
+        self._publishing = True
         try:
             result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
         finally:
+            self._publishing = False
             entry.options = options
         self._sent = True
         return result

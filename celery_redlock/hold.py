@@ -53,6 +53,7 @@ class HeldLease:
         resource: What is exclusive.
         on_lost: Called, in another thread, if the lease is lost.
         owner: Who asks, for others to read; host and process if None.
+        max_lifetime: Seconds after which it is no longer extended; None for never.
     """
 
     def __init__(
@@ -70,7 +71,7 @@ class HeldLease:
         self._redlock = redlock
         self._ttl = ttl
         self._wait = wait
-        self._max_lifetime = max_lifetime
+        self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self.owner = owner
         self._patience = patience
@@ -118,7 +119,7 @@ class HeldLease:
                 self.resource, self._ttl, wait, self.owner, self._adopt, self._patience
             )
             _stack.set((*_stack.get(), self))
-            self._redlock._watchdog.watch(claim, self._lost, self._max_lifetime)
+            self._redlock._watchdog.watch(claim, self._lost, self.max_lifetime)
         except BaseException:
             self.release()
             raise
