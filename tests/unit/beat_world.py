@@ -1,0 +1,335 @@
+"""Beats in a world without sockets, threads and real time: Celery's schedulers, the real guard.
+
+Each beat is a process of its own as far as it can tell: an app, a scheduler, a `Redlock`. They
+share five fake nodes and one clock, which moves when a beat sleeps, asks a node or sends. What they
+send is written down with its time.
+"""
+
+from __future__ import annotations
+
+import copy
+import heapq
+import random
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+import pytest
+from celery import Celery
+from celery.beat import Scheduler, event_t
+
+from celery_redlock.beat import Guard
+from celery_redlock.lease import Owner
+from celery_redlock.quorum import Round
+from celery_redlock.testing import FakeClock, FakeNode
+from tests.unit.beat_moments import ZONES, utc
+from tests.unit.fake_lock import FakeDriver, FakeRedlock
+
+Schedule = Callable[[], Mapping[str, Any]]
+ROUND = 0.0005
+"""Seconds that nodes take to answer."""
+PASS = 0.0002
+"""Seconds that a beat takes for one pass over its schedule."""
+LATE = 0.003
+"""Seconds by which a beat wakes up late, at most."""
+
+
+class Killed(BaseException):
+    """Ends a beat where it stands."""
+
+
+class Plain(Scheduler):
+    """A schedule in memory; the flow of the Celery that is installed."""
+
+    producer = None
+
+
+class Older(Plain):
+    """The flow of Celery up to 5.6, word for word: asks the first entry before its time too."""
+
+    def tick(
+        self,
+        event_t: Any = event_t,
+        min: Any = min,
+        heappop: Any = heapq.heappop,
+        heappush: Any = heapq.heappush,
+    ) -> float:
+        adjust = self.adjust
+        max_interval = self.max_interval
+        if self._heap is None or not self.schedules_equal(self.old_schedulers, self.schedule):
+            self.old_schedulers = copy.copy(self.schedule)
+            self.populate_heap()
+        H = self._heap
+        if not H:
+            return max_interval
+        event = H[0]
+        entry = event[2]
+        is_due, next_time_to_run = self.is_due(entry)
+        if is_due:
+            verify = heappop(H)
+            if verify is event:
+                next_entry = self.reserve(entry)
+                self.apply_entry(entry, producer=self.producer)
+                heappush(H, event_t(self._when(next_entry, next_time_to_run), event[1], next_entry))
+                return 0
+            else:
+                heappush(H, verify)
+                return min(verify[0], max_interval)
+        adjusted = adjust(next_time_to_run)
+        return min(adjusted if isinstance(adjusted, (int, float)) else max_interval, max_interval)
+
+
+class Shared(Plain):
+    """The flow of celery-redbeat: what was sent when is kept in one place, for all beats."""
+
+    store: dict[str, tuple[datetime, int]]
+
+    def setup_schedule(self) -> None:
+        pass
+
+    @property
+    def schedule(self) -> Any:
+        entries = {}
+        for name, fields in self.app.conf.beat_schedule.items():
+            entries[name] = entry = self.Entry(**fields, name=name, app=self.app)
+            entry.last_run_at, entry.total_run_count = self.store.setdefault(
+                name, (entry.last_run_at, 0)
+            )
+        return entries
+
+    def reserve(self, entry: Any) -> Any:
+        entry = next(entry)
+        self.store[entry.name] = entry.last_run_at, entry.total_run_count
+        return entry
+
+    def maybe_due(self, entry: Any, **kwargs: Any) -> Any:
+        is_due, next_time_to_run = entry.is_due()
+        if is_due:
+            try:
+                self.apply_async(entry, **kwargs)
+            except Exception as error:
+                self.logger.error("Scheduler: Message Error: %s", error)
+        return next_time_to_run
+
+    def tick(self, **_kwargs: Any) -> float:
+        times = [self.maybe_due(entry, producer=None) for entry in self.schedule.values()]
+        return min([time for time in times if time] + [self.max_interval])
+
+
+FLOWS = [Plain, Older]
+KINDS = [*FLOWS, Shared]
+
+
+class Message(NamedTuple):
+    """One that was sent.
+
+    Attributes:
+        at: Seconds since the world's begin.
+        entry: The entry's name.
+        beat: Who sent it, by number.
+        options: All else that `send_task` was given.
+    """
+
+    at: float
+    entry: str
+    beat: int
+    options: dict[str, Any]
+
+
+class BeatDriver(FakeDriver):
+    """Writes down when nodes were asked; they take a moment. Other beats' attempts may interfere.
+
+    Attributes:
+        asked: When, and what for.
+        rival: Says whether an attempt meets those of others, which keep it from a quorum.
+    """
+
+    def __init__(self, nodes: Sequence[FakeNode], clock: FakeClock) -> None:
+        super().__init__(nodes, clock)
+        self.asked: list[tuple[float, str]] = []
+        self.rival: Callable[[], bool] = lambda: False
+
+    def _carry(self, round_: Round) -> None:
+        self.asked.append((self.clock(), round_.verb.value))
+        resource = round_.claims[0].resource
+        split = round_.verb.value == "acquire" and self.rival()
+        if split:  # two nodes went to one of them, and one to another
+            for index, pid in ((2, 7), (3, 7), (4, 8)):
+                token = Owner("rival", pid).token("")
+                self.nodes[index].held.setdefault(resource, (token, self.clock() + 0.002))
+        super()._carry(round_)
+        self.clock.advance(ROUND)
+
+
+class Beat:
+    """One beat.
+
+    Attributes:
+        wake: When its sleep ends, by the world's clock.
+        passes: When it went over its schedule.
+    """
+
+    def __init__(
+        self, world: World, number: int, kind: type[Plain], schedule: Schedule, wake: float
+    ) -> None:
+        self.number = number
+        self.wake = wake
+        self.alive = True
+        self.busy = False
+        self.passes: list[float] = []
+        self.errors: list[str] = []
+        self.redlock = FakeRedlock(world.patch, ttl=world.ttl)
+        self.redlock.clock = world.clock
+        self.redlock.watchdog._clock = world.clock
+        self.redlock.fakes = world.nodes
+        driver: Any = BeatDriver(world.nodes, world.clock)
+        self.redlock._driver = self.redlock.driver = self.driver = driver
+        for module in ("hold", "lock", "beat"):
+            world.patch.setattr(f"celery_redlock.{module}.monotonic", world.clock)
+        self.app = Celery("shop", set_as_current=False)
+        self.app.conf.update(
+            timezone=world.zone, result_expires=None, beat_schedule=schedule(), beat_sync_every=1
+        )
+        self.app.now = lambda: world.now().astimezone(ZONES[world.zone])
+        self.app.send_task = lambda task, args, kwargs, **options: world.publish(
+            self, args[0], {"task": task, **options}
+        )
+        begin = {"store": world.store} if kind is Shared else {}
+        self.scheduler = type(kind.__name__, (kind,), begin)(self.app)
+        self.guard = Guard(self.scheduler, self.redlock, world.on_unavailable)
+        self.guard._owner = Owner(f"host{number}", 100 + number)
+
+    def entry(self, name: str) -> Any:
+        return self.scheduler.schedule[name]
+
+    def die(self) -> None:
+        """`kill -9`: not a word more to anybody."""
+        self.alive = False
+        self.driver.dead = set(range(5))
+
+    def stop(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so many seconds."""
+        self.wake = max(self.wake, self.redlock.clock() + seconds)
+
+
+class World:
+    """Beats, five nodes, a broker, and a clock.
+
+    Args:
+        patch: Puts the clock where the library looks at its own.
+        schedule: Makes the schedule that all beats are configured with.
+        kind: The scheduler.
+        beats: When each of them starts, in seconds.
+        ttl: redlock_ttl; seconds.
+        on_unavailable: redlock_beat_on_unavailable.
+        begin: When it all begins.
+        zone: The apps' time zone.
+    """
+
+    def __init__(
+        self,
+        patch: pytest.MonkeyPatch,
+        schedule: Schedule,
+        *,
+        kind: type[Plain] = Plain,
+        beats: Sequence[float] = (0.0, 0.3, 0.7),
+        ttl: float = 10.0,
+        on_unavailable: str = "hold",
+        begin: str = "2026-11-21 10:00:00",
+        zone: str = "UTC",
+    ) -> None:
+        random.seed(1)
+        self.patch = patch
+        self.ttl = ttl
+        self.zone = zone
+        self.on_unavailable = on_unavailable
+        self.clock = FakeClock()
+        self.nodes = [FakeNode() for _ in range(5)]
+        self.store: dict[str, tuple[datetime, int]] = {}
+        self.sent: list[Message] = []
+        self.before_sending: Callable[[Beat, str], None] | None = None
+        self._begin = utc(begin)
+        self._origin = self.clock()
+        self._kind, self._schedule = kind, schedule
+        self.beats: list[Beat] = []
+        for start in sorted(beats):
+            self.run(start - self.time)
+            self.start()
+
+    @property
+    def time(self) -> float:
+        """Seconds since the begin."""
+        return self.clock() - self._origin
+
+    def now(self) -> datetime:
+        """The time of day, in UTC."""
+        return self._begin + timedelta(seconds=self.time)
+
+    def start(self, schedule: Schedule | None = None) -> Beat:
+        """One more beat."""
+        made = schedule or self._schedule
+        beat = Beat(self, len(self.beats), self._kind, made, self.clock())
+        self.beats.append(beat)
+        return beat
+
+    def run(self, seconds: float, every: Callable[[], object] | None = None) -> None:
+        """Let time pass, for all beats that live and are not in the middle of something.
+
+        Args:
+            seconds: How much.
+            every: Called after each pass.
+        """
+        end = self.clock() + seconds
+        while True:
+            awake = [beat for beat in self.beats if beat.alive and not beat.busy]
+            beat = min(awake, key=lambda one: one.wake, default=None)
+            if beat is None or beat.wake > end:
+                break
+            self.clock.now = max(self.clock(), beat.wake)
+            self._pass(beat)
+            if every is not None:
+                every()
+        self.clock.now = max(self.clock(), end)
+
+    def run_meanwhile(self, beat: Beat, seconds: float) -> None:
+        """The same while `beat` is busy sending; its claim is extended."""
+        for _ in range(round(seconds / 0.1)):
+            beat.redlock.watchdog.tend()
+            self.run(0.1)
+
+    def publish(self, beat: Beat, entry: str, options: dict[str, Any]) -> None:
+        """What a beat's app has for a broker."""
+        if self.before_sending is not None:
+            self.before_sending(beat, entry)
+        self.sent.append(Message(self.time, entry, beat.number, options))
+
+    def times(self, entry: str) -> list[float]:
+        """When an entry was sent; seconds since the begin."""
+        return [message.at for message in self.sent if message.entry == entry]
+
+    def split(self, within: float = 0.005) -> None:
+        """From now on attempts so close together keep each other from a quorum."""
+        for beat in self.beats:
+            beat.driver.rival = lambda beat=beat: any(
+                other is not beat and other.alive and self._is_at_it(other, within)
+                for other in self.beats
+            )
+
+    def _is_at_it(self, beat: Beat, within: float) -> bool:
+        now = self.clock()
+        tried = [when for when, verb in beat.driver.asked[-3:] if verb == "acquire"]
+        return 0 <= beat.wake - now < within or any(now - when < within for when in tried)
+
+    def _pass(self, beat: Beat) -> None:
+        beat.busy = True
+        beat.passes.append(self.time)
+        assert len(beat.passes) < 300 or self.time - beat.passes[-300] > 1.0, "it spins"
+        try:
+            wait = beat.scheduler.tick()
+        except Killed:
+            return
+        finally:
+            beat.busy = False
+            self.clock.advance(PASS)
+        late = random.uniform(0.0, LATE) if wait > 0 else 0.0
+        beat.wake = max(beat.wake, self.clock() + max(0.0, wait) + late)

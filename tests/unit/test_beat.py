@@ -1,0 +1,397 @@
+"""Beats that live: each tick of each entry is sent once, at its time, by whichever of them.
+
+What happens to beats, brokers and nodes is in `test_beat_faults.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from celery.schedules import BaseSchedule, crontab, schedule
+
+from tests.unit.beat_world import FLOWS, KINDS, Beat, Plain, Shared, World
+
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+
+
+def entry(name: str, when: Any, **fields: Any) -> dict[str, Any]:
+    return {name: {"task": "job", "schedule": when, "args": (name,), **fields}}
+
+
+def minutely() -> Mapping[str, Any]:
+    return entry("cron", crontab())
+
+
+def every_2_s() -> Mapping[str, Any]:
+    return entry("every", 2.0)
+
+
+def gaps(times: list[float]) -> list[float]:
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def suppressed(log: Log, *, level: int = logging.INFO) -> list[str]:
+    """What beats said of ticks that others sent."""
+    return [
+        record.getMessage()
+        for record in log.records
+        if record.name == "celery_redlock.beat"
+        and record.levelno == level
+        and " sent by " in record.getMessage()
+    ]
+
+
+# -- Due times ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crontab_tick_is_sent_once_and_in_time(monkeypatch: Patch, kind: type[Plain]) -> None:
+    world = World(monkeypatch, minutely, kind=kind, beats=[0.0, 0.3, 0.7, 11.0])
+    world.run(600.0)
+    times = world.times("cron")
+    assert [round(at / 60) for at in times] == list(range(1, 11))
+    assert all(0 <= at % 60 < 0.1 for at in times)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_overdue_crontab_is_sent_once_when_beats_start(
+    monkeypatch: Patch, kind: type[Plain]
+) -> None:
+    """Their schedules are from yesterday, and they start one after the other."""
+    world = World(monkeypatch, minutely, kind=kind, beats=[], begin="2026-11-21 10:00:20")
+    yesterday = world.now() - timedelta(days=1)
+    for _ in range(3):
+        beat = world.start()
+        if kind is Shared:
+            world.store.setdefault("cron", (yesterday, 5))
+        else:
+            beat.entry("cron").last_run_at = yesterday
+        world.run(5.0)
+    assert len(world.times("cron")) == 1
+    assert world.times("cron")[0] < 0.1
+    world.run(60.0)
+    assert [round(at) for at in world.times("cron")] == [0, 40]
+
+
+class EverySecond(BaseSchedule):
+    """Of a user's own: due at each whole second."""
+
+    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
+        last = self.maybe_make_aware(last_run_at).replace(microsecond=0)
+        return last + timedelta(seconds=1) - self.maybe_make_aware(self.now())
+
+    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
+        left = self.remaining_estimate(last_run_at).total_seconds()
+        following = self.remaining_estimate(self.now()).total_seconds()
+        return left <= 0, left if left > 0 else following
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tick_a_second(monkeypatch: Patch, kind: type[Plain]) -> None:
+    world = World(monkeypatch, lambda: entry("second", EverySecond()), kind=kind)
+    world.run(59.5)
+    seconds = [int(at) for at in world.times("second")]
+    assert seconds == list(range(1, 61))
+    assert all(at % 1 < 0.1 for at in world.times("second"))
+
+
+@pytest.mark.xfail(reason="the last due time of the hour is asked for without a pause", strict=True)
+@pytest.mark.parametrize("flow", FLOWS)
+def test_the_hour_that_is_repeated(monkeypatch: Patch, flow: type[Plain]) -> None:
+    """A beat that starts in it believes to be overdue; it does not ask the nodes for ever."""
+    world = World(
+        monkeypatch,
+        lambda: entry("cron", crontab(minute="*/7")),
+        kind=flow,
+        beats=[0.0],
+        begin="2026-10-24 23:57:00",  # in UTC: three minutes before two o'clock
+        zone="Europe/Berlin",
+    )
+    world.run(65 * 60.0)
+    before = [3 + 7 * n for n in range(9)]
+    assert [round(at / 60) for at in world.times("cron")] == before
+    late = world.start()
+    world.run(57 * 60.0)
+    assert [round(at / 60) for at in world.times("cron")] == before
+    assert len(late.driver.asked) < 57 * 60 * 2.5  # a lone beat would send as fast as it can
+    world.run(5 * 60.0)
+    assert [round(at / 60) for at in world.times("cron")] == [*before, 123]
+
+
+# -- Intervals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("period", [0.5, 2.0, 10.0])
+def test_beats_keep_the_period_of_an_interval(
+    monkeypatch: Patch, kind: type[Plain], period: float
+) -> None:
+    world = World(
+        monkeypatch,
+        lambda: entry("every", period),
+        kind=kind,
+        beats=[0.0, 0.15 * period, 0.4 * period, 0.93 * period, 3.35 * period],
+    )
+    world.run(200 * period)
+    times = world.times("every")
+    ideal = world.time / period
+    assert abs(len(times) - ideal) <= 0.02 * ideal
+    assert max(gaps(times)) < 1.1 * period
+    assert min(gaps(times)) >= 0.9 * period
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_refused_beat_is_due_when_the_winner_is(monkeypatch: Patch, flow: type[Plain]) -> None:
+    world = World(monkeypatch, lambda: entry("every", 10.0), kind=flow, beats=[0.0, 4.0])
+    world.run(20.0)
+    first, second = world.beats
+    # As if it had sent when the other did; and it looks a moment after the other.
+    last = [beat.entry("every").last_run_at for beat in (first, second)]
+    assert abs((last[0] - last[1]).total_seconds()) < 0.05
+    assert [message.beat for message in world.sent] == [0, 0]
+    due = second.scheduler._heap[0].time - world.now().timestamp()
+    assert 0 < due - (30.0 - world.time) < 0.05
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("period", "ticks"), [(60, 10), (3600, 3)])
+def test_a_relative_interval_is_sent_when_the_clock_is_round(
+    monkeypatch: Patch, kind: type[Plain], period: int, ticks: int
+) -> None:
+    world = World(
+        monkeypatch,
+        lambda: entry("round", schedule(period, relative=True)),
+        kind=kind,
+        beats=[0.0, 3.3, 17.1],
+        begin="2026-11-21 10:00:05",
+    )
+    world.run(period * ticks + 10.0)
+    assert [round((at + 5) / period, 2) for at in world.times("round")] == list(range(1, ticks + 1))
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_an_interval_that_is_made_shorter_begins_at_once(
+    monkeypatch: Patch, flow: type[Plain]
+) -> None:
+    """An old beat has claimed an hour; the new configuration wants it every ten seconds."""
+    world = World(monkeypatch, lambda: entry("every", 3600.0), kind=flow, beats=[0.0])
+    world.run(3610.0)
+    assert len(world.times("every")) == 1
+    world.beats[0].die()
+    for _ in range(2):
+        world.start(lambda: entry("every", 10.0))
+        world.run(1.0)
+    world.run(100.0)
+    assert len(world.times("every")) == pytest.approx(11, abs=1)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_an_entry_under_another_name_is_another(monkeypatch: Patch, flow: type[Plain]) -> None:
+    world = World(monkeypatch, lambda: entry("old", 60.0), kind=flow, beats=[0.0, 0.2])
+    world.run(61.0)
+    for beat in world.beats:
+        beat.die()
+    beat = world.start(lambda: entry("new", 60.0))
+    beat.entry("new").last_run_at -= timedelta(seconds=70)
+    world.run(1.0)
+    assert [message.entry for message in world.sent] == ["old", "new"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_entries_of_one_task_are_two(monkeypatch: Patch, kind: type[Plain]) -> None:
+    """Even with one schedule."""
+    world = World(
+        monkeypatch,
+        lambda: {
+            **entry("one", crontab()),
+            **entry("other", crontab()),
+            **entry("fast", 5.0),
+            **entry("also fast", 5.0),
+        },
+        kind=kind,
+    )
+    world.run(301.0)
+    counts = Counter(message.entry for message in world.sent)
+    assert counts == {"one": 5, "other": 5, "fast": 60, "also fast": 60}
+
+
+def test_apps_do_not_share_ticks(monkeypatch: Patch) -> None:
+    """Two projects on the same nodes, with an entry of the same name."""
+    world = World(monkeypatch, minutely, beats=[0.0])
+    other = world.start()
+    other.app.main = "another: shop"
+    world.run(61.0)
+    assert {message.beat for message in world.sent} == {0, 1}
+    assert len(world.sent) == 2
+
+
+# -- The claim ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_is_kept_and_never_given_back(monkeypatch: Patch, kind: type[Plain]) -> None:
+    world = World(
+        monkeypatch, lambda: {**minutely(), **entry("every", 50.0)}, kind=kind, beats=[0.0]
+    )
+    world.run(61.0)
+    left = {
+        resource: held[1] - world.clock()
+        for node in world.nodes
+        for resource, held in node.held.items()
+    }
+    assert left == {
+        "beat:shop:cron:2026-11-21T10:01:00Z": pytest.approx(119.0, abs=0.2),
+        "beat:shop:every:every-50s": pytest.approx(38.5, abs=0.2),
+    }
+    assert "release" not in {verb for _when, verb in world.beats[0].driver.asked}
+    assert not world.beats[0].redlock.watchdog.watched  # nor extended any more
+
+
+def test_a_suppressed_tick_is_told_once_with_who_sent_it(monkeypatch: Patch, caplog: Log) -> None:
+    world = World(monkeypatch, minutely, beats=[0.0, 0.1, 0.2])
+    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
+        world.run(61.0)
+    sender = world.sent[0].beat
+    assert (
+        suppressed(caplog)
+        == [f"cron (due 2026-11-21T10:01:00Z) was sent by pid {100 + sender} on host{sender}"] * 2
+    )
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
+        world.run(60.0)
+    assert len(suppressed(caplog)) == 2
+
+
+def test_an_interval_too(monkeypatch: Patch, caplog: Log) -> None:
+    world = World(monkeypatch, lambda: entry("every", 10.0), beats=[0.0, 4.0])
+    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
+        world.run(51.0)
+    told = suppressed(caplog)
+    assert 1 <= len(told) <= 5
+    assert set(told) <= {
+        f"every (every-10s) {was} sent by pid 100 on host0" for was in ("was", "is being")
+    }
+
+
+# -- Options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, 1),
+        ({"redlock": True}, 1),
+        ({"redlock": False}, 3),
+        ({"headers": {"redlock": False}}, 3),
+        ({"headers": {"redlock": True}}, 1),
+    ],
+)
+def test_an_entry_can_be_left_alone(
+    monkeypatch: Patch, kind: type[Plain], options: dict[str, Any], count: int
+) -> None:
+    given = {**options, "queue": "slow"}
+    world = World(monkeypatch, lambda: entry("cron", crontab(), options=given), kind=kind)
+    world.run(60.5)
+    # In one place for all beats, it is sent by whoever is first, or by all who looked meanwhile.
+    assert len(world.sent) == count if kind is not Shared else 1
+    for message in world.sent:
+        assert "redlock" not in message.options
+        assert message.options["queue"] == "slow"
+    world.run(60.0)  # the entry has not lost its option by that
+    assert len(world.sent) == 2 * count if kind is not Shared else 2
+
+
+def test_the_schedule_that_is_stored_keeps_the_option(monkeypatch: Patch) -> None:
+    world = World(monkeypatch, lambda: entry("cron", crontab(), options={"redlock": False}))
+    world.run(60.5)
+    for beat in world.beats:
+        assert beat.entry("cron").options["redlock"] is False
+
+
+# -- One does not stand in another's way ----------------------------------------------------------
+
+
+class Broken(crontab):
+    """Raises when it is asked which tick it is."""
+
+    def remaining_delta(self, *args: Any, **kwargs: Any) -> Any:
+        if self.broken:
+            raise ZeroDivisionError("of the user's own")
+        return super().remaining_delta(*args, **kwargs)
+
+    broken = False
+
+
+class BrokenWhenTaken(Broken):
+    """Is due, and only then raises."""
+
+    def is_due(self, last_run_at: Any) -> Any:
+        self.broken = False
+        try:
+            return super().is_due(last_run_at)
+        finally:
+            self.broken = True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_that_raises_stops_no_other(
+    monkeypatch: Patch, caplog: Log, kind: type[Plain]
+) -> None:
+    world = World(
+        monkeypatch,
+        lambda: {**entry("broken", BrokenWhenTaken()), **entry("every", 10.0), **minutely()},
+        kind=kind,
+        beats=[0.0, 0.5],
+    )
+    with caplog.at_level(logging.ERROR, "celery_redlock.beat"):
+        world.run(601.0)
+    assert len(world.times("cron")) == 10
+    assert len(world.times("every")) == pytest.approx(60, abs=1)
+    assert not world.times("broken")
+    told = [record for record in caplog.records if record.name == "celery_redlock.beat"]
+    assert {record.getMessage() for record in told} == {
+        "broken: cannot tell which tick is due; it is not sent"
+    }
+    assert all(record.exc_info for record in told)
+    if kind is not Shared:
+        assert 2 * 8 <= len(told) <= 2 * 11  # each beat, once a minute
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_an_entry_that_is_put_off_keeps_no_other_waiting(
+    monkeypatch: Patch, flow: type[Plain]
+) -> None:
+    """One sends "slow" for twelve seconds; the other asks for it each second, and does the rest."""
+    world = World(
+        monkeypatch,
+        lambda: {**entry("slow", crontab()), **entry("every", 2.0)},
+        kind=flow,
+        beats=[0.0, 0.7],
+        ttl=4.0,
+    )
+    busy: list[Beat] = []
+
+    def slowly(beat: Beat, name: str) -> None:
+        if name == "slow":
+            busy.append(beat)
+            world.run_meanwhile(beat, 12.0)
+
+    world.before_sending = slowly
+    world.run(90.0)
+    assert [round(at) for at in world.times("slow")] == [72]
+    (other,) = set(world.beats) - set(busy)
+    assert {m.beat for m in world.sent if m.entry == "every" and 60.1 < m.at < 72} == {other.number}
+    assert max(gaps(world.times("every"))) < 2.2
+    # Once a second for "slow", twice in two seconds for "every"; and for 10 ms before each of its
+    # turns Celery goes over the schedule without a pause.
+    asked = [when - 1000 for when, verb in other.driver.asked if verb == "acquire"]
+    assert 10 <= len([when for when in asked if 60.1 < when < 72]) <= 12 + 6 + 3
+    assert len([when for when in other.passes if 61 < when < 72]) < 11 * 100
