@@ -99,10 +99,7 @@ def campaign(
             site.sent("tick", 2)
             site.sent("interval")
         begin = time.time()
-        nemesis = Nemesis(sites if seed is not None else [], nodes, seed or 0)
-        nemesis.loss_every = loss_every
-        if seed is None:
-            nemesis.plan = lambda _seconds: []  # type: ignore[method-assign]
+        nemesis = Nemesis(sites, nodes, seed, loss_every=loss_every)
         nemesis.run(seconds, every)
         end = time.time()
         time.sleep(0.3)  # what has been stamped before the end arrives

@@ -48,23 +48,31 @@ class Nemesis:
     Args:
         sites: Whose beats suffer.
         nodes: The lock nodes; all are up.
-        seed: Of all choices.
+        seed: Of all choices; None for no faults at all.
         loss_every: Seconds between two losses of the quorum.
     """
 
     def __init__(
-        self, sites: list[Site], nodes: list[LocalServer], seed: int, *, loss_every: float = 60.0
+        self,
+        sites: list[Site],
+        nodes: list[LocalServer],
+        seed: int | None,
+        *,
+        loss_every: float = 60.0,
     ) -> None:
         self.sites = sites
         self.nodes = nodes
         self.loss_every = loss_every
         self.done = Chronicle()
+        self._quiet = seed is None
         self._random = random.Random(seed)
         self._later: list[tuple[float, Callable[[], None]]] = []
 
     def plan(self, seconds: float) -> list[tuple[float, Callable[[], None]]]:
         """What to do when, in seconds from the begin."""
         acts: list[tuple[float, Callable[[], None]]] = []
+        if self._quiet:
+            return acts
         for site in self.sites:
             for every, act in ((KILL_EVERY, self.kill), (STOP_EVERY, self.stop)):
                 at = self._random.uniform(0.5, every)

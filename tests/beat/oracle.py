@@ -112,6 +112,10 @@ def judge_ticks(
         else:
             verdict.problems.append(f"sent twice: {_text(message, begin)}")
     losses = [fault for fault in faults if fault.kind == "quorum"]
+    for loss in losses:
+        back = [m for m in messages if loss.end <= m.sent <= loss.end + BACK]
+        if not back and loss.end + BACK < end:
+            verdict.problems.append(f"not within {BACK} s after the quorum's return")
     for second in range(math.ceil(begin), math.floor(end)):
         if any(loss.begin - 1 < second < loss.end + BACK for loss in losses):
             continue

@@ -91,6 +91,8 @@ def test_without_a_quorum_nothing_and_then_all() -> None:
     assert verdict.count < 20
     assert "sent without a quorum" in tick_verdict([*rest, message(1007.0)], loss).problems[0]
     assert "left out" in tick_verdict([one for one in rest if one.sent < 1013], loss).problems[0]
+    late = [one for one in rest if not 1009 < one.sent < 1012]
+    assert any("quorum's return" in problem for problem in tick_verdict(late, loss).problems)
     twice = tick_verdict([*rest, message(1010.7), message(1010.8)], loss)
     assert "sent twice" in twice.problems[0]
 
