@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import heapq
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -18,12 +19,13 @@ import pytest
 from celery import Celery
 from celery.beat import Scheduler, event_t
 
+from celery_redlock import watchdog as due
 from celery_redlock.beat import Guard
-from celery_redlock.lease import Owner
+from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round
 from celery_redlock.testing import FakeClock, FakeNode
 from tests.unit.beat_moments import ZONES, utc
-from tests.unit.fake_lock import FakeDriver, FakeRedlock
+from tests.unit.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 
 Schedule = Callable[[], Mapping[str, Any]]
 ROUND = 0.0005
@@ -42,6 +44,13 @@ class Plain(Scheduler):
     """A schedule in memory; the flow of the Celery that is installed."""
 
     producer = None
+    world: World
+    beat: Beat
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        if self.world.before_applying is not None:
+            self.world.before_applying(self.beat, entry.name)
+        super().apply_entry(entry, producer=producer)
 
 
 class Older(Plain):
@@ -161,27 +170,52 @@ class BeatDriver(FakeDriver):
         self.clock.advance(ROUND)
 
 
+class BeatWatchdog(FakeWatchdog):
+    """Knows when a lease is to be extended, and until when; `tend()` is its thread's next turn."""
+
+    def __init__(self, redlock: FakeRedlock, clock: FakeClock) -> None:
+        super().__init__(redlock, clock)
+        self.due = due.Schedule()
+
+    def watch(self, claim: Claim, lost: Any, max_lifetime: float | None = None) -> None:
+        until = self._clock() + max_lifetime if max_lifetime else math.inf
+        self.due.add(due.Watched(claim, until, lost), self._clock())
+
+    def drop(self, claim: Claim) -> None:
+        self.due.drop(claim)
+
+    def tend(self) -> None:
+        taken = self.due.take(self._clock()) if self.due.wakes <= self._clock() else []
+        alive, over = self.due.part(taken, self._clock())
+        renewed = self._redlock._extend([watched.claim for watched in alive]) if alive else []
+        for watched in self.due.settle([*alive, *over], renewed, self._clock()):
+            watched.lost(watched.claim)
+
+
 class Beat:
     """One beat.
 
     Attributes:
+        skew: Seconds by which its host's time of day is ahead.
         wake: When its sleep ends, by the world's clock.
         passes: When it went over its schedule.
     """
 
     def __init__(
-        self, world: World, number: int, kind: type[Plain], schedule: Schedule, wake: float
+        self, world: World, number: int, kind: type[Plain], schedule: Schedule, skew: float
     ) -> None:
         self.number = number
-        self.wake = wake
+        self.world = world
+        self.skew = skew
+        self.wake = world.clock()
         self.alive = True
         self.busy = False
         self.passes: list[float] = []
-        self.errors: list[str] = []
         self.redlock = FakeRedlock(world.patch, ttl=world.ttl)
         self.redlock.clock = world.clock
-        self.redlock.watchdog._clock = world.clock
         self.redlock.fakes = world.nodes
+        watchdog: Any = BeatWatchdog(self.redlock, world.clock)
+        self.redlock._watchdog = self.watchdog = watchdog
         driver: Any = BeatDriver(world.nodes, world.clock)
         self.redlock._driver = self.redlock.driver = self.driver = driver
         for module in ("hold", "lock", "beat"):
@@ -190,12 +224,12 @@ class Beat:
         self.app.conf.update(
             timezone=world.zone, result_expires=None, beat_schedule=schedule(), beat_sync_every=1
         )
-        self.app.now = lambda: world.now().astimezone(ZONES[world.zone])
+        self.app.now = lambda: (world.now() + timedelta(seconds=skew)).astimezone(ZONES[world.zone])
         self.app.send_task = lambda task, args, kwargs, **options: world.publish(
             self, args[0], {"task": task, **options}
         )
-        begin = {"store": world.store} if kind is Shared else {}
-        self.scheduler = type(kind.__name__, (kind,), begin)(self.app)
+        mine = {"world": world, "beat": self, "store": world.store}
+        self.scheduler = type(kind.__name__, (kind,), mine)(self.app)
         self.guard = Guard(self.scheduler, self.redlock, world.on_unavailable)
         self.guard._owner = Owner(f"host{number}", 100 + number)
 
@@ -214,6 +248,10 @@ class Beat:
 
 class World:
     """Beats, five nodes, a broker, and a clock.
+
+    Attributes:
+        before_applying: Called with a beat and an entry's name when it has claimed a tick.
+        before_sending: The same, later: when the broker is given the message. May raise.
 
     Args:
         patch: Puts the clock where the library looks at its own.
@@ -247,6 +285,7 @@ class World:
         self.nodes = [FakeNode() for _ in range(5)]
         self.store: dict[str, tuple[datetime, int]] = {}
         self.sent: list[Message] = []
+        self.before_applying: Callable[[Beat, str], None] | None = None
         self.before_sending: Callable[[Beat, str], None] | None = None
         self._begin = utc(begin)
         self._origin = self.clock()
@@ -265,10 +304,9 @@ class World:
         """The time of day, in UTC."""
         return self._begin + timedelta(seconds=self.time)
 
-    def start(self, schedule: Schedule | None = None) -> Beat:
-        """One more beat."""
-        made = schedule or self._schedule
-        beat = Beat(self, len(self.beats), self._kind, made, self.clock())
+    def start(self, schedule: Schedule | None = None, skew: float = 0.0) -> Beat:
+        """One more beat, with a schedule of its own, or a time of day."""
+        beat = Beat(self, len(self.beats), self._kind, schedule or self._schedule, skew)
         self.beats.append(beat)
         return beat
 
@@ -294,7 +332,7 @@ class World:
     def run_meanwhile(self, beat: Beat, seconds: float) -> None:
         """The same while `beat` is busy sending; its claim is extended."""
         for _ in range(round(seconds / 0.1)):
-            beat.redlock.watchdog.tend()
+            beat.watchdog.tend()
             self.run(0.1)
 
     def publish(self, beat: Beat, entry: str, options: dict[str, Any]) -> None:

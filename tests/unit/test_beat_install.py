@@ -1,0 +1,166 @@
+"""How a beat comes to its guard: `beat_init`, and what the settings have to say to it."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.beat import Scheduler
+from celery.signals import beat_init
+
+from celery_redlock import install
+from celery_redlock.beat import Guard, guard
+from celery_redlock.lock import Redlock
+from tests.unit.fake_lock import FakeRedlock
+
+Log = pytest.LogCaptureFixture
+NODES = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
+OWN = ["tick", "is_due", "apply_entry", "apply_async", "_when"]
+
+
+@pytest.fixture(autouse=True)
+def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+    """Whatever the settings say: fake nodes."""
+    made = FakeRedlock(monkeypatch)
+    monkeypatch.setattr(Redlock, "from_app", lambda app: made)
+    return made
+
+
+class Service:
+    """What `beat_init` is sent by, as far as a handler looks."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+
+
+def beat(**conf: Any) -> Service:
+    app = Celery("shop", set_as_current=False, broker="redis://127.0.0.1:1/0")
+    app.conf.update(result_expires=None, **conf)
+    # Lazy: what an entry is made from is not looked at before the signal in this test.
+    return Service(Scheduler(app, lazy=True))
+
+
+def is_guarded(service: Service) -> bool:
+    scheduler = service.scheduler
+    guards = {id(getattr(getattr(scheduler, name), "__self__", None)) for name in OWN}
+    guarded = isinstance(scheduler.tick.__self__, Guard)
+    assert guarded == (id(scheduler) not in guards)  # all of them, or none
+    return guarded
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {"redlock_nodes": NODES},
+        {"redlock_nodes": NODES, "redlock_beat": True},
+        {"redlock_nodes": NODES, "redlock_beat": None, "redlock_beat_on_unavailable": "send"},
+        {"redlock_beat": True},  # then the broker is the node
+    ],
+)
+def test_it_is_installed(conf: dict[str, Any], caplog: Log) -> None:
+    service = beat(**conf)
+    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
+        guard(service)
+    assert is_guarded(service)
+    (said,) = [record.getMessage() for record in caplog.records]
+    on_unavailable = conf.get("redlock_beat_on_unavailable", "hold")
+    assert said.startswith("each tick is sent by one beat: claims on 127.0.0.1:1")
+    assert said.endswith(f", quorum 3, without one: {on_unavailable}")
+
+
+@pytest.mark.parametrize(
+    "conf",
+    [
+        {},
+        {"redlock_ttl": 10.0},  # on some other business
+        {"redlock_nodes": NODES, "redlock_beat": False},
+    ],
+)
+def test_it_is_not_installed(conf: dict[str, Any], caplog: Log) -> None:
+    service = beat(**conf)
+    with caplog.at_level(logging.DEBUG, "celery_redlock"):
+        guard(service)
+    assert not is_guarded(service)
+    assert not caplog.records
+
+
+def test_it_is_not_installed_where_all_locks_are_off(caplog: Log) -> None:
+    service = beat(redlock_nodes=NODES, redlock_enabled=False)
+    guard(service)
+    assert not is_guarded(service)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "every beat sends every tick" in record.getMessage()
+
+
+def test_it_is_not_installed_twice() -> None:
+    """In a worker's own beat (-B), and where an app calls it too."""
+    service = beat(redlock_nodes=NODES)
+    guard(service)
+    first = service.scheduler.tick
+    guard(service)
+    assert service.scheduler.tick == first
+    assert service.scheduler.tick.__self__._own_tick.__self__ is service.scheduler
+
+
+@pytest.mark.parametrize(
+    ("conf", "said"),
+    [
+        ({"redlock_beat": "yes"}, "redlock_beat must be True, False or None; it is 'yes'"),
+        ({"redlock_beat_on_unavailable": "wait"}, "redlock_beat_on_unavailable must be one of"),
+        ({"redlock_bat": True}, "there is no option redlock_bat; did you mean redlock_beat?"),
+        ({"redlock_ttl": 0}, "redlock_ttl must be"),
+        ({"redlock_nodes": [*NODES, NODES[0]]}, "redlock_nodes"),
+        (
+            {"beat_schedule": {"a": {"task": "t", "schedule": 1, "options": {"redlock": "no"}}}},
+            "beat_schedule['a']: the option 'redlock' must be False",
+        ),
+        (
+            {"beat_schedule": {"a": {"task": "t", "schedule": 1, "options": {"redlock": None}}}},
+            "it is None",
+        ),
+    ],
+)
+def test_a_setting_that_cannot_work_ends_the_beat(
+    conf: dict[str, Any], said: str, caplog: Log
+) -> None:
+    """With SystemExit: what else a handler of a signal raises, Celery logs, and goes on."""
+    service = beat(**{"redlock_nodes": NODES, **conf})
+    with pytest.raises(SystemExit) as raised:
+        guard(service)
+    assert raised.value.code == 1
+    assert not is_guarded(service)
+    (record,) = [r for r in caplog.records if r.levelno == logging.CRITICAL]
+    assert said in record.getMessage()
+
+
+def test_an_entry_may_be_left_alone() -> None:
+    entries = {
+        "a": {"task": "t", "schedule": 1, "options": {"redlock": False}},
+        "b": {"task": "t", "schedule": 1, "options": {"redlock": True}},
+        "c": {"task": "t", "schedule": 1, "options": None},
+        "d": {"task": "t", "schedule": 1},
+    }
+    service = beat(redlock_nodes=NODES, beat_schedule=entries)
+    guard(service)
+    assert is_guarded(service)
+
+
+def test_the_signal_brings_it() -> None:
+    install()
+    service = beat(redlock_nodes=NODES)
+    beat_init.send(sender=service)
+    assert is_guarded(service)
+    install()  # again is once
+    tick = service.scheduler.tick
+    beat_init.send(sender=service)
+    assert service.scheduler.tick == tick
+
+
+def test_a_bad_setting_ends_a_beat_by_the_signal_too(caplog: Log) -> None:
+    install()
+    with pytest.raises(SystemExit):
+        beat_init.send(sender=beat(redlock_beat=3, redlock_nodes=NODES))
+    assert any(record.levelno == logging.CRITICAL for record in caplog.records)
