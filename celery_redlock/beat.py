@@ -1,87 +1,39 @@
 """Any number of beats, each tick sent once, whichever of them sends it.
 
-There is no leader. Every beat goes through its own schedule; before it sends a tick it claims it on
-the nodes, and the claim is *kept*: nobody gives it back, it expires when the next tick is due (see
-`tick.py`). A beat that is refused goes on as if it had sent the tick itself. So a beat that dies is
-missed by nobody.
-
-Between the claim and the message a beat may die, or the broker be away. Therefore a claim is short
-at first, extended while the message is being sent, and made long by that. Who is refused can tell
-the two by what is left of the claim: if it is not yet long, the entry stays due and is tried again
-a second later, until it is.
+There is no leader. Every beat goes through its own schedule, and before it sends a tick it asks
+whether it is its turn (`turn.py`). A beat whose turn it is not goes on as if it had sent the tick
+itself; so a beat that dies is missed by nobody.
 
 Works by wrapping methods of the scheduler at hand, whichever it is: they all send through
-`apply_async`, and all but celery-redbeat's share Celery's `tick`.
+`apply_async`, and all but celery-redbeat's share Celery's `tick`, which goes by a heap of times.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
-import random
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any
 
 from celery.schedules import schedstate
-from celery.utils.time import maybe_make_aware
 
-from .canonical import escape
 from .driver import monotonic
-from .errors import ConfigurationError, QuorumUnavailable, ResourceHeld
-from .hold import HeldLease
-from .key import shortened
-from .lease import Holder, Owner, quorum_of
+from .errors import ConfigurationError
+from .lease import quorum_of
 from .lock import Redlock
-from .outage import Outage
-from .settings import MIN_TTL, given_names, read_settings
-from .tick import Tick, current_tick
+from .settings import given_names, read_settings
+from .turn import AGAIN, LATE, OPTION, Turn, Turns, stays_due
 
 __all__ = ["Guard", "guard"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
-OPTION = "redlock"
-"""An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
-AGAIN = 1.0
-"""Seconds until an entry that could not be decided upon is tried again."""
-SPLIT = 0.05
-"""The same, at most, if several beats asked at once and none got a quorum; doubled each time."""
-BROKEN = 60.0
-"""The same, if its schedule cannot be understood; seconds."""
-SHORT = 0.5
-"""Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
-LATE = 0.01
-"""Seconds after the last sender's turn at which the other beats have theirs."""
 EARLY = 0.01
 """Seconds by which a beat wakes up before the time it was told (`Scheduler.adjust`)."""
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What a beat does with a tick that is due.
-
-    Attributes:
-        entry: The entry, as it was when it was found to be due.
-        send: Whether it is this beat's to send.
-        claim: What it holds in that case; None if it sends without.
-        kept: Until when the claim is kept once it is sent; seconds of the clock of leases.
-        again: Otherwise: seconds until the entry is looked at again; None for its regular time.
-        last: When the entry is to remember that it was sent, if that is not now.
-        count: How often it is to remember that it was, if not once more.
-    """
-
-    entry: Any
-    send: bool = False
-    claim: HeldLease | None = None
-    kept: float = 0.0
-    again: float | None = None
-    last: datetime | None = None
-    count: int | None = None
+ENOUGH = 0.8
+"""Part of the node timeout that must be left for one more entry to be asked about in a pass."""
 
 
 class Guard:
@@ -95,18 +47,17 @@ class Guard:
 
     def __init__(self, scheduler: Any, redlock: Redlock, on_unavailable: str) -> None:
         self._scheduler = scheduler
-        self._redlock = redlock
-        self._outage = Outage(AGAIN, send=on_unavailable == "send")
-        self._owner = Owner(socket.gethostname(), os.getpid())
+        self._turns = Turns(scheduler.app, redlock, on_unavailable)
+        self._timeout = redlock.node_timeout
         self._granted: Turn | None = None
-        self._refused: Turn | None = None
-        self._sent = False
-        self._told: dict[str, str] = {}
-        self._put_off: set[str] = set()
-        self._failed: dict[str, str] = {}
-        self._splits: dict[str, int] = {}
+        self._sent: bool | None = None
         self._publishing = False
+        self._refused: Turn | None = None
+        self._put_off: set[str] = set()
+        self._resting: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
         self._wake = math.inf
+        self._began = math.inf
         self._own_tick, scheduler.tick = scheduler.tick, self.tick
         self._own_is_due, scheduler.is_due = scheduler.is_due, self.is_due
         self._own_apply_entry, scheduler.apply_entry = scheduler.apply_entry, self.apply_entry
@@ -116,11 +67,14 @@ class Guard:
 
     # -- In place of the scheduler's own ----------------------------------------------------------
 
-    def tick(self, *args: Any, **kwargs: Any) -> float:
+    def tick(self, *args: Any, **kwargs: Any) -> float | None:
         """One pass over the schedule. Seconds until the next one."""
-        self._wake = math.inf
-        wait: float = self._own_tick(*args, **kwargs)
-        return min(wait, self._wake)
+        self._wake, self._began = math.inf, monotonic()
+        try:
+            wait: float | None = self._own_tick(*args, **kwargs)
+        finally:
+            self._began = math.inf
+        return wait if wait is None else min(wait, self._wake)
 
     def is_due(self, entry: Any) -> Any:
         """Whether an entry is due, and when next. One that was put off is not, until then."""
@@ -130,13 +84,13 @@ class Guard:
             if heap and heap[0][2] is entry:
                 wait = heap[0][0] - self._own_when(entry, 0)
                 if wait > 0:
-                    return schedstate(False, wait)
+                    return schedstate(False, wait + EARLY)
             self._put_off.discard(entry.name)
         return self._own_is_due(entry)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry, and log it; or see that another beat does."""
-        turn = self._take(entry)
+        turn = self._turns.take(entry, self._timeout)
         if turn.send:
             with self._sending(turn):
                 self._own_apply_entry(entry, producer=producer)
@@ -158,16 +112,52 @@ class Guard:
         granted = self._granted
         if granted is not None and granted.entry.name == entry.name:
             return self._publish(granted, entry, producer, advance, kwargs)
-        turn = self._take(entry)
+        if advance:
+            return self._apply_shared(entry, producer, kwargs)
+        turn = self._turns.take(entry, self._timeout)
         if not turn.send:
-            if advance:
-                self._wake = min(self._wake, math.inf if turn.again is None else turn.again)
-            else:
-                self._refused = turn
+            self._refused = turn
             return None
-        if turn.claim is None or not advance:
-            with self._sending(turn):
-                return self._publish(turn, entry, producer, advance, kwargs)
+        with self._sending(turn):
+            return self._publish(turn, entry, producer, advance, kwargs)
+
+    def _when(self, entry: Any, next_time_to_run: Any, *args: Any, **kwargs: Any) -> Any:
+        """When to look at an entry again. That of a refused turn is told here."""
+        turn, self._refused = self._refused, None
+        if turn is not None and turn.entry.name == entry.name:
+            again = turn.again
+            if again is None and next_time_to_run is not None and next_time_to_run <= 0:
+                again = AGAIN  # seen in the hour that is repeated in autumn
+            if again is not None:
+                next_time_to_run = again + EARLY
+                self._put_off.add(entry.name)
+            if turn.last is not None:
+                _set_last_run(entry, turn.last, turn.count)
+        return self._own_when(entry, next_time_to_run, *args, **kwargs)
+
+    def should_sync(self) -> bool:
+        """Whether to write the schedule to its disk or database; not between claim and message."""
+        return not self._publishing and bool(self._own_should_sync())
+
+    # -- Sending ----------------------------------------------------------------------------------
+
+    def _apply_shared(self, entry: Any, producer: Any, kwargs: Mapping[str, Any]) -> Any:
+        """An entry of a scheduler that asks for all that is due in one pass, and advances it."""
+        now = monotonic()
+        left = self._timeout - max(0.0, now - self._began)
+        rests = self._resting.get(entry.name, 0.0) - now
+        if rests > 0 or left < self._timeout * ENOUGH:
+            self._wake = min(self._wake, max(0.0, rests))
+            return None
+        turn = self._turns.take(entry, left)
+        if not turn.send:
+            again = AGAIN if turn.again is None else turn.again
+            self._resting[entry.name] = now + again
+            self._wake = min(self._wake, again)
+            return None
+        self._resting.pop(entry.name, None)
+        if turn.claim is None:
+            return self._publish(turn, entry, producer, True, kwargs)
         # What all beats share must not say that it is sent before it is.
         try:
             with self._sending(turn):
@@ -179,100 +169,25 @@ class Guard:
         self._scheduler.reserve(entry)
         return result
 
-    def _when(self, entry: Any, next_time_to_run: float, *args: Any, **kwargs: Any) -> float:
-        """When to look at an entry again. That of a refused turn is told here."""
-        turn, self._refused = self._refused, None
-        if turn is not None and turn.entry.name == entry.name:
-            if turn.again is not None:
-                next_time_to_run = turn.again + EARLY
-                self._put_off.add(entry.name)
-            if turn.last is not None:
-                _set_last_run(entry, turn.last, turn.count)
-        return self._own_when(entry, next_time_to_run, *args, **kwargs)  # type: ignore[no-any-return]
-
-    def should_sync(self) -> bool:
-        """Whether to write the schedule to its disk or database; not between message and claim."""
-        return not self._publishing and self._own_should_sync()
-
-    # -- Claims -----------------------------------------------------------------------------------
-
-    def _take(self, entry: Any) -> Turn:
-        if not _is_guarded(entry):
-            return Turn(entry, send=True)
-        try:
-            if self._outage.goes_on(monotonic()):
-                return self._without_quorum(entry)
-            return self._claim(entry, current_tick(entry.schedule, entry.last_run_at))
-        except QuorumUnavailable as error:
-            return self._without_quorum(entry, error)
-        except Exception:
-            # A schedule of the user's own. An error here would end the whole beat.
-            logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
-            return _stays_due(entry, BROKEN)
-
-    def _claim(self, entry: Any, tick: Tick) -> Turn:
-        app = escape(str(self._scheduler.app.main or ""))
-        resource = shortened(f"beat:{app}:{escape(str(entry.name))}:{tick.name}")
-        now = monotonic()
-        # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
-        short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
-        patience = min(self._redlock.node_timeout, short / 2)
-        claim = HeldLease(self._redlock, resource, short, owner=self._owner, patience=patience)
-        # One that hangs between claim and message must not keep the others waiting for ever.
-        claim.max_lifetime = self._redlock.ttl
-        try:
-            claim.acquire()
-            turn = Turn(entry, True, claim, kept=now + tick.kept)
-            self._splits.pop(entry.name, None)
-        except ResourceHeld:
-            turn = self._refuse(entry, tick, self._redlock.holder(resource), short)
-        except QuorumUnavailable as error:
-            # Who can wait for longer may still have one.
-            return self._without_quorum(entry, error, patience >= self._redlock.node_timeout)
-        self._outage.ended(monotonic())
-        return turn
-
-    def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
-        left = 0.0 if holder is None else holder.expires_in or 0.0
-        sent = left > short
-        if holder is None or (holder.nodes < holder.quorum and not sent):
-            return self._split(entry)
-        self._splits.pop(entry.name, None)
-        self._tell(entry, tick, holder, sent)
-        if tick.period is not None:
-            # Due when the one who sent is due, and after him: he goes on unless he is gone.
-            again = left + tick.margin + LATE
-            if sent:
-                return Turn(entry, again=again, last=_ago(entry, tick.period - again))
-            return _stays_due(entry, min(AGAIN, again))
-        coming = math.inf if tick.next_in is None else tick.next_in
-        if sent:
-            # In an hour that is repeated in autumn, Celery may take what was sent for due.
-            return Turn(entry, again=None if coming > 0 else AGAIN)
-        return _stays_due(entry, max(0.0, min(AGAIN, left, coming)) + LATE)
-
-    def _split(self, entry: Any) -> Turn:
-        """Several beats asked at once, and none got a quorum: again soon, with full jitter."""
-        count = self._splits[entry.name] = self._splits.get(entry.name, 0) + 1
-        return _stays_due(entry, random.uniform(LATE, min(AGAIN, SPLIT * 2.0 ** min(count, 9))))
+    def _failed_to_send(self, entry: Any, resource: str) -> None:
+        """It is still due, for all beats. Once more, then the schedule moves on: not for ever."""
+        if self._failed.pop(entry.name, None) == resource:
+            self._scheduler.reserve(entry)
+        else:
+            self._failed[entry.name] = resource
+            self._wake = min(self._wake, AGAIN)
 
     @contextmanager
     def _sending(self, turn: Turn) -> Iterator[None]:
         """All that is sent in here is sent in this turn. Its claim is kept if anything was."""
-        self._granted, self._sent = turn, False
+        self._granted, self._sent = turn, None
         try:
             yield
+            if self._sent is None:
+                self._sent = True  # a scheduler of the user's own, that sends in a way of its own
         finally:
             self._granted = None
-            if turn.claim is None:
-                pass
-            elif not self._sent:
-                turn.claim.release()
-            elif not turn.claim.keep(turn.kept - monotonic()):
-                logger.warning(
-                    "%s is sent, but a quorum could not be told: another beat may send it again",
-                    turn.entry.name,
-                )
+            self._turns.end(turn, bool(self._sent))
         if self._scheduler.should_sync():
             try:
                 self._scheduler._do_sync()
@@ -282,8 +197,9 @@ class Guard:
     def _publish(
         self, turn: Turn, entry: Any, producer: Any, advance: bool, kwargs: Mapping[str, Any]
     ) -> Any:
+        self._sent = bool(self._sent)
         if turn.claim is not None and turn.claim.lost and not self._sent:
-            self._refused = _stays_due(turn.entry, LATE)  # this process was stopped for so long
+            self._refused = stays_due(turn.entry, LATE)  # this process was stopped for so long
             raise turn.claim.loss()
         options = entry.options
         if options and OPTION in options:  # it is ours, and no option of a message
@@ -297,50 +213,29 @@ class Guard:
         self._sent = True
         return result
 
-    def _failed_to_send(self, entry: Any, resource: str) -> None:
-        """It is still due, for all beats. Once more, then the schedule moves on: not for ever."""
-        if self._failed.pop(entry.name, None) == resource:
-            self._scheduler.reserve(entry)
-        else:
-            self._failed[entry.name] = resource
-            self._wake = min(self._wake, AGAIN)
-
-    def _without_quorum(
-        self, entry: Any, error: QuorumUnavailable | None = None, for_all: bool = True
-    ) -> Turn:
-        self._outage.met(entry.name, error, monotonic(), for_all=for_all)
-        return Turn(entry, send=True) if self._outage.send else _stays_due(entry, AGAIN)
-
-    def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool) -> None:
-        if self._told.get(entry.name) == holder.digest:
-            return
-        self._told[entry.name] = holder.digest
-        ours = holder.owner == self._owner
-        logger.log(
-            logging.DEBUG if ours else logging.INFO,
-            "%s (%s) %s sent by %s",
-            entry.name,
-            f"due {tick.name}" if tick.due else tick.name,
-            "was" if sent else "is being",
-            holder.owner or "another program, which holds our key",
-        )
-
 
 def guard(sender: Any = None, **_signal: Any) -> None:
     """A beat begins: let each tick through it only if no other beat has sent it.
 
-    Celery logs what a signal handler raises and goes on; it does not so with SystemExit.
+    Celery logs what a signal handler raises and goes on, here without a guard; it does not so with
+    SystemExit.
     """
-    scheduler = sender.scheduler
-    app = scheduler.app
     try:
-        if not given_names(app.conf):
-            return
-        settings = read_settings(app)
-        _check_entries(app.conf.beat_schedule or {})
+        _guard(sender.scheduler)
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None
+    except Exception:
+        logger.critical("celery_redlock: cannot guard this beat, so it ends", exc_info=True)
+        raise SystemExit(1) from None
+
+
+def _guard(scheduler: Any) -> None:
+    app = scheduler.app
+    if not given_names(app.conf):
+        return
+    settings = read_settings(app)
+    _check_entries(app.conf.beat_schedule or {})
     if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), Guard):
         return
     if not settings.enabled:
@@ -358,30 +253,17 @@ def guard(sender: Any = None, **_signal: Any) -> None:
 
 
 def _check_entries(schedule: Mapping[str, Any]) -> None:
+    """Our option. Of whatever else an entry is made of, its scheduler has its own opinion."""
     for name, entry in schedule.items():
-        options = entry.get("options") if isinstance(entry, Mapping) else entry.options
-        value = (options or {}).get(OPTION, True)
+        options = (
+            entry.get("options") if isinstance(entry, Mapping) else getattr(entry, "options", None)
+        )
+        value = options.get(OPTION, True) if isinstance(options, Mapping) else True
         if not isinstance(value, bool):
             raise ConfigurationError(
                 f"beat_schedule[{name!r}]: the option {OPTION!r} must be False, to have every beat"
                 f" send it, or True; it is {value!r}"
             )
-
-
-def _is_guarded(entry: Any) -> bool:
-    options = entry.options or {}
-    headers = options.get("headers") or {}
-    return options.get(OPTION) is not False and headers.get(OPTION) is not False
-
-
-def _stays_due(entry: Any, again: float) -> Turn:
-    return Turn(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
-
-
-def _ago(entry: Any, seconds: float) -> datetime:
-    now = maybe_make_aware(entry.default_now())
-    then = now.astimezone(timezone.utc) - timedelta(seconds=seconds)
-    return then.astimezone(now.tzinfo)
 
 
 def _set_last_run(entry: Any, last: datetime, count: int | None) -> None:

@@ -151,7 +151,7 @@ class HeldLease:
         Returns:
             Whether it was held to this end and a quorum of nodes has confirmed.
         """
-        kept = self._redlock._keep(self._held(), seconds)
+        kept = self._redlock._keep(self._held(), seconds, self._patience)
         _stack.set(tuple(other for other in _stack.get() if other is not self))
         return kept
 

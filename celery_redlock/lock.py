@@ -201,13 +201,17 @@ class Redlock:
         claim = self._claims.get(lease.token)
         return claim is not None and self._release(claim)
 
-    def holder(self, resource: str) -> Holder | None:
+    def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
         """Who holds `resource`, as the nodes tell; None if it is free.
+
+        Args:
+            resource: What may be held.
+            timeout: How long to wait for the nodes, in seconds; the node timeout if None.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
-        ballot = self._peek(resource)
+        ballot = self._peek(resource, timeout)
         tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
         if not tokens:
             return None
@@ -369,7 +373,7 @@ class Redlock:
             emit("released", self._lease(claim), held)
         return held
 
-    def _keep(self, claim: Claim, seconds: float) -> bool:
+    def _keep(self, claim: Claim, seconds: float, patience: float | None) -> bool:
         """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""
         self._watchdog.drop(claim)
         if not claim.held(monotonic()):
@@ -377,7 +381,8 @@ class Redlock:
             return False
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
-            ballot = self._driver.run(lambda now: quorum.extend([claim], now, self.node_timeout))
+            patience = self.node_timeout if patience is None else patience
+            ballot = self._driver.run(lambda now: quorum.extend([claim], now, patience))
         finally:
             claim.ended = True
             self._claims.pop(claim.token, None)
@@ -399,9 +404,10 @@ class Redlock:
                 emit("extended", self._lease(claim))
         return renewed
 
-    def _peek(self, resource: str) -> Round:
+    def _peek(self, resource: str, timeout: float | None = None) -> Round:
         claim = self._claim(resource, None, None)
-        ballot = self._driver.run(lambda now: quorum.peek(claim, now, self.node_timeout))
+        patience = self.node_timeout if timeout is None else timeout
+        ballot = self._driver.run(lambda now: quorum.peek(claim, now, patience))
         if ballot.yes < ballot.quorum:
             raise self._refused(refusal.unavailable(resource, ballot, self.nodes))
         return ballot

@@ -69,10 +69,11 @@ CELERY_SIDE: dict[str, set[str]] = {
         "beat",  # inside a function: no other process needs it
     },
     "tick": {"celery"},
-    "beat": {
+    "turn": {
         *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "outage", "settings"),
         *("tick", "celery"),
     },
+    "beat": {"driver", "errors", "lease", "lock", "settings", "turn", "celery"},
 }
 CELERY = {"celery", "kombu", "billiard"}
 NOT_FOR_CORE = CELERY | {"rich", "click", "pydantic"}

@@ -1,0 +1,207 @@
+"""Whose turn it is to send a tick: one beat's, of all that run.
+
+A beat that is due claims the tick on the nodes, before it sends. Between the claim and the message
+it may die, or the broker be away. Therefore a claim is short at first, extended while the message
+is being sent, and then made long: it is *kept*, nobody gives it back, it expires when the next tick
+is due (`tick.py`). Who is refused can tell the two by what is left of the claim. If it is long, the
+tick is sent, and the entry moves on as if this beat had sent it. If it is short, the entry stays
+due, and is tried again a second later.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import random
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from celery.utils.time import maybe_make_aware
+
+from .canonical import escape
+from .driver import monotonic
+from .errors import QuorumUnavailable, ResourceHeld
+from .hold import HeldLease
+from .key import shortened
+from .lease import Holder, Owner
+from .lock import Redlock
+from .outage import Outage
+from .settings import MIN_TTL
+from .tick import Tick, current_tick
+
+__all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "stays_due"]
+
+logger = logging.getLogger("celery_redlock.beat")
+
+OPTION = "redlock"
+"""An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
+AGAIN = 1.0
+"""Seconds until an entry that could not be decided upon is tried again."""
+SPLIT = 0.05
+"""The same, at most, if several beats asked at once and none got a quorum; doubled each time."""
+BROKEN = 60.0
+"""The same, if its schedule cannot be understood; seconds."""
+LATE = 0.01
+"""Seconds after the last sender's turn at which the other beats have theirs."""
+SHORT = 0.5
+"""Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What a beat does with a tick that is due.
+
+    Attributes:
+        entry: The entry, as it was when it was found to be due.
+        send: Whether it is this beat's to send.
+        claim: What it holds in that case; None if it sends without.
+        kept: Until when the claim is kept once it is sent; seconds of the clock of leases.
+        again: Otherwise: seconds until the entry is looked at again; None for its regular time.
+        last: When the entry is to remember that it was sent, if that is not now.
+        count: How often it is to remember that it was, if not once more.
+    """
+
+    entry: Any
+    send: bool = False
+    claim: HeldLease | None = None
+    kept: float = 0.0
+    again: float | None = None
+    last: datetime | None = None
+    count: int | None = None
+
+
+def stays_due(entry: Any, again: float) -> Turn:
+    """Not now: as if nobody had looked at it yet, in `again` seconds."""
+    return Turn(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
+
+
+class Turns:
+    """One beat's turns.
+
+    Args:
+        app: The Celery app, whose name tells its entries from another's.
+        redlock: Where ticks are claimed.
+        on_unavailable: "hold" or "send".
+    """
+
+    def __init__(self, app: Any, redlock: Redlock, on_unavailable: str) -> None:
+        self._app = app
+        self._redlock = redlock
+        self._owner = Owner(socket.gethostname(), os.getpid())
+        self._outage = Outage(AGAIN, send=on_unavailable == "send")
+        self._told: dict[str, str] = {}
+        self._splits: dict[str, int] = {}
+
+    def take(self, entry: Any, timeout: float) -> Turn:
+        """Whose turn an entry is that is due. Never raises.
+
+        Args:
+            entry: A `celery.beat.ScheduleEntry`.
+            timeout: How long to wait for the nodes at most, in seconds. They are asked twice: for
+                the tick, and then either who has it or to keep it.
+        """
+        try:
+            if not _is_guarded(entry):
+                return Turn(entry, send=True)
+            if self._outage.goes_on(monotonic()):
+                return self._without_quorum(entry)
+            return self._claim(entry, current_tick(entry.schedule, entry.last_run_at), timeout / 2)
+        except QuorumUnavailable as error:
+            return self._without_quorum(entry, error)
+        except Exception:
+            # A schedule of the user's own. An error here would end the whole beat.
+            logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
+            return stays_due(entry, BROKEN)
+
+    def end(self, turn: Turn, sent: bool) -> None:
+        """This beat's turn is over: keep its claim, or let another send the tick."""
+        if turn.claim is None:
+            return
+        if not sent:
+            turn.claim.release()
+        elif not turn.claim.keep(turn.kept - monotonic()):
+            logger.warning(
+                "%s is sent, but a quorum could not be told: another beat may send it again",
+                turn.entry.name,
+            )
+
+    def _claim(self, entry: Any, tick: Tick, patience: float) -> Turn:
+        names = map(escape, (str(self._app.main or ""), str(entry.name)))
+        resource = shortened(":".join(["beat", *names, tick.name]))
+        now = monotonic()
+        # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
+        short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
+        hasty = patience > short / 2
+        patience = min(patience, short / 2)
+        claim = HeldLease(self._redlock, resource, short, owner=self._owner, patience=patience)
+        # One that hangs between claim and message must not keep the others waiting for ever.
+        claim.max_lifetime = self._redlock.ttl
+        try:
+            claim.acquire()
+            self._splits.pop(entry.name, None)
+            turn = Turn(entry, True, claim, kept=now + tick.kept)
+        except ResourceHeld:
+            holder = self._redlock.holder(resource, timeout=patience)
+            turn = self._refuse(entry, tick, holder, short)
+        except QuorumUnavailable as error:
+            return self._without_quorum(entry, error, for_all=not hasty)
+        self._outage.ended(monotonic())
+        return turn
+
+    def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
+        left = 0.0 if holder is None else holder.expires_in or 0.0
+        sent = left > short
+        if holder is None or (holder.nodes < holder.quorum and not sent):
+            return self._split(entry)
+        self._splits.pop(entry.name, None)
+        self._tell(entry, tick, holder, sent)
+        if tick.period is None:
+            coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
+            return Turn(entry) if sent else stays_due(entry, min(AGAIN, left, coming) + LATE)
+        # Due when the one who sent it is due, and after him: he goes on, unless he is gone.
+        again = left + tick.margin + LATE
+        if sent:
+            return Turn(entry, again=again, last=_ago(entry, tick.period - again))
+        return stays_due(entry, min(AGAIN, again))
+
+    def _split(self, entry: Any) -> Turn:
+        """Several beats asked at once, and none got a quorum: again soon, with full jitter."""
+        count = self._splits[entry.name] = self._splits.get(entry.name, 0) + 1
+        return stays_due(entry, random.uniform(LATE, min(AGAIN, SPLIT * 2.0 ** min(count, 9))))
+
+    def _without_quorum(
+        self, entry: Any, error: QuorumUnavailable | None = None, *, for_all: bool = True
+    ) -> Turn:
+        self._outage.met(entry.name, error, monotonic(), for_all=for_all)
+        return Turn(entry, send=True) if self._outage.send else stays_due(entry, AGAIN)
+
+    def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool) -> None:
+        if self._told.get(entry.name) == holder.digest:
+            return
+        self._told[entry.name] = holder.digest
+        ours = holder.owner == self._owner
+        logger.log(
+            logging.DEBUG if ours else logging.INFO,
+            "%s (%s) %s sent by %s",
+            entry.name,
+            f"due {tick.name}" if tick.due else tick.name,
+            "was" if sent else "is being",
+            holder.owner or "another program, which holds our key",
+        )
+
+
+def _is_guarded(entry: Any) -> bool:
+    options = entry.options or {}
+    headers = options.get("headers")
+    wanted = options.get(OPTION) is not False
+    return wanted and not (isinstance(headers, Mapping) and headers.get(OPTION) is False)
+
+
+def _ago(entry: Any, seconds: float) -> datetime:
+    now = maybe_make_aware(entry.default_now())
+    then = now.astimezone(timezone.utc) - timedelta(seconds=seconds)
+    return then.astimezone(now.tzinfo)
