@@ -17,7 +17,7 @@ import celery.exceptions
 import pytest
 
 import celery_redlock
-from celery_redlock import channel, lease, quorum, settings, watchdog
+from celery_redlock import beat, channel, lease, quorum, settings, tick, watchdog
 from celery_redlock.events import Listener
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ WITH_CODE = [page for page in PAGES if blocks(page)]
 
 
 def test_there_is_code_to_check() -> None:
-    assert WITH_CODE == ["README.md", "docs/settings.md"]
+    assert WITH_CODE == ["README.md", "docs/beat.md", "docs/settings.md"]
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
@@ -243,18 +243,21 @@ def test_log_names_are_those_of_the_code() -> None:
     assert documented == used
 
 
-def test_log_lines_for_the_night_are_those_of_the_code() -> None:
+@pytest.mark.parametrize(
+    ("page", "heading"),
+    [("docs/guarantees.md", "When you are paged"), ("docs/beat.md", "In the log")],
+)
+def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) -> None:
     said = [
         re.sub(r"%\.?\d*[srdf]", "…", node.value)
         for tree in sources()
         for node in ast.walk(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
-    lines = re.findall(
-        r"`([^`]+)`", first_cells(section("docs/guarantees.md", "When you are paged"))
-    )
+    lines = re.findall(r"`([^`]+)`", first_cells(section(page, heading)))
     assert len(lines) >= 12
-    values = r"held(?=,)|unavailable(?=,)|acquire"  # shown as examples, filled in by the code
+    # Shown as examples, filled in by the code.
+    values = r"held(?=,)|unavailable(?=,)|acquire|due (?=…)|every-30s|was(?= sent)|is being"
     for line in lines:
         for part in re.sub(values, "…", line).split("…"):
             part = part.strip(" :")
@@ -299,6 +302,12 @@ def test_policies_are_documented(option: str) -> None:
         ("README.md", f"({settings.GLOBAL['retry_deadline'].default / 3600:g} h)"),
         ("README.md", f"its ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
         ("docs/guarantees.md", f"{settings.GLOBAL['ttl'].default:g} s, the default"),
+        ("docs/beat.md", f"({settings.GLOBAL['node_timeout'].default:g} s)"),
+        ("docs/beat.md", f"until the next due time, + {tick.GRACE:g} s"),
+        ("docs/beat.md", f"less {tick.MARGIN_RATE:.0%}".replace("%", " %")),
+        ("docs/beat.md", f"at most {tick.MARGIN_MAX:g} s less"),
+        ("docs/beat.md", f"about {beat.AGAIN:g} s after it has failed"),
+        ("docs/beat.md", f"`redlock_ttl` + {beat.AGAIN:g} s"),
     ],
 )
 def test_numbers_are_those_of_the_code(page: str, text: str) -> None:
