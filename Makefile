@@ -11,7 +11,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 .PHONY: help demo test lint types sim faults bench matrix clean
 
 help:
-	@echo "make demo     the demonstration: real servers, a real worker, faults, a verdict"
+	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
 	@echo "make test     all tests (minutes); PYTEST_ARGS='-k name' to choose"
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"
