@@ -234,7 +234,8 @@ def _was_stopped(message: Message, faults: list[Fault]) -> bool:
     return any(
         fault.kind == "stop"
         and fault.pid == message.pid
-        and message.asked - 0.1 <= fault.begin <= message.sent + 0.05
+        and message.asked - 0.1 <= fault.begin
+        and fault.end - 0.1 <= message.sent  # woken, then sent
         for fault in faults
     )
 

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-import redis
 
 from celery_redlock.server import LocalServer
-from tests.beat.harness import KINDS, Site
+from tests.beat.harness import Site
 from tests.beat.oracle import judge_ticks
 from tests.support import wait_until
 
@@ -43,29 +42,6 @@ def test_every_way_to_run_a_beat(site: Sites) -> None:
     left_out = [problem for problem in verdict.problems if "left out" in problem]
     assert verdict.problems == left_out
     assert len(left_out) <= 1  # the one that the killed beat was about to send
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_entry_that_is_left_alone(site: Sites, servers: list[LocalServer], kind: str) -> None:
-    """`options={"redlock": False}`: sent by every beat; the other entry is not."""
-    here = site(kind, entries=("tick", "free"))
-    beats = [here.beat(), here.beat()]
-    for beat in beats:
-        beat.started()
-    begin = time.time()
-    wait_until(lambda: time.time() > begin + 3.5, 5.0, "three ticks and more", every=0.05)
-    end = time.time()
-    free = [message for message in here.messages("free") if begin <= message.sent <= end]
-    for beat in beats if kind != "redbeat" else []:  # its entries are in one place: who comes first
-        own = [int(message.sent) for message in free if message.pid == beat.pid]
-        assert len(own) >= 3
-        assert len(set(own)) == len(own)
-    assert len({int(message.sent) for message in free}) >= 3
-    assert judge_ticks(here.messages("tick"), [], begin, end).problems == []
-    with redis.Redis.from_url(servers[0].url) as node:
-        claims = [key.decode() for key in node.scan_iter()]
-    assert any(":tick:" in claim for claim in claims)
-    assert not any(":free:" in claim for claim in claims)
 
 
 def test_without_a_quorum(site: Sites, servers: list[LocalServer]) -> None:

@@ -1,4 +1,4 @@
-"""A tick that is overdue, that cannot be sent, whose sender dies: sent once, by whoever can."""
+"""Ticks that are overdue, that cannot be sent, whose sender dies: sent once, by whoever can."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import redis
 
-from tests.beat.harness import KINDS, Beat, Site
+from celery_redlock.server import LocalServer
+from tests.beat.harness import KINDS, START, Beat, Site
+from tests.beat.oracle import judge_ticks
 from tests.support import wait_until
 
 pytestmark = pytest.mark.worker
 
 Sites = Callable[..., Site]
-TTL = 1.5
+TTL = 2.0
 """Seconds a claim is held for one who is sending; beats start within less of each other."""
 LONG = 7200.0
 """Seconds ago: a run of a crontab that is long past, in a schedule that is stale."""
@@ -26,67 +29,72 @@ def overdue(site: Site, *beats: Beat) -> None:
         site.age(beat, "hourly", LONG)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_overdue_crontab_is_sent_once(site: Sites, kind: str) -> None:
+def test_an_overdue_crontab_is_sent_once(site: Sites) -> None:
     """Beats start with stale schedules, when it is due and when another has sent it."""
-    here = site(kind, entries=("hourly",), redlock_ttl=TTL)
-    beats = [here.beat(start=False) for _ in range(3)]
-    overdue(here, *beats)
-    beats[0].start()
-    first = here.sent("hourly")[0]
-    assert first.pid == beats[0].pid
-    if kind == "django":  # the first one has written into the database, which is theirs as well
-        overdue(here, beats[1])
-    for beat in beats[1:]:
-        beat.start()
-    for beat in beats[1:]:
-        beat.started()
-        if kind != "redbeat":  # its entries are in one place: they see by themselves
-            line = beat.said("hourly (due ")
-            assert "INFO" in line
-            assert f" was sent by pid {first.pid} on " in line
-    killed = beats[0].kill()
+    first = {}
+    sites = [site(kind, entries=("hourly",), redlock_ttl=TTL) for kind in KINDS]
+    for here in sites:
+        overdue(here, *[here.beat(start=False) for _ in range(3)])
+        here.beats[0].start()
+    for here in sites:
+        first[here] = here.sent("hourly")[0]
+        assert first[here].pid == here.beats[0].pid
+        if here.kind == "django":  # the first one has written into the database of all
+            overdue(here, here.beats[1])
+        for beat in here.beats[1:]:
+            beat.start()
+    for here in sites:
+        for beat in here.beats[1:]:
+            beat.started()
+            if here.kind != "redbeat":  # its entries are in one place: they see by themselves
+                line = beat.said("hourly (due ")
+                assert "INFO" in line
+                assert f" was sent by pid {first[here].pid} on " in line
+        killed = here.beats[0].kill()
     wait_until(lambda: time.time() > killed + TTL + 1.2, 5.0, "no claim of a dead one is left")
-    assert here.messages("hourly") == [first]
+    for here in sites:
+        assert here.messages("hourly") == [first[here]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("end", "within"),
     [("fails", 2.0), ("dies", TTL + 1.0), ("hangs", 2 * TTL + 1.0)],
 )
-def test_who_cannot_send_is_replaced(
-    site: Sites, kind: str, end: str, within: float, tmp_path: Path
-) -> None:
+def test_who_cannot_send_is_replaced(site: Sites, end: str, within: float) -> None:
     """Who holds the tick fails to send it, or dies, or hangs: it is sent all the same, soon."""
-    here = site(kind, entries=("hourly",), redlock_ttl=TTL)
-    gates = {}
-    for name in ("one", "two"):
-        beat = here.beat(start=False, TEST_GATE=str(tmp_path / name))
-        gates[beat] = tmp_path / name
-    overdue(here, *here.beats)
-    for beat in here.beats:
-        beat.start()
-    for beat in here.beats:
-        beat.started()
+    sites = [site(kind, entries=("hourly",), redlock_ttl=TTL) for kind in KINDS]
+    for here in sites:
+        for name in ("one", "two"):
+            here.beat(start=False, TEST_GATE=str(here.path / name))
+        overdue(here, *here.beats)
+    begun = {}
+    for here in sites:
+        for beat in here.beats:
+            beat.start()
+        sender, other = who_sends(here)
+        assert here.messages("hourly") == []
+        Path(other.variables["TEST_GATE"]).touch()
+        begun[here] = time.time(), other
+        if end == "fails":
+            Path(sender.variables["TEST_GATE"]).write_text("fail", encoding="ascii")
+        elif end == "dies":
+            sender.kill()
+    for here, (begin, other) in begun.items():
+        (message,) = here.sent("hourly", timeout=within + 1.0)
+        assert message.pid == other.pid or end == "fails"  # who failed may be the first to retry
+        assert message.sent - begin < within + 0.2
+
+
+def who_sends(site: Site) -> tuple[Beat, Beat]:
+    """Of two beats the one that holds the tick, and the one that was told so."""
 
     def who_waits() -> list[Beat]:
-        return [beat for beat in here.beats if " is being sent by pid " in beat.text]
+        return [beat for beat in site.beats if " is being sent by pid " in beat.text]
 
-    (other,) = wait_until(who_waits, 10.0, "one has been refused", every=0.02)
-    (sender,) = (beat for beat in here.beats if beat is not other)
-    line = other.said(f"is being sent by pid {sender.pid} on ")
-    assert "INFO" in line
-    assert here.messages("hourly") == []
-    gates[other].touch()
-    begin = time.time()
-    if end == "fails":
-        gates[sender].write_text("fail", encoding="ascii")
-    elif end == "dies":
-        sender.kill()
-    (message,) = here.sent("hourly", timeout=within + 1.0)
-    assert message.pid == other.pid or end == "fails"  # who failed may try again, and be the first
-    assert message.sent - begin < within + 0.2
+    (other,) = wait_until(who_waits, START, "one has been refused", every=0.02)
+    (sender,) = (beat for beat in site.beats if beat is not other)
+    assert "INFO" in other.said(f"is being sent by pid {sender.pid} on ")
+    return sender, other
 
 
 def test_a_dead_beat_is_replaced_at_the_normal_time(site: Sites) -> None:
@@ -114,3 +122,31 @@ def test_a_dead_beat_is_replaced_at_the_normal_time(site: Sites) -> None:
         (next_one,) = after[after.index(before) + 1 :][:1]
         assert next_one.pid != before.pid
         assert 1.8 < next_one.sent - before.sent < 2.3
+
+
+def test_an_entry_that_is_left_alone(site: Sites, servers: list[LocalServer]) -> None:
+    """`options={"redlock": False}`: sent by every beat; the other entry is not."""
+    sites = [site(kind, entries=("tick", "free")) for kind in KINDS]
+    for here in sites:
+        here.beat()
+        here.beat()
+    for here in sites:
+        for beat in here.beats:
+            beat.started()
+        here.sent("tick")
+    begin = time.time()
+    wait_until(lambda: time.time() > begin + 3.5, 5.0, "three ticks and more", every=0.05)
+    end = time.time()
+    for here in sites:
+        free = [message for message in here.messages("free") if begin <= message.sent <= end]
+        for beat in here.beats if here.kind != "redbeat" else []:  # who sees its entry first
+            own = [int(message.sent) for message in free if message.pid == beat.pid]
+            assert len(own) >= 3
+            assert len(set(own)) == len(own)
+        assert len({int(message.sent) for message in free}) >= 3
+        assert judge_ticks(here.messages("tick"), [], begin, end).problems == []
+    with redis.Redis.from_url(servers[0].url) as node:
+        claims = [key.decode() for key in node.scan_iter()]
+    for here in sites:
+        assert any(f"beats-{here.kind}" in claim and ":tick:" in claim for claim in claims)
+    assert not any(":free:" in claim for claim in claims)
