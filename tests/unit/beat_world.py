@@ -202,9 +202,9 @@ class Beat:
     """
 
     def __init__(
-        self, world: World, number: int, kind: type[Plain], schedule: Schedule, skew: float
+        self, world: World, kind: type[Plain], schedule: Schedule, skew: float, main: str
     ) -> None:
-        self.number = number
+        self.number = number = len(world.beats)
         self.world = world
         self.skew = skew
         self.wake = world.clock()
@@ -218,9 +218,9 @@ class Beat:
         self.redlock._watchdog = self.watchdog = watchdog
         driver: Any = BeatDriver(world.nodes, world.clock)
         self.redlock._driver = self.redlock.driver = self.driver = driver
-        for module in ("hold", "lock", "beat"):
+        for module in ("hold", "lock", "turn", "beat"):
             world.patch.setattr(f"celery_redlock.{module}.monotonic", world.clock)
-        self.app = Celery("shop", set_as_current=False)
+        self.app = Celery(main, set_as_current=False)
         self.app.conf.update(
             timezone=world.zone, result_expires=None, beat_schedule=schedule(), beat_sync_every=1
         )
@@ -231,7 +231,7 @@ class Beat:
         mine = {"world": world, "beat": self, "store": world.store}
         self.scheduler = type(kind.__name__, (kind,), mine)(self.app)
         self.guard = Guard(self.scheduler, self.redlock, world.on_unavailable)
-        self.guard._owner = Owner(f"host{number}", 100 + number)
+        self.guard._turns._owner = Owner(f"host{number}", 100 + number)
 
     def entry(self, name: str) -> Any:
         return self.scheduler.schedule[name]
@@ -304,9 +304,11 @@ class World:
         """The time of day, in UTC."""
         return self._begin + timedelta(seconds=self.time)
 
-    def start(self, schedule: Schedule | None = None, skew: float = 0.0) -> Beat:
-        """One more beat, with a schedule of its own, or a time of day."""
-        beat = Beat(self, len(self.beats), self._kind, schedule or self._schedule, skew)
+    def start(
+        self, schedule: Schedule | None = None, *, skew: float = 0.0, main: str = "shop"
+    ) -> Beat:
+        """One more beat, with a schedule of its own, or a time of day, or another app's."""
+        beat = Beat(self, self._kind, schedule or self._schedule, skew, main)
         self.beats.append(beat)
         return beat
 

@@ -111,7 +111,6 @@ def test_a_tick_a_second(monkeypatch: Patch, kind: type[Plain]) -> None:
     assert all(at % 1 < 0.1 for at in world.times("second"))
 
 
-@pytest.mark.xfail(reason="the last due time of the hour is asked for without a pause", strict=True)
 @pytest.mark.parametrize("flow", FLOWS)
 def test_the_hour_that_is_repeated(monkeypatch: Patch, flow: type[Plain]) -> None:
     """A beat that starts in it believes to be overdue; it does not ask the nodes for ever."""
@@ -234,8 +233,7 @@ def test_two_entries_of_one_task_are_two(monkeypatch: Patch, kind: type[Plain]) 
 def test_apps_do_not_share_ticks(monkeypatch: Patch) -> None:
     """Two projects on the same nodes, with an entry of the same name."""
     world = World(monkeypatch, minutely, beats=[0.0])
-    other = world.start()
-    other.app.main = "another: shop"
+    world.start(main="another: shop")
     world.run(61.0)
     assert {message.beat for message in world.sent} == {0, 1}
     assert len(world.sent) == 2

@@ -1,0 +1,171 @@
+"""Schedulers and schedules of users' own: they send in ways of theirs, and each tick once."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.beat import ScheduleEntry
+from celery.schedules import BaseSchedule, crontab, schedstate
+
+from tests.unit.beat_world import Beat, Plain, World
+
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+
+
+def minutely() -> Mapping[str, Any]:
+    return {"cron": {"task": "job", "schedule": crontab(), "args": ("cron",)}}
+
+
+def copy_of(entry: Any, **fields: Any) -> Any:
+    return type(entry)(**{**dict(entry), **fields})
+
+
+class Copying(Plain):
+    """Passes a copy on, with more in it."""
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        super().apply_entry(copy_of(entry, kwargs={"trace": 1}), producer=producer)
+
+
+class Tenants(Plain):
+    """Sends each entry once for each tenant."""
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        for tenant in ("a", "b", "c"):
+            one = copy_of(entry, options={**entry.options, "headers": {"tenant": tenant}})
+            self.apply_async(one, producer=producer, advance=False)
+
+
+class Sending(Plain):
+    """Sends by other means than Celery's beat."""
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        self.app.send_task(entry.task, entry.args, entry.kwargs)
+
+
+@pytest.mark.parametrize(("kind", "each"), [(Copying, 1), (Tenants, 3), (Sending, 1)])
+def test_all_of_a_tick_is_sent_by_one_beat(
+    monkeypatch: Patch, kind: type[Plain], each: int
+) -> None:
+    world = World(monkeypatch, minutely, kind=kind)
+    world.run(301.0)
+    sent = Counter((round(message.at / 60), message.beat) for message in world.sent)
+    assert [minute for minute, _beat in sent] == [1, 2, 3, 4, 5]
+    assert set(sent.values()) == {each}
+    if kind is Tenants:
+        tenants = [message.options["headers"]["tenant"] for message in world.sent]
+        assert tenants == ["a", "b", "c"] * 5
+
+
+def test_what_was_sent_in_part_is_not_sent_again(monkeypatch: Patch) -> None:
+    """The broker is away for the second of three tenants: Celery's error, as before."""
+    world = World(monkeypatch, minutely, kind=Tenants, beats=[0.0, 0.3])
+    tried: list[int] = []
+
+    def refuse_the_second(beat: Beat, _name: str) -> None:
+        tried.append(beat.number)
+        if len(tried) == 2:
+            raise OSError("broker away")
+
+    world.before_sending = refuse_the_second
+    with pytest.raises(Exception, match="broker away"):
+        world.run(62.0)
+    world.run(62.0 - world.time)
+    assert len(tried) == 2
+    assert len(world.sent) == 1
+
+
+class OnlyDue(BaseSchedule):
+    """All that Celery's beat asks of a schedule is whether it is due: every three seconds."""
+
+    def is_due(self, last_run_at: datetime) -> schedstate:
+        left = (last_run_at + timedelta(seconds=3) - self.now()).total_seconds()
+        return schedstate(left <= 0, left if left > 0 else 3)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OnlyDue)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_a_schedule_that_can_say_no_more_than_whether_it_is_due(monkeypatch: Patch) -> None:
+    world = World(
+        monkeypatch, lambda: {"own": {"task": "job", "schedule": OnlyDue(), "args": ("own",)}}
+    )
+    world.run(301.0)
+    assert len(world.times("own")) == pytest.approx(100, abs=2)
+
+
+class Writing(Plain):
+    """Writes its schedule down somewhere, as it is told to after each message."""
+
+    broken = False
+
+    def sync(self) -> None:
+        sent = sum(message.beat == self.beat.number for message in self.world.sent)
+        self.written.append((sent, self.beat.driver.asked[-1][1]))
+        if self.broken:
+            raise OSError("disk full")
+
+
+def test_nothing_slow_is_done_between_a_message_and_its_claim(monkeypatch: Patch) -> None:
+    """A beat that dies there has its tick sent twice."""
+    monkeypatch.setattr(Writing, "written", [], raising=False)
+    world = World(monkeypatch, minutely, kind=Writing, beats=[0.0])
+    world.run(301.0)
+    # Once for each message, when the claim has been made long.
+    assert Writing.written == [(count, "extend") for count in range(1, 6)]
+
+
+def test_a_schedule_that_cannot_be_written_does_not_undo_a_message(
+    monkeypatch: Patch, caplog: Log
+) -> None:
+    monkeypatch.setattr(Writing, "written", [], raising=False)
+    monkeypatch.setattr(Writing, "broken", True)
+    world = World(monkeypatch, minutely, kind=Writing)
+    with caplog.at_level(logging.ERROR, "celery_redlock.beat"):
+        world.run(301.0)
+    assert [round(at / 60, 2) for at in world.times("cron")] == [1, 2, 3, 4, 5]
+    assert [r.getMessage() for r in caplog.records if r.name == "celery_redlock.beat"] == [
+        "the schedule could not be written"
+    ] * 5
+
+
+class RowEntry(ScheduleEntry):
+    """Of django-celery-beat: what it remembers is in a row of a database."""
+
+    def __init__(self, model: Any = None, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.model = model or SimpleNamespace(
+            last_run_at=self.last_run_at, total_run_count=self.total_run_count
+        )
+
+    def __next__(self) -> RowEntry:
+        self.model.last_run_at = self.default_now()
+        self.model.total_run_count += 1
+        return copy_of(self, **vars(self.model))
+
+
+class Rows(Plain):
+    Entry = RowEntry
+
+
+def test_what_is_held_back_stays_due_in_a_database_too(monkeypatch: Patch) -> None:
+    world = World(monkeypatch, minutely, kind=Rows, beats=[0.0])
+    begin = world.now()
+    world.beats[0].driver.dead = {0, 1, 2}
+    world.run(90.0)
+    row = world.beats[0].entry("cron").model
+    assert (row.last_run_at, row.total_run_count) == (begin, 0)
+    world.beats[0].driver.dead = set()
+    world.run(2.0)
+    assert len(world.sent) == 1
+    assert row.total_run_count == 1
+    assert (world.now() - row.last_run_at).total_seconds() < 2.0
