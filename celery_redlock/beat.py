@@ -55,6 +55,7 @@ class Guard:
         self._refused: Turn | None = None
         self._put_off: set[str] = set()
         self._resting: dict[str, float] = {}
+        self._elsewhere: set[str] = set()
         self._failed: dict[str, str] = {}
         self._wake = math.inf
         self._began = math.inf
@@ -152,10 +153,16 @@ class Guard:
         turn = self._turns.take(entry, left)
         if not turn.send:
             again = AGAIN if turn.again is None else turn.again
+            if turn.again is None and entry.name in self._elsewhere:
+                self._scheduler.reserve(entry)  # who has sent it died before it could do that
+                self._elsewhere.discard(entry.name)
+            elif turn.again is None:
+                self._elsewhere.add(entry.name)
             self._resting[entry.name] = now + again
             self._wake = min(self._wake, again)
             return None
         self._resting.pop(entry.name, None)
+        self._elsewhere.discard(entry.name)
         if turn.claim is None:
             return self._publish(turn, entry, producer, True, kwargs)
         # What all beats share must not say that it is sent before it is.

@@ -140,18 +140,19 @@ class HeldLease:
         _stack.set(tuple(other for other in _stack.get() if other is not self))
         return held
 
-    def keep(self, seconds: float) -> bool:
+    def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
         """End holding it, but leave it locked: nobody gives it back, it expires.
 
         For what must not happen again so soon, whoever asks for it.
 
         Args:
             seconds: For how long from now.
+            timeout: How long to wait for the nodes, in seconds; the node timeout if None.
 
         Returns:
             Whether it was held to this end and a quorum of nodes has confirmed.
         """
-        kept = self._redlock._keep(self._held(), seconds, self._patience)
+        kept = self._redlock._keep(self._held(), seconds, timeout)
         _stack.set(tuple(other for other in _stack.get() if other is not self))
         return kept
 

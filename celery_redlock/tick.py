@@ -91,7 +91,7 @@ def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
         _due, following = schedule.is_due(last_run_at or schedule.now())
         period = left = FINAL if following is None else float(following)
         name = "next"
-    margin = min(period * MARGIN_RATE, MARGIN_MAX)
+    margin = min(period * MARGIN_RATE, MARGIN_MAX, left / 2)
     return Tick(name, left - margin, next_in=left, period=period, margin=margin)
 
 

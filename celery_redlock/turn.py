@@ -3,9 +3,9 @@
 A beat that is due claims the tick on the nodes, before it sends. Between the claim and the message
 it may die, or the broker be away. Therefore a claim is short at first, extended while the message
 is being sent, and then made long: it is *kept*, nobody gives it back, it expires when the next tick
-is due (`tick.py`). Who is refused can tell the two by what is left of the claim. If it is long, the
-tick is sent, and the entry moves on as if this beat had sent it. If it is short, the entry stays
-due, and is tried again a second later.
+is due (`tick.py`). Who is refused can tell the two by what is left of the claim, for its token says
+how long it was at first. If more is left, the tick is sent, and the entry moves on as if this beat
+had sent it. If not, the entry stays due, and is tried again a second later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import random
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -49,6 +49,8 @@ LATE = 0.01
 """Seconds after the last sender's turn at which the other beats have theirs."""
 SHORT = 0.5
 """Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
+ATOM = 0.001
+"""Seconds that nodes tell apart; and to wait for them at least."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Turn:
         send: Whether it is this beat's to send.
         claim: What it holds in that case; None if it sends without.
         kept: Until when the claim is kept once it is sent; seconds of the clock of leases.
+        timeout: How long to wait for the nodes then; seconds.
         again: Otherwise: seconds until the entry is looked at again; None for its regular time.
         last: When the entry is to remember that it was sent, if that is not now.
         count: How often it is to remember that it was, if not once more.
@@ -69,6 +72,7 @@ class Turn:
     send: bool = False
     claim: HeldLease | None = None
     kept: float = 0.0
+    timeout: float = 0.0
     again: float | None = None
     last: datetime | None = None
     count: int | None = None
@@ -101,15 +105,15 @@ class Turns:
 
         Args:
             entry: A `celery.beat.ScheduleEntry`.
-            timeout: How long to wait for the nodes at most, in seconds. They are asked twice: for
-                the tick, and then either who has it or to keep it.
+            timeout: How long to wait for the nodes at most, in seconds, in all. They are asked
+                twice: for the tick, and then either who has it or to keep it.
         """
         try:
             if not _is_guarded(entry):
                 return Turn(entry, send=True)
             if self._outage.goes_on(monotonic()):
                 return self._without_quorum(entry)
-            return self._claim(entry, current_tick(entry.schedule, entry.last_run_at), timeout / 2)
+            return self._claim(entry, current_tick(entry.schedule, entry.last_run_at), timeout)
         except QuorumUnavailable as error:
             return self._without_quorum(entry, error)
         except Exception:
@@ -123,38 +127,39 @@ class Turns:
             return
         if not sent:
             turn.claim.release()
-        elif not turn.claim.keep(turn.kept - monotonic()):
+        elif not turn.claim.keep(turn.kept - monotonic(), timeout=turn.timeout):
             logger.warning(
                 "%s is sent, but a quorum could not be told: another beat may send it again",
                 turn.entry.name,
             )
 
-    def _claim(self, entry: Any, tick: Tick, patience: float) -> Turn:
+    def _claim(self, entry: Any, tick: Tick, timeout: float) -> Turn:
         names = map(escape, (str(self._app.main or ""), str(entry.name)))
         resource = shortened(":".join(["beat", *names, tick.name]))
         now = monotonic()
         # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
         short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
-        hasty = patience > short / 2
-        patience = min(patience, short / 2)
-        claim = HeldLease(self._redlock, resource, short, owner=self._owner, patience=patience)
+        patience = min(timeout, short / 2)
+        owner = replace(self._owner, stamp=f"{short:.3f}")
+        claim = HeldLease(self._redlock, resource, short, owner=owner, patience=patience)
         # One that hangs between claim and message must not keep the others waiting for ever.
         claim.max_lifetime = self._redlock.ttl
         try:
             claim.acquire()
+            left = max(ATOM, timeout - (monotonic() - now))
             self._splits.pop(entry.name, None)
-            turn = Turn(entry, True, claim, kept=now + tick.kept)
+            turn = Turn(entry, True, claim, kept=now + tick.kept, timeout=left)
         except ResourceHeld:
-            holder = self._redlock.holder(resource, timeout=patience)
-            turn = self._refuse(entry, tick, holder, short)
+            left = max(ATOM, timeout - (monotonic() - now))
+            turn = self._refuse(entry, tick, self._redlock.holder(resource, timeout=left), short)
         except QuorumUnavailable as error:
-            return self._without_quorum(entry, error, for_all=not hasty)
+            return self._without_quorum(entry, error, for_all=patience == timeout)
         self._outage.ended(monotonic())
         return turn
 
     def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
         left = 0.0 if holder is None else holder.expires_in or 0.0
-        sent = left > short
+        sent = left > _short_of(holder, short) + ATOM
         if holder is None or (holder.nodes < holder.quorum and not sent):
             return self._split(entry)
         self._splits.pop(entry.name, None)
@@ -166,7 +171,8 @@ class Turns:
         again = left + tick.margin + LATE
         if sent:
             return Turn(entry, again=again, last=_ago(entry, tick.period - again))
-        return stays_due(entry, min(AGAIN, again))
+        telling = (tick.kept - short) / 2  # then one could tell
+        return stays_due(entry, min(AGAIN, again, telling if telling > LATE else again))
 
     def _split(self, entry: Any) -> Turn:
         """Several beats asked at once, and none got a quorum: again soon, with full jitter."""
@@ -183,7 +189,7 @@ class Turns:
         if self._told.get(entry.name) == holder.digest:
             return
         self._told[entry.name] = holder.digest
-        ours = holder.owner == self._owner
+        ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
         logger.log(
             logging.DEBUG if ours else logging.INFO,
             "%s (%s) %s sent by %s",
@@ -199,6 +205,14 @@ def _is_guarded(entry: Any) -> bool:
     headers = options.get("headers")
     wanted = options.get(OPTION) is not False
     return wanted and not (isinstance(headers, Mapping) and headers.get(OPTION) is False)
+
+
+def _short_of(holder: Holder | None, default: float) -> float:
+    """How long the holder's claim was at first; seconds."""
+    try:
+        return float(holder.owner.stamp) if holder and holder.owner else default
+    except ValueError:
+        return default  # made by somebody else
 
 
 def _ago(entry: Any, seconds: float) -> datetime:
