@@ -24,7 +24,7 @@ from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
 from .settings import given_names, read_settings
-from .turn import AGAIN, LATE, OPTION, Turn, Turns, stays_due
+from .turn import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
 
 __all__ = ["Guard", "guard"]
 
@@ -70,12 +70,25 @@ class Guard:
 
     def tick(self, *args: Any, **kwargs: Any) -> float | None:
         """One pass over the schedule. Seconds until the next one."""
+        pause = self._turns.pause()
+        if pause and self._all_wait(pause):
+            return pause
         self._wake, self._began = math.inf, monotonic()
         try:
             wait: float | None = self._own_tick(*args, **kwargs)
         finally:
             self._began = math.inf
         return wait if wait is None else min(wait, self._wake)
+
+    def _all_wait(self, pause: float) -> bool:
+        """Whether whatever is due, or will be in `pause` seconds, waits for a quorum."""
+        heap = getattr(self._scheduler, "_heap", None)
+        if not heap:
+            return False
+        now = self._own_when(heap[0][2], 0)
+        return heap[0][0] <= now and all(
+            is_guarded(entry) for when, _priority, entry in heap if when <= now + pause
+        )
 
     def is_due(self, entry: Any) -> Any:
         """Whether an entry is due, and when next. One that was put off is not, until then."""

@@ -37,9 +37,9 @@ class Outage:
         self._said = False
         self._names: set[str] = set()
 
-    def goes_on(self, now: float) -> bool:
-        """Whether it is too soon to ask again."""
-        return now < self._ask
+    def pause(self, now: float) -> float:
+        """Seconds in which it is too soon to ask again; 0 if there is no outage."""
+        return max(0.0, self._ask - now)
 
     def met(
         self, name: str, error: QuorumUnavailable | None, now: float, *, for_all: bool = True

@@ -33,7 +33,7 @@ from .outage import Outage
 from .settings import MIN_TTL
 from .tick import Tick, current_tick
 
-__all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "stays_due"]
+__all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
@@ -100,6 +100,10 @@ class Turns:
         self._told: dict[str, str] = {}
         self._splits: dict[str, int] = {}
 
+    def pause(self) -> float:
+        """Seconds in which nothing can be sent, for want of a quorum; 0 if all is well."""
+        return 0.0 if self._outage.send else self._outage.pause(monotonic())
+
     def take(self, entry: Any, timeout: float) -> Turn:
         """Whose turn an entry is that is due. Never raises.
 
@@ -109,9 +113,9 @@ class Turns:
                 twice: for the tick, and then either who has it or to keep it.
         """
         try:
-            if not _is_guarded(entry):
+            if not is_guarded(entry):
                 return Turn(entry, send=True)
-            if self._outage.goes_on(monotonic()):
+            if self._outage.pause(monotonic()):
                 return self._without_quorum(entry)
             return self._claim(entry, current_tick(entry.schedule, entry.last_run_at), timeout)
         except QuorumUnavailable as error:
@@ -200,7 +204,8 @@ class Turns:
         )
 
 
-def _is_guarded(entry: Any) -> bool:
+def is_guarded(entry: Any) -> bool:
+    """Whether an entry is sent by one beat of all, as it is unless its options say otherwise."""
     options = entry.options or {}
     headers = options.get("headers")
     wanted = options.get(OPTION) is not False
