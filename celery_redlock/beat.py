@@ -54,8 +54,7 @@ class Guard:
         self._publishing = False
         self._refused: Turn | None = None
         self._put_off: set[str] = set()
-        self._resting: dict[str, float] = {}
-        self._elsewhere: set[str] = set()
+        self._resting: dict[str, tuple[float, bool]] = {}
         self._failed: dict[str, str] = {}
         self._wake = math.inf
         self._began = math.inf
@@ -159,23 +158,20 @@ class Guard:
         """An entry of a scheduler that asks for all that is due in one pass, and advances it."""
         now = monotonic()
         left = self._timeout - max(0.0, now - self._began)
-        rests = self._resting.get(entry.name, 0.0) - now
-        if rests > 0 or left < self._timeout * ENOUGH:
-            self._wake = min(self._wake, max(0.0, rests))
+        until, was_sent = self._resting.get(entry.name, (0.0, False))
+        if until > now or left < self._timeout * ENOUGH:
+            self._wake = min(self._wake, max(0.0, until - now))
             return None
         turn = self._turns.take(entry, left)
         if not turn.send:
-            again = AGAIN if turn.again is None else turn.again
-            if turn.again is None and entry.name in self._elsewhere:
-                self._scheduler.reserve(entry)  # who has sent it died before it could do that
-                self._elsewhere.discard(entry.name)
-            elif turn.again is None:
-                self._elsewhere.add(entry.name)
-            self._resting[entry.name] = now + again
+            if turn.sent and was_sent:
+                # And still due: the beat that has sent it died before it could tell the others.
+                self._scheduler.reserve(entry)
+            again = min(AGAIN, AGAIN if turn.again is None else turn.again)
+            self._resting[entry.name] = now + again, turn.sent and not was_sent
             self._wake = min(self._wake, again)
             return None
         self._resting.pop(entry.name, None)
-        self._elsewhere.discard(entry.name)
         if turn.claim is None:
             return self._publish(turn, entry, producer, True, kwargs)
         # What all beats share must not say that it is sent before it is.

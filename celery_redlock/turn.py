@@ -63,7 +63,8 @@ class Turn:
         claim: What it holds in that case; None if it sends without.
         kept: Until when the claim is kept once it is sent; seconds of the clock of leases.
         timeout: How long to wait for the nodes then; seconds.
-        again: Otherwise: seconds until the entry is looked at again; None for its regular time.
+        sent: Otherwise: whether another beat has certainly sent it.
+        again: Seconds until the entry is looked at again; None for its regular time.
         last: When the entry is to remember that it was sent, if that is not now.
         count: How often it is to remember that it was, if not once more.
     """
@@ -73,6 +74,7 @@ class Turn:
     claim: HeldLease | None = None
     kept: float = 0.0
     timeout: float = 0.0
+    sent: bool = False
     again: float | None = None
     last: datetime | None = None
     count: int | None = None
@@ -170,11 +172,15 @@ class Turns:
         self._tell(entry, tick, holder, sent)
         if tick.period is None:
             coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
-            return Turn(entry) if sent else stays_due(entry, min(AGAIN, left, coming) + LATE)
+            return (
+                Turn(entry, sent=True)
+                if sent
+                else stays_due(entry, min(AGAIN, left, coming) + LATE)
+            )
         # Due when the one who sent it is due, and after him: he goes on, unless he is gone.
         again = left + tick.margin + LATE
         if sent:
-            return Turn(entry, again=again, last=_ago(entry, tick.period - again))
+            return Turn(entry, sent=True, again=again, last=_ago(entry, tick.period - again))
         telling = (tick.kept - short) / 2  # then one could tell
         return stays_due(entry, min(AGAIN, again, telling if telling > LATE else again))
 
