@@ -1,0 +1,166 @@
+"""Whose turn it is: what a refused beat concludes from a claim, when, and what it asks for that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+from celery.schedules import crontab, schedule
+
+from celery_redlock.quorum import Round
+from tests.unit import beat_world
+from tests.unit.beat_world import FLOWS, Beat, Killed, Plain, Shared, World
+
+Patch = pytest.MonkeyPatch
+TIMEOUT = 0.25
+"""The node timeout, in seconds."""
+
+
+LONG_AGO = datetime(2025, 11, 21, tzinfo=timezone.utc)
+
+
+def entries(when: Any, count: int = 1, **fields: Any) -> Mapping[str, Any]:
+    return {
+        f"job-{n}": {"task": "job", "schedule": when, "args": (f"job-{n}",), **fields}
+        for n in range(count)
+    }
+
+
+def overdue(when: Any, count: int = 1) -> Mapping[str, Any]:
+    """Entries that were last sent long ago."""
+    return entries(when, count, last_run_at=LONG_AGO)
+
+
+def due(beat: Beat) -> Any:
+    """The one entry of a beat."""
+    (found,) = beat.scheduler.schedule.values()
+    found.last_run_at = LONG_AGO
+    return found
+
+
+# Crontab and relative: the nearer the next tick, the shorter would be a claim made now.
+@pytest.mark.parametrize("when", [crontab(), schedule(60.0, relative=True)], ids=str)
+def test_a_claim_is_short_by_its_makers_measure(monkeypatch: Patch, when: Any) -> None:
+    """One that is still extended, for its message has not left, is not taken for a kept one."""
+    world = World(monkeypatch, lambda: entries(when), beats=[0.0, 0.1], ttl=120.0)
+    one, other = world.beats
+    turn = one.guard._turns.take(due(one), TIMEOUT)
+    assert turn.send
+    for beat in world.beats:
+        beat.busy = True  # their schedules stand still
+    world.run_meanwhile(one, 50.0)
+    refused = other.guard._turns.take(due(other), TIMEOUT)
+    assert not refused.send and not refused.sent
+    one.guard._turns.end(turn, sent=True)
+    if turn.kept - world.clock() > 60.0:  # a crontab's: one can tell until the next is near
+        assert other.guard._turns.take(due(other), TIMEOUT).sent
+
+
+def test_no_claim_is_shorter_than_what_is_left_to_the_next_full_minute(monkeypatch: Patch) -> None:
+    """Not even one that is made half a second before it."""
+    when = schedule(60.0, relative=True)
+    world = World(monkeypatch, lambda: entries(when), begin="2026-11-21 10:00:59.700", beats=[0.0])
+    turn = world.beats[0].guard._turns.take(due(world.beats[0]), TIMEOUT)
+    assert 0.1 < turn.kept - world.clock() <= 0.3
+
+
+@pytest.mark.parametrize("period", [1.5, 2.0, 5.0, 60.0])
+def test_a_refused_beat_learns_in_time_that_it_was_sent(monkeypatch: Patch, period: float) -> None:
+    """It was refused while the other was sending. What is sent only once nobody claims again."""
+    world = World(monkeypatch, lambda: overdue(period), beats=[0.0, 0.0])
+    one, other = world.beats
+    for beat in world.beats:
+        beat.busy = True
+    turn = one.guard._turns.take(due(one), TIMEOUT)
+    refused = other.guard._turns.take(due(other), TIMEOUT)
+    one.guard._turns.end(turn, sent=True)
+    assert refused.again is not None and not refused.sent
+    world.clock.advance(refused.again)
+    assert other.guard._turns.take(due(other), TIMEOUT).sent
+
+
+def test_a_shared_entry_does_not_stay_due_if_its_sender_died(monkeypatch: Patch) -> None:
+    """After it was sent, and before it could say so where all beats look."""
+    world = World(monkeypatch, lambda: overdue(crontab(minute=0)), kind=Shared, beats=[])
+    one, other = world.start(), world.start()
+
+    def die(entry: Any) -> Any:
+        one.die()
+        raise Killed
+
+    monkeypatch.setattr(one.scheduler, "reserve", die)
+    world.run(60.0)
+    assert len(world.sent) == 1
+    assert world.store["job-0"][1] == 1
+    assert len(other.driver.asked) < 12
+
+
+def test_a_shared_entry_is_looked_at_again_within_a_second(monkeypatch: Patch) -> None:
+    """Whatever its interval was when it was refused: it may have been changed meanwhile."""
+    world = World(monkeypatch, lambda: overdue(3600.0), kind=Shared, beats=[])
+    one, other = world.start(), world.start()
+    other.busy = True
+    world.run(0.0)
+    world.store["job-0"] = (LONG_AGO, 0)  # the other has read it before the first could write it
+    other.busy = False
+    world.run(0.01)
+    assert len(world.sent) == 1
+    for beat in (one, other):
+        beat.app.conf.beat_schedule = entries(10.0)
+    world.run(1.2)
+    assert len(world.sent) == 2
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_many_entries_wait_for_a_quorum_as_cheaply_as_one(
+    monkeypatch: Patch, flow: type[Plain]
+) -> None:
+    world = World(monkeypatch, lambda: overdue(crontab(), 100), kind=flow, beats=[])
+    beat = world.start()
+    beat.driver.dead = {0, 1, 2}
+    world.run(1.5)
+    before = len(beat.passes)
+    world.run(10.0)
+    assert 8 <= len(beat.passes) - before <= 40
+    beat.driver.dead = set()
+    world.run(1.5)
+    assert len(world.sent) == 100
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_one_that_needs_no_quorum_is_sent_meanwhile(monkeypatch: Patch, flow: type[Plain]) -> None:
+    alone = {"task": "job", "schedule": 2.0, "args": ("alone",), "options": {"redlock": False}}
+    world = World(
+        monkeypatch, lambda: {**entries(crontab(), 20), "alone": alone}, kind=flow, beats=[0.0]
+    )
+    world.beats[0].driver.dead = {0, 1, 2}
+    world.run(121.0)
+    assert {message.entry for message in world.sent} == {"alone"}
+    assert 58 <= len(world.sent) <= 60
+
+
+@pytest.mark.parametrize("slow", [0.0005, 0.15, 0.24])
+def test_both_questions_together_take_no_longer_than_the_node_timeout(
+    monkeypatch: Patch, slow: float
+) -> None:
+    """And the first may take all of it: a node is slow by the node timeout, not by half of it."""
+    monkeypatch.setattr(beat_world, "ROUND", slow)
+    world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0, 0.1])
+    asked: list[tuple[str, float]] = []
+    for beat in world.beats:
+        beat.busy = True
+        carry = beat.driver._carry
+
+        def note(round_: Round, carry: Any = carry) -> None:
+            asked.append((round_.verb.value, round_.until - round_.sent))
+            carry(round_)
+
+        monkeypatch.setattr(beat.driver, "_carry", note)
+    one, other = world.beats
+    turn = one.guard._turns.take(due(one), TIMEOUT)
+    assert not other.guard._turns.take(due(other), TIMEOUT).send
+    one.guard._turns.end(turn, sent=True)
+    waits = {verb: pytest.approx(wait) for verb, wait in asked if wait}
+    assert waits == {"acquire": TIMEOUT, "peek": TIMEOUT - slow, "extend": TIMEOUT - slow}
