@@ -69,10 +69,8 @@ def test_no_claim_is_shorter_than_what_is_left_to_the_next_full_minute(monkeypat
 @pytest.mark.parametrize("period", [1.5, 2.0, 5.0, 60.0])
 def test_a_refused_beat_learns_in_time_that_it_was_sent(monkeypatch: Patch, period: float) -> None:
     """It was refused while the other was sending. What is sent only once nobody claims again."""
-    world = World(monkeypatch, lambda: overdue(period), beats=[0.0, 0.0])
-    one, other = world.beats
-    for beat in world.beats:
-        beat.busy = True
+    world = World(monkeypatch, lambda: entries(period), beats=[])
+    one, other = world.start(), world.start()
     turn = one.guard._turns.take(due(one), TIMEOUT)
     refused = other.guard._turns.take(due(other), TIMEOUT)
     one.guard._turns.end(turn, sent=True)
