@@ -7,6 +7,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from celery import Celery
+from celery.schedules import crontab
 
 ZONES = {
     name: ZoneInfo(name)
@@ -29,3 +30,15 @@ def set_up(made: Any, now: datetime, zone: str = "UTC", **conf: Any) -> Any:
     made.app = app
     made.nowfun = lambda: now.astimezone(ZONES[zone])
     return made
+
+
+def cron(spec: str) -> crontab:
+    """A crontab as crontab(5) writes it. Celery has had `from_string` since 5.5."""
+    minute, hour, day_of_month, month_of_year, day_of_week = spec.split()
+    return crontab(
+        minute=minute,
+        hour=hour,
+        day_of_month=day_of_month,
+        month_of_year=month_of_year,
+        day_of_week=day_of_week,
+    )

@@ -11,6 +11,7 @@ import copy
 import heapq
 import math
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -150,17 +151,20 @@ class BeatDriver(FakeDriver):
 
     Attributes:
         asked: When, and what for.
+        tried: How often each resource was.
         rival: Says whether an attempt meets those of others, which keep it from a quorum.
     """
 
     def __init__(self, nodes: Sequence[FakeNode], clock: FakeClock) -> None:
         super().__init__(nodes, clock)
         self.asked: list[tuple[float, str]] = []
+        self.tried: Counter[str] = Counter()
         self.rival: Callable[[], bool] = lambda: False
 
     def _carry(self, round_: Round) -> None:
         self.asked.append((self.clock(), round_.verb.value))
         resource = round_.claims[0].resource
+        self.tried[resource] += round_.verb.value == "acquire"
         split = round_.verb.value == "acquire" and self.rival()
         if split:  # two nodes went to one of them, and one to another
             for index, pid in ((2, 7), (3, 7), (4, 8)):

@@ -58,6 +58,8 @@ def test_a_crontab_tick_is_sent_once_and_in_time(monkeypatch: Patch, kind: type[
     times = world.times("cron")
     assert [round(at / 60) for at in times] == list(range(1, 11))
     assert all(0 <= at % 60 < 0.1 for at in times)
+    if kind is Shared:
+        assert world.store["cron"][1] == 10  # the store has heard of each
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -200,6 +202,24 @@ def test_an_interval_that_is_made_shorter_begins_at_once(
     assert len(world.times("every")) == pytest.approx(11, abs=1)
 
 
+def test_and_in_a_beat_that_had_been_refused_the_longer_one(monkeypatch: Patch) -> None:
+    """A shared schedule is changed while beats run; the one that sent the last tick is gone."""
+    world = World(monkeypatch, lambda: entry("every", 3600.0), kind=Shared, beats=[0.0, 0.3])
+    world.run(3601.0)
+    (message,) = world.sent
+    winner, other = world.beats[message.beat], world.beats[1 - message.beat]
+    # It has read the schedule just before the other one wrote into it.
+    world.store["every"] = (world.now() - timedelta(hours=1), 0)
+    other.wake = world.clock()
+    world.run(1.0)
+    winner.die()
+    other.app.conf.beat_schedule = entry("every", 10.0)
+    world.store["every"] = (world.now(), 1)
+    other.wake = world.clock()
+    world.run(101.0)
+    assert len(world.sent) == 1 + 10
+
+
 @pytest.mark.parametrize("flow", FLOWS)
 def test_an_entry_under_another_name_is_another(monkeypatch: Patch, flow: type[Plain]) -> None:
     world = World(monkeypatch, lambda: entry("old", 60.0), kind=flow, beats=[0.0, 0.2])
@@ -274,6 +294,20 @@ def test_a_suppressed_tick_is_told_once_with_who_sent_it(monkeypatch: Patch, cap
     with caplog.at_level(logging.INFO, "celery_redlock.beat"):
         world.run(60.0)
     assert len(suppressed(caplog)) == 2
+
+
+def test_what_a_beat_sent_itself_is_not_told(monkeypatch: Patch, caplog: Log) -> None:
+    """Its schedule has been set back meanwhile."""
+    world = World(monkeypatch, minutely, beats=[0.0])
+    world.run(61.0)
+    (beat,) = world.beats
+    beat.entry("cron").last_run_at -= timedelta(minutes=5)
+    beat.scheduler._heap = None
+    beat.wake = world.clock()
+    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
+        world.run(10.0)
+    assert len(world.sent) == 1
+    assert not suppressed(caplog)
 
 
 def test_an_interval_too(monkeypatch: Patch, caplog: Log) -> None:

@@ -176,15 +176,22 @@ def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_slow_sender_is_waited_for(monkeypatch: Patch, caplog: Log, kind: type[Plain]) -> None:
     """Its claim is extended while it sends; the others see that it is not yet sent."""
-    world = World(monkeypatch, minutely, kind=kind, ttl=TTL)
-    world.before_sending = lambda beat, name: world.run_meanwhile(beat, TTL - 0.5)
+    world = World(monkeypatch, lambda: {**minutely(), **entry("fast", 0.25)}, kind=kind, ttl=TTL)
+
+    def slowly(beat: Beat, name: str) -> None:
+        if name == "cron":
+            world.run_meanwhile(beat, TTL - 0.5)
+
+    world.before_sending = slowly
     with caplog.at_level(logging.INFO, "celery_redlock.beat"):
         world.run(100.0)
-    (message,) = world.sent
+    (message,) = [message for message in world.sent if message.entry == "cron"]
     assert round(message.at, 1) == 60.0 + TTL - 0.5
     pid = f"pid {100 + message.beat} on host{message.beat}"
-    told = lines(caplog, logging.INFO)
+    told = [line for line in lines(caplog, logging.INFO) if line.startswith("cron")]
     assert told == [f"cron (due 2026-11-21T10:01:00Z) is being sent by {pid}"] * 2
+    for beat in world.beats:  # once a second, whatever else they have to do
+        assert beat.driver.tried["beat:shop:cron:2026-11-21T10:01:00Z"] <= TTL + 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -250,6 +257,21 @@ def test_a_beat_that_is_stopped_with_a_claim_does_not_send_what_another_has(
     assert max(gaps(world.times("every"))) < 20.0
     assert min(gaps(world.times("every"))) >= 9.0
     assert not stopped[0].watchdog.due.watched
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_and_sends_it_if_nobody_has(monkeypatch: Patch, flow: type[Plain]) -> None:
+    world = World(monkeypatch, minutely, kind=flow, beats=[0.0], ttl=TTL)
+    stopped: list[Beat] = []
+
+    def stop_once(beat: Beat, name: str) -> None:
+        if not stopped:
+            stopped.append(beat)
+            world.run(7.0)
+
+    world.before_applying = stop_once
+    world.run(70.0)
+    assert [round(at) for at in world.times("cron")] == [67]
 
 
 # -- No quorum ------------------------------------------------------------------------------------
@@ -385,6 +407,7 @@ def test_what_was_sent_by_a_quorum_that_is_no_more_was_sent(
 @pytest.mark.parametrize("kind", KINDS)
 def test_split_votes_end_by_chance(monkeypatch: Patch, caplog: Log, kind: type[Plain]) -> None:
     """Five beats wake up within milliseconds, and keep each other from a quorum."""
+    monkeypatch.setattr("tests.unit.beat_world.LATE", 0.0)  # nothing else comes between them
     world = World(monkeypatch, minutely, kind=kind, beats=[0.0, 0.0, 0.0, 0.0, 0.0])
     world.split()
     world.run(610.0)

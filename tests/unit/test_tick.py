@@ -10,6 +10,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import celery
 import pytest
 from celery import Celery
 from celery.schedules import BaseSchedule, crontab, schedstate, schedule
@@ -17,7 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock.tick import FINAL, GRACE, Tick, current_tick
-from tests.unit.beat_moments import ZONES, set_up, utc
+from tests.unit.beat_moments import ZONES, cron, set_up, utc
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 
@@ -49,7 +50,7 @@ def tick_of(made: Any, now: str, last: str | datetime | None, zone: str = "UTC")
 def test_a_crontab_tick_is_named_by_its_due_time(
     spec: str, last: str, now: str, due: str, following: float
 ) -> None:
-    tick = tick_of(crontab.from_string(spec), now, last)
+    tick = tick_of(cron(spec), now, last)
     assert tick.due == utc(due)
     assert tick.name == name_of(utc(due))
     late = (utc(now) - utc(due)).total_seconds()
@@ -319,6 +320,9 @@ def test_the_next_solar_event_is_tomorrows() -> None:
 
 # -- By chance ------------------------------------------------------------------------------------
 
+RELIABLE = sorted(ZONES) if celery.VERSION >= (5, 7) else ["UTC"]
+"""Before, Celery's crontabs may not be due, or twice, around the ends of days of a month."""
+
 fields = st.fixed_dictionaries(
     {
         "minute": st.sampled_from(["*", "*/5", "*/7", "0", "59"])
@@ -362,7 +366,7 @@ def is_near_a_change(moment: datetime, zone: ZoneInfo) -> bool:
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(fields, moments, st.sampled_from(sorted(ZONES)), seconds, seconds)
+@given(fields, moments, st.sampled_from(RELIABLE), seconds, seconds)
 def test_two_beats_name_one_tick_and_it_is_the_latest(
     spec: dict[str, Any], now: datetime, zone: str, one: float, other: float
 ) -> None:

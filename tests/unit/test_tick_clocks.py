@@ -5,11 +5,11 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+import celery
 import pytest
-from celery.schedules import crontab
 
 from celery_redlock.tick import Tick, current_tick
-from tests.unit.beat_moments import ZONES, set_up, utc
+from tests.unit.beat_moments import ZONES, cron, set_up, utc
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
 CHANGES = [
@@ -31,7 +31,7 @@ class DaysOfChange:
         self.change = utc(change)
         self._zone = ZONES[zone]
         self._begin = self.change - 1.5 * DAY
-        self._schedule = set_up(crontab.from_string(spec), self._begin, zone)
+        self._schedule = set_up(cron(spec), self._begin, zone)
         self._schedule.nowfun = lambda: self._now.astimezone(self._zone)
 
     def lone(self) -> list[Tick]:
@@ -66,6 +66,11 @@ class DaysOfChange:
         return sent
 
 
+def names_of(ticks: list[Tick]) -> list[str]:
+    """Each once: Celery <= 5.6 sends the 02:15 of an hour that there is not, then the 03:15."""
+    return list(dict.fromkeys(tick.name for tick in ticks))
+
+
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize(("zone", "change"), CHANGES)
 def test_when_clocks_change_beats_send_what_a_lone_one_would(
@@ -74,8 +79,9 @@ def test_when_clocks_change_beats_send_what_a_lone_one_would(
     days = DaysOfChange(zone, change, spec)
     lone = days.lone()
     assert len(lone) >= 2
-    names = [tick.name for tick in lone]
-    assert len(set(names)) == len(names)  # a claim stops none of what it would send
+    names = names_of(lone)
+    if celery.VERSION >= (5, 7):
+        assert len(names) == len(lone)  # a claim stops none of what it would send
     assert all(tick.due is not None and tick.next_in is not None for tick in lone)
     guarded = days.guarded((0.01, None), (0.5, None), (3.2, None))
     assert [tick.name for tick in guarded] == names
@@ -87,7 +93,7 @@ def test_a_beat_that_was_stopped_while_clocks_changed_sends_nothing_twice(
     zone: str, change: str, spec: str
 ) -> None:
     days = DaysOfChange(zone, change, spec)
-    names = [tick.name for tick in days.lone()]
+    names = names_of(days.lone())
     long, before, after = (
         (-5 * HOUR, 6 * HOUR),
         (-2.5 * HOUR, -1.2 * HOUR),
@@ -104,7 +110,7 @@ def test_a_beat_that_wakes_up_in_the_repeated_hour_repeats_nothing(
 ) -> None:
     """Celery takes its next due time for one of the hour before: it is overdue all the hour."""
     days = DaysOfChange(zone, change, spec)
-    names = [tick.name for tick in days.lone()]
+    names = names_of(days.lone())
     pause = -80 * MINUTE, 10 * MINUTE
     guarded = days.guarded((0.01, None), (0.5, pause))
     assert [tick.name for tick in guarded] == names
