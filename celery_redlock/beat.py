@@ -219,6 +219,8 @@ class Guard:
             raise turn.claim.loss()
         options = entry.options
         if options and OPTION in options:  # it is ours, and no option of a message
+            if advance:  # as Celery's own does first; the schedule keeps the option
+                entry, advance = self._scheduler.reserve(entry), False
             entry.options = {name: options[name] for name in options if name != OPTION}
         self._publishing = True
         try:

@@ -171,12 +171,10 @@ class Turns:
         self._splits.pop(entry.name, None)
         self._tell(entry, tick, holder, sent)
         if tick.period is None:
+            if sent:
+                return Turn(entry, sent=True)
             coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
-            return (
-                Turn(entry, sent=True)
-                if sent
-                else stays_due(entry, min(AGAIN, left, coming) + LATE)
-            )
+            return stays_due(entry, min(AGAIN, left, coming) + LATE)
         # Due when the one who sent it is due, and after him: he goes on, unless he is gone.
         again = left + tick.margin + LATE
         if sent:
