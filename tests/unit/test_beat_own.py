@@ -57,7 +57,6 @@ class Advancing(Plain):
         self.apply_async(entry, producer=producer)
 
 
-@pytest.mark.xfail(reason="the option is taken off before the schedule moves on", strict=True)
 def test_an_entry_that_is_left_alone_stays_so_in_the_schedule(monkeypatch: Patch) -> None:
     options = {"options": {"redlock": False, "queue": "slow"}}
     world = World(monkeypatch, lambda: {"cron": {**minutely()["cron"], **options}}, kind=Advancing)
