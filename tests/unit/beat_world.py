@@ -168,8 +168,10 @@ class BeatDriver(FakeDriver):
         split = round_.verb.value == "acquire" and self.rival()
         if split:  # two nodes went to one of them, and one to another
             for index, pid in ((2, 7), (3, 7), (4, 8)):
-                token = Owner("rival", pid).token("")
-                self.nodes[index].held.setdefault(resource, (token, self.clock() + 0.002))
+                node = self.nodes[index]
+                if node.token(resource, self.clock()) is None:
+                    token = Owner("rival", pid).token("")
+                    node.held[resource] = token, self.clock() + 0.002
         super()._carry(round_)
         self.clock.advance(ROUND)
 

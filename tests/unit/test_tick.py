@@ -160,6 +160,12 @@ def test_a_stopped_process_counts_from_one_moment() -> None:
     tick = current_tick(made, utc("2026-11-21 09:59:00.5"))
     assert tick.name == "2026-11-21T10:00:00Z"
     assert tick.next_in == pytest.approx(59.5)
+    seven = set_up(EverySeven(), utc("2026-11-21 10:00"))
+    clock = iter(utc("2026-11-21 00:00:15") + 5 * HOUR * n for n in range(100))
+    seven.nowfun = lambda: next(clock)
+    tick = current_tick(seven, utc("2026-11-21 00:00:08"))
+    assert tick.name == "2026-11-21T00:00:14Z"
+    assert tick.next_in == pytest.approx(6.0)
 
 
 # -- Intervals ------------------------------------------------------------------------------------
@@ -285,16 +291,24 @@ def test_rules_of_recurrence() -> None:
         assert tick.kept == FINAL + GRACE
 
 
-@pytest.mark.parametrize("event", ["sunset", "dawn_civil", "solar_noon"])
-def test_a_solar_event_has_one_name(event: str) -> None:
-    """The same event, computed from different starts, differs by a part of a second."""
+@pytest.mark.parametrize(
+    ("event", "noon_before"),
+    [
+        ("sunset", "2026-01-12 12:00"),  # at 15:17:30.48
+        ("sunset", "2026-02-19 12:00"),  # at 16:26:37.51
+        ("dawn_civil", "2026-02-23 12:00"),  # at 05:29:27.55
+        ("solar_noon", "2026-11-21 00:00"),
+    ],
+)
+def test_a_solar_event_has_one_name(event: str, noon_before: str) -> None:
+    """The same event, computed from different starts, may be rounded otherwise."""
     pytest.importorskip("ephem")
     from celery.schedules import solar
 
     def made(now: datetime) -> Any:
         return set_up(solar(event, 52.5, 13.4), now, "Europe/Berlin")
 
-    noon = utc("2026-11-21 12:00")
+    noon = utc(noon_before)
     due = noon + made(noon).remaining_estimate(noon)
     names = set()
     for minutes in range(720):
@@ -319,9 +333,6 @@ def test_the_next_solar_event_is_tomorrows() -> None:
 
 
 # -- By chance ------------------------------------------------------------------------------------
-
-RELIABLE = sorted(ZONES) if celery.VERSION >= (5, 7) else ["UTC"]
-"""Before, Celery's crontabs may not be due, or twice, around the ends of days of a month."""
 
 fields = st.fixed_dictionaries(
     {
@@ -365,8 +376,11 @@ def is_near_a_change(moment: datetime, zone: ZoneInfo) -> bool:
     return len({when.astimezone(zone).utcoffset() for when in around}) > 1
 
 
+@pytest.mark.skipif(
+    celery.VERSION < (5, 7), reason="a lone beat leaves some out, at the ends of days that match"
+)
 @settings(max_examples=300, deadline=None, derandomize=True)
-@given(fields, moments, st.sampled_from(RELIABLE), seconds, seconds)
+@given(fields, moments, st.sampled_from(sorted(ZONES)), seconds, seconds)
 def test_two_beats_name_one_tick_and_it_is_the_latest(
     spec: dict[str, Any], now: datetime, zone: str, one: float, other: float
 ) -> None:
