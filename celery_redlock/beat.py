@@ -20,7 +20,7 @@ from typing import Any
 from celery.schedules import schedstate
 
 from .driver import monotonic
-from .errors import ConfigurationError
+from .errors import ConfigurationError, QuorumUnavailable
 from .lease import quorum_of
 from .lock import Redlock
 from .settings import given_names, read_settings
@@ -65,6 +65,11 @@ class Guard:
         self._own_when, scheduler._when = scheduler._when, self._when
         self._own_should_sync, scheduler.should_sync = scheduler.should_sync, self.should_sync
 
+    @property
+    def resources(self) -> str:
+        """What the names of all that is claimed begin with."""
+        return self._turns.resources
+
     # -- In place of the scheduler's own ----------------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> float | None:
@@ -85,9 +90,11 @@ class Guard:
         if not heap:
             return False
         now = self._own_when(heap[0][2], 0)
-        return heap[0][0] <= now and all(
-            is_guarded(entry) for when, _priority, entry in heap if when <= now + pause
-        )
+        coming = [(when, entry) for when, _priority, entry in heap if when <= now + pause]
+        if heap[0][0] > now or not all(is_guarded(entry) for _when, entry in coming):
+            return False
+        self._turns.hold(entry for when, entry in coming if when <= now)
+        return True
 
     def is_due(self, entry: Any) -> Any:
         """Whether an entry is due, and when next. One that was put off is not, until then."""
@@ -261,13 +268,23 @@ def _guard(scheduler: Any) -> None:
         return
     redlock = Redlock.from_app(app)
     redlock.connect()
-    Guard(scheduler, redlock, settings.beat_on_unavailable)
+    policy = settings.beat_on_unavailable
+    resources = Guard(scheduler, redlock, policy).resources
     logger.info(
-        "each tick is sent by one beat: claims on %s, quorum %d, without one: %s",
-        ", ".join(redlock.nodes),
-        quorum_of(len(redlock.nodes)),
-        settings.beat_on_unavailable,
+        "each tick is sent by one beat: claims %s* on %s, quorum %d, ttl %g s, without one: %s",
+        *(redlock.prefix + resources, ", ".join(redlock.nodes)),
+        *(quorum_of(len(redlock.nodes)), redlock.ttl, policy),
     )
+    if not app.main:
+        logger.warning(
+            "the app has no name: its ticks are those of every app on these nodes that has none;"
+            " give it one, as in Celery('shop')"
+        )
+    try:
+        redlock.holder(resources)
+    except QuorumUnavailable as error:
+        until = "nothing is" if policy == "hold" else "every tick is, by every beat,"
+        logger.error("no quorum yet, %s sent until there is one: %s", until, error)
 
 
 def _check_entries(schedule: Mapping[str, Any]) -> None:

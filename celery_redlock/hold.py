@@ -216,14 +216,7 @@ class HeldLease:
 
     def _lost(self, claim: Claim) -> None:
         """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
-        held_for = monotonic() - (claim.granted_at or 0.0)
-        logger.error(
-            "lost the lock %s held by %s, after %.1f s: %s; its work may overlap with another's",
-            self.resource,
-            Owner.of(claim.token),
-            held_for,
-            claim.lost,
-        )
+        self._say_lost(claim, monotonic() - (claim.granted_at or 0.0))
         emit("lost", self.lease, claim.lost)
         if self.on_lost is not None:
             # In a thread of its own: a slow callback must not starve the leases of others.
@@ -231,6 +224,15 @@ class HeldLease:
             threading.Thread(
                 target=self._tell, args=(self.on_lost,), name=name, daemon=True
             ).start()
+
+    def _say_lost(self, claim: Claim, held_for: float) -> None:
+        logger.error(
+            "lost the lock %s held by %s, after %.1f s: %s; its work may overlap with another's",
+            self.resource,
+            Owner.of(claim.token),
+            held_for,
+            claim.lost,
+        )
 
     def _tell(self, on_lost: Callable[[HeldLease], object]) -> None:
         try:

@@ -54,6 +54,8 @@ class Outage:
         """
         if self._began is None:
             self._began = now
+        if self._said and not self.send and str(name) not in self._names:
+            logger.info("%s is held back too", name)
         self._names.add(str(name))
         if error is None:
             return
@@ -62,12 +64,10 @@ class Outage:
         if now < self._say:
             return
         self._say, self._said = now + SAY, True
-        names = sorted(self._names)
         logger.error(
-            "no quorum for %.0f s: %s%s %s: %s",
+            "no quorum for %.0f s: %s %s: %s",
             now - self._began,
-            ", ".join(names[:NAMES]),
-            f" and {len(names) - NAMES} more" if len(names) > NAMES else "",
+            self._waiting(),
             "sent without a claim, by every beat" if self.send else "held back until there is one",
             error,
         )
@@ -75,7 +75,16 @@ class Outage:
     def ended(self, now: float) -> None:
         """A quorum has answered."""
         if self._began is not None and self._said:
-            logger.warning("a quorum answers again, after %.1f s", now - self._began)
+            logger.warning(
+                "a quorum answers again, after %.1f s; what was due is sent now: %s",
+                now - self._began,
+                self._waiting(),
+            )
         self._began, self._said = None, False
         self._ask = -math.inf
         self._names.clear()
+
+    def _waiting(self) -> str:
+        names = sorted(self._names)
+        more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+        return ", ".join(names[:NAMES]) + more

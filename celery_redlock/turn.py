@@ -15,7 +15,7 @@ import math
 import os
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -27,7 +27,7 @@ from .driver import monotonic
 from .errors import QuorumUnavailable, ResourceHeld
 from .hold import HeldLease
 from .key import shortened
-from .lease import Holder, Owner
+from .lease import Claim, Holder, Owner
 from .lock import Redlock
 from .outage import Outage
 from .settings import MIN_TTL
@@ -71,7 +71,7 @@ class Turn:
 
     entry: Any
     send: bool = False
-    claim: HeldLease | None = None
+    claim: TickClaim | None = None
     kept: float = 0.0
     timeout: float = 0.0
     sent: bool = False
@@ -83,6 +83,25 @@ class Turn:
 def stays_due(entry: Any, again: float) -> Turn:
     """Not now: as if nobody had looked at it yet, in `again` seconds."""
     return Turn(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
+
+
+class TickClaim(HeldLease):
+    """A tick that is claimed, while its message is being sent.
+
+    Attributes:
+        tick: What it is called in the log.
+    """
+
+    tick = ""
+
+    def _say_lost(self, claim: Claim, held_for: float) -> None:
+        logger.error(
+            "%s is still being sent after %.1f s: its claim has ended (%s), and another beat sends"
+            " it; does the broker hang?",
+            self.tick,
+            held_for,
+            claim.lost,
+        )
 
 
 class Turns:
@@ -101,10 +120,21 @@ class Turns:
         self._outage = Outage(AGAIN, send=on_unavailable == "send")
         self._told: dict[str, str] = {}
         self._splits: dict[str, int] = {}
+        self._warned: set[str] = set()
+
+    @property
+    def resources(self) -> str:
+        """What the names of all that is claimed begin with."""
+        return f"beat:{escape(str(self._app.main or ''))}:"
 
     def pause(self) -> float:
         """Seconds in which nothing can be sent, for want of a quorum; 0 if all is well."""
         return 0.0 if self._outage.send else self._outage.pause(monotonic())
+
+    def hold(self, entries: Iterable[Any]) -> None:
+        """These are due, and wait for a quorum."""
+        for entry in entries:
+            self._outage.met(entry.name, None, monotonic())
 
     def take(self, entry: Any, timeout: float) -> Turn:
         """Whose turn an entry is that is due. Never raises.
@@ -115,8 +145,15 @@ class Turns:
                 twice: for the tick, and then either who has it or to keep it.
         """
         try:
-            if not is_guarded(entry):
+            wish = _wish(entry)
+            if wish is False:
                 return Turn(entry, send=True)
+            if not isinstance(wish, bool) and entry.name not in self._warned:
+                self._warned.add(entry.name)
+                logger.warning(
+                    "%s: the option %r must be True or False, it is %r: claimed like others",
+                    *(entry.name, OPTION, wish),
+                )
             if self._outage.pause(monotonic()):
                 return self._without_quorum(entry)
             return self._claim(entry, current_tick(entry.schedule, entry.last_run_at), timeout)
@@ -131,23 +168,31 @@ class Turns:
         """This beat's turn is over: keep its claim, or let another send the tick."""
         if turn.claim is None:
             return
+        claim, late = turn.claim, turn.claim.lost
         if not sent:
-            turn.claim.release()
-        elif not turn.claim.keep(turn.kept - monotonic(), timeout=turn.timeout):
+            claim.release()
+            if not late:
+                logger.warning(
+                    "%s could not be sent from here: its claim is freed, for another beat",
+                    claim.tick,
+                )
+        elif not claim.keep(turn.kept - monotonic(), timeout=turn.timeout):
             logger.warning(
-                "%s is sent, but a quorum could not be told: another beat may send it again",
-                turn.entry.name,
+                "%s was sent after its claim had ended: another beat may have sent it too"
+                if late
+                else "%s is sent, but a quorum could not be told: another beat may send it again",
+                claim.tick,
             )
 
     def _claim(self, entry: Any, tick: Tick, timeout: float) -> Turn:
-        names = map(escape, (str(self._app.main or ""), str(entry.name)))
-        resource = shortened(":".join(["beat", *names, tick.name]))
+        resource = shortened(f"{self.resources}{escape(str(entry.name))}:{tick.name}")
         now = monotonic()
         # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
         short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
         patience = min(timeout, short / 2)
         owner = replace(self._owner, stamp=f"{short:.3f}")
-        claim = HeldLease(self._redlock, resource, short, owner=owner, patience=patience)
+        claim = TickClaim(self._redlock, resource, short, owner=owner, patience=patience)
+        claim.tick = _called(entry, tick)
         # One that hangs between claim and message must not keep the others waiting for ever.
         claim.max_lifetime = self._redlock.ttl
         try:
@@ -200,9 +245,8 @@ class Turns:
         ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
         logger.log(
             logging.DEBUG if ours else logging.INFO,
-            "%s (%s) %s sent by %s",
-            entry.name,
-            f"due {tick.name}" if tick.due else tick.name,
+            "%s %s sent by %s",
+            _called(entry, tick),
             "was" if sent else "is being",
             holder.owner or "another program, which holds our key",
         )
@@ -210,10 +254,19 @@ class Turns:
 
 def is_guarded(entry: Any) -> bool:
     """Whether an entry is sent by one beat of all, as it is unless its options say otherwise."""
+    return _wish(entry) is not False
+
+
+def _wish(entry: Any) -> Any:
+    """What an entry's options, or headers, say of claiming it; True if nothing."""
     options = entry.options or {}
     headers = options.get("headers")
-    wanted = options.get(OPTION) is not False
-    return wanted and not (isinstance(headers, Mapping) and headers.get(OPTION) is False)
+    default = headers.get(OPTION, True) if isinstance(headers, Mapping) else True
+    return options.get(OPTION, default)
+
+
+def _called(entry: Any, tick: Tick) -> str:
+    return f"{entry.name} ({'due ' if tick.due else ''}{tick.name})"
 
 
 def _short_of(holder: Holder | None, default: float) -> float:

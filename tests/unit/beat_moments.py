@@ -20,6 +20,8 @@ ZONES = {
 
 def utc(text: str) -> datetime:
     """A moment: "2026-11-21 10:00:30"."""
+    if "." in text:  # Python 3.10 wants all six digits
+        text = text.ljust(len("2026-11-21 10:00:30.000000"), "0")
     return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
 
 

@@ -13,6 +13,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -284,6 +285,8 @@ class World:
     ) -> None:
         random.seed(1)
         self.patch = patch
+        # What a killed beat held is nobody's in this process.
+        patch.setattr("celery_redlock.hold._stack", ContextVar("of_this_world", default=()))
         self.ttl = ttl
         self.zone = zone
         self.on_unavailable = on_unavailable

@@ -66,8 +66,35 @@ def test_it_is_installed(conf: dict[str, Any], caplog: Log) -> None:
     assert is_guarded(service)
     (said,) = [record.getMessage() for record in caplog.records]
     on_unavailable = conf.get("redlock_beat_on_unavailable", "hold")
-    assert said.startswith("each tick is sent by one beat: claims on 127.0.0.1:1")
-    assert said.endswith(f", quorum 3, without one: {on_unavailable}")
+    assert said.startswith("each tick is sent by one beat: claims redlock:beat:shop:* on 127.0.0.1")
+    assert said.endswith(f", quorum 3, ttl 10 s, without one: {on_unavailable}")
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ("hold", "no quorum yet, nothing is sent until there is one: "),
+        ("send", "no quorum yet, every tick is, by every beat, sent until there is one: "),
+    ],
+)
+def test_a_beat_that_begins_without_a_quorum_says_so_at_once(
+    redlock: FakeRedlock, caplog: Log, policy: str, words: str
+) -> None:
+    """Not when the first entry is due: that may be at night."""
+    redlock.driver.dead = {0, 1, 2}
+    service = beat(redlock_nodes=NODES, redlock_beat_on_unavailable=policy)
+    guard(service)
+    assert is_guarded(service)
+    (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+    assert said.startswith(words)
+    assert said.count("silent (dead)") == 3
+
+
+def test_an_app_without_a_name_is_warned(caplog: Log) -> None:
+    service = beat(redlock_nodes=NODES)
+    service.scheduler.app.main = None
+    guard(service)
+    assert "the app has no name" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -318,3 +318,4 @@ def test_a_slow_on_lost_holds_up_nobody(redlock: FakeRedlock) -> None:
     assert not ended.is_set()
     may_end.set()
     assert ended.wait(10)
+    held.release()

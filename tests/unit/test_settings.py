@@ -50,6 +50,8 @@ def test_defaults() -> None:
         prefix="redlock:",
         node_timeout=0.25,
         enabled=True,
+        beat=True,  # the nodes are named
+        beat_on_unavailable="hold",
         ttl=30.0,
         wait=0.5,
         retry_backoff=1.0,

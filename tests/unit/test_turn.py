@@ -162,3 +162,86 @@ def test_both_questions_together_take_no_longer_than_the_node_timeout(
     one.guard._turns.end(turn, sent=True)
     waits = {verb: pytest.approx(wait) for verb, wait in asked if wait}
     assert waits == {"acquire": TIMEOUT, "peek": TIMEOUT - slow, "extend": TIMEOUT - slow}
+
+
+# -- What is said ----------------------------------------------------------------------------------
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+
+def test_a_tick_whose_message_does_not_leave(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0])
+    guard = world.beats[0].guard
+    guard._turns.end(guard._turns.take(due(world.beats[0]), TIMEOUT), sent=False)
+    what = "job-0 (due 2026-11-21T10:00:00Z) could not be sent from here"
+    assert said(caplog) == [("WARNING", f"{what}: its claim is freed, for another beat")]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_tick_whose_sender_hangs(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture, sent: bool
+) -> None:
+    """It says so while it hangs; afterwards it does not accuse the nodes."""
+    world = World(monkeypatch, lambda: entries(10.0), beats=[0.0], ttl=2.0)
+    (beat,) = world.beats
+    turn = beat.guard._turns.take(due(beat), TIMEOUT)
+    beat.busy = True
+    world.run_meanwhile(beat, 5.0)
+    hangs = (
+        "job-0 (every-10s) is still being sent after 2.0 s: its claim has ended (max_lifetime),"
+        " and another beat sends it; does the broker hang?"
+    )
+    assert said(caplog) == [("ERROR", hangs)]
+    caplog.clear()
+    beat.guard._turns.end(turn, sent=sent)
+    late = "job-0 (every-10s) was sent after its claim had ended: another beat may have sent it too"
+    assert said(caplog) == ([("WARNING", late)] if sent else [])
+
+
+def test_a_tick_that_is_sent_when_the_nodes_are_lost(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = World(monkeypatch, lambda: entries(10.0), beats=[0.0])
+    (beat,) = world.beats
+    turn = beat.guard._turns.take(due(beat), TIMEOUT)
+    beat.driver.dead = {0, 1, 2}
+    beat.guard._turns.end(turn, sent=True)
+    what = "job-0 (every-10s) is sent, but a quorum could not be told"
+    assert said(caplog) == [("WARNING", f"{what}: another beat may send it again")]
+
+
+def test_an_outage_names_what_waits(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "celery_redlock.beat")
+    world = World(monkeypatch, lambda: overdue(crontab(), 7), beats=[])
+    beat = world.start()
+    beat.driver.dead = {0, 1, 2}
+    world.run(5.0)
+    (level, first), *rest = said(caplog)
+    assert level == "ERROR"
+    assert first.startswith("no quorum for 0 s: job-")
+    assert len(rest) == 6
+    assert all(text.endswith(" is held back too") for _level, text in rest)
+    caplog.clear()
+    beat.driver.dead = set()
+    world.run(2.0)
+    again = [text for level, text in said(caplog) if level == "WARNING"]
+    assert again[0].startswith("a quorum answers again, after 5.")
+    assert again[0].endswith(
+        "what was due is sent now: job-0, job-1, job-2, job-3, job-4 and 2 more"
+    )
+
+
+def test_a_wish_that_is_not_understood_is_said_once(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As from a form of Django's, where nobody checks it."""
+    odd = {"options": {"headers": {"redlock": "false"}}}
+    world = World(monkeypatch, lambda: entries(crontab(), **odd), beats=[0.0, 0.0])
+    world.run(181.0)
+    assert len(world.sent) == 3
+    words = "job-0: the option 'redlock' must be True or False, it is 'false': claimed like others"
+    assert said(caplog).count(("WARNING", words)) == 2
