@@ -93,7 +93,7 @@ subscribe(Refused())
 
 
 @signals.task_retry.connect
-def sent_away(request: Any = None, reason: Any = None, **_signal: Any) -> None:
+def put_off(request: Any = None, reason: Any = None, **_signal: Any) -> None:
     """The lock was not to be had, and the charge has been sent again, for later."""
     why = "no quorum" if isinstance(reason.exc, QuorumUnavailable) else "held"
     journal.write("away", order=request.args[0], task=request.id, why=why)

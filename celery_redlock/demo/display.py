@@ -13,10 +13,23 @@ from celery_redlock.demo.judge import Story, Verdict
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Display", "Terminal", "make_display"]
+__all__ = ["LEGEND", "Display", "Terminal", "make_display"]
 
 WIDE = 116
 """Columns that the table needs with bars in it."""
+
+
+LEGEND = """\
+  nodes     the five servers: U is up, x is down; a lock needs three
+  done      charges that have run to their end
+  put off   the lock was not to be had: held by another charge, or no quorum;
+            the charge is sent again, and tried later
+  held      order, by which charge, in which process, for how long
+  wait      which charge waits for which order, in its process
+  queued    per order, charges that wait in the broker
+  ticks     messages of the periodic job, and which beat sent how many
+"""
+"""What the plain lines mean."""
 
 
 class Display:
@@ -28,7 +41,8 @@ class Display:
         self.began = time.monotonic()
         self._next = 0.0
 
-    def __enter__(self) -> None: ...
+    def __enter__(self) -> None:
+        print(LEGEND, flush=True)
 
     def __exit__(
         self,
@@ -63,7 +77,7 @@ class Display:
         states = "".join("U" if up else "x" for _node, up in sorted(nodes(story).items()))
         print(
             f"{now - self.began:5.1f} s  nodes {states}  done {len(story.done()):3d}"
-            f"  sent away {away['held']} held, {away['no quorum']} no quorum"
+            f"  put off {away['held']} held, {away['no quorum']} no quorum"
             f"\n         held: {held or '-'}\n         wait: {waits or '-'}"
             f"\n         queued, by order: {queued or '-'}"
             f"\n         ticks: {len(story.ticks)}, {self._beats(story, now)}",
@@ -154,7 +168,7 @@ class Terminal(Display):
         )
         away = Counter(event["why"] for event in story.away)
         counts = Text(
-            f"{now - self.began:5.1f} s   done {len(story.done())}   sent away:"
+            f"{now - self.began:5.1f} s   done {len(story.done())}   put off, sent again later:"
             f" held {away['held']}, no quorum {away['no quorum']}"
         )
         ticks = Text(f"ticks {len(story.ticks)}   {self._beats(story, now)}")

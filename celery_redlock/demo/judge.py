@@ -159,7 +159,7 @@ class Verdict:
         again: Bodies of tasks that ran once more after they had finished.
         killed: Bodies killed in the middle.
         blocked: Seconds from each of these deaths to the next body of the same order.
-        waits: Tasks sent away, by reason.
+        waits: How often a charge was put off and sent again, for later; by reason.
         phases: How many nodes were up, seconds, bodies that finished meanwhile; one after another.
         seconds: From the first body's begin to the last one's end.
         ticks: What came out for the beats.
@@ -194,9 +194,12 @@ class Verdict:
             ("bodies killed in the middle", str(len(self.killed)), True),
             ("longest a dead holder blocked its order", worst, True),
             ("charges run again after they were done", str(len(self.again)), True),
-            *((f"charges sent away, {why}", str(n), True) for why, n in self.waits.items()),
             *(
-                (f"charges done with {up} nodes up", f"{done} in {length:.1f} s", True)
+                (f"put off and sent again later, {why}", str(n), True)
+                for why, n in self.waits.items()
+            ),
+            *(
+                (f"charges done with {up} nodes up", self._done(up, length, done), True)
                 for up, length, done in self.phases
             ),
             ("charges a second", f"{self.done / self.seconds:.1f}" if self.seconds else "-", True),
@@ -216,6 +219,11 @@ class Verdict:
         if len(wrong) > SHOWN:
             lines.append(("  and more of these", str(len(wrong) - SHOWN), False))
         return lines
+
+    def _done(self, up: int, seconds: float, done: int) -> str:
+        before = up < QUORUM and done and not self.unlocked
+        note = ", begun while a quorum was up" if before else ""
+        return f"{done} in {seconds:.1f} s{note}"
 
 
 def judge(story: Story) -> Verdict:

@@ -231,7 +231,7 @@ class _Timeline:
         yield _swatch(x, y, 'fill="none" class="killed"')
         yield _text(x + 17, y, "killed in the middle", "small")
         x += 140
-        for kind, name in (("held", "sent away: held"), ("noquorum", "sent away: no quorum")):
+        for kind, name in (("held", "put off: held"), ("noquorum", "put off: no quorum")):
             yield _upright(x, y - 9, y, kind)
             yield _text(x + 8, y, name, "small")
             x += 24 + 6.2 * len(name)

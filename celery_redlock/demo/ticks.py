@@ -72,8 +72,12 @@ class Ticks:
             return []
         dead = {beat for beat, _at in self.deaths}
         fine = self.gap <= 2 * INTERVAL
+        sent = f"{self.sent}, ideal {self.due}"
+        if self.sent < self.due:
+            # Each stretch with a quorum begins with a wait for its first one, of up to an interval.
+            sent += f"; the first comes up to {INTERVAL:g} s after the start, or a quorum's return"
         lines = [
-            (f"ticks sent, one due every {INTERVAL:g} s", f"{self.sent}, ideal {self.due}", True),
+            (f"ticks sent, one due every {INTERVAL:g} s", sent, True),
             ("ticks sent twice", str(len(self.twice)), not self.twice),
             ("ticks sent without a quorum", str(len(self.unclaimed)), not self.unclaimed),
             ("longest gap between ticks, with a quorum", f"{self.gap:.2f} s", fine),

@@ -37,10 +37,24 @@ def test_plain_lines_tell_who_holds_and_who_waits(
 ) -> None:
     Display().draw(story, 2.5)
     said = capsys.readouterr().out
-    assert "nodes UUUxU  done   1  sent away 0 held, 1 no quorum" in said
+    assert "nodes UUUxU  done   1  put off 0 held, 1 no quorum" in said
     assert "held: 1 by charge-2 in 10 for 0.5 s\n" in said
     assert "wait: charge-4 for 1\n" in said
     assert "queued, by order: 2:3\n" in said
+
+
+def test_plain_lines_begin_with_what_their_words_mean(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = Display()
+    with display:
+        legend = capsys.readouterr().out
+    display.draw(story, 2.5)
+    said = capsys.readouterr().out
+    assert "U is up, x is down" in legend
+    for word in ("nodes", "done", "put off", "held", "wait", "queued", "ticks"):
+        assert word in said
+        assert f"\n  {word} " in f"\n{legend}", word
 
 
 @pytest.mark.parametrize("width", [80, 130])

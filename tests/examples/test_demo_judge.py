@@ -131,6 +131,20 @@ def test_finished_charges_are_counted_by_nodes_up() -> None:
     assert verdict_on(*world, *bodies).phases == [(5, 4.0, 1), (4, 2.0, 2)]
 
 
+def test_what_is_done_without_a_quorum_is_said_to_have_begun_before() -> None:
+    world = [*five_up(), *three_killed(5.0), sent("a"), sent("b")]
+    first = [*body("b", 1, 2, pid=11, order=2)]
+
+    def said(verdict: Verdict) -> dict[str, str]:
+        return {what: answer for what, answer, _good in verdict.lines()}
+
+    fine = said(verdict_on(*world, *first, *body("a", 4.9, 7)))
+    assert fine["charges done with 5 nodes up"] == "1 in 4.0 s"
+    assert fine["charges done with 2 nodes up"] == "1 in 2.0 s, begun while a quorum was up"
+    wrong = said(verdict_on(*world, *first, *body("a", 6, 7)))
+    assert wrong["charges done with 2 nodes up"] == "1 in 2.0 s"
+
+
 def plant(directory: Path, *events: Event) -> None:
     with open(directory / "planted.journal", "a") as file:
         file.writelines(json.dumps(event) + "\n" for event in events)

@@ -107,6 +107,18 @@ def test_nothing_after_the_death_of_a_beat_is_a_failure_also_just_before_the_end
     assert judged(every_second(1, 5), KILLED, end=5.5).ok
 
 
+def test_why_one_may_be_missing_is_said_where_one_is() -> None:
+    def said(ticks: Ticks) -> str:
+        return ticks.lines()[0][1]
+
+    dark = [(4.2, 7.2)]
+    full = judged([*every_second(1, 4), Tick(7.3, 2), Tick(8.3, 2), Tick(9.3, 2)], dark=dark)
+    assert said(full) == "7, ideal 7"
+    fewer = judged([*every_second(1, 4), Tick(8.1, 2), Tick(9.1, 2)], dark=dark)
+    assert fewer.ok
+    assert said(fewer).startswith("6, ideal 7; the first comes up to 1 s after the start, or")
+
+
 def test_no_tick_at_all_is_a_failure() -> None:
     assert not judged([]).ok
 
