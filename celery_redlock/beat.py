@@ -49,11 +49,15 @@ class Guard:
         self._scheduler = scheduler
         self._turns = Turns(scheduler.app, redlock, on_unavailable)
         self._timeout = redlock.node_timeout
+        # The turn that is being sent in; whether anything was, or was tried; whether just now.
         self._granted: Turn | None = None
         self._sent: bool | None = None
         self._publishing = False
+        # The turn that another beat has, until the scheduler asks when to look at its entry again.
         self._refused: Turn | None = None
         self._put_off: set[str] = set()
+        # For schedules that all beats share: until when an entry is left alone, and whether it was
+        # said to be sent; what could not be sent once; when to wake up; when this pass began.
         self._resting: dict[str, tuple[float, bool]] = {}
         self._failed: dict[str, str] = {}
         self._wake = math.inf
