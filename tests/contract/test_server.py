@@ -317,7 +317,8 @@ def test_one_that_cannot_start_stops_the_others(monkeypatch: pytest.MonkeyPatch)
 # -- they never outlive their owner ---------------------------------------------------------------
 
 OWNER = """
-import os, sys, threading, time
+import os, signal, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 from celery_redlock.server import LocalServer, start_servers
 how = sys.argv[1]
 servers = [LocalServer().start() for _ in range(2)]
