@@ -137,7 +137,7 @@ class HeldLease:
         held = False
         if claim is not None and not claim.ended and self._pid == os.getpid():
             held = self._redlock._release(claim)
-        _stack.set(tuple(other for other in _stack.get() if other is not self))
+        self._leave()
         return held
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
@@ -152,9 +152,16 @@ class HeldLease:
         Returns:
             Whether it was held to this end and a quorum of nodes has confirmed.
         """
-        kept = self._redlock._keep(self._held(), seconds, timeout)
-        _stack.set(tuple(other for other in _stack.get() if other is not self))
+        claim = self._held()
+        kept = False
+        if not claim.ended and self._pid == os.getpid():
+            kept = self._redlock._keep(claim, seconds, timeout)
+        self._leave()
         return kept
+
+    def _leave(self) -> None:
+        """No longer what this thread's work runs under."""
+        _stack.set(tuple(other for other in _stack.get() if other is not self))
 
     @property
     def token(self) -> str:
@@ -272,8 +279,12 @@ class Unlocked(HeldLease):
 
     def release(self) -> bool:
         """Nothing to give back."""
-        _stack.set(tuple(held for held in _stack.get() if held is not self))
+        self._leave()
         return False
+
+    def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
+        """Nothing to keep."""
+        return self.release()
 
     @property
     def token(self) -> str:

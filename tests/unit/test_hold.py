@@ -94,6 +94,49 @@ def test_a_release_tells_of_a_loss_and_robs_nobody(redlock: FakeRedlock) -> None
     assert redlock.tokens("r") == {other.token}
 
 
+def test_what_is_kept_stays_locked_and_is_no_longer_ours(redlock: FakeRedlock) -> None:
+    held = redlock.lock("r")
+    held.acquire()
+    token = held.token
+    redlock.clock.advance(4.0)
+    assert held.keep(60.0) is True
+    assert held.lost
+    with pytest.raises(RedlockError, match="no current lease"):
+        current_lease()
+    assert held.release() is False
+    redlock.watchdog.tend()
+    redlock.clock.advance(59.9)
+    assert redlock.tokens("r") == {token}
+    redlock.clock.advance(0.2)
+    assert redlock.free("r")
+
+
+def test_nothing_is_kept_that_is_over(redlock: FakeRedlock) -> None:
+    """Released, kept before, of another process, or lost: then it is another's to hold."""
+    held = redlock.lock("r")
+    held.acquire()
+    held._pid += 1  # as a fork's child sees it
+    asked = len(redlock.driver.rounds)
+    assert held.keep(60.0) is False
+    assert len(redlock.driver.rounds) == asked
+    held._pid -= 1
+    assert held.keep(5.0) is True
+    asked = len(redlock.driver.rounds)
+    assert held.keep(60.0) is False
+    assert len(redlock.driver.rounds) == asked
+    late = redlock.lock("late")
+    late.acquire()
+    redlock.clock.advance(11.0)
+    other = redlock.acquire("late")
+    assert late.keep(60.0) is False
+    assert redlock.tokens("late") == {other.token}
+
+
+def test_nothing_is_kept_where_nothing_is_locked() -> None:
+    with Unlocked("r") as lease:
+        assert lease.keep(60.0) is False
+
+
 def test_nothing_in_hand_before_it_is_acquired(redlock: FakeRedlock) -> None:
     held = redlock.lock("r")
     assert held.lost
