@@ -69,10 +69,9 @@ def current_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
 
 
 def _of_due_time(dues: _DueTimes, last_run_at: datetime | None) -> Tick | None:
-    due = dues.latest(last_run_at)
+    due, following = dues.latest(last_run_at)
     if due is None or not dues.are_shared(due):
         return None
-    following = dues.following(due)
     left = None if following is None else (following - dues.now).total_seconds()
     kept = GRACE + (FINAL if left is None else max(0.0, left)) + dues.repeated(due)
     return Tick(f"{due:%Y-%m-%dT%H:%M:%SZ}", kept, due=due, next_in=left)
@@ -110,29 +109,30 @@ class _DueTimes:
         self._schedule = object.__new__(type(schedule))
         self._schedule.__dict__.update(schedule.__dict__, nowfun=lambda: local)
 
-    def latest(self, last: datetime | None) -> datetime | None:
-        """The one that is due: the first after the last run, or a later one that has come."""
-        due = None
+    def latest(self, last: datetime | None) -> tuple[datetime | None, datetime | None]:
+        """The one that is due (the first after the last run, or a later one), and the next one."""
+        due = following = None
         if last is not None:
             last = self._schedule.maybe_make_aware(last).astimezone(timezone.utc)
             due = self._after(last)
-            following = None if due is None else self.following(due)
+            following = None if due is None else self._following(due)
             if following is None or following > self.now:
-                return due
+                return due, following
         # Look back, twice as far each time, until one lies between; then for the last of these.
         floor = last or self.now - LOOK_BACK
         back, low, high = MINUTE, self.now - MINUTE, self.now
         while not self._has_come(low):
             if low <= floor:
-                return due
+                return due, following
             back *= 2
             high, low = low, max(floor, self.now - back)
         while high - low > HALF:
             middle = low + (high - low) / 2
             low, high = (middle, high) if self._has_come(middle) else (low, middle)
-        return self._after(low)
+        due = self._after(low)
+        return due, None if due is None else self._following(due)
 
-    def following(self, due: datetime) -> datetime | None:
+    def _following(self, due: datetime) -> datetime | None:
         """The next one after `due`; None if there is none."""
         # Solar events come once a day, and are computed to a fraction of a second.
         start = due + HOUR if isinstance(self._schedule, solar) else due

@@ -195,16 +195,19 @@ class Turns:
         claim.tick = _called(entry, tick)
         # One that hangs between claim and message must not keep the others waiting for ever.
         claim.max_lifetime = self._redlock.ttl
+        granted = True
         try:
             claim.acquire()
-            left = max(ATOM, timeout - (monotonic() - now))
-            self._splits.pop(entry.name, None)
-            turn = Turn(entry, True, claim, kept=now + tick.kept, timeout=left)
         except ResourceHeld:
-            left = max(ATOM, timeout - (monotonic() - now))
-            turn = self._refuse(entry, tick, self._redlock.holder(resource, timeout=left), short)
+            granted = False
         except QuorumUnavailable as error:
             return self._without_quorum(entry, error, for_all=patience == timeout)
+        left = max(ATOM, timeout - (monotonic() - now))
+        if granted:
+            self._splits.pop(entry.name, None)
+            turn = Turn(entry, True, claim, kept=now + tick.kept, timeout=left)
+        else:
+            turn = self._refuse(entry, tick, self._redlock.holder(resource, timeout=left), short)
         self._outage.ended(monotonic())
         return turn
 
@@ -259,7 +262,8 @@ def is_guarded(entry: Any) -> bool:
 
 def _wish(entry: Any) -> Any:
     """What an entry's options, or headers, say of claiming it; True if nothing."""
-    options = entry.options or {}
+    # Whatever else they are made of: sending will fail, as it does without us.
+    options = entry.options if isinstance(entry.options, Mapping) else {}
     headers = options.get("headers")
     default = headers.get(OPTION, True) if isinstance(headers, Mapping) else True
     return options.get(OPTION, default)
