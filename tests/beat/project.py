@@ -26,8 +26,7 @@ KIND = os.environ.get("TEST_KIND", "persistent")
 
 app = Celery(os.environ.get("TEST_MAIN", "tests.beat"))
 app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))
-if celery_redlock.locked and hasattr(celery_redlock, "install"):
-    celery_redlock.install()
+celery_redlock.install()
 
 
 def every_second() -> BaseSchedule:

@@ -1,8 +1,10 @@
-"""Moments, and schedules whose clock stands at one."""
+"""Moments, schedules whose clock stands at one, and schedules of beats."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime, timezone
+from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -44,3 +46,18 @@ def cron(spec: str) -> crontab:
         month_of_year=month_of_year,
         day_of_week=day_of_week,
     )
+
+
+def entry(name: str, when: Any, **fields: Any) -> dict[str, Any]:
+    """A schedule of one entry, whose message tells its name."""
+    return {name: {"task": "job", "schedule": when, "args": (name,), **fields}}
+
+
+def minutely() -> Mapping[str, Any]:
+    """One that is due at each full minute."""
+    return entry("cron", crontab())
+
+
+def gaps(times: list[float]) -> list[float]:
+    """From each to the next; seconds."""
+    return [later - earlier for earlier, later in pairwise(times)]

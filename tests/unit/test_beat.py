@@ -9,32 +9,20 @@ import logging
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from celery.schedules import BaseSchedule, crontab, schedule
 
+from tests.unit.beat_moments import entry, gaps, minutely
 from tests.unit.beat_world import FLOWS, KINDS, Beat, Plain, Shared, World
 
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture
 
 
-def entry(name: str, when: Any, **fields: Any) -> dict[str, Any]:
-    return {name: {"task": "job", "schedule": when, "args": (name,), **fields}}
-
-
-def minutely() -> Mapping[str, Any]:
-    return entry("cron", crontab())
-
-
 def every_2_s() -> Mapping[str, Any]:
     return entry("every", 2.0)
-
-
-def gaps(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def suppressed(log: Log, *, level: int = logging.INFO) -> list[str]:

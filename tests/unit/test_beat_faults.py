@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from itertools import pairwise
 from typing import Any
 
 import pytest
 from celery.schedules import crontab
 
+from tests.unit.beat_moments import entry, gaps, minutely
 from tests.unit.beat_world import FLOWS, KINDS, Beat, Killed, Plain, Shared, World
 
 Patch = pytest.MonkeyPatch
@@ -23,24 +23,12 @@ Log = pytest.LogCaptureFixture
 TTL = 5.0
 
 
-def entry(name: str, when: Any, **fields: Any) -> dict[str, Any]:
-    return {name: {"task": "job", "schedule": when, "args": (name,), **fields}}
-
-
-def minutely() -> Mapping[str, Any]:
-    return entry("cron", crontab())
-
-
 def every_10_s() -> Mapping[str, Any]:
     return entry("every", 10.0)
 
 
 def both() -> Mapping[str, Any]:
     return {**minutely(), **every_10_s()}
-
-
-def gaps(times: list[float]) -> list[float]:
-    return [later - earlier for earlier, later in pairwise(times)]
 
 
 def lines(log: Log, level: int, name: str = "celery_redlock.beat") -> list[str]:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.beat import ScheduleEntry
-from celery.schedules import BaseSchedule, crontab, schedstate
+from celery.schedules import BaseSchedule, schedstate
 
+from tests.unit.beat_moments import minutely
 from tests.unit.beat_world import Beat, Plain, World
 
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture
-
-
-def minutely() -> Mapping[str, Any]:
-    return {"cron": {"task": "job", "schedule": crontab(), "args": ("cron",)}}
 
 
 def copy_of(entry: Any, **fields: Any) -> Any:
