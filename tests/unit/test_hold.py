@@ -130,6 +130,11 @@ def test_nothing_is_kept_that_is_over(redlock: FakeRedlock) -> None:
     other = redlock.acquire("late")
     assert late.keep(60.0) is False
     assert redlock.tokens("late") == {other.token}
+    nobodys = redlock.lock("nobody's")
+    nobodys.acquire()
+    redlock.clock.advance(11.0)
+    assert nobodys.keep(60.0) is False
+    assert redlock.free("nobody's")
 
 
 def test_nothing_is_kept_where_nothing_is_locked() -> None:
