@@ -100,15 +100,19 @@ class Channel:
         return [*owed, *waiting]
 
     def dropped(self) -> None:
-        """The connection broke. Another attempt is under way."""
-        lost, self.unanswered = self.unanswered, deque()
-        self.up, self.down = False, None
-        for round_ in lost:
+        """The connection broke. Another attempt is under way.
+
+        Cut short by a strike, it can be called again: it takes up where it was.
+        """
+        while self.unanswered:
+            round_ = self.unanswered[0]
             if round_.verb in FREEING:
                 self._owe(round_)
                 round_.silence(self.node, "connection lost")
-            elif not round_.closed:
+            elif not round_.closed and round_ not in self._waiting:
                 self._waiting.append(round_)
+            self.unanswered.popleft()
+        self.up, self.down = False, None
 
     def unreachable(self, reason: str) -> None:
         """The attempt to connect failed."""

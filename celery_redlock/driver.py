@@ -239,7 +239,9 @@ class Driver:
                     self._ring()
                 continue
             with self._turn:
-                if self._closing.is_set():
+                # Two threads connect to one node if a time limit struck while one was started.
+                late = node.connection is not None
+                if late or self._closing.is_set():
                     connection.disconnect()
                     return
                 node.opened(connection, monotonic())

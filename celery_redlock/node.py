@@ -184,6 +184,7 @@ class Node:
 
     def opened(self, connection: Any, now: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first."""
+        self._finish_drop()
         self.connection = connection
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
@@ -206,6 +207,8 @@ class Node:
         channel = self.channel
         self._seen = now
         try:
+            if self.connection is None:
+                self._finish_drop()
             if channel.unanswered and (round_.verb is Verb.EXTEND or channel.stalled(now)):
                 self.receive(now)  # unread answers are no silence, and count before newer ones
             if channel.ask(round_, now):
@@ -251,9 +254,9 @@ class Node:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        if self.connection is not None:
-            self.connection.disconnect()
-            self.connection = None
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.disconnect()
 
     def _take(self, data: bytes, now: float) -> None:
         """Hand the replies in `data` to their rounds."""
@@ -344,13 +347,18 @@ class Node:
         if self.connection is None:
             return
         self.close()
-        self.channel.dropped()
+        self._finish_drop()
         if not blame or self._proven or self._seen - self._opened > SETTLED:
             self.failures = 0
         else:
             # It connects and breaks, over and over: as good as unreachable, until it has answered.
             self._flaps = True
             self.unreachable(reason)
+
+    def _finish_drop(self) -> None:
+        # By itself: a strike may come between closing the connection and knowing that it is down.
+        if self.channel.up:
+            self.channel.dropped()
 
     def _content(self, verb: Verb | None) -> None:
         if self._complaints.pop(verb, None) is not None:

@@ -184,3 +184,40 @@ def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(servers, mo
             redlock.acquire("r")
     assert redlock.release(redlock.acquire("r", wait=5.0))
     redlock.close()
+
+
+def test_two_threads_that_connect_to_one_node_make_one_connection(servers, monkeypatch, caplog):
+    """A strike while a thread is being started leaves it running and unknown to be."""
+    redlock = Redlock([server.url for server in servers])
+    redlock.connect()
+    node = redlock._driver.nodes[0]
+    alive = threading.Thread.is_alive
+
+    def unknown(thread: threading.Thread) -> bool:
+        return not thread.name.startswith("celery_redlock connect") and alive(thread)
+
+    monkeypatch.setattr(threading.Thread, "is_alive", unknown)
+    for _ in range(30):
+        node._drop("interrupted", blame=False)
+        for _ in range(4):
+            assert redlock.release(redlock.acquire("r", wait=5.0))
+    redlock.close()
+    assert not caplog.messages
+
+
+def test_a_strike_while_a_connection_is_closed_is_made_good(servers, monkeypatch):
+    redlock = Redlock([server.url for server in servers[:1]])
+    redlock.connect()
+    node = redlock._driver.nodes[0]
+    disconnect = node.connection.disconnect
+
+    def struck() -> None:
+        disconnect()
+        raise Struck
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.connection, "disconnect", struck)
+        with pytest.raises(Struck):
+            node._drop("interrupted", blame=False)
+    assert redlock.release(redlock.acquire("r", wait=5.0))
+    redlock.close()
