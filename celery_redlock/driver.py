@@ -20,9 +20,10 @@ from typing import TypeVar
 
 from .address import Address
 from .bell import Bell
+from .commands import encode
 from .errors import NodeError
 from .lease import quorum_of
-from .node import Node, encode
+from .node import Node
 from .quorum import Round, Steps
 
 __all__ = ["Driver", "monotonic"]

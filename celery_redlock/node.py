@@ -1,16 +1,12 @@
-"""One Redis master: its connection, its commands and scripts, what its answers mean.
+"""One Redis master: its connection, what is written to it, whom its answers belong to.
 
-Milliseconds and bytes live here and nowhere else. The connection is redis-py's own, for TLS, ACL
-and all the rest of making one, and so is the parser of replies. But we write to all nodes before we
-read from any, and never wait for one of them: once it is connected, its socket is ours.
-Scripts are sent as text: EVALSHA may be answered NOSCRIPT, and the EVAL that follows would run
-behind a release that was already queued. Only a release itself goes by digest first: nothing of its
-token follows it.
+The connection is redis-py's own, for TLS, ACL and all the rest of making one, and so is the parser
+of replies. But we write to all nodes before we read from any, and never wait for one of them: once
+it is connected, its socket is ours. What is written and read on it stands in `commands.py`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import ssl
@@ -21,121 +17,17 @@ from redis.exceptions import NoScriptError, ResponseError
 
 from .address import Address
 from .channel import FREEING, Channel
+from .commands import FOREIGN, decode, encode
 from .errors import NodeError
 from .quorum import Round, Verb
 from .replies import SIZE, Replies
 
-__all__ = ["FOREIGN", "Node", "encode"]
+__all__ = ["Node"]
 
 logger = logging.getLogger("celery_redlock.node")
 
-FOREIGN = "<not a lock>"
-"""Stands for the token where a key of another type lies under our name: it is held, not by us."""
-
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
-
-# A key of another type is not ours, and no reason to fail the other keys. Any other error is no
-# answer at all, and least of all a no.
-EXTEND = b"""\
-local votes = {}
-for i, key in ipairs(KEYS) do
-  local token, ttl = ARGV[2 * i - 1], ARGV[2 * i]
-  local held = redis.pcall('GET', key)
-  votes[i] = '0'
-  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-  if held == token then
-    redis.call('PEXPIRE', key, ttl)
-    votes[i] = '1'
-  elseif held == false and redis.pcall('SET', key, token, 'PX', ttl).ok then
-    votes[i] = '2'
-  end
-end
-return table.concat(votes)"""
-
-UNDO = b"""\
-local held = redis.pcall('GET', KEYS[1])
-if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-if held == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0"""
-
-# Every release is announced, whoever held the key here: a waiter counts the nodes that announce.
-RELEASE = b"""\
-local held, freed = redis.pcall('GET', KEYS[1]), 0
-if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-if held == ARGV[1] then freed = redis.call('DEL', KEYS[1]) end
-redis.pcall('PUBLISH', KEYS[1], '')
-return freed"""
-
-RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()
-
-PEEK = b"return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}"
-
-# SET with NX and GET together needs Redis 7.0; this is the same for 6.2.
-ACQUIRE = b"""\
-local held = redis.call('GET', KEYS[1])
-if not held then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
-return held"""
-
-
-def _command(*words: bytes) -> bytes:
-    """A request in RESP. What redis-py's `pack_command` makes, in a third of the time."""
-    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])
-
-
-def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
-    """The bytes to write for a round; the same for every node.
-
-    Args:
-        round_: What to ask.
-        prefix: What keys begin with.
-        plain: In words that any server understands, at once: for one that has shown it does not.
-    """
-    verb = round_.verb
-    if verb is Verb.EXTEND:
-        keys = [_bytes(prefix + claim.resource) for claim in round_.claims]
-        values = [v for c in round_.claims for v in (_bytes(c.token), _milliseconds(c.ttl))]
-        return _command(b"EVAL", EXTEND, b"%d" % len(keys), *keys, *values)
-    claim = round_.claims[0]
-    key = _bytes(prefix + claim.resource)
-    if verb is Verb.PEEK:
-        return _command(b"EVAL", PEEK, b"1", key)
-    token = _bytes(claim.token)
-    if verb is Verb.UNDO:
-        return _command(b"EVAL", UNDO, b"1", key, token)
-    if verb is Verb.RELEASE:
-        if plain:
-            return _command(b"EVAL", RELEASE, b"1", key, token)
-        return _command(b"EVALSHA", RELEASE_DIGEST, b"1", key, token)
-    ttl = _milliseconds(claim.ttl)
-    if plain:
-        return _command(b"EVAL", ACQUIRE, b"1", key, token, ttl)
-    return _command(b"SET", key, token, b"NX", b"GET", b"PX", ttl)
-
-
-def decode(round_: Round, reply: Any) -> Any:
-    """What `Round.answer` takes, from a node's reply.
-
-    Raises:
-        NodeError: It is no answer to such a request.
-    """
-    verb = round_.verb
-    try:
-        if verb is Verb.ACQUIRE:
-            return None if reply is None else _text(reply)
-        if verb is Verb.EXTEND:
-            votes = _text(reply)
-            if len(votes) == len(round_.claims) and set(votes) <= set("012"):
-                return votes
-        elif verb is Verb.PEEK:
-            token, milliseconds = reply
-            left = math.inf if milliseconds == -1 else milliseconds / 1000
-            return None if token is None else (_text(token), left)
-        elif isinstance(reply, int):
-            return reply > 0
-    except (TypeError, ValueError, AttributeError):
-        pass
-    raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
 
 
 class Node:
@@ -384,18 +276,3 @@ def _reason(error: BaseException) -> str:
     if prefix == "READONLY":
         text += " (this address is a replica; name its master)"
     return text or type(error).__name__
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _text(value: bytes) -> str:
-    try:
-        return value.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return value.decode("utf-8", "surrogateescape")  # not one of ours
-
-
-def _milliseconds(seconds: float) -> bytes:
-    return b"%d" % max(1, math.ceil(seconds * 1000))

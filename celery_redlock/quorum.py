@@ -154,7 +154,7 @@ class Round:
                 self.targets = ()
 
     def answer(self, node: int, reply: Any, now: float) -> None:
-        """A node answered; `reply` is what `node.decode` made of it, read at `now` (seconds)."""
+        """A node answered; `reply` is what `commands.decode` made, read at `now` (seconds)."""
         if self.verb is Verb.ACQUIRE:
             # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
             # its answer was lost. Anything else: another's.

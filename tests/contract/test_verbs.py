@@ -17,12 +17,12 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import address, driver, quorum, testing
-from celery_redlock import node as node_module
+from celery_redlock import address, commands, driver, quorum, testing
 from celery_redlock.address import parse_nodes
+from celery_redlock.commands import encode
 from celery_redlock.driver import monotonic
 from celery_redlock.lease import Claim
-from celery_redlock.node import Node, encode
+from celery_redlock.node import SETTLED, Node
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.testing import fakes, process
@@ -242,12 +242,12 @@ def test_a_free_resource_has_no_holder(node: Subject) -> None:
 
 def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
     node.occupy("r")
-    assert node.ask(Verb.ACQUIRE, claim()) == node_module.FOREIGN
-    assert node.ask(Verb.PEEK, claim()) == (node_module.FOREIGN, math.inf)
+    assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
+    assert node.ask(Verb.PEEK, claim()) == (commands.FOREIGN, math.inf)
     assert node.ask(Verb.EXTEND, claim()) == "0"
     assert node.ask(Verb.UNDO, claim()) is False
     assert node.ask(Verb.RELEASE, claim()) is False
-    assert node.ask(Verb.ACQUIRE, claim()) == node_module.FOREIGN
+    assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
 
 
 NAMES = ["a\0b", "\n\r\t", "\U0001f512", "\u202eabc", "\ud800", "\udcff", "é", " ", "a" * 5000]
@@ -286,8 +286,8 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
 
 
 def test_the_world_has_productions_numbers() -> None:
-    assert fakes.FOREIGN == node_module.FOREIGN
-    assert process.SETTLED == node_module.SETTLED
+    assert fakes.FOREIGN == commands.FOREIGN
+    assert process.SETTLED == SETTLED
     assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
 
