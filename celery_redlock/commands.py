@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from .errors import NodeError
-from .quorum import Round, Verb
+from .quorum import EXTENDING, Round, Verb
 
 __all__ = ["FOREIGN", "decode", "encode"]
 
@@ -33,6 +33,19 @@ for i, key in ipairs(KEYS) do
     votes[i] = '1'
   elseif held == false and redis.pcall('SET', key, token, 'PX', ttl).ok then
     votes[i] = '2'
+  end
+end
+return table.concat(votes)"""
+
+RENEW = b"""\
+local votes = {}
+for i, key in ipairs(KEYS) do
+  local held = redis.pcall('GET', key)
+  votes[i] = '0'
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+  if held == ARGV[2 * i - 1] then
+    redis.call('PEXPIRE', key, ARGV[2 * i])
+    votes[i] = '1'
   end
 end
 return table.concat(votes)"""
@@ -76,10 +89,11 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
         plain: In words that any server understands, at once: for one that has shown it does not.
     """
     verb = round_.verb
-    if verb is Verb.EXTEND:
+    if verb in EXTENDING:
+        script = EXTEND if verb is Verb.EXTEND else RENEW
         keys = [_bytes(prefix + claim.resource) for claim in round_.claims]
         values = [v for c in round_.claims for v in (_bytes(c.token), _milliseconds(c.ttl))]
-        return _command(b"EVAL", EXTEND, b"%d" % len(keys), *keys, *values)
+        return _command(b"EVAL", script, b"%d" % len(keys), *keys, *values)
     claim = round_.claims[0]
     key = _bytes(prefix + claim.resource)
     if verb is Verb.PEEK:
@@ -107,7 +121,7 @@ def decode(round_: Round, reply: Any) -> Any:
     try:
         if verb is Verb.ACQUIRE:
             return None if reply is None else _text(reply)
-        if verb is Verb.EXTEND:
+        if verb in EXTENDING:
             votes = _text(reply)
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):
                 return votes

@@ -19,7 +19,7 @@ from .address import Address
 from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
 from .errors import NodeError
-from .quorum import Round, Verb
+from .quorum import EXTENDING, Round, Verb
 from .replies import SIZE, Replies
 
 __all__ = ["Node"]
@@ -101,7 +101,7 @@ class Node:
         try:
             if self.connection is None:
                 self._finish_drop()
-            if channel.unanswered and (round_.verb is Verb.EXTEND or channel.stalled(now)):
+            if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self.receive(now)  # unread answers are no silence, and count before newer ones
             if channel.ask(round_, now):
                 if self._old_server and round_.verb is Verb.ACQUIRE:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from .lease import Claim, quorum_of
 
 __all__ = [
+    "EXTENDING",
     "NodeVote",
     "Round",
     "Steps",
@@ -42,6 +43,9 @@ class Verb(enum.Enum):
     """Set our token if there is none."""
     EXTEND = "extend"
     """Renew our token where it is; set it again where there is none."""
+    RENEW = "renew"
+    """Renew our token where it is. For who is not the holder: on another connection than the
+    holder's, a request may arrive behind the release, and must not set the token again."""
     RELEASE = "release"
     """Delete our token, only ours, and announce it."""
     UNDO = "undo"
@@ -82,7 +86,9 @@ class NodeVote:
         return f"{self.node} {self.vote.value}" + (f" ({self.detail})" if self.detail else "")
 
 
-# How a node answers EXTEND: one character per claim.
+EXTENDING = (Verb.EXTEND, Verb.RENEW)
+
+# How a node answers these: one character per claim.
 RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
 
 
@@ -147,7 +153,7 @@ class Round:
 
         An extension written behind the release of its lease would set the released token again.
         """
-        if self.verb is Verb.EXTEND:
+        if self.verb in EXTENDING:
             self.claims = [claim for claim in self.claims if not claim.ended]
             self._confirmed = [0] * len(self.claims)
             if not self.claims:
@@ -164,7 +170,7 @@ class Round:
                 self._vote(node, Vote.YES)
             else:
                 self._vote(node, Vote.NO, reply)
-        elif self.verb is Verb.EXTEND:
+        elif self.verb in EXTENDING:
             self._extended(node, reply, now)
         elif self.verb is Verb.PEEK:
             self._vote(node, Vote.YES, reply)
@@ -211,7 +217,7 @@ class Round:
                 return True
             # Lost already; but say which way only when it is certain: held, or no quorum.
             return self.no + self.silent > spare and answered >= self.quorum
-        if self.verb is Verb.EXTEND:
+        if self.verb in EXTENDING:
             return self._full == len(self.claims)
         if self.verb is Verb.RELEASE:
             return answered >= self.quorum
@@ -267,15 +273,23 @@ def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[
         yield ballot
 
 
-def extend(claims: Sequence[Claim], now: float, patience: float) -> Steps[Round]:
+def extend(
+    claims: Sequence[Claim], now: float, patience: float, *, verb: Verb = Verb.EXTEND
+) -> Steps[Round]:
     """Renew leases, many in one round ("Making the algorithm more reliable").
 
     `confirmed()` of the result are those renewed. The others need not be lost: their old deadline
     stands, and trying again is fine. A node that no longer has our token sets it again. That is
     safe, since its answer counts only if it is read before the old deadline (`Claim.acknowledged`):
     until then no other can have had a quorum.
+
+    Args:
+        claims: What to renew.
+        now: The time before anything is sent; seconds.
+        patience: How long to wait for the answers; seconds.
+        verb: RENEW for a keeper, who extends what another process holds.
     """
-    ballot = Round(Verb.EXTEND, claims, now, patience)
+    ballot = Round(verb, claims, now, patience)
     yield ballot
     return ballot
 

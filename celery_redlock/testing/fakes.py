@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import quorum
 from ..lease import Claim
-from ..quorum import Verb
+from ..quorum import EXTENDING, Verb
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
@@ -43,8 +43,8 @@ class FakeNode:
 
     def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
         """Do what a round asks for; what `Round.answer` takes for a reply."""
-        if verb is Verb.EXTEND:
-            return "".join([self._extend(claim, now) for claim in claims])
+        if verb in EXTENDING:
+            return "".join([self._extend(verb, claim, now) for claim in claims])
         claim = claims[0]
         token = self.token(claim.resource, now)
         if verb is Verb.ACQUIRE:
@@ -69,12 +69,12 @@ class FakeNode:
         """Put a key of another type, without an expiry, under the name of `resource`."""
         self.held[resource] = (FOREIGN, float("inf"))
 
-    def _extend(self, claim: Claim, now: float) -> str:
+    def _extend(self, verb: Verb, claim: Claim, now: float) -> str:
         token = self.token(claim.resource, now)
         if token == claim.token:
             self._set(claim, token, now)
             return quorum.RENEWED
-        if token is None:
+        if token is None and verb is Verb.EXTEND:
             self._set(claim, None, now)
             return quorum.SET_AGAIN
         return quorum.REFUSED

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import quorum
 from ..lease import Claim, Owner
-from ..quorum import Round, Steps, Verb
+from ..quorum import EXTENDING, Round, Steps
 from ..watchdog import Schedule, Watched
 from .nodes import Connection, Link
 from .plan import chance, key_of
@@ -77,7 +77,7 @@ class Process:
         for index in round_.targets:
             link = self.link(index, round_)
             channel = link.channel
-            if channel.unanswered and (round_.verb is Verb.EXTEND or channel.stalled(now)):
+            if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self._drain(link)
             if channel.ask(round_, now):
                 self.world.send(link, round_)

@@ -23,7 +23,7 @@ from celery_redlock.commands import encode
 from celery_redlock.driver import monotonic
 from celery_redlock.lease import Claim
 from celery_redlock.node import SETTLED, Node
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.quorum import EXTENDING, Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.testing import fakes, process
 from tests.support import wait_until
@@ -203,9 +203,10 @@ def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
     assert node.ask(verb, claim("theirs")) is False
 
 
-def test_a_held_key_is_renewed(node: Subject) -> None:
+@pytest.mark.parametrize("verb", EXTENDING)
+def test_a_held_key_is_renewed(node: Subject, verb: Verb) -> None:
     node.ask(Verb.ACQUIRE, claim(ttl=5.0))
-    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "1"
+    assert node.ask(verb, claim(ttl=50.0)) == "1"
     assert 49.0 < node.ask(Verb.PEEK, claim())[1] <= 50.0
 
 
@@ -216,9 +217,15 @@ def test_a_missing_key_is_set_again(node: Subject) -> None:
     assert 49.0 < left <= 50.0
 
 
-def test_anothers_key_is_neither_renewed_nor_overwritten(node: Subject) -> None:
+def test_a_keeper_sets_no_missing_key(node: Subject) -> None:
+    assert node.ask(Verb.RENEW, claim(ttl=50.0)) == "0"
+    assert node.ask(Verb.PEEK, claim()) is None
+
+
+@pytest.mark.parametrize("verb", EXTENDING)
+def test_anothers_key_is_neither_renewed_nor_overwritten(node: Subject, verb: Verb) -> None:
     node.ask(Verb.ACQUIRE, claim("theirs", ttl=5.0))
-    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "0"
+    assert node.ask(verb, claim(ttl=50.0)) == "0"
     token, left = node.ask(Verb.PEEK, claim())
     assert (token, left <= 5.0) == ("theirs", True)
 
@@ -234,6 +241,7 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
     two_hundred = [claim("mine", f"many {i}") for i in range(200)]
     assert node.ask(Verb.EXTEND, *two_hundred) == "2" * 200
     assert node.ask(Verb.EXTEND, *two_hundred) == "1" * 200
+    assert node.ask(Verb.RENEW, *two_hundred, claim("mine", "missing too")) == "1" * 200 + "0"
 
 
 def test_a_free_resource_has_no_holder(node: Subject) -> None:
@@ -301,7 +309,7 @@ COMMANDS = st.one_of(
         st.tuples(st.tuples(TOKENS, RESOURCES)),
     ),
     st.tuples(
-        st.just(Verb.EXTEND),
+        st.sampled_from(EXTENDING),
         st.lists(st.tuples(TOKENS, RESOURCES), min_size=1, max_size=4).map(tuple),
     ),
     st.tuples(st.sampled_from(["drop", "occupy"]), RESOURCES),
