@@ -14,10 +14,17 @@ from typing import Any
 from .errors import NodeError
 from .quorum import EXTENDING, Round, Verb
 
-__all__ = ["FOREIGN", "decode", "encode"]
+__all__ = ["FENCE_SUFFIX", "FOREIGN", "decode", "encode"]
 
 FOREIGN = "<not a lock>"
 """Stands for the token where a key of another type lies under our name: it is held, not by us."""
+
+FENCE_SUFFIX = "#fence"
+"""Ends the key of a resource's last fencing token; no resource's own name may end so."""
+FENCE_LIFE = b"%d" % (7 * 86_400_000)
+"""Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
+FENCE_LIMIT = 2**53 - 1
+"""Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
 # A key of another type is not ours, and no reason to fail the other keys. Any other error is no
 # answer at all, and least of all a no.
@@ -74,6 +81,32 @@ local held = redis.call('GET', KEYS[1])
 if not held then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return held"""
 
+# With a fencing token: the key as above, and the last token, raised, in one atomic step. Our own
+# token is here if an earlier answer was lost; a larger number does no harm. '%.0f': Lua would
+# write 1.7e+15. What is no number is not of ours, and overwriting it might lower a token.
+ACQUIRE_FENCED = b"""\
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then return held end
+local last = redis.pcall('GET', KEYS[2]) or '0'
+if type(last) == 'table' and not string.find(last.err, 'WRONGTYPE') then return last end
+last = tonumber(last)
+if not last or not (last < 9007199254740991) then
+  return redis.error_reply('ERR there is something else under the name of the fencing token')
+end
+local fence = string.format('%.0f', math.max(tonumber(ARGV[3]), math.floor(last) + 1))
+redis.call('SET', KEYS[2], fence, 'PX', ARGV[4])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return tonumber(fence)"""
+
+FENCE = b"""\
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+if held ~= ARGV[1] then return 0 end
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[2]) then
+  redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+end
+return 1"""
+
 
 def _command(*words: bytes) -> bytes:
     """A request in RESP. What redis-py's `pack_command` makes, in a third of the time."""
@@ -105,7 +138,13 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
         if plain:
             return _command(b"EVAL", RELEASE, b"1", key, token)
         return _command(b"EVALSHA", RELEASE_DIGEST, b"1", key, token)
+    if verb is Verb.FENCE:
+        fence = (key + _FENCE_SUFFIX, token, b"%d" % (claim.fencing_token or 0), FENCE_LIFE)
+        return _command(b"EVAL", FENCE, b"2", key, *fence)
     ttl = _milliseconds(claim.ttl)
+    if claim.proposal is not None:
+        fence = (key + _FENCE_SUFFIX, token, ttl, b"%d" % claim.proposal)
+        return _command(b"EVAL", ACQUIRE_FENCED, b"2", key, *fence, FENCE_LIFE)
     if plain:
         return _command(b"EVAL", ACQUIRE, b"1", key, token, ttl)
     return _command(b"SET", key, token, b"NX", b"GET", b"PX", ttl)
@@ -120,7 +159,13 @@ def decode(round_: Round, reply: Any) -> Any:
     verb = round_.verb
     try:
         if verb is Verb.ACQUIRE:
-            return None if reply is None else _text(reply)
+            proposal = round_.claims[0].proposal
+            if proposal is None:
+                return None if reply is None else _text(reply)
+            if not isinstance(reply, int):
+                return _text(reply)
+            if proposal <= reply <= FENCE_LIMIT:
+                return reply
         if verb in EXTENDING:
             votes = _text(reply)
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):
@@ -134,6 +179,9 @@ def decode(round_: Round, reply: Any) -> Any:
     except (TypeError, ValueError, AttributeError):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
+
+
+_FENCE_SUFFIX = FENCE_SUFFIX.encode()
 
 
 def _bytes(text: str) -> bytes:

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .driver import monotonic
-from .errors import LeaseLost, RedlockError
+from .errors import ConfigurationError, LeaseLost, RedlockError
 from .events import emit
 from .lease import Claim, Lease, Owner
 
@@ -66,6 +66,7 @@ class HeldLease:
         on_lost: Callable[[HeldLease], object] | None = None,
         owner: Owner | None = None,
         patience: float | None = None,
+        fencing: bool = False,
     ) -> None:
         self.resource = resource
         self._redlock = redlock
@@ -75,6 +76,7 @@ class HeldLease:
         self.on_lost = on_lost
         self.owner = owner
         self._patience = patience
+        self._fencing = fencing
         self._pid = os.getpid()
         self._claim: Claim | None = None
         self._outer: HeldLease | None = None
@@ -86,6 +88,11 @@ class HeldLease:
         outer = self._enclosing()
         if outer is not None:
             outer.ensure()  # sharing a lease that is over would be running unlocked
+            if self._fencing and outer.fencing_token is None:
+                raise ConfigurationError(
+                    f"{self.resource}: fencing is asked for inside a lock of the same resource that"
+                    " has no fencing token; ask for it where the lock is taken, in the outer one"
+                )
             self._outer = outer
             return outer
         self.acquire()
@@ -116,7 +123,13 @@ class HeldLease:
         wait = self._wait if wait is None else wait
         try:
             claim = self._redlock._acquire(
-                self.resource, self._ttl, wait, self.owner, self._adopt, self._patience
+                self.resource,
+                self._ttl,
+                wait,
+                self.owner,
+                self._adopt,
+                self._patience,
+                self._fencing,
             )
             _stack.set((*_stack.get(), self))
             self._redlock._watchdog.watch(claim, self._lost, self.max_lifetime)
@@ -167,6 +180,11 @@ class HeldLease:
     def token(self) -> str:
         """The random proof of who holds it; not a fencing token."""
         return self._held().token
+
+    @property
+    def fencing_token(self) -> int | None:
+        """Larger than that of any earlier holder; None unless asked for (`fencing=True`)."""
+        return self._held().fencing_token
 
     @property
     def lease(self) -> Lease:
@@ -290,6 +308,11 @@ class Unlocked(HeldLease):
     def token(self) -> str:
         """Empty: nothing proves anything here."""
         return ""
+
+    @property
+    def fencing_token(self) -> int | None:
+        """None: what is fenced is to refuse what was done without a lock."""
+        return None
 
     @property
     def lease(self) -> Lease:

@@ -56,6 +56,8 @@ class Claim:
         written: Per node, whether a request that may set our token was ever written to it.
         ended: The holder gave it back (or never got it): nothing may be extended any more.
         lost: Why it was lost, or None. Never unset.
+        proposal: What its fencing token is to be at least; None: it asks for none.
+        fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
     """
 
@@ -63,8 +65,10 @@ class Claim:
         "deadline",
         "ended",
         "expiries",
+        "fencing_token",
         "granted_at",
         "lost",
+        "proposal",
         "resource",
         "token",
         "ttl",
@@ -81,6 +85,8 @@ class Claim:
         self.granted_at: float | None = None
         self.lost: str | None = None
         self.ended = False
+        self.proposal: int | None = None
+        self.fencing_token: int | None = None
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
@@ -143,6 +149,8 @@ class Lease:
         ttl: What the nodes were asked for, in seconds.
         deadline: Held while the clock is before this, in seconds of that clock.
         clock: The monotonic clock of the driver that granted it.
+        fencing_token: Larger than that of any earlier holder of the resource, so the resource can
+            refuse a write that comes late; None unless asked for (`fencing=True`).
     """
 
     resource: str
@@ -150,6 +158,7 @@ class Lease:
     ttl: float
     deadline: float
     clock: Callable[[], float] = field(repr=False, compare=False)
+    fencing_token: int | None = None
 
     def remaining(self, now: float | None = None) -> float:
         """Seconds left, drift already deducted (the paper's *validity*); 0.0 when over."""

@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any
 
 from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
+from .commands import FENCE_SUFFIX
 from .driver import Driver, monotonic
 from .errors import (
     ConfigurationError,
@@ -57,6 +59,7 @@ class Redlock:
         ttl: How long the nodes keep a lock that nobody extends; seconds.
         prefix: What the keys on the nodes begin with.
         node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.
+        fencing: Whether leases get a fencing token where nothing else is said.
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -69,11 +72,14 @@ class Redlock:
         ttl: float = 30.0,
         prefix: str = "redlock:",
         node_timeout: float = 0.25,
+        fencing: bool = False,
     ) -> None:
         self._addresses = parse_nodes(nodes)
         self.ttl: float = check_option("ttl", ttl)
         self.prefix: str = check_option("prefix", prefix)
         self.node_timeout: float = check_option("node_timeout", node_timeout)
+        self.fencing: bool = check_option("fencing", fencing)
+        self._last_fence = 0
         self._start()
         _instances.add(self)
 
@@ -112,7 +118,12 @@ class Redlock:
     # -- The four operations ---------------------------------------------------------------------
 
     def try_acquire(
-        self, resource: str, *, ttl: float | None = None, owner: Owner | None = None
+        self,
+        resource: str,
+        *,
+        ttl: float | None = None,
+        owner: Owner | None = None,
+        fencing: bool | None = None,
     ) -> Lease | None:
         """Try once, without waiting. None if another holds the resource.
 
@@ -120,7 +131,7 @@ class Redlock:
             QuorumUnavailable: Too few nodes answered to tell.
         """
         try:
-            return self.acquire(resource, ttl=ttl, owner=owner)
+            return self.acquire(resource, ttl=ttl, owner=owner, fencing=fencing)
         except ResourceHeld:
             return None
 
@@ -131,6 +142,7 @@ class Redlock:
         ttl: float | None = None,
         wait: float = 0.0,
         owner: Owner | None = None,
+        fencing: bool | None = None,
     ) -> Lease:
         """Acquire a lease. It is not extended by itself: for that, see `lock()`.
 
@@ -139,6 +151,7 @@ class Redlock:
             ttl: Seconds; the instance's if None.
             wait: How long to go on trying, in seconds; 0 tries once.
             owner: Who asks, for others to read; host and process if None.
+            fencing: Whether the lease gets a fencing token; the instance's if None.
 
         Raises:
             ResourceHeld: Another holds it.
@@ -151,7 +164,8 @@ class Redlock:
 
         check_option("wait", wait)
         try:
-            return self._lease(self._acquire(resource, ttl, wait, owner, adopt))
+            fenced = self._fenced(fencing)
+            return self._lease(self._acquire(resource, ttl, wait, owner, adopt, fencing=fenced))
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
             # been a quorum's: who has seen us hold it waits for an announcement.
@@ -245,6 +259,7 @@ class Redlock:
         max_lifetime: float | None = None,
         on_lost: Callable[[HeldLease], object] | None = None,
         owner: Owner | None = None,
+        fencing: bool | None = None,
     ) -> HeldLease:
         """A lock for a `with` block: acquired at its begin, extended meanwhile, then released.
 
@@ -258,9 +273,11 @@ class Redlock:
             max_lifetime: Seconds after which it is no longer extended; None for never.
             on_lost: Called, in another thread, if the lease is lost.
             owner: Who asks, for others to read.
+            fencing: Whether the lease gets a fencing token; the instance's if None.
 
         Raises:
             NotAcquired: On entering the block.
+            ConfigurationError: On entering a block inside one that has no fencing token to share.
         """
         check_option("wait", wait)
         check_option("max_lifetime", max_lifetime)
@@ -268,7 +285,8 @@ class Redlock:
             raise ConfigurationError(
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
-        return HeldLease(self, resource, ttl, wait, max_lifetime, on_lost, owner)
+        fenced = self._fenced(fencing)
+        return HeldLease(self, resource, ttl, wait, max_lifetime, on_lost, owner, fencing=fenced)
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:
@@ -287,6 +305,7 @@ class Redlock:
                     ttl=settings.ttl,
                     prefix=settings.prefix,
                     node_timeout=settings.node_timeout,
+                    fencing=settings.fencing,
                 )
             return known
 
@@ -296,12 +315,27 @@ class Redlock:
         return min(self.node_timeout, ttl / 10)
 
     def _lease(self, claim: Claim) -> Lease:
-        return Lease(claim.resource, claim.token, claim.ttl, claim.deadline, monotonic)
+        return Lease(
+            claim.resource, claim.token, claim.ttl, claim.deadline, monotonic, claim.fencing_token
+        )
+
+    def _fenced(self, fencing: bool | None) -> bool:
+        return self.fencing if fencing is None else bool(check_option("fencing", fencing))
+
+    def _proposal(self) -> int:
+        """What the next fencing token is to be at least: microseconds since 1970, or what follows
+        the largest this instance was granted, whatever the wall clock says."""
+        return max(self._last_fence + 1, time.time_ns() // 1000)
 
     def _claim(self, resource: str, ttl: float | None, owner: Owner | None) -> Claim:
         if not isinstance(resource, str) or not resource:
             raise ConfigurationError(
                 f"a resource is a name, not {resource!r}: give a string that is not empty"
+            )
+        if resource.endswith(FENCE_SUFFIX):
+            raise ConfigurationError(
+                f"a resource may not be named {resource!r}: what ends in {FENCE_SUFFIX!r} is the"
+                " key of a fencing token; give it another end"
             )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         token = (owner or self._owner).token(os.urandom(16).hex())
@@ -315,10 +349,11 @@ class Redlock:
         owner: Owner | None,
         adopt: Callable[[Claim], None],
         patience: float | None = None,
+        fencing: bool = False,
     ) -> Claim:
         """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
         try:
-            return self._try(resource, ttl, owner, adopt, patience)
+            return self._try(resource, ttl, owner, adopt, patience, fencing)
         except NotAcquired:
             if wait <= 0:
                 raise
@@ -326,7 +361,7 @@ class Redlock:
 
             def again() -> Claim:
                 waiter.forget()
-                return self._try(resource, ttl, owner, adopt, patience)
+                return self._try(resource, ttl, owner, adopt, patience, fencing)
 
             return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(resource)))
 
@@ -337,13 +372,19 @@ class Redlock:
         owner: Owner | None,
         adopt: Callable[[Claim], None],
         patience: float | None,
+        fencing: bool,
     ) -> Claim:
         claim = self._claim(resource, ttl, owner)
         adopt(claim)
         self._remember(claim)
         patience = self._patience(claim.ttl) if patience is None else patience
-        ballot = self._driver.run(lambda now: quorum.acquire(claim, now, patience))
+        ballot = self._driver.run(
+            # The proposal is made after `now`: a process that is stopped in between asks too late.
+            lambda now: quorum.acquire(claim, now, patience, self._proposal() if fencing else None)
+        )
         if claim.granted_at is not None:
+            if fencing:
+                self._last_fence = max(self._last_fence, claim.fencing_token or 0)
             if heard():
                 emit("acquired", self._lease(claim))
             return claim

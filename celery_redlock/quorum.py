@@ -50,6 +50,8 @@ class Verb(enum.Enum):
     """Delete our token, only ours, and announce it."""
     UNDO = "undo"
     """Delete our token, only ours, in silence: an attempt that failed frees nobody."""
+    FENCE = "fence"
+    """Raise the fencing token to ours, only where our token still holds the key."""
     PEEK = "peek"
     """Who holds it, and for how long yet?"""
 
@@ -102,7 +104,8 @@ class Round:
         until: When unanswered nodes are taken for silent; seconds.
         targets: Node indexes that are asked.
         votes: Per node, its vote so far, None while it is open.
-        details: Per node: the holder's token (ACQUIRE, NO), why it is silent, what it holds (PEEK).
+        details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
+            it is silent, what it holds (PEEK).
         closed: Nobody waits for this round any more. Late answers still count for the lease.
         amnesiac: Nodes that no longer held a token before its time.
     """
@@ -163,15 +166,20 @@ class Round:
         """A node answered; `reply` is what `commands.decode` made, read at `now` (seconds)."""
         if self.verb is Verb.ACQUIRE:
             # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
-            # its answer was lost. Anything else: another's.
+            # its answer was lost. A number, where we want one: either of these. Else: another's.
             claim = self.claims[0]
-            if reply is None or reply == claim.token:
+            fenced = claim.proposal is not None
+            if type(reply) is int if fenced else (reply is None or reply == claim.token):
                 claim.acknowledged(node, self.sent, now)
-                self._vote(node, Vote.YES)
+                self._vote(node, Vote.YES, reply if fenced else None)
             else:
                 self._vote(node, Vote.NO, reply)
         elif self.verb in EXTENDING:
             self._extended(node, reply, now)
+        elif self.verb is Verb.FENCE:
+            if not reply and self.claims[0].forgotten(node, now):
+                self.amnesiac.append(node)
+            self._vote(node, Vote.YES if reply else Vote.NO)
         elif self.verb is Verb.PEEK:
             self._vote(node, Vote.YES, reply)
         else:
@@ -221,6 +229,9 @@ class Round:
             return self._full == len(self.claims)
         if self.verb is Verb.RELEASE:
             return answered >= self.quorum
+        if self.verb is Verb.FENCE:
+            lacking = self.no + self.silent
+            return self.yes >= self.quorum or lacking > len(self.votes) - self.quorum
         return False
 
     @property
@@ -245,24 +256,57 @@ class Round:
         return [claim for claim, count in counted if count >= self.quorum]
 
 
-def acquire(claim: Claim, now: float, patience: float) -> Steps[Round]:
+def acquire(claim: Claim, now: float, patience: float, proposal: int | None = None) -> Steps[Round]:
     """Try once to acquire (Redis page, "The Redlock algorithm"). `claim.held` tells the outcome.
 
     Args:
         claim: A fresh claim, with a token that no earlier attempt used.
         now: Step 1, the time before anything is sent; seconds.
         patience: How long to wait for a quorum; small against the ttl; seconds.
+        proposal: What its fencing token is to be at least, by a wall clock that was read *after*
+            `now`; None for a lease without one. See `_fence`.
+
+    Returns:
+        The round that decided: a FENCE if it came to one, else the ACQUIRE.
     """
+    claim.proposal = proposal
     # 2. Ask all nodes, at once, with the same key and token.
-    ballot = Round(Verb.ACQUIRE, [claim], now, patience)
-    now = yield ballot
+    asked = ballot = Round(Verb.ACQUIRE, [claim], now, patience)
+    now = yield asked
+    if proposal is not None and asked.yes >= asked.quorum and not _fence(asked):
+        ballot = Round(Verb.FENCE, [claim], now, patience)
+        now = yield ballot
     # 3. Granted if a quorum said yes, and 4. time is left of it.
     if ballot.yes >= ballot.quorum and claim.grant(now):
         return ballot
     # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive.
-    suspects = [node for node in ballot.targets if ballot.votes[node] is not Vote.NO]
+    suspects = [node for node in asked.targets if asked.votes[node] is not Vote.NO]
     yield from undo(claim, now, suspects)
     return ballot
+
+
+def _fence(ballot: Round) -> bool:
+    """Give the claim of a won ACQUIRE its fencing token; whether a quorum knows it already.
+
+    Every node that set our token has raised its own number, above all it ever had and to our
+    proposal at least. The largest is ours. Before anybody sees it a quorum must know it, and have
+    learnt it while our token held the key there; if they did not all answer the same, a FENCE round
+    tells them. Then tokens strictly increase, grant by grant: any later quorum shares a node with
+    this one, on which the later token was set after ours was told, and got a larger number. Written
+    where our token no longer holds the key, the number might come after another's was handed out;
+    and the largest of mere counters, told to nobody, is one that the next quorum may not know.
+
+    A node that forgets forgets its numbers as well. Then, if it was the only one that two quorums
+    shared, the larger number comes from the later proposal: from clocks that agree better than the
+    time such a node has no vote. Extensions tell nobody: setting our number again on a node that
+    has forgotten our key would help only while we hold it, and the clocks are needed all the same
+    for one that forgets after our release.
+    """
+    claim = ballot.claims[0]
+    pairs = zip(ballot.votes, ballot.details, strict=True)
+    tokens: list[int] = [detail for vote, detail in pairs if vote is Vote.YES]
+    claim.fencing_token = token = max(tokens)
+    return tokens.count(token) >= ballot.quorum
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:

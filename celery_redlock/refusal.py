@@ -10,13 +10,13 @@ from collections.abc import Sequence
 
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import Holder, Owner, token_digest
-from .quorum import NOT_WAITED_FOR, NodeVote, Round, Vote
+from .quorum import NOT_WAITED_FOR, NodeVote, Round, Verb, Vote
 
 __all__ = ["free_in", "holder", "refusal", "unavailable"]
 
 
 def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
-    """The error for an ACQUIRE round that was not granted.
+    """The error for an attempt that was not granted, from the round that decided.
 
     Args:
         resource: What was asked for.
@@ -24,6 +24,9 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
         nodes: The nodes' addresses.
         ttl: What was asked for, in seconds.
     """
+    if ballot.verb is Verb.FENCE and ballot.yes < ballot.quorum:
+        told = f"{ballot.yes} of {len(nodes)} nodes confirmed its fencing token in time"
+        return unavailable(resource, ballot, nodes, told)
     if ballot.yes + ballot.no < ballot.quorum:
         return unavailable(resource, ballot, nodes)
     if ballot.yes >= ballot.quorum:

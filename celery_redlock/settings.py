@@ -153,6 +153,13 @@ _SHARED = (
         _seconds(none=True),
         "How long a lock is extended at most, for tasks that hang; seconds, None for ever.",
     ),
+    Option(
+        "fencing",
+        False,
+        _flag,
+        "Give every lease a fencing token, a number that grows with each grant of its resource:"
+        " what is written to can refuse the write of a holder that has been overtaken.",
+    ),
 )
 
 GLOBAL: Mapping[str, Option] = {
@@ -242,6 +249,7 @@ class Settings:
     retry_backoff_max: float
     retry_deadline: float | None
     max_lifetime: float | None
+    fencing: bool
 
 
 @dataclass(frozen=True)
@@ -255,6 +263,7 @@ class TaskOptions:
     retry_backoff_max: float
     retry_deadline: float | None
     max_lifetime: float | None
+    fencing: bool
     on_conflict: str
     on_unavailable: str
     on_lost: str | Callable[..., object]

@@ -109,7 +109,12 @@ class TaskLock:
                 return body()
         options = self.options(app)
         held = HeldLease(
-            Redlock.from_app(app), resource, options.ttl, options.wait, options.max_lifetime
+            Redlock.from_app(app),
+            resource,
+            options.ttl,
+            options.wait,
+            options.max_lifetime,
+            fencing=options.fencing,
         )
         if options.on_lost == "raise":
             block = Interruptible(held.loss)
@@ -146,7 +151,8 @@ class SingletonTask(BaseTask):
 
     Options are class attributes or keywords of `app.task`: `lock_key`, `lock_ttl`, `lock_wait`,
     `lock_on_conflict`, `lock_on_unavailable`, `lock_retry_backoff`, `lock_retry_backoff_max`,
-    `lock_retry_deadline`, `lock_max_lifetime`, `lock_on_lost`; see the table of options.
+    `lock_retry_deadline`, `lock_max_lifetime`, `lock_fencing`, `lock_on_lost`; see the table of
+    options.
 
     Raises:
         ConfigurationError: When the task is made, if an option is unknown or cannot work.
@@ -214,8 +220,8 @@ def locked(key: str | None = None, **options: Any) -> Callable[[F], F]:
         key: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. None: the
             task's name and all its arguments.
         **options: `ttl`, `wait`, `on_conflict`, `on_unavailable`, `retry_backoff`,
-            `retry_backoff_max`, `retry_deadline`, `max_lifetime`, `on_lost`; see the table of
-            options.
+            `retry_backoff_max`, `retry_deadline`, `max_lifetime`, `fencing`, `on_lost`; see the
+            table of options.
 
     Raises:
         ConfigurationError: When decorating, if an option is unknown or cannot work, or the

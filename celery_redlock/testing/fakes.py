@@ -33,12 +33,14 @@ class FakeNode:
 
     Attributes:
         held: Per resource, its token and when that expires, by the clock of the caller; seconds.
+        fences: Per resource, the last fencing token. (A server drops it after a week.)
         witness: Called with (resource, token before, token after, claim) at every change that a
             request makes; for tests.
     """
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, float]] = {}
+        self.fences: dict[str, int] = {}
         self.witness: Callable[[str, str | None, str | None, Claim], None] | None = None
 
     def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
@@ -48,12 +50,21 @@ class FakeNode:
         claim = claims[0]
         token = self.token(claim.resource, now)
         if verb is Verb.ACQUIRE:
+            if claim.proposal is not None:
+                return self._acquire_fenced(claim, token, now)
             if token is None:
                 self._set(claim, None, now)
             return token
+        if verb is Verb.FENCE:
+            return self._fence(claim, token)
         if verb is Verb.PEEK:
             return None if token is None else (token, self.held[claim.resource][1] - now)
         return self._delete(claim, token)
+
+    def forget(self) -> None:
+        """Lose all memory."""
+        self.held.clear()
+        self.fences.clear()
 
     def token(self, resource: str, now: float) -> str | None:
         """The token that `resource` holds, or None."""
@@ -68,6 +79,21 @@ class FakeNode:
     def occupy(self, resource: str) -> None:
         """Put a key of another type, without an expiry, under the name of `resource`."""
         self.held[resource] = (FOREIGN, float("inf"))
+
+    def _acquire_fenced(self, claim: Claim, token: str | None, now: float) -> str | int:
+        if token is not None and token != claim.token:
+            return token
+        fence = max(claim.proposal or 0, self.fences.get(claim.resource, 0) + 1)
+        self.fences[claim.resource] = fence
+        self._set(claim, token, now)
+        return fence
+
+    def _fence(self, claim: Claim, token: str | None) -> bool:
+        if token != claim.token:
+            return False
+        fence = claim.fencing_token or 0
+        self.fences[claim.resource] = max(fence, self.fences.get(claim.resource, 0))
+        return True
 
     def _extend(self, verb: Verb, claim: Claim, now: float) -> str:
         token = self.token(claim.resource, now)

@@ -51,6 +51,8 @@ class Knobs:
         client_rates, node_rates: How fast each clock runs, in parts of true time.
         skews: Seconds each node's clock is off.
         interrupts: Part of the operations that an exception strikes.
+        fencing: Whether leases get fencing tokens.
+        client_skews: Seconds each client's wall clock is off; fencing proposals are made from it.
     """
 
     nodes: int = 3
@@ -71,6 +73,8 @@ class Knobs:
     node_rates: tuple[float, ...] = ()
     skews: tuple[float, ...] = ()
     interrupts: float = 0.0
+    fencing: bool = False
+    client_skews: tuple[float, ...] = ()
 
     @property
     def patience(self) -> float:

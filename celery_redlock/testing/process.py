@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from .world import World
 
 CONNECT_TIMEOUT = 1.0
+EPOCH = 1.7e9
+"""Seconds that wall clocks show when the world begins, but for their skew."""
 TURN = 0.01
 """Seconds a thread may have to wait until it may write."""
 BACKOFF, BACKOFF_MAX, SETTLED = 0.05, 1.0, 1.0  # as in driver.py and node.py
@@ -29,6 +31,8 @@ class Process:
         self.world = world
         self.index = index
         self.rate = knobs.client_rates[index] if index < len(knobs.client_rates) else 1.0
+        self.skew = knobs.client_skews[index] if index < len(knobs.client_skews) else 0.0
+        self.last_fence = 0
         self.paused_until = 0.0
         self.dead = False
         self.waiting: dict[Round, Operation] = {}
@@ -44,6 +48,13 @@ class Process:
     def clock(self) -> float:
         """This process's time."""
         return self.rate * self.world.now + 1000.0
+
+    def proposal(self) -> int | None:
+        """As `Redlock._proposal`; None in a world without fencing."""
+        if not self.world.knobs.fencing:
+            return None
+        wall = EPOCH + self.world.now + self.skew
+        return max(self.last_fence + 1, int(wall * 1e6))
 
     def true(self, time: float) -> float:
         """The true time at which its clock shows `time`."""
@@ -338,7 +349,7 @@ class Worker:
         resource = f"r{int(self._draw() * knobs.keys)}" if knobs.keys > 1 else "r0"
         claim = Claim(resource, self._owner.token(str(self._attempts)), knobs.ttl, knobs.nodes)
         self.claim = claim
-        steps = quorum.acquire(claim, process.clock(), knobs.patience)
+        steps = quorum.acquire(claim, process.clock(), knobs.patience, process.proposal())
         operation = Operation(process, steps, self._tried)
         struck = self._struck()
         operation.start()
@@ -379,6 +390,7 @@ class Worker:
             else:
                 self._rest()
             return
+        process.last_fence = claim.fencing_token or 0
         process.world.grants += 1
         process.world.audit.granted(self, claim, now)
         process.world.note(f"granted {process.index}.{self.number} until {claim.deadline:.6f}")

@@ -184,7 +184,7 @@ class World:
     def _crash(self, server: Server, forgets: bool) -> None:
         server.up = False
         if forgets:
-            server.node.held.clear()
+            server.node.forget()
         for process in self.processes:
             for link in process.links:
                 if link.server is server and link.connection is not None:

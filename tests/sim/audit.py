@@ -6,6 +6,7 @@ memories.
         valid until)).
     I2  Fail closed: nobody says "held" at or after valid-until by his own clock, and whoever is
         watched is told of a loss by then.
+    I3  Fencing tokens strictly increase, in the order of the grants of a resource.
     I4  A key is gone a ttl after it was last written; in the end every node is empty.
     I5  No write with a token lands behind its release on one connection, nor on any that no fault
         broke; where nothing fails, a finished attempt leaves nothing behind.
@@ -75,6 +76,7 @@ class Auditor(Audit):
         self.world = world
         self.books: dict[str, Book] = {}
         self.granted_to: dict[str, list[tuple[Worker, Claim]]] = {}
+        self.fences: dict[str, int] = {}
         self.wrote_at: dict[Round, float] = {}
         self.splits = 0
         knobs = world.knobs
@@ -134,7 +136,7 @@ class Auditor(Audit):
             claim = round_.claims[0]
             if isinstance(reply, Exception):
                 return
-            yes = reply is None or reply == claim.token
+            yes = reply is None or reply == claim.token or isinstance(reply, int)
             self._book(claim).said[link.index] = Vote.YES if yes else Vote.NO
             if yes:
                 self._confirmed(link.index, claim, self.wrote_at[round_], now)
@@ -169,7 +171,12 @@ class Auditor(Audit):
                 self._fail("I2", f"{claim.token} is said to be held at {now:.6f}")
 
     def granted(self, worker: Worker, claim: Claim, now: float) -> None:
-        """I1, I2 and I9."""
+        """I1, I2, I3 and I9."""
+        if claim.proposal is not None:
+            last, token = self.fences.get(claim.resource, 0), claim.fencing_token or 0
+            if token <= last:
+                self._fail("I3", f"{claim.token} got fencing token {token} after {last}")
+            self.fences[claim.resource] = token
         book = self._book(claim)
         yes = sum(vote is Vote.YES for vote in book.said.values())
         if yes < self.quorum:

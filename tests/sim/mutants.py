@@ -298,7 +298,7 @@ MUTANTS: dict[str, Mutant] = {
         "a late answer is taken for that to the newest request",
         _late_answer_counted_as_new,
         invariants=("I9", "I2"),
-        overlap=7,
+        overlap=45,
     ),
     "two-connections": Mutant(
         "releases travel on connections of their own", _two_connections, invariants=("I5",), seed=6

@@ -6,6 +6,7 @@ One fixed kind of world hides bugs: with it, 7 of 12 planted ones were missed in
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from celery_redlock.testing import Fault, Knobs
 
@@ -13,6 +14,9 @@ RATE = 0.005
 """Clock rates differ from true time by at most this part."""
 RESTART = 1.02
 """A node that lost its memory stays away for at least this many ttls."""
+SKEW = 0.01
+"""Where a node forgets, wall clocks are off by this part of a ttl at most: an attempt that is
+granted has begun less than a ttl ago, so two of them differ by less than what `RESTART` adds."""
 
 KINDS = ("crash", "restart", "freeze", "pause", "death", "cut", "cut", "cut", "reset", "refuse")
 
@@ -48,7 +52,19 @@ def draw(seed: int) -> tuple[Knobs, list[Fault]]:
         skews=tuple(uniform(-5, 5) if skew else 0.0 for _ in range(nodes)),
         interrupts=pick((0.0, 0.0, 0.0, 0.1)),
     )
-    return knobs, _faults(rng, knobs)
+    faults = _faults(rng, knobs)
+    return _fenced(random.Random(f"fencing {seed}"), knobs, faults), faults
+
+
+def _fenced(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> Knobs:
+    """Some worlds have fencing tokens. Wall clocks may be anywhere as long as no node forgets."""
+    if rng.random() >= 0.3:
+        return knobs
+    skew = rng.choice((0.0, SKEW * knobs.ttl, 0.3 * knobs.ttl, 5.0, 4000.0))
+    if any(fault.kind == "crash" for fault in faults):
+        skew = min(skew, SKEW * knobs.ttl)
+    skews = tuple(rng.uniform(-skew, skew) for _ in range(knobs.processes + 1))
+    return replace(knobs, fencing=True, client_skews=skews)
 
 
 def _rate(rng: random.Random, drift: bool) -> float:

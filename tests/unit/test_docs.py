@@ -315,12 +315,13 @@ def test_numbers_are_those_of_the_code(page: str, text: str) -> None:
 
 
 def test_the_defaults_in_the_signature_of_redlock() -> None:
-    shown = '`Redlock(nodes, ttl=30.0, prefix="redlock:", node_timeout=0.25)`'
+    shown = '`Redlock(nodes, ttl=30.0, prefix="redlock:", node_timeout=0.25, fencing=False)`'
     assert shown in read("docs/settings.md")
     assert celery_redlock.Redlock.__init__.__kwdefaults__ == {
         "ttl": 30.0,
         "prefix": "redlock:",
         "node_timeout": 0.25,
+        "fencing": False,
     }
 
 

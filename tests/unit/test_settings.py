@@ -58,6 +58,7 @@ def test_defaults() -> None:
         retry_backoff_max=60.0,
         retry_deadline=3600.0,
         max_lifetime=86400.0,
+        fencing=False,
     )
     options = resolve({}, settings)
     assert (options.on_conflict, options.on_unavailable, options.on_lost) == (
