@@ -44,6 +44,7 @@ for i, key in ipairs(KEYS) do
 end
 return table.concat(votes)"""
 
+# Never for less than there is: the holder may just have left it locked for longer.
 RENEW = b"""\
 local votes = {}
 for i, key in ipairs(KEYS) do
@@ -51,7 +52,8 @@ for i, key in ipairs(KEYS) do
   votes[i] = '0'
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if held == ARGV[2 * i - 1] then
-    redis.call('PEXPIRE', key, ARGV[2 * i])
+    local ttl = ARGV[2 * i]
+    if redis.call('PTTL', key) < tonumber(ttl) then redis.call('PEXPIRE', key, ttl) end
     votes[i] = '1'
   end
 end

@@ -22,13 +22,11 @@ from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
 from .settings import TaskOptions
 
-__all__ = ["ATTEMPTS", "LEASE", "STAMP", "Delivery", "Skipped", "first_call", "new_stamp"]
+__all__ = ["ATTEMPTS", "LEASE", "Delivery", "Skipped", "first_call"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
 
-STAMP = "redlock_stamp"
-"""Request header: names this delivery; put there by this worker's main process, see worker.py."""
 ATTEMPTS = "redlock_attempts"
 """Message header: how often a task was sent again for want of its lock, and since when."""
 LEASE = "redlock_lease"
@@ -76,7 +74,7 @@ class Delivery:
             os.getpid(),
             task_id=request.id or "",
             retries=request.retries or 0,
-            stamp=_own_stamp(request),
+            stamp=os.urandom(8).hex(),
         )
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
@@ -102,8 +100,7 @@ class Delivery:
                 raise
             return self._later("unavailable", refusal)
         # Counted from the next conflict: a retry of the user's would carry the count along.
-        for name in (ATTEMPTS, STAMP):
-            (self._request.headers or {}).pop(name, None)
+        (self._request.headers or {}).pop(ATTEMPTS, None)
         return body()
 
     @property
@@ -158,7 +155,6 @@ class Delivery:
             refusal,
         )
         headers = {**(self._request.headers or {}), ATTEMPTS: attempts}
-        headers.pop(STAMP, None)
         # Not self.retry(): that would spend the retries of the user.
         again = self._task.signature_from_request(
             self._request, countdown=countdown, retries=self._request.retries, headers=headers
@@ -182,22 +178,6 @@ def first_call(request: Any) -> bool:
         and not request.is_eager
         and not hasattr(request, LEASE)
     )
-
-
-def _own_stamp(request: Any) -> str:
-    """The stamp of this delivery, if this worker put it there; others' travel in headers."""
-    stamp = request.get(STAMP)
-    if isinstance(stamp, str) and stamp.startswith(_WORKER):
-        return stamp
-    return new_stamp()
-
-
-def new_stamp() -> str:
-    """A name for one delivery, that this worker and its pool children know as their own."""
-    return f"{_WORKER}.{os.urandom(8).hex()}"
-
-
-_WORKER = os.urandom(8).hex()
 
 
 def _attempts(request: Any) -> dict[str, Any]:

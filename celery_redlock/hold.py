@@ -132,7 +132,7 @@ class HeldLease:
                 self._fencing,
             )
             _stack.set((*_stack.get(), self))
-            self._redlock._watchdog.watch(claim, self._lost, self.max_lifetime)
+            self._redlock._watch(claim, self._lost, self.max_lifetime)
         except BaseException:
             self.release()
             raise
@@ -150,6 +150,8 @@ class HeldLease:
         held = False
         if claim is not None and not claim.ended and self._pid == os.getpid():
             held = self._redlock._release(claim)
+        if claim is not None:
+            self._redlock._strike_off(claim)
         self._leave()
         return held
 
@@ -233,6 +235,7 @@ class HeldLease:
 
     def _adopt(self, claim: Claim) -> None:
         self._claim = claim
+        self._redlock._post(claim)
 
     def _held(self) -> Claim:
         if self._claim is None:
@@ -241,6 +244,7 @@ class HeldLease:
 
     def _lost(self, claim: Claim) -> None:
         """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
+        self._redlock._strike_off(claim)
         self._say_lost(claim, monotonic() - (claim.granted_at or 0.0))
         emit("lost", self.lease, claim.lost)
         if self.on_lost is not None:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from .errors import LeaseLost
 
-__all__ = ["Claim", "Holder", "Lease", "Owner", "drift", "quorum_of"]
+__all__ = ["NEVER", "Claim", "Holder", "Lease", "Owner", "drift", "quorum_of"]
 
 NEVER = -math.inf
 
@@ -59,14 +59,18 @@ class Claim:
         proposal: What its fencing token is to be at least; None: it asks for none.
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
+        kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
+            is asked before the lease is called lost.
     """
 
     __slots__ = (
+        "_learnt",
         "deadline",
         "ended",
         "expiries",
         "fencing_token",
         "granted_at",
+        "kept",
         "lost",
         "proposal",
         "resource",
@@ -87,6 +91,8 @@ class Claim:
         self.ended = False
         self.proposal: int | None = None
         self.fencing_token: int | None = None
+        self.kept: Callable[[], Sequence[float]] | None = None
+        self._learnt: list[float] | None = None
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
@@ -102,6 +108,7 @@ class Claim:
         """`node` does not hold our token. Whether it should have: then it lost its memory."""
         if not self._open(now):
             return False
+        self._ask_keeper()  # what it was told before must not count after this
         amnesia = self.expiries[node] > now
         if self.expiries[node] != NEVER:
             self.expiries[node] = NEVER
@@ -125,17 +132,55 @@ class Claim:
         if self.lost is None:
             self.lost = reason
 
+    def learn(self, expiries: Sequence[float]) -> bool:
+        """Count what another process was acknowledged for this very token.
+
+        It has kept to the rule of `acknowledged`, and knew of no later deadline than this claim and
+        itself together: so there has been no moment without a quorum. Each counts once: a node may
+        have forgotten since.
+
+        Args:
+            expiries: Per node, as in `expiries`; empty for nothing.
+
+        Returns:
+            Whether there was anything new in it.
+        """
+        if self._learnt is None:
+            self._learnt = [NEVER] * len(self.expiries)
+        news = False
+        for node, expiry in enumerate(expiries):
+            if expiry > self._learnt[node]:
+                news = True
+                self._learnt[node] = expiry
+                self.expiries[node] = max(expiry, self.expiries[node])
+        self._count()
+        return news
+
+    def _ask_keeper(self) -> None:
+        if self.kept is not None:
+            self.learn(self.kept())
+
     def _open(self, now: float) -> bool:
         """Whether answers still count; notices a deadline that has passed."""
-        if self.granted_at is not None and now >= self.deadline:
+        if self._over(now):
             self.lose("expired")
         return self.lost is None
 
     def _settle(self, now: float) -> None:
+        self._count()
+        if self._over(now):
+            self.lose("refused")
+
+    def _count(self) -> None:
         count = len(self.expiries)
         self.deadline = sorted(self.expiries)[count - quorum_of(count)] - drift(self.ttl)
-        if self.granted_at is not None and now >= self.deadline:
-            self.lose("refused")
+
+    def _over(self, now: float) -> bool:
+        """Whether a lease has reached its deadline, and no keeper knows of a later one."""
+        if self.granted_at is None or self.lost is not None or now < self.deadline:
+            return False
+        self._ask_keeper()
+        return now >= self.deadline
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ parent took.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -16,7 +17,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
@@ -26,7 +27,6 @@ from .errors import (
     ConfigurationError,
     LeaseLost,
     NotAcquired,
-    QuorumUnavailable,
     ResourceHeld,
 )
 from .events import emit, heard
@@ -36,6 +36,9 @@ from .quorum import Round
 from .settings import MIN_TTL, check_option, read_settings
 from .wakeup import Wakeup
 from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from .board import Board
 
 __all__ = ["Redlock"]
 
@@ -80,6 +83,7 @@ class Redlock:
         self.node_timeout: float = check_option("node_timeout", node_timeout)
         self.fencing: bool = check_option("fencing", fencing)
         self._last_fence = 0
+        self._board: Board | None = None
         self._start()
         _instances.add(self)
 
@@ -95,6 +99,8 @@ class Redlock:
         self._watchdog = Watchdog(self._extend, monotonic)
         self._claims: dict[str, Claim] = {}
         self._many = MANY
+        if self._board is not None:
+            self._board.forked()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -230,25 +236,6 @@ class Redlock:
         if not tokens:
             return None
         return refusal.holder(resource, tokens, ballot.quorum, refusal.free_in(ballot))
-
-    def free(self, resource: str, stamp: str) -> bool:
-        """Free what a dead holder left: every token whose owner bears `stamp`. Whether any was.
-
-        Only for whoever has seen the holder die. Never raises for a node.
-        """
-        try:
-            ballot = self._peek(resource)
-        except QuorumUnavailable as error:
-            logger.warning("cannot free %s, its ttl will: %s", resource, error)
-            return False
-        freed = False
-        for token in {detail[0] for detail in ballot.details if isinstance(detail, tuple)}:
-            owner = Owner.of(token)
-            if owner is not None and owner.stamp == stamp:
-                claim = Claim(resource, token, self.ttl, len(self._addresses))
-                self._driver.run(partial(quorum.release, claim, patience=self.node_timeout))
-                freed = True
-        return freed
 
     def lock(
         self,
@@ -388,7 +375,7 @@ class Redlock:
             if heard():
                 emit("acquired", self._lease(claim))
             return claim
-        del self._claims[claim.token]
+        self._forget(claim)
         raise self._refused(refusal.refusal(resource, ballot, self.nodes, claim.ttl))
 
     def _remember(self, claim: Claim) -> None:
@@ -401,6 +388,27 @@ class Redlock:
                     self._claims.pop(token, None)
             self._many = MANY + 2 * len(self._claims)
 
+    def _forget(self, claim: Claim) -> None:
+        self._claims.pop(claim.token, None)
+        self._strike_off(claim)
+
+    def _post(self, claim: Claim) -> None:
+        """Let a keeper know of it, before anything is written to a node."""
+        if self._board is not None:
+            self._board.post(claim)
+
+    def _strike_off(self, claim: Claim) -> None:
+        if self._board is not None:
+            self._board.strike_off(claim)
+
+    def _watch(
+        self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None
+    ) -> None:
+        """Extend it from now on."""
+        self._watchdog.watch(claim, lost, max_lifetime)
+        if self._board is not None and claim.granted_at is not None:
+            self._board.hold(claim, claim.granted_at + (max_lifetime or math.inf))
+
     def _release(self, claim: Claim) -> bool:
         self._watchdog.drop(claim)
         try:
@@ -409,7 +417,7 @@ class Redlock:
             self._driver.run(lambda now: quorum.release(claim, now, 0.0))
             raise
         finally:
-            self._claims.pop(claim.token, None)
+            self._forget(claim)
         if heard() and claim.granted_at is not None:
             emit("released", self._lease(claim), held)
         return held
@@ -420,6 +428,7 @@ class Redlock:
         if not claim.held(monotonic()):
             self._release(claim)  # set again now, it would keep the next holder out
             return False
+        self._strike_off(claim)  # nor may a keeper shorten it again
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience
@@ -440,6 +449,9 @@ class Redlock:
             [partial(quorum.extend, batch, patience=patience) for batch in batches]
         )
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
+        if self._board is not None:
+            for claim in renewed:
+                self._board.renewed(claim)
         if heard():
             for claim in renewed:
                 emit("extended", self._lease(claim))

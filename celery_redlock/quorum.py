@@ -27,6 +27,7 @@ __all__ = [
     "Vote",
     "acquire",
     "extend",
+    "free",
     "peek",
     "release",
     "undo",
@@ -348,6 +349,18 @@ def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
     return held and ballot.no <= len(ballot.votes) - ballot.quorum
+
+
+def free(claim: Claim, now: float, patience: float) -> Steps[bool]:
+    """Delete a dead holder's token, everywhere. Whether a quorum has answered.
+
+    Only for whoever has seen the holder die. Nodes that are away are told when they are back.
+    """
+    claim.ended = True
+    claim.written = [True] * len(claim.written)  # by the dead; so it is owed
+    ballot = Round(Verb.RELEASE, [claim], now, patience)
+    yield ballot
+    return ballot.yes + ballot.no >= ballot.quorum
 
 
 def peek(claim: Claim, now: float, patience: float) -> Steps[Round]:

@@ -4,33 +4,29 @@ In the process that runs the body: `task_postrun` comes after every ending that 
 every pool, after the result is stored and the user's hooks have run. `task_success`,
 `task_failure` and `task_retry` release too, where they come first; releasing again is nothing.
 
-In a worker's main process: `task_received` gives every *delivery* a stamp of its own (one task id
-can be delivered twice at once), which the pool child puts into its token. When the child dies, the
-main process frees by that stamp. See `reaper.py`.
+In a worker's main process: a keeper reads what the pool children hold, extends it where they are
+stopped or busy, and frees it when they die. See `keeper.py`.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 from celery import _state, signals
 
-from .delivery import LEASE, STAMP, new_stamp
+from .delivery import LEASE
 from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
-from .reaper import Reaper
 from .settings import given_names, read_settings
-from .task import TaskLock, lock_of, resource_of
+from .task import TaskLock, lock_of
 
 __all__ = ["install"]
 
 logger = logging.getLogger("celery_redlock.worker")
-
-_reaper: Reaper | None = None
 
 
 def release(sender: Any = None, **_signal: Any) -> None:
@@ -39,47 +35,6 @@ def release(sender: Any = None, **_signal: Any) -> None:
     held = getattr(request, LEASE, None)
     if held is not None:
         held.release()
-
-
-def received(request: Any = None, **_signal: Any) -> None:
-    """The main process: a message was received; nothing of it has run."""
-    task = request.task
-    if lock_of(task) is None:
-        return
-    stamp = request.request_dict[STAMP] = new_stamp()
-    accepted = request.on_accepted
-
-    def on_accepted(pid: int, time_accepted: float) -> Any:
-        # An attribute of this one request: its class may be anybody's.
-        if pid != os.getpid():
-            _watch(task, request.args, request.kwargs, stamp, pid)
-        return accepted(pid, time_accepted)
-
-    succeeded = request.on_success
-
-    def on_success(*args: Any, **kwargs: Any) -> Any:
-        # The child has sent a result, of whatever kind: it has ended the body, and freed its lock.
-        if _reaper is not None:
-            _reaper.forget(stamp)
-        return succeeded(*args, **kwargs)
-
-    request.on_accepted = on_accepted
-    request.on_success = on_success
-
-
-def _watch(task: Any, args: Any, kwargs: Any, stamp: str, pid: int) -> None:
-    global _reaper
-    if _reaper is None or _reaper._pid != os.getpid():
-        _reaper = Reaper()
-
-    def free() -> None:
-        if not task.app.conf.get("redlock_enabled", True):
-            return
-        resource = resource_of(task, args, kwargs)
-        if resource is not None and Redlock.from_app(task.app).free(resource, stamp):
-            logger.warning("freed %s, which pool child %d held when it died", resource, pid)
-
-    _reaper.watch(pid, stamp, free)
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
@@ -94,9 +49,35 @@ def check(sender: Any = None, **_signal: Any) -> None:
             read_settings(app)
         for lock in locks:
             lock.options(app)
+        if _locking(app):
+            share(Redlock.from_app(app))
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None
+
+
+def share(redlock: Redlock) -> None:
+    """The main process, before it has children: what they hold shall be seen from here."""
+    from .board import MAX_NODES, Board  # no other process needs it
+
+    if redlock._board is None and len(redlock.nodes) <= MAX_NODES:
+        redlock._board = Board(len(redlock.nodes))
+
+
+def keep(sender: Any = None, **_signal: Any) -> None:
+    """The main process of a prefork worker: keep what its children hold."""
+    from celery.concurrency.prefork import TaskPool
+
+    from .keeper import Keeper
+
+    if not isinstance(sender.pool, TaskPool) or not _locking(sender.app):
+        return
+    redlock = Redlock.from_app(sender.app)
+    if redlock._board is None:
+        return
+    redlock.connect(timeout=0)
+    keeper = Keeper(redlock._board, redlock._driver, redlock.node_timeout)
+    threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
 
 def announce(sender: Any = None, **_signal: Any) -> None:
@@ -134,7 +115,7 @@ def announce(sender: Any = None, **_signal: Any) -> None:
 def connect(**_signal: Any) -> None:
     """A pool child: connect before its first task, in the background."""
     app = _state.get_current_app()
-    if any(_locks(app)) and app.conf.get("redlock_enabled", True):
+    if _locking(app):
         Redlock.from_app(app).connect(timeout=0)
 
 
@@ -143,6 +124,10 @@ def begin_beat(sender: Any = None, **_signal: Any) -> None:
     from . import beat
 
     beat.guard(sender)
+
+
+def _locking(app: Any) -> bool:
+    return any(_locks(app)) and app.conf.get("redlock_enabled", True)
 
 
 def _locks(app: Any) -> Iterator[TaskLock]:
@@ -154,8 +139,8 @@ def install() -> None:
     for ending in ("task_postrun", "task_success", "task_failure", "task_retry"):
         signal = getattr(signals, ending)
         signal.connect(release, weak=False, dispatch_uid=f"celery_redlock.{ending}")
-    signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")
     signals.worker_ready.connect(announce, weak=False, dispatch_uid="celery_redlock.announce")
+    signals.worker_ready.connect(keep, weak=False, dispatch_uid="celery_redlock.keep")
     signals.beat_init.connect(begin_beat, weak=False, dispatch_uid="celery_redlock.beat")
     signals.worker_process_init.connect(connect, weak=False, dispatch_uid="celery_redlock.connect")

@@ -16,7 +16,6 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.address import parse_nodes
 from celery_redlock.delivery import ATTEMPTS, _attempts
-from celery_redlock.reaper import Reaper
 from celery_redlock.server import LocalServer
 from celery_redlock.task import TaskLock
 from celery_redlock.wakeup import Waiter, Wakeup
@@ -102,15 +101,6 @@ def test_callbacks_that_exit_do_not_end_the_watchdog(
             lease.ensure()
             time.sleep(0.01)
         assert make().try_acquire("next") is None
-
-
-def test_last_words_that_exit_do_not_end_the_reaper() -> None:
-    reaper = Reaper()
-    dead = threading.Event()
-    reaper._last_words = {1: ("one", sys.exit), 2: ("two", dead.set)}
-    for pid in (1, 2):
-        reaper._died(pid)
-    assert dead.is_set()
 
 
 class Hiccup(redis.CredentialProvider):

@@ -44,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "address": {"errors", "redis"},
     "bell": set(),
     "interrupt": {"errors"},
-    "reaper": set(),
+    "board": {"lease"},
+    "keeper": {"board", "driver", "lease", "quorum"},
     "replies": {"redis"},
     "node": {"address", "channel", "commands", "errors", "quorum", "replies", "redis"},
     "driver": {"address", "bell", "commands", "errors", "lease", "node", "quorum"},
@@ -67,8 +68,8 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("worker", "celery"),
     },
     "worker": {
-        *("delivery", "errors", "lease", "lock", "reaper", "settings", "task", "celery"),
-        "beat",  # inside a function: no other process needs it
+        *("delivery", "errors", "lease", "lock", "settings", "task", "celery"),
+        *("beat", "board", "keeper"),  # inside functions: no other process needs them
     },
     "tick": {"celery"},
     "turn": {

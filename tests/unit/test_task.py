@@ -32,7 +32,7 @@ from celery_redlock import (
     current_lease,
     locked,
 )
-from celery_redlock.delivery import ATTEMPTS, STAMP, new_stamp
+from celery_redlock.delivery import ATTEMPTS
 from celery_redlock.hold import HeldLease
 from celery_redlock.lease import Owner
 from celery_redlock.settings import TASK
@@ -391,20 +391,12 @@ def test_the_token_says_who_holds(redlock: FakeRedlock, app: Any) -> None:
     def who() -> str:
         return current_lease().token
 
-    stamp = new_stamp()
-    owner = Owner.of(deliver(who, retries=2, **{STAMP: stamp})[0])
-    assert owner is not None
-    assert (owner.task_id, owner.retries, owner.stamp) == ("the-id", 2, stamp)
-
-
-def test_a_stamp_from_elsewhere_is_not_believed(redlock: FakeRedlock, app: Any) -> None:
-    @app.task(base=SingletonTask, lock_key="w")
-    def who() -> str:
-        return current_lease().token
-
-    for foreign in ("forged", 5, None, "a|b|c"):
-        owner = Owner.of(deliver(who, **{STAMP: foreign})[0])
-        assert owner is not None and owner.stamp != foreign
+    owners = [Owner.of(deliver(who, retries=2)[0]) for _delivery in range(2)]
+    first, second = owners
+    assert first is not None and second is not None
+    assert (first.task_id, first.retries) == (second.task_id, second.retries) == ("the-id", 2)
+    # One id may be delivered twice at once.
+    assert first.stamp and first.stamp != second.stamp
 
 
 # -- the conflict policy -------------------------------------------------------------------------
@@ -442,7 +434,6 @@ def test_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
     assert headers["trace"] == "abc"
     assert headers[ATTEMPTS]["held"] == 1
     assert headers[ATTEMPTS]["unavailable"] == 0
-    assert STAMP not in headers
 
 
 def test_retries_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list[Any]) -> None:

@@ -6,6 +6,7 @@ is chosen by the message, so that one task can come to every kind of end.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import time
@@ -49,6 +50,8 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep") -> None:
         end = time.monotonic() + seconds
         if kind == "one sleep":
             time.sleep(seconds)
+        if kind == "gil":
+            ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # keeps the GIL, unlike CDLL
         while time.monotonic() < end:
             note("alive", f"k:{key}", task.request.id, run)
             if kind == "sleep":
@@ -155,6 +158,12 @@ unavailable_run = _conflict("unavailable_run", lock_on_unavailable="run")
 def short_ttl(self: Task, key: str, seconds: float, kind: str = "sleep") -> float:
     occupy(self, key, seconds, kind)
     return current_lease().remaining()
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
+def nested(self: Task, key: str, seconds: float) -> None:
+    with Redlock.from_app(app).lock(f"k:{key}:inner", ttl=1.0):
+        occupy(self, key, seconds)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)

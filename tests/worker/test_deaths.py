@@ -86,7 +86,7 @@ def test_child_is_killed(cluster: Cluster, worker: Worker, key: str) -> None:
     assert cluster.state(sent) == "FAILURE"
     cluster.settled()
     assert len(cluster.runs(key, sent)) == 1
-    worker.said(f"freed k:{key}, which pool child {run.pid} held when it died")
+    worker.said(f"freed k:{key}, which process {run.pid} held when it died")
 
 
 def test_child_is_killed_and_its_message_comes_back(

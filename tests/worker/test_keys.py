@@ -101,5 +101,5 @@ def test_main_process_and_body_agree(cluster: Cluster, worker: Worker, tasks: An
     (here,) = wait_until(lines, 5.0, "the body runs")
     assert here.resource == resource
     os.kill(here.pid, signal.SIGKILL)
-    worker.said(f"freed {resource}, which pool child {here.pid} held when it died")
+    worker.said(f"freed {resource}, which process {here.pid} held when it died")
     assert cluster.state(sent) == "FAILURE"

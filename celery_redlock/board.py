@@ -1,0 +1,289 @@
+"""What the processes of one worker hold, in memory that they share with who keeps it alive.
+
+A process cannot extend what it holds while it is stopped, or while a C call keeps the GIL; and it
+frees nothing once it is dead. So every holder notes on a *board*, before it asks a node for
+anything, what token it is going to hold where, and strikes the note off when that is released. The
+*keeper* (`keeper.py`), another process, reads the notes: it extends what its holder is late to
+extend, and frees what a dead one has left. Back the other way go the expiries that the keeper was
+acknowledged; the holder takes them for its own when its own are over, so that the two never
+contradict each other.
+
+No lock is shared: who is stopped in the midst of a note must stop nobody else. Holder and keeper
+each write words of their own, and what only means something together is covered by a checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from .lease import NEVER, Claim
+
+__all__ = ["MAX_NODES", "Board", "Note"]
+
+MAX_NODES = 16
+BLOCKS, SLOTS = 1024, 8
+"""A process takes a block of slots, and another when that is full. Untouched ones cost nothing."""
+
+_WORD = 8
+_SLOT = 1024
+_BLOCK = _SLOT * (1 + SLOTS)
+_HEADER = 64
+_SIZE = _HEADER + BLOCKS * _BLOCK
+
+# Words of the header, of a block and of a slot.
+_PERIOD, _HIGH = 0, 1
+_PID = 0
+_KIND, _SERIAL, _TTL, _UNTIL, _SHAPE, _KEPT_SUM, _HELD = range(7)
+_KEPT = _HELD + MAX_NODES
+_TEXT = (_KEPT + MAX_NODES) * _WORD
+
+_EMPTY, _ASKING, _HOLDING = 0, 1, 2
+
+
+class Note(NamedTuple):
+    """One note on the board, as the keeper reads it.
+
+    Attributes:
+        slot: Where it stands.
+        serial: Tells it from an earlier note in the same slot.
+        held: Whether it is granted; else its nodes are still being asked.
+        until: When extension ends (`max_lifetime`), in seconds of the clock of leases.
+        expiries: Per node, what its holder was acknowledged.
+        kept: Per node, what a keeper was; empty for nothing.
+    """
+
+    slot: int
+    serial: int
+    held: bool
+    resource: str
+    token: str
+    ttl: float
+    until: float
+    expiries: Sequence[float]
+    kept: Sequence[float]
+
+
+class Board:
+    """Shared by a process and all that it forks; with a program it starts, by descriptor.
+
+    Args:
+        nodes: How many nodes the lock has.
+        fd: The memory of a board that exists, inherited; a new one if None.
+        ring: Where holders ring for the keeper, inherited with `fd`.
+
+    Attributes:
+        read: Whether somebody keeps what this process writes: only then does it write.
+    """
+
+    def __init__(self, nodes: int, fd: int | None = None, ring: int | None = None) -> None:
+        if nodes > MAX_NODES:
+            raise ValueError(f"a board has room for {MAX_NODES} nodes, not {nodes}")
+        self.nodes = nodes
+        self.read = False
+        self.fd = _memory() if fd is None else fd
+        memory = mmap.mmap(self.fd, _SIZE)
+        self._bytes = memoryview(memory)
+        self._words = self._bytes.cast("q")
+        self._seconds = self._bytes.cast("d")
+        self._ringing = -1
+        if ring is None:
+            ring, self._ringing = os.pipe()
+            os.set_blocking(self._ringing, False)
+        os.set_blocking(ring, False)
+        self.ring = ring
+        self._begin()
+
+    # -- The holder's side -----------------------------------------------------------------------
+
+    def forked(self) -> None:
+        """This is another process than before: what the board says is not of this one."""
+        self._begin()
+        self.read = True  # by the process that made the board
+
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._mine: list[int] = []
+        self._used: dict[int, Claim] = {}
+        # No two notes have the same, whoever wrote them: what is kept for one must not be taken for
+        # another that stands in its place.
+        self._serial = int.from_bytes(os.urandom(7), "big")
+
+    def post(self, claim: Claim) -> None:
+        """Note a token before it is written to any node. Without room there is no note."""
+        if not self.read:
+            return
+        resource = claim.resource.encode("utf-8", "surrogatepass")
+        text = resource + claim.token.encode("utf-8", "surrogatepass")
+        if len(text) > _SLOT - _TEXT:
+            return
+        with self._lock:
+            slot = self._free_slot()
+            if slot is None:
+                return
+            self._used[slot] = claim
+            self._serial += 1
+            serial = self._serial
+        word, nodes = slot // _WORD, self.nodes
+        words, seconds = self._words, self._seconds
+        words[word + _KIND] = _EMPTY
+        words[word + _SERIAL] = serial
+        seconds[word + _TTL] = claim.ttl
+        for node in range(nodes):
+            seconds[word + _HELD + node] = NEVER
+        self._bytes[slot + _TEXT : slot + _TEXT + len(text)] = text
+        words[word + _SHAPE] = _shape(len(resource), len(text), _checksum(serial, claim.ttl, text))
+        words[word + _KIND] = _ASKING
+        claim.kept = partial(self._kept, word, serial)
+        # It looks this often, and would come too late.
+        if claim.ttl < 4 * seconds[_PERIOD]:
+            self._knock()
+
+    def hold(self, claim: Claim, until: float) -> None:
+        """It is granted, and to be extended until `until`; seconds."""
+        word = self._word_of(claim)
+        if word is not None:
+            self._seconds[word + _UNTIL] = until
+            self.renewed(claim)
+            self._words[word + _KIND] = _HOLDING
+
+    def renewed(self, claim: Claim) -> None:
+        """Its holder was acknowledged later expiries."""
+        word = self._word_of(claim)
+        if word is not None:
+            for node, expiry in enumerate(claim.expiries):
+                self._seconds[word + _HELD + node] = expiry
+
+    def strike_off(self, claim: Claim) -> None:
+        """It is released, lost or left to expire: nobody is to extend or to free it."""
+        word = self._word_of(claim)
+        if word is not None:
+            self._words[word + _KIND] = _EMPTY
+            claim.kept = None
+            self._used.pop(word * _WORD, None)
+
+    def _word_of(self, claim: Claim) -> int | None:
+        return None if claim.kept is None else claim.kept.args[0]  # type: ignore[attr-defined]
+
+    def _kept(self, word: int, serial: int) -> Sequence[float]:
+        """What the keeper was acknowledged for a note, per node; nothing, if that is not whole."""
+        expiries = self._seconds[word + _KEPT : word + _KEPT + self.nodes].tolist()
+        return expiries if self._words[word + _KEPT_SUM] == _sum(serial, expiries) else ()
+
+    def _free_slot(self) -> int | None:
+        """One that no claim of ours uses; one that a strike has left behind is free as well."""
+        used = self._used
+        for slot in self._mine:
+            claim = used.get(slot)
+            if claim is None or claim.ended:
+                return slot
+        block = self._take_block()
+        if block is None:
+            return None
+        self._mine += range(block + _SLOT, block + _BLOCK, _SLOT)
+        return block + _SLOT
+
+    def _take_block(self) -> int | None:
+        fcntl.lockf(self.fd, fcntl.LOCK_EX)
+        try:
+            for number in range(BLOCKS):
+                block = _HEADER + number * _BLOCK
+                if self._words[block // _WORD + _PID] == 0:
+                    self._words[block // _WORD + _PID] = os.getpid()
+                    self._words[_HIGH] = max(self._words[_HIGH], number + 1)
+                    self._knock()
+                    return block
+        finally:
+            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        return None
+
+    def _knock(self) -> None:
+        with contextlib.suppress(OSError):  # full: it is on its way already
+            os.write(self._ringing, b"\0")
+
+    # -- The keeper's side -----------------------------------------------------------------------
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """All blocks that a process has taken, each with its pid."""
+        for number in range(self._words[_HIGH]):
+            block = _HEADER + number * _BLOCK
+            pid = self._words[block // _WORD + _PID]
+            if pid:
+                yield block, pid
+
+    def notes(self, block: int) -> Iterator[Note]:
+        """What stands in a block, but for notes that are being written."""
+        for slot in range(block + _SLOT, block + _BLOCK, _SLOT):
+            note = self._read(slot)
+            if note is not None:
+                yield note
+
+    def _read(self, slot: int) -> Note | None:
+        word = slot // _WORD
+        kind, serial = self._words[word + _KIND], self._words[word + _SERIAL]
+        if kind == _EMPTY:
+            return None
+        ttl, until = self._seconds[word + _TTL], self._seconds[word + _UNTIL]
+        resource_length, length, checksum = _from_shape(self._words[word + _SHAPE])
+        text = bytes(self._bytes[slot + _TEXT : slot + _TEXT + min(length, _SLOT - _TEXT)])
+        if checksum != _checksum(serial, ttl, text):
+            return None
+        expiries = self._seconds[word + _HELD : word + _HELD + self.nodes].tolist()
+        kept = self._kept(word, serial)
+        resource = text[:resource_length].decode("utf-8", "surrogatepass")
+        token = text[resource_length:].decode("utf-8", "surrogatepass")
+        held = kind == _HOLDING
+        return Note(slot, serial, held, resource, token, ttl, until, expiries, kept)
+
+    def keep(self, note: Note, expiries: Sequence[float]) -> None:
+        """Tell the holder what was acknowledged in its stead."""
+        word = note.slot // _WORD
+        for node, expiry in enumerate(expiries):
+            self._seconds[word + _KEPT + node] = expiry
+        self._words[word + _KEPT_SUM] = _sum(note.serial, expiries)
+
+    def clear(self, block: int) -> None:
+        """Give a dead process's block to whoever comes next."""
+        for slot in range(block + _SLOT, block + _BLOCK, _SLOT):
+            self._words[slot // _WORD + _KIND] = _EMPTY
+        self._words[block // _WORD + _PID] = 0
+
+    def looks_every(self, period: float) -> None:
+        """Say how often the keeper looks; seconds."""
+        self._seconds[_PERIOD] = period
+
+
+def _memory() -> int:
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("celery_redlock board")
+    else:
+        import tempfile
+
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, _SIZE)
+    return fd
+
+
+def _sum(serial: int, expiries: Sequence[float]) -> int:
+    return zlib.crc32(struct.pack(f"q{len(expiries)}d", serial, *expiries))
+
+
+def _checksum(serial: int, ttl: float, text: bytes) -> int:
+    return zlib.crc32(text, zlib.crc32(struct.pack("qd", serial, ttl)))
+
+
+def _shape(resource: int, text: int, checksum: int) -> int:
+    return resource | text << 10 | checksum << 20
+
+
+def _from_shape(shape: int) -> tuple[int, int, int]:
+    return shape & 0x3FF, shape >> 10 & 0x3FF, shape >> 20

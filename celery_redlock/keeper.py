@@ -1,0 +1,230 @@
+"""Extends what other processes hold and are late to extend, and frees what the dead have left.
+
+Each process extends its own leases, by a thread. That thread stands still when the process is
+stopped or a C call keeps the GIL, and ends with it. So a keeper in another process, the main
+process of a prefork worker or a small one of its own (`helper.py`), reads the *board* on which
+holders note what they hold: a lease of which more than half is gone is extended in its holder's
+stead, and when a holder is dead, and with it the body, its tokens are deleted.
+
+Death is seen, not assumed. Celery's main process hears of a child's death 0.1 to 5 seconds late,
+and of some deaths by no signal at all; of a hard time limit and a terminating revocation it hears
+while the child is still alive. So neither is believed: the pids themselves are watched.
+
+A keeper never sets a missing key again (`Verb.RENEW`): its connections are not the holder's, and
+its request may arrive behind the release.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import select
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from . import quorum
+from .board import Board, Note
+from .driver import Driver, monotonic
+from .lease import Claim, Owner
+from .quorum import Verb
+
+__all__ = ["Keeper"]
+
+logger = logging.getLogger("celery_redlock.keeper")
+
+LATE = 1 / 2
+"""A holder extends when a third of the ttl is gone; the keeper when this part is."""
+LOOKS = 1 / 10
+"""It looks, and tries again, so often, as a part of the shortest ttl on the board."""
+OFTEN, SELDOM = 0.02, 0.5
+"""Seconds between two looks, at least and at most."""
+UNWATCHED = 0.1
+"""Seconds between two looks where the system cannot tell of a death by itself."""
+SILENCE = 0.5
+"""Seconds for a holder to tell of its loss itself."""
+BATCH = 100
+
+Name = tuple[int, int]
+"""A note's slot and serial."""
+
+
+class Keeper:
+    """Keeps what stands on one board. Runs in one thread.
+
+    Args:
+        board: What others hold.
+        driver: The nodes, over connections of the keeper's own.
+        node_timeout: How long to wait for a node, in seconds.
+    """
+
+    def __init__(self, board: Board, driver: Driver, node_timeout: float) -> None:
+        self._board = board
+        self._driver = driver
+        self._node_timeout = node_timeout
+        self._claims: dict[Name, Claim] = {}
+        self._over: dict[Name, float] = {}
+        self._watched: dict[int, int | None] = {}  # pidfd by block
+        self._poll = select.poll()
+        self._poll.register(board.ring, select.POLLIN)
+        self._period = SELDOM
+
+    def run(self) -> None:
+        """Keep, for ever."""
+        while True:
+            self.turn()
+
+    def turn(self, also: Mapping[int, Callable[[], None]] | None = None) -> None:
+        """Wait for something to do, and do it.
+
+        Args:
+            also: More to wait for, and what to call then, by descriptor.
+        """
+        try:
+            self._look()
+            self._await(also or {})
+        except BaseException:
+            # Leases must not end for one bug; the next look may do better.
+            logger.exception("could not keep the locks of other processes")
+            with contextlib.suppress(BaseException):
+                select.select([], [], [], self._period)
+
+    def _await(self, also: Mapping[int, Callable[[], None]]) -> None:
+        period = self._period
+        if None in self._watched.values():
+            period = min(period, UNWATCHED)
+        for fd, _event in self._poll.poll(period * 1000):
+            if fd in also:
+                also[fd]()
+            elif fd == self._board.ring:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(fd, 4096)
+
+    def wait_also(self, fd: int) -> None:
+        """Let `turn` wait for this descriptor as well."""
+        self._poll.register(fd, select.POLLIN)
+
+    def _look(self) -> None:
+        """At the whole board: who is dead, what is late."""
+        now = monotonic()
+        seen: dict[Name, Claim] = {}
+        late: list[tuple[Note, Claim]] = []
+        shortest = SELDOM / LOOKS
+        for block, pid in list(self._board.blocks()):
+            if self._dead(block, pid):
+                self._bury(block, pid)
+                continue
+            for note in self._board.notes(block):
+                shortest = min(shortest, note.ttl)
+                if not note.held:
+                    continue
+                name = (note.slot, note.serial)
+                claim = seen[name] = self._claim(note, now)
+                if not claim.held(now):
+                    self._lost(name, note, claim, pid, now)
+                elif now < note.until and claim.deadline - now < note.ttl * LATE:
+                    late.append((note, claim))
+        self._claims = seen
+        self._over = {name: since for name, since in self._over.items() if name in seen}
+        self._period = min(max(shortest * LOOKS, OFTEN), SELDOM)
+        self._board.looks_every(self._period)
+        if late:
+            self._extend(late, now)
+
+    def _claim(self, note: Note, now: float) -> Claim:
+        """What this keeper knows of a note, and what its holder has written since."""
+        claim = self._claims.get((note.slot, note.serial))
+        if claim is not None:
+            news = claim.learn(note.expiries)
+            if claim.lost is None or not news:
+                return claim
+        # Unknown; or lost, as far as was known here, but its holder has known better.
+        fresh = Claim(note.resource, note.token, note.ttl, self._board.nodes)
+        fresh.learn(note.expiries)
+        if claim is None:
+            fresh.learn(note.kept)  # by a keeper that is no more
+        fresh.granted_at = now
+        return fresh
+
+    def _extend(self, late: list[tuple[Note, Claim]], now: float) -> None:
+        claims = [claim for _note, claim in late]
+        patience = min(min(c.deadline - now, c.ttl / 10, self._node_timeout) for c in claims)
+        batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
+        self._driver.run_all(
+            [
+                partial(quorum.extend, batch, patience=max(0.001, patience), verb=Verb.RENEW)
+                for batch in batches
+            ]
+        )
+        for note, claim in late:
+            self._board.keep(note, claim.expiries)
+
+    def _lost(self, name: Name, note: Note, claim: Claim, pid: int, now: float) -> None:
+        """Its holder tells of a loss; unless it cannot."""
+        if now - self._over.setdefault(name, now) >= SILENCE:
+            self._over[name] = math.inf
+            logger.error(
+                "lost the lock %s held by %s: %s; process %d is stopped or busy and has not"
+                " noticed: its work may overlap with another's",
+                note.resource,
+                Owner.of(note.token),
+                claim.lost,
+                pid,
+            )
+
+    def _bury(self, block: int, pid: int) -> None:
+        """Free what a dead process has left on the board."""
+        left = list(self._board.notes(block))
+        claims = [Claim(n.resource, n.token, n.ttl, self._board.nodes) for n in left]
+        frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
+        freed = self._driver.run_all(frees) if frees else []
+        for note, done in zip(left, freed, strict=True):
+            if done:
+                logger.warning("freed %s, which process %d held when it died", note.resource, pid)
+            else:
+                logger.warning(
+                    "cannot free %s, which process %d held when it died: too few nodes answer; its"
+                    " ttl will",
+                    note.resource,
+                    pid,
+                )
+        self._board.clear(block)
+        pidfd = self._watched.pop(block, None)
+        if pidfd is not None:
+            self._poll.unregister(pidfd)
+            os.close(pidfd)
+
+    def _dead(self, block: int, pid: int) -> bool:
+        """Whether the process of a block has ended. Watches it from now on."""
+        if block not in self._watched:
+            self._watched[block] = pidfd = self._pidfd(pid)
+            if pidfd is not None:
+                self._poll.register(pidfd, select.POLLIN)
+        pidfd = self._watched[block]
+        if pidfd is None:
+            return _is_dead(pid)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def _pidfd(self, pid: int) -> int | None:
+        if not hasattr(os, "pidfd_open"):
+            return None
+        try:
+            return os.pidfd_open(pid)
+        except OSError:
+            return None  # gone, or not to be watched
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether a process has ended. One that waits to be reaped is not asked for its remains."""
+    with contextlib.suppress(ChildProcessError):
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False

@@ -1,0 +1,99 @@
+"""The main process keeps what its pool children hold and cannot extend themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_redlock import LeaseLost
+from tests.worker.harness import Cluster, Worker
+
+pytestmark = pytest.mark.worker
+
+TTL = 1.0
+"""Of `short_ttl`; seconds."""
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("short_ttl", key, 4 * TTL)
+    run = cluster.entered(key)
+    contender = cluster.contend(key)
+    with stopped(run.pid):
+        time.sleep(3 * TTL)
+        assert contender.entered is None
+    assert cluster.result(sent) > 0.0  # seconds left, as the body itself sees it at its end
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+    assert "lost the lock" not in worker.text
+
+
+def test_a_c_call_that_keeps_the_gil_keeps_its_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("short_ttl", key, 3 * TTL, "gil")
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    assert cluster.result(sent) > 0.0
+    run = cluster.runs(key, sent)[0]
+    assert run.end - run.begin > 3 * TTL
+    contender.gets_it(since=run.end)
+    assert "lost the lock" not in worker.text
+
+
+def test_a_child_that_dies_while_it_is_stopped_frees_its_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    cluster.send("short_ttl", key, 30.0)
+    run = cluster.entered(key)
+    contender = cluster.contend(key)
+    os.kill(run.pid, signal.SIGSTOP)
+    time.sleep(2 * TTL)
+    assert contender.entered is None
+    killed = time.monotonic()
+    os.kill(run.pid, signal.SIGKILL)
+    contender.gets_it(since=killed)
+
+
+def test_what_a_stopped_child_has_lost_it_learns_when_it_goes_on(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("short_ttl", key, 30.0)
+    run = cluster.entered(key)
+    with stopped(run.pid):
+        for node in cluster.nodes[:3]:
+            with redis.Redis(port=node.port) as client:
+                assert client.delete(f"redlock:k:{key}") == 1
+                client.set(f"redlock:k:{key}", "a thief", px=20_000)
+        worker.said(f"process {run.pid} is stopped or busy and has not noticed", 5 * TTL)
+    with pytest.raises(LeaseLost):
+        cluster.result(sent)
+    with redis.Redis(port=cluster.nodes[0].port) as client:
+        assert client.get(f"redlock:k:{key}") == b"a thief"
+
+
+def test_a_block_inside_a_body_is_kept_and_freed_as_well(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    cluster.send("nested", key, 30.0)
+    run = cluster.entered(key)
+    contender = cluster.contend(f"{key}:inner")
+    with stopped(run.pid):
+        time.sleep(3 * TTL)
+        assert contender.entered is None
+    killed = time.monotonic()
+    os.kill(run.pid, signal.SIGKILL)
+    contender.gets_it(since=killed)
