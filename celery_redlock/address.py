@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -17,7 +18,12 @@ from urllib.parse import urlsplit
 import redis
 from redis._parsers import _RESP2Parser
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, ConnectionPool, UnixDomainSocketConnection
+from redis.connection import (
+    AbstractConnection,
+    ConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.retry import Retry
 
 from .errors import ConfigurationError
@@ -40,11 +46,13 @@ class Address:
         name: `host:port` or the path of a socket; never a credential.
         connection_class: redis-py's class for this kind of connection.
         arguments: What to make it with. Holds the password: never log or show it.
+        unverified: It speaks TLS, but anybody may answer: no certificate is checked, or no name.
     """
 
     name: str
     connection_class: type[AbstractConnection]
     arguments: Mapping[str, Any] = field(repr=False)
+    unverified: bool = False
 
     def connection(self) -> Any:
         """A new connection of redis-py's (most of whose methods have no types), not connected."""
@@ -98,6 +106,10 @@ def _parse(spec: object, where: str) -> Address:
         given = dict(pool.connection_kwargs)
         if isinstance(spec, Mapping) and "socket_connect_timeout" not in spec:
             given.pop("socket_connect_timeout", None)  # redis-py's default, not the user's
+        if not isinstance(spec, redis.Redis) and issubclass(pool.connection_class, SSLConnection):
+            said = given if isinstance(spec, str) else spec
+            if "ssl_check_hostname" not in said and _certified(given):
+                given["ssl_check_hostname"] = True  # as redis-py does by default since 6.0
         address = _address(pool.connection_class, given)
         address.connection()
     except (TypeError, ValueError, redis.RedisError) as error:
@@ -168,7 +180,14 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
         arguments.update(lib_name=None, lib_version=None)
     if "maint_notifications_config" in known:
         arguments["maint_notifications_config"] = _no_maintenance_notifications()
-    return Address(name, kind, arguments)
+    tls = issubclass(kind, SSLConnection)
+    named = bool(arguments.get("ssl_check_hostname", True))
+    return Address(name, kind, arguments, tls and not (named and _certified(arguments)))
+
+
+def _certified(arguments: Mapping[str, Any]) -> bool:
+    """Whether a TLS connection asks for a certificate that it can trust."""
+    return arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
 
 
 def _keepalive() -> dict[int, int]:

@@ -8,6 +8,8 @@ undoes can never be overtaken by it. From this follow the rules kept here:
   (Closing it orphaned 5,310 locks in 12,000 simulated schedules, keeping it none.)
 - When a connection does break, the releases it had not acknowledged are *owed*: they are written
   first on the next one, until the ttl has made them pointless.
+- A release that the node refused with an error (it cannot write, it is busy) is owed as well, and
+  tried again once the node has done something else that was asked of it.
 - A node that is down is silent at once; nobody waits for a connection attempt that has failed.
   Only while the first attempt after a break is under way (a server that closes idle connections
   breaks one that way, and is back in a millisecond) are rounds held back for it.
@@ -27,6 +29,11 @@ __all__ = ["FREEING", "Channel"]
 
 STALLED = 1.0
 """Seconds without an answer after which a node is asked nothing new."""
+
+OWED = 1000
+"""Releases owed to a node at most; of more the oldest are left to their ttl."""
+AGAIN = 16
+"""Refused releases that are tried again after one has succeeded; after anything else it is one."""
 
 FREEING = (Verb.RELEASE, Verb.UNDO)
 SETTING = (Verb.ACQUIRE, Verb.EXTEND)
@@ -99,6 +106,22 @@ class Channel:
             self._written(round_)
         return [*owed, *waiting]
 
+    def refused(self, round_: Round) -> None:
+        """The node answered with an error: what it has not freed is owed."""
+        if round_.verb in FREEING:
+            self._owe(round_)
+
+    def due(self, done: Verb, now: float) -> list[Round]:
+        """The node has just done `done`. What is owed to it and to be written again now."""
+        if not self._owed or done is Verb.PEEK:  # who cannot write can still be looked at
+            return []
+        tokens = list(self._owed)[: AGAIN if done in FREEING else 1]
+        rounds = [self._owed.pop(token) for token in tokens]
+        rounds = [r for r in rounds if now < r.sent + r.claims[0].ttl]
+        for round_ in rounds:
+            self._written(round_)
+        return rounds
+
     def dropped(self) -> None:
         """The connection broke. Another attempt is under way.
 
@@ -131,6 +154,8 @@ class Channel:
     def _owe(self, round_: Round) -> None:
         if self._pending_release(round_):
             self._owed[round_.claims[0].token] = round_
+            if len(self._owed) > OWED:
+                del self._owed[next(iter(self._owed))]
 
     def _pending_release(self, round_: Round) -> bool:
         """Whether this round frees what an earlier request may have set here."""

@@ -75,7 +75,13 @@ return freed"""
 
 RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()
 
-PEEK = b"return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}"
+PEEK = b"""\
+local held = redis.pcall('GET', KEYS[1])
+if type(held) == 'table' then
+  if not string.find(held.err, 'WRONGTYPE') then return held end
+  held = '%b'
+end
+return {held, redis.call('PTTL', KEYS[1])}""" % FOREIGN.encode()
 
 # SET with NX and GET together needs Redis 7.0; this is the same for 6.2.
 ACQUIRE = b"""\

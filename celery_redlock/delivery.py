@@ -7,6 +7,7 @@ not).
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import random
@@ -17,12 +18,12 @@ from typing import Any
 
 from celery.exceptions import Reject, Retry
 
-from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .errors import NotAcquired, QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
 from .settings import TaskOptions
 
-__all__ = ["ATTEMPTS", "LEASE", "Delivery", "Skipped", "first_call"]
+__all__ = ["ATTEMPTS", "LEASE", "Delivery", "Skipped", "first_call", "lease_of"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -37,6 +38,10 @@ COUNTDOWN = 0.1
 that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
 FAR = 1e12
 """Seconds since 1970 that no clock shows; who sends more forges."""
+FEW, MANY = 10**9, 10**6
+"""Counts that no header may exceed: of retries, and of attempts."""
+LONG = 200
+"""Characters of a task's id; Celery's own have 36."""
 PREDECESSOR = 2.0
 """Seconds to wait for a predecessor that has published us and is about to end."""
 
@@ -72,8 +77,8 @@ class Delivery:
         held.owner = Owner(
             socket.gethostname(),
             os.getpid(),
-            task_id=request.id or "",
-            retries=request.retries or 0,
+            task_id=_short(request.id),
+            retries=_count(request.retries, FEW),
             stamp=os.urandom(8).hex(),
         )
         release_leftovers()
@@ -100,12 +105,13 @@ class Delivery:
                 raise
             return self._later("unavailable", refusal)
         # Counted from the next conflict: a retry of the user's would carry the count along.
-        (self._request.headers or {}).pop(ATTEMPTS, None)
+        if isinstance(self._request.headers, dict):
+            self._request.headers.pop(ATTEMPTS, None)
         return body()
 
     @property
     def _name(self) -> str:
-        return f"{self._task.name}[{self._request.id}]"
+        return printable(f"{self._task.name}[{self._request.id}]")
 
     def _predecessor(self, refusal: ResourceHeld) -> bool:
         """Whether the holder is the one that published us: a chain link, or our last try.
@@ -115,11 +121,11 @@ class Delivery:
         owner = refusal.holder.owner if refusal.holder else None
         if owner is None or not owner.task_id:
             return False
-        if owner.task_id == self._request.id:
+        if owner.task_id == _short(self._request.id):
             # `self.replace()` gives its own id to what takes its place.
             replaced = bool(self._request.get("replaced_task_nesting"))
-            return replaced or owner.retries < (self._request.retries or 0)
-        return bool(owner.task_id == self._request.parent_id)
+            return replaced or owner.retries < _count(self._request.retries, FEW)
+        return owner.task_id == _short(self._request.parent_id)
 
     def _conflict(self, refusal: ResourceHeld) -> Any:
         if self._options.on_conflict == "raise":
@@ -145,8 +151,9 @@ class Delivery:
             raise refusal
         ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
         countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
+        ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever
         logger.log(
-            logging.WARNING if why == "unavailable" else logging.INFO,
+            logging.INFO if ordinary else logging.WARNING,
             "%s waits (%s, attempt %d, next in %.1f s): %s",
             self._name,
             why,
@@ -176,8 +183,17 @@ def first_call(request: Any) -> bool:
         request is not None
         and not request.called_directly
         and not request.is_eager
-        and not hasattr(request, LEASE)
+        and lease_of(request) is None
     )
+
+
+def lease_of(request: Any) -> HeldLease | None:
+    """The lock that a delivery runs under, if it has come to that.
+
+    A message's headers become attributes of its request: what is no lease was put there by them.
+    """
+    held = getattr(request, LEASE, None)
+    return held if isinstance(held, HeldLease) else None
 
 
 def _attempts(request: Any) -> dict[str, Any]:
@@ -190,6 +206,18 @@ def _attempts(request: Any) -> dict[str, Any]:
         since = now
     attempts: dict[str, Any] = {"since": min(since, now)}
     for why in ("held", "unavailable"):
-        count = given.get(why)
-        attempts[why] = max(0, count) if type(count) is int else 0
+        attempts[why] = _count(given.get(why), MANY)
     return attempts
+
+
+def _count(given: Any, most: int) -> int:
+    return min(max(0, given), most) if type(given) is int else 0
+
+
+def _short(task_id: Any) -> str:
+    """A task's id as it stands in a token, which must fit into what a connection takes at once."""
+    text = "" if task_id is None else str(task_id)
+    if len(text) <= LONG:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{text[:LONG]}#{digest}"

@@ -7,7 +7,9 @@ infrastructure and somebody is paged.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,7 +24,18 @@ __all__ = [
     "QuorumUnavailable",
     "RedlockError",
     "ResourceHeld",
+    "printable",
 ]
+
+
+def printable(text: str) -> str:
+    """`text` as it may stand in a log: what a terminal would obey, or cannot encode, is escaped.
+
+    Names of resources, ids of tasks and what nodes answer are foreign text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class RedlockError(Exception):
@@ -33,7 +46,7 @@ class RedlockError(Exception):
     """
 
     def __init__(self, message: str = "", *, resource: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(printable(message))
         self.resource = resource
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,6 +99,11 @@ class ResourceHeld(NotAcquired):
         super().__init__(message, resource=resource, votes=votes)
         self.holder = holder
 
+    @property
+    def for_ever(self) -> bool:
+        """Whether nobody will free it: another program's key that has no ttl lies there."""
+        return self.holder is not None and self.holder.expires_in == math.inf
+
 
 class QuorumUnavailable(NotAcquired):
     """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes."""
@@ -111,6 +129,11 @@ class LeaseLost(RedlockError):
         super().__init__(message, resource=resource)
         self.lease = lease
         self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A task's result is for others to read; the token is not.
+        lease = self.lease and replace(self.lease, token="")
+        return _rebuild, (type(self), self.args, {**self.__dict__, "lease": lease})
 
 
 class NodeError(RedlockError):

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .driver import monotonic
-from .errors import ConfigurationError, LeaseLost, RedlockError
+from .errors import ConfigurationError, LeaseLost, RedlockError, printable
 from .events import emit
 from .lease import Claim, Lease, Owner
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 __all__ = ["HeldLease", "Unlocked", "current_lease"]
 
 logger = logging.getLogger("celery_redlock")
+
+LONGEST = 1e15
+"""Seconds; nodes count in milliseconds, in 64 bits."""
 
 _stack: ContextVar[tuple[HeldLease, ...]] = ContextVar("celery_redlock_leases", default=())
 
@@ -82,7 +85,7 @@ class HeldLease:
         self._outer: HeldLease | None = None
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self.resource}, {self.remaining():.3f} s left>"
+        return f"<{type(self).__name__} {printable(self.resource)}, {self.remaining():.3f} s left>"
 
     def __enter__(self) -> HeldLease:
         outer = self._enclosing()
@@ -166,7 +169,16 @@ class HeldLease:
 
         Returns:
             Whether it was held to this end and a quorum of nodes has confirmed.
+
+        Raises:
+            ConfigurationError: It is a time that no node can keep; nothing has changed.
         """
+        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
+        if not number or not abs(seconds) <= LONGEST:
+            raise ConfigurationError(
+                f"{self.resource}: a lock is kept for a number of seconds up to {LONGEST:g},"
+                f" not {seconds!r:.50}"
+            )
         claim = self._held()
         kept = False
         if not claim.ended and self._pid == os.getpid():
@@ -257,7 +269,7 @@ class HeldLease:
     def _say_lost(self, claim: Claim, held_for: float) -> None:
         logger.error(
             "lost the lock %s held by %s, after %.1f s: %s; its work may overlap with another's",
-            self.resource,
+            printable(self.resource),
             Owner.of(claim.token),
             held_for,
             claim.lost,
@@ -268,7 +280,7 @@ class HeldLease:
             on_lost(self)
         except BaseException:
             # A user's callback, even one that means to end the program: the loss has been told.
-            logger.exception("%s: on_lost failed", self.resource)
+            logger.exception("%s: on_lost failed", printable(self.resource))
 
 
 def release_leftovers() -> None:

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .errors import LeaseLost
+from .errors import LeaseLost, printable
 
 __all__ = ["NEVER", "Claim", "Holder", "Lease", "Owner", "drift", "quorum_of"]
 
@@ -266,7 +266,7 @@ class Owner:
 
     def __str__(self) -> str:
         task = f"task {self.task_id} of " if self.task_id else ""
-        return f"{task}pid {self.pid} on {self.host}"
+        return printable(f"{task}pid {self.pid} on {self.host}")
 
 
 @dataclass(frozen=True, slots=True)

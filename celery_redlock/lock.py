@@ -46,6 +46,8 @@ logger = logging.getLogger("celery_redlock.lock")
 
 MANY = 1000
 """Leases after which those left to expire are forgotten."""
+LONGEST = 512
+"""Characters of a resource's name. What a node's connection takes at once is finite."""
 BATCH = 200
 """Leases in one request: keeps a node's other clients from waiting a whole tick."""
 
@@ -78,6 +80,13 @@ class Redlock:
         fencing: bool = False,
     ) -> None:
         self._addresses = parse_nodes(nodes)
+        for address in self._addresses:
+            if address.unverified:
+                logger.warning(
+                    "node %s: its certificate is not checked (ssl_cert_reqs, ssl_check_hostname);"
+                    " whoever answers in its place learns the password, and votes",
+                    address.name,
+                )
         self.ttl: float = check_option("ttl", ttl)
         self.prefix: str = check_option("prefix", prefix)
         self.node_timeout: float = check_option("node_timeout", node_timeout)
@@ -324,6 +333,12 @@ class Redlock:
                 f"a resource may not be named {resource!r}: what ends in {FENCE_SUFFIX!r} is the"
                 " key of a fencing token; give it another end"
             )
+        if len(resource) > LONGEST:
+            raise ConfigurationError(
+                f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
+                f" every request bears it; {resource[:20]!r}... has {len(resource)}: put a digest"
+                " of it into the name"
+            )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         token = (owner or self._owner).token(os.urandom(16).hex())
         return Claim(resource, token, ttl, len(self._addresses))
@@ -376,7 +391,11 @@ class Redlock:
                 emit("acquired", self._lease(claim))
             return claim
         self._forget(claim)
-        raise self._refused(refusal.refusal(resource, ballot, self.nodes, claim.ttl))
+        error = refusal.refusal(resource, ballot, self.nodes, claim.ttl)
+        if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
+            look = self._driver.run(lambda now: quorum.peek(claim, now, patience))
+            error = refusal.if_for_ever(error, look, self.nodes, self.prefix + resource)
+        raise self._refused(error)
 
     def _remember(self, claim: Claim) -> None:
         self._claims[claim.token] = claim

@@ -8,7 +8,6 @@ it is connected, its socket is ours. What is written and read on it stands in `c
 from __future__ import annotations
 
 import logging
-import math
 import ssl
 from typing import Any
 
@@ -20,7 +19,7 @@ from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
 from .errors import NodeError
 from .quorum import EXTENDING, Round, Verb
-from .replies import SIZE, Replies
+from .replies import SIZE, Replies, reason
 
 __all__ = ["Node"]
 
@@ -65,13 +64,9 @@ class Node:
         try:
             connection.connect()
             connection._sock.setblocking(False)
-        except (redis.RedisError, OSError) as error:
+        except Exception as error:  # a credential provider's, too
             connection.disconnect()
-            raise NodeError(_reason(error), node=self.name) from None
-        except Exception as error:  # a credential provider's, say: its text may be a secret
-            connection.disconnect()
-            kind = type(error).__name__
-            raise NodeError(f"{kind} while connecting", node=self.name) from error
+            raise NodeError(reason(error), node=self.name) from None
         return connection
 
     def opened(self, connection: Any, now: float) -> None:
@@ -194,13 +189,15 @@ class Node:
                 len(round_.amnesiac),
             )
             round_.amnesiac.clear()
+        for owed in self.channel.due(round_.verb, now):
+            if self.connection is not None:
+                self._write(encode(owed, self._prefix, plain=self._old_server))
 
     def _refused(self, round_: Round, error: ResponseError, now: float) -> None:
         """The node answered with an error."""
         text = str(error)
-        if "WRONGTYPE" in text and round_.verb in (Verb.ACQUIRE, Verb.PEEK):
-            seen = FOREIGN if round_.verb is Verb.ACQUIRE else (FOREIGN, math.inf)
-            round_.answer(self.index, seen, now)
+        if "WRONGTYPE" in text and round_.verb is Verb.ACQUIRE:
+            round_.answer(self.index, FOREIGN, now)
             return
         # Neither of these has done anything: asking in other words is the same request. But not of
         # an attempt that has been given up, or it would run behind its own undoing.
@@ -212,9 +209,10 @@ class Node:
             self.channel.unanswered.append(round_)
             self._write(encode(round_, self._prefix, plain=True))
             return
-        reason = _reason(error)
-        round_.silence(self.index, reason)
-        self.complain(round_.verb, reason)
+        why = reason(error)
+        round_.silence(self.index, why)
+        self.channel.refused(round_)
+        self.complain(round_.verb, why)
 
     def _write(self, payload: bytes) -> None:
         assert self.connection is not None
@@ -232,7 +230,7 @@ class Node:
             # No system call raises without a number; a handler's `raise TimeoutError` does.
             self._drop("interrupted", blame=False)
             raise error
-        self._drop(_reason(error))
+        self._drop(reason(error))
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
         """The connection is of no use any more; `blame` the node, or ourselves."""
@@ -256,23 +254,3 @@ class Node:
         if self._complaints.pop(verb, None) is not None:
             what = f"can {verb.value} again" if verb else "is back"
             logger.info("node %s %s", self.name, what)
-
-
-def _reason(error: BaseException) -> str:
-    """What went wrong, in one line that begins with the server's own error code."""
-    text = " ".join(str(error).split())[:200]
-    code = getattr(type(error), "status_code", "")
-    known: dict[type[BaseException], str] = {
-        redis.exceptions.ReadOnlyError: "READONLY",
-        redis.exceptions.OutOfMemoryError: "OOM",
-        redis.exceptions.NoPermissionError: "NOPERM",
-        redis.exceptions.NoScriptError: "NOSCRIPT",
-        redis.exceptions.BusyLoadingError: "LOADING",
-        redis.exceptions.AuthenticationError: "AUTH",
-    }
-    prefix = code or known.get(type(error), "")
-    if prefix and not text.startswith(prefix):
-        text = f"{prefix} {text}"
-    if prefix == "READONLY":
-        text += " (this address is a replica; name its master)"
-    return text or type(error).__name__

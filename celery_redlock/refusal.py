@@ -5,6 +5,7 @@ Held by another, or no quorum: never one for the other. Pure.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import Holder, Owner, token_digest
 from .quorum import NOT_WAITED_FOR, NodeVote, Round, Verb, Vote
 
-__all__ = ["free_in", "holder", "refusal", "unavailable"]
+__all__ = ["free_in", "holder", "if_for_ever", "refusal", "unavailable"]
 
 
 def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
@@ -73,6 +74,33 @@ def free_in(ballot: Round) -> float:
         if vote is Vote.YES
     ]
     return float(sorted(left)[ballot.quorum - 1])
+
+
+def if_for_ever(error: NotAcquired, ballot: Round, nodes: Sequence[str], key: str) -> NotAcquired:
+    """The error to raise for another program's key: says so if it will never go away.
+
+    Args:
+        error: For the ACQUIRE round that was not granted.
+        ballot: A PEEK round after it.
+        nodes: The nodes' addresses.
+        key: The key's whole name, with its prefix.
+    """
+    found = {
+        name: detail[0]
+        for name, detail in zip(nodes, ballot.details, strict=True)
+        if isinstance(detail, tuple) and detail[1] == math.inf
+    }
+    if not error.resource or len(found) <= len(nodes) - ballot.quorum:
+        return error
+    who = holder(error.resource, list(found.values()), ballot.quorum, math.inf)
+    return ResourceHeld(
+        f"{error.resource} is held for ever, by {who}: the key {key} on {', '.join(found)} has no"
+        " ttl, so no lock of ours. Nobody will free it: delete it if its owner does not need it,"
+        " else choose another redlock_prefix",
+        resource=error.resource,
+        votes=error.votes,
+        holder=who,
+    )
 
 
 def _votes(ballot: Round, nodes: Sequence[str]) -> list[NodeVote]:

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 
 from .address import Address
 from .bell import Bell
-from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import quorum_of
+from .replies import SIZE, Replies, reason
 
 __all__ = ["Waiter", "Wakeup"]
 
@@ -242,18 +243,26 @@ class _Ear:
                 connection.connect()
                 connection._sock.settimeout(None)
                 self._wakeup._subscribe_all(self, connection)
-                while True:
-                    reply = connection.read_response(disable_decoding=True)
-                    if not isinstance(reply, list):
-                        continue
-                    if reply[0] != b"message":
-                        self._unconfirmed -= 1
-                    if reply[0] != b"unsubscribe":
-                        self._wakeup._hear(self.node, reply[1])
+                self._listen(self._socket)
             except Exception as error:  # also a credential provider's
                 # Waiters poll meanwhile; the node itself complains where it matters.
-                logger.debug("not listening to %s: %s", self._address.name, error)
+                logger.debug("not listening to %s: %s", self._address.name, reason(error))
             finally:
                 self._wakeup._deaf(self)
                 connection.disconnect()
             self._closing.wait(JITTER.uniform(0, RETRY))
+
+    def _listen(self, stream: Any) -> None:
+        """Hand on what is announced, until the connection ends."""
+        replies = Replies()
+        while True:
+            data = stream.recv(SIZE)
+            if not data:
+                raise NodeError("connection closed by the server")
+            for reply in replies.feed(data):
+                if isinstance(reply, Exception):
+                    raise reply
+                if reply[0] != b"message":
+                    self._unconfirmed -= 1
+                if reply[0] != b"unsubscribe":
+                    self._wakeup._hear(self.node, reply[1])

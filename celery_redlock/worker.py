@@ -17,7 +17,7 @@ from typing import Any
 
 from celery import _state, signals
 
-from .delivery import LEASE
+from .delivery import lease_of
 from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
@@ -32,7 +32,7 @@ logger = logging.getLogger("celery_redlock.worker")
 def release(sender: Any = None, **_signal: Any) -> None:
     """The body's process: this delivery is over."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
-    held = getattr(request, LEASE, None)
+    held = lease_of(request)
     if held is not None:
         held.release()
 
