@@ -29,7 +29,7 @@ __all__ = ["SIZE", "Replies", "reason"]
 
 SIZE = 65536
 """How many bytes to read at a time."""
-LARGEST = 1_048_576
+LARGEST = 65536
 """Bytes of a reply that is still not whole. No answer to us is as long as this."""
 
 

@@ -1,0 +1,54 @@
+"""A node that answers what a lock asks as it likes; all else is answered by a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Callable
+
+from tests.contract.proxy import Proxy
+
+__all__ = ["Impostor"]
+
+ASKED = (b"\r\nEVAL\r\n", b"\r\nEVALSHA\r\n", b"\r\nNX\r\n$3\r\nGET\r\n")
+"""What the requests of a lock contain, and those of a handshake do not."""
+
+
+class Impostor(Proxy):
+    """Sits in front of a server.
+
+    Attributes:
+        reply: What it answers to a lock's requests, or makes of them; None to pass them on. An
+            empty one closes the connection.
+        hangs_up: Close behind every such answer.
+        asked: How many such requests it was sent.
+    """
+
+    def __init__(self, port: int, reply: bytes | Callable[[bytes], bytes] | None = None) -> None:
+        super().__init__(port)
+        self.reply = reply
+        self.hangs_up = False
+        self.asked = 0
+
+    def say(self, data: bytes) -> None:
+        """Send something to every client, unasked."""
+        for client in self._open[::2]:
+            with contextlib.suppress(OSError):
+                client.sendall(data)
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(1_048_576):
+                self.requests += 1
+                if self.reply is None or not any(words in data for words in ASKED):
+                    server.sendall(data)
+                    continue
+                self.asked += 1
+                reply = self.reply(data) if callable(self.reply) else self.reply
+                client.sendall(reply)
+                if self.hangs_up or not reply:
+                    break
+        for one in (client, server):
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()

@@ -1,0 +1,198 @@
+"""Nodes that lie, babble, or never stop: their vote is lost, nothing else is."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import psutil
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.address import parse_nodes
+from celery_redlock.quorum import Vote
+from celery_redlock.server import LocalServer
+from celery_redlock.wakeup import Wakeup
+from tests.contract.impostor import Impostor
+from tests.support import wait_until
+
+LONG = b"x" * 2_000_000
+REPLIES: dict[str, bytes] = {
+    "an integer": b":7\r\n",
+    "a status": b"+OK\r\n",
+    "a status like a token": b"+|host|1||0|nonce\r\n",
+    "an array": b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
+    "an empty array": b"*0\r\n",
+    "nested arrays": b"*1\r\n*1\r\n*1\r\n:1\r\n",
+    "a push": b">3\r\n$7\r\nmessage\r\n$1\r\na\r\n$1\r\nb\r\n",
+    "a null of RESP3": b"_\r\n",
+    "a map": b"%1\r\n$1\r\na\r\n:1\r\n",
+    "a double": b",1.5\r\n",
+    "a boolean": b"#t\r\n",
+    "a big number": b"(3492890328409238509324850943850943825024385\r\n",
+    "a verbatim string": b"=5\r\ntxt:a\r\n",
+    "a long error of RESP3": b"!3\r\nERR\r\n",
+    "HTTP": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+    "TLS": b"\x15\x03\x01\x00\x02\x02\x46\r\n",
+    "random bytes": b"\x00" + os.urandom(64) + b"\r\n",
+    "a bulk that is too long": b"$536870912\r\n" + LONG,
+    "an array that is too long": b"*1000000000\r\n" + b":1\r\n" * 500_000,
+    "a line that never ends": b"$" + LONG,
+    "an error that never ends": b"-" + LONG,
+    "the half of an answer, then the end": b"$50\r\nabc",
+    "nothing, then the end": b"",
+}
+SHORT_OF_AN_END = {"the half of an answer, then the end"}
+
+
+@contextlib.contextmanager
+def lock_over(
+    servers: list[LocalServer], impostors: int, ttl: float = 2.0
+) -> Iterator[tuple[Redlock, list[Impostor]]]:
+    """A lock over three nodes, the first of which are impostors that behave, as yet."""
+    with ExitStack() as stack:
+        false = [stack.enter_context(Impostor(s.port)) for s in servers[:impostors]]
+        urls = [one.url for one in false] + [s.url for s in servers[impostors:3]]
+        redlock = Redlock(urls, ttl=ttl)
+        stack.callback(redlock.close)
+        redlock.connect()
+        wait_until(lambda: all(n.channel.up for n in redlock._driver.nodes), 5, "all are up")
+        yield redlock, false
+
+
+def spoil(impostors: list[Impostor], name: str) -> None:
+    for one in impostors:
+        one.hangs_up = name in SHORT_OF_AN_END
+        one.reply = REPLIES[name]
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_minority_that_answers_so_costs_nothing(name: str, servers: list[LocalServer]) -> None:
+    with lock_over(servers, 1) as (redlock, impostors):
+        spoil(impostors, name)
+        times = []
+        for turn in range(7):
+            begun = time.monotonic()
+            lease = redlock.extend(redlock.acquire(f"r{turn}"))
+            holder = redlock.holder(f"r{turn}") if turn == 6 else None
+            assert redlock.release(lease) is True
+            times.append(time.monotonic() - begun)
+        assert holder is not None and holder.nodes == 2
+        assert sorted(times)[3] < 0.1
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_a_majority_that_answers_so_grants_nothing_and_loses_its_connections(
+    name: str, servers: list[LocalServer]
+) -> None:
+    process = psutil.Process()
+    with lock_over(servers, 2) as (redlock, impostors):
+        spoil(impostors, name)
+        before = process.memory_info().rss
+        for turn in range(3):
+            with pytest.raises(QuorumUnavailable) as raised:
+                redlock.acquire(f"r{turn}")
+            votes = [vote.vote for vote in raised.value.votes]
+            assert votes[:2] == [Vote.SILENT, Vote.SILENT], raised.value
+            assert str(raised.value).isprintable()
+        assert process.memory_info().rss - before < 50_000_000
+        for one in impostors:
+            wait_until(lambda i=one: i.connections > 1, 5, "that connection is dropped")
+        # Sound again, they are believed again, in their turn.
+        for one in impostors:
+            one.reply, one.hangs_up = None, False
+
+        def granted() -> bool:
+            try:
+                return redlock.release(redlock.acquire("s"))
+            except QuorumUnavailable:
+                return False
+
+        wait_until(granted, 5, "it can be locked again")
+
+
+def test_an_answer_too_many_ends_the_connection_and_shifts_no_other(
+    servers: list[LocalServer],
+) -> None:
+    with lock_over(servers, 3) as (redlock, impostors):
+        for one in impostors[:2]:
+            one.reply = b"$-1\r\n$-1\r\n"
+        lease = redlock.acquire("r")  # two nodes that lie are a quorum that lies
+        for one in impostors[:2]:
+            one.reply = None
+        with redis.Redis(port=servers[2].port) as client:
+            assert client.get("redlock:r").decode() == lease.token
+        # What they sent too much must not be taken for a yes to this.
+        for server in servers[:2]:
+            with redis.Redis(port=server.port) as client:
+                client.set("redlock:other", "another's", px=5000)
+        assert redlock.try_acquire("other") is None
+        assert [one.connections for one in impostors] == [2, 2, 1]
+
+
+def test_a_reply_that_is_no_answer_is_not_shown(
+    servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be what another was to read: a token."""
+    caplog.set_level(logging.DEBUG)
+    with lock_over(servers, 2) as (redlock, impostors):
+        for one in impostors:
+            one.reply = b"|host|1||0|s3cr3t-nonce\r\n"
+        with pytest.raises(QuorumUnavailable) as raised:
+            redlock.acquire("r")
+        assert "not the protocol" in str(raised.value)
+        assert "s3cr3t" not in str(raised.value) + caplog.text
+
+
+def test_what_a_terminal_would_obey_is_escaped(
+    servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with lock_over(servers, 2) as (redlock, impostors):
+        for one in impostors:
+            one.reply = "-ERR \x1b[2J\x1b]0;owned\x07 \u202egnitirw\r\n".encode()
+        with pytest.raises(QuorumUnavailable, match=r"\\x1b\[2J") as raised:
+            redlock.acquire("r\n\x1b[31m\ud800")
+        assert str(raised.value).isprintable()
+        assert raised.value.resource == "r\n\x1b[31m\ud800"
+    assert all(record.getMessage().isprintable() for record in caplog.records)
+
+
+def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) -> None:
+    """The subscriptions have connections, and a thread each, of their own."""
+    process = psutil.Process()
+    redlock = Redlock([servers[0].url], ttl=5.0)
+    try:
+        with redlock.lock("r"), redlock._wakeup.waiting("r") as waiter:
+            wait_until(lambda: waiter.informed, 5, "it listens")
+            (ear,) = redlock._wakeup._ears
+            before, first = process.memory_info().rss, ear.connection
+            with redis.Redis(port=servers[0].port) as client:
+                client.publish("redlock:r", b"x" * 100_000_000)
+            wait_until(
+                lambda: waiter.informed and ear.connection is not first, 10, "it listens anew"
+            )
+            assert process.memory_info().rss - before < 90_000_000
+    finally:
+        redlock.close()
+
+
+@pytest.mark.parametrize(
+    "reply", [b"*0\r\n", b"*1\r\n*0\r\n", b"*2\r\n$7\r\nmessage\r\n*0\r\n", b":1\r\n", b"+OK\r\n"]
+)
+def test_a_listener_survives_what_is_no_message(reply: bytes, servers: list[LocalServer]) -> None:
+    with Impostor(servers[0].port) as impostor:
+        wakeup = Wakeup(parse_nodes([impostor.url]), "p:")
+        try:
+            with wakeup.waiting("r") as waiter:
+                wait_until(lambda: waiter.informed, 5, "it listens")
+                impostor.say(reply)
+                wait_until(lambda: impostor.connections > 1, 5, "it has hung up")
+                wait_until(lambda: waiter.informed, 5, "it listens again")
+        finally:
+            wakeup.close()
