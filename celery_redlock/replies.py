@@ -15,7 +15,10 @@ from redis._parsers.encoders import Encoder
 from redis.exceptions import (
     AuthenticationError,
     BusyLoadingError,
+    ClusterDownError,
     InvalidResponse,
+    MasterDownError,
+    MovedError,
     NoPermissionError,
     NoScriptError,
     OutOfMemoryError,
@@ -103,6 +106,9 @@ _CODES: dict[type[BaseException], str] = {
     NoScriptError: "NOSCRIPT",
     BusyLoadingError: "LOADING",
     AuthenticationError: "AUTH",
+    ClusterDownError: "CLUSTERDOWN",
+    MasterDownError: "MASTERDOWN",
+    MovedError: "MOVED",
 }
 
 

@@ -1,0 +1,371 @@
+"""Nodes that answer with an error: what they refuse, what they owe, and how it is said.
+
+Each is a real server that is made to refuse; the bundled one and Debian's Redis 7.0.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.quorum import Vote
+from celery_redlock.server import LocalServer
+from tests.contract.impostor import Impostor
+from tests.support import wait_until
+
+TTL = 30.0
+"""Long: nothing that goes away in these tests has expired."""
+
+
+def admin(server: LocalServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+
+
+class Ailing:
+    """A server of a test's own, that can be made to refuse, and to be well again."""
+
+    code = ""
+
+    def __init__(self, stack: ExitStack, folder: Path, binary: str | None) -> None:
+        self.stack, self.folder, self.binary = stack, folder, binary
+        self.server = stack.enter_context(LocalServer(binary=binary, config=self.config()))
+        self.client = stack.enter_context(admin(self.server))
+
+    def config(self) -> list[str]:
+        return []
+
+    def fall_ill(self) -> None:
+        raise NotImplementedError
+
+    def get_well(self) -> None:
+        raise NotImplementedError
+
+
+class Misconfigured(Ailing):
+    """Its last snapshot failed."""
+
+    code = "MISCONF"
+
+    def config(self) -> list[str]:
+        name = f"snapshot-{id(self)}"
+        self.in_the_way = self.folder / name
+        return ["--dir", str(self.folder), "--dbfilename", name, "--save", "36000 1"]
+
+    def fall_ill(self) -> None:
+        self.in_the_way.mkdir()
+        self.client.bgsave()
+        wait_until(lambda: not self._wrote(), 10, "its snapshot has failed")
+
+    def get_well(self) -> None:
+        self.in_the_way.rmdir()
+        wait_until(self._snapshot, 10, "its snapshot succeeds")
+
+    def _wrote(self) -> bool:
+        return bool(self.client.info("persistence")["rdb_last_bgsave_status"] == "ok")
+
+    def _snapshot(self) -> bool:
+        with suppress(redis.ResponseError):  # it was refused: one is under way, or just failed
+            self.client.save()
+        return self._wrote()
+
+
+class NoReplicas(Ailing):
+    """It must have a replica to write, and has none."""
+
+    code = "NOREPLICAS"
+
+    def fall_ill(self) -> None:
+        self.client.config_set("min-replicas-to-write", 1)
+
+    def get_well(self) -> None:
+        self.client.config_set("min-replicas-to-write", 0)
+
+
+class ReadOnly(Ailing):
+    """It was made a replica of a master that cannot be reached: it keeps what it has."""
+
+    code = "READONLY"
+
+    def fall_ill(self) -> None:
+        self.client.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+    def get_well(self) -> None:
+        self.client.execute_command("REPLICAOF", "NO", "ONE")
+
+
+class Busy(Ailing):
+    """It runs somebody's endless script."""
+
+    code = "BUSY"
+
+    def config(self) -> list[str]:
+        return ["--lua-time-limit", "1"]
+
+    def fall_ill(self) -> None:
+        def loop() -> None:
+            with suppress(redis.RedisError), admin(self.server) as client:
+                client.eval("while true do end", 0)
+
+        thread = threading.Thread(target=loop, daemon=True)
+        thread.start()
+        self.stack.callback(thread.join, 10)
+        self.stack.callback(self.get_well)
+        wait_until(self._busy, 10, "it is busy")
+
+    def get_well(self) -> None:
+        with suppress(redis.ResponseError):  # none runs
+            self.client.execute_command("SCRIPT", "KILL")
+        wait_until(lambda: not self._busy(), 10, "it is idle")
+
+    def _busy(self) -> bool:
+        try:
+            self.client.get("x")
+        except redis.ResponseError as error:
+            return str(error).startswith("BUSY")
+        return False
+
+
+ALL = [Misconfigured, NoReplicas, ReadOnly, Busy]
+
+
+@pytest.fixture(params=["the usual server", "redis-server"])
+def binary(request: pytest.FixtureRequest) -> str | None:
+    if request.param == "the usual server":
+        return None
+    found = shutil.which("redis-server")
+    if found is None:
+        pytest.skip("no redis-server is installed")
+    return found
+
+
+@pytest.fixture
+def make(
+    servers: list[LocalServer], binary: str | None, tmp_path: Path
+) -> Iterator[Callable[..., tuple[Redlock, list[Ailing]]]]:
+    """A lock over some nodes that will fall ill, and healthy ones to make it three."""
+    with ExitStack() as stack:
+
+        def made(kind: type[Ailing], count: int = 1) -> tuple[Redlock, list[Ailing]]:
+            ailing = [kind(stack, tmp_path, binary) for _ in range(count)]
+            urls = [one.server.url for one in ailing]
+            redlock = Redlock([*urls, *(s.url for s in servers[: 3 - count])], ttl=TTL)
+            stack.callback(redlock.close)
+            redlock.connect()
+            wait_until(lambda: all(n.channel.up for n in redlock._driver.nodes), 5, "all are up")
+            return redlock, ailing
+
+        yield made
+
+
+def said(log: pytest.LogCaptureFixture, name: str, words: str) -> int:
+    return sum(
+        name in record.getMessage() and words in record.getMessage()
+        for record in log.records
+        if record.levelno >= logging.WARNING
+    )
+
+
+def everywhere(redlock: Redlock, ailing: list[Ailing], resource: str) -> None:
+    """Wait until also the nodes that nobody had to wait for have it."""
+    for one in ailing:
+        wait_until(lambda o=one: o.client.exists(f"redlock:{resource}"), 5, "it is set")
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_release_that_is_refused_is_made_up_for(
+    make: Callable[..., tuple[Redlock, list[Ailing]]],
+    kind: type[Ailing],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    redlock, (ailing,) = make(kind)
+    name = redlock.nodes[0]
+    leases = [redlock.acquire(f"r{number}") for number in range(20)]
+    for number in range(20):
+        everywhere(redlock, [ailing], f"r{number}")
+    ailing.fall_ill()
+    for lease in leases:
+        assert redlock.release(lease) is True  # by the other two
+
+    def is_said() -> int:  # its answers are read when it is next asked something
+        redlock.release(redlock.acquire("anything"))
+        return said(caplog, name, "does not release")
+
+    wait_until(is_said, 5, "it is said")
+    assert said(caplog, name, f"does not release: {kind.code}") == 1
+    if kind is not Busy:
+        assert ailing.client.keys("redlock:r*")
+    ailing.get_well()
+
+    def all_free() -> bool:
+        redlock.release(redlock.acquire("anything"))
+        return not ailing.client.keys("redlock:r*")
+
+    wait_until(all_free, 5, "what was owed is released")
+    assert said(caplog, name, "does not release") == 1
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_deadline(
+    make: Callable[..., tuple[Redlock, list[Ailing]]], kind: type[Ailing]
+) -> None:
+    redlock, ailing = make(kind, count=2)
+    lease = redlock.acquire("held")
+    everywhere(redlock, ailing, "held")
+    for one in ailing:
+        one.fall_ill()
+    with pytest.raises(QuorumUnavailable, match=kind.code) as raised:
+        redlock.acquire("r")
+    assert [vote.vote for vote in raised.value.votes[:2]] == [Vote.SILENT] * 2
+    with pytest.raises(QuorumUnavailable, match=kind.code):
+        redlock.extend(lease)
+    assert TTL / 2 < lease.remaining() < TTL  # the old deadline stands
+    for one in ailing:
+        one.get_well()
+    assert redlock.release(redlock.extend(lease)) is True
+
+
+def test_a_full_node_keeps_what_is_held(
+    servers: list[LocalServer], binary: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LocalServer(binary=binary) as full:
+        redlock = Redlock([full.url], ttl=TTL)
+        with admin(full) as client:
+            lease = redlock.acquire("held")
+            client.config_set("maxmemory", 1)
+            with pytest.raises(QuorumUnavailable, match="OOM"):
+                redlock.acquire("r")
+            assert redlock.release(redlock.extend(lease)) is True
+            assert client.keys("redlock:*") == []
+        redlock.close()
+
+
+def test_a_replica_that_answers_0_has_not_proved_a_release(servers: list[LocalServer]) -> None:
+    """It says the same as a node where the key is another's."""
+    with LocalServer() as empty, ExitStack() as stack:
+        redlock = Redlock([s.url for s in servers[:3]], ttl=TTL)
+        stack.callback(redlock.close)
+        lease = redlock.acquire("r")
+        for server in servers[:2]:
+            client = stack.enter_context(admin(server))
+            wait_until(lambda c=client: c.exists("redlock:r"), 5, "it is set")
+            client.execute_command("REPLICAOF", "127.0.0.1", str(empty.port))
+            stack.callback(client.execute_command, "REPLICAOF", "NO", "ONE")
+            wait_until(
+                lambda c=client: c.info("replication")["master_link_status"] == "up", 20, "in sync"
+            )
+            assert not client.exists("redlock:r")
+        assert redlock.release(lease) is False
+
+
+def test_a_cluster_and_a_replica_without_its_master_have_no_vote(
+    servers: list[LocalServer], binary: str | None, tmp_path: Path
+) -> None:
+    cluster = ["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf")]
+    orphan = ["--replicaof", "127.0.0.1", "1", "--replica-serve-stale-data", "no"]
+    for config, words in ((cluster, "(?i)cluster"), (orphan, "(?i)master")):
+        with LocalServer(binary=binary, config=config) as sick:
+            redlock = Redlock([sick.url, servers[0].url, servers[1].url], ttl=TTL)
+            assert redlock.release(redlock.acquire("r")) is True
+            redlock.close()
+            alone = Redlock([sick.url, servers[0].url], ttl=TTL)
+            with pytest.raises(Exception, match=words) as raised:
+                alone.acquire("r")
+            assert not isinstance(raised.value, AssertionError)
+            alone.close()
+
+
+def test_a_node_without_room_for_clients_is_not_hammered(
+    servers: list[LocalServer], binary: str | None
+) -> None:
+    with LocalServer(binary=binary) as crowded, admin(crowded) as client:
+        client.config_set("maxclients", 1)  # that is this one
+
+        def refused() -> int:
+            return int(client.info("stats")["rejected_connections"])
+
+        redlock = Redlock([crowded.url, servers[0].url, servers[1].url], ttl=TTL)
+        others = Redlock([crowded.url, servers[0].url], ttl=TTL)
+        try:
+            wait_until(lambda: redlock.release(redlock.acquire("r")) and refused() >= 3, 10, "3")
+            before = refused()
+            for _ in range(500):
+                assert redlock.release(redlock.acquire("r")) is True
+            assert refused() - before < 20  # they come by time, not by request
+            with pytest.raises(QuorumUnavailable, match="max number of clients"):
+                others.acquire("r")
+            client.config_set("maxclients", 1000)
+
+            def granted() -> bool:
+                with suppress(QuorumUnavailable):
+                    return others.release(others.acquire("s"))
+                return False
+
+            wait_until(granted, 10, "it has room")
+        finally:
+            redlock.close()
+            others.close()
+
+
+@pytest.mark.parametrize("command", ["EVALSHA", "SET"])
+def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
+    command: str, servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of an unknown command it says with which arguments it was called."""
+    caplog.set_level(logging.DEBUG)
+    with Impostor(servers[0].port) as impostor:
+        seen: list[bytes] = []
+
+        def quote(request: bytes) -> bytes:
+            if f"\r\n{command}\r\n".encode() not in request:
+                return b"$-1\r\n"
+            words = request.split(b"\r\n")[2::2]
+            seen.extend(word for word in words if word.count(b"|") == 5)
+            quoted = b" ".join(b"'%b'" % word for word in words)
+            return b"-ERR unknown command '%b', with args beginning with: %b\r\n" % (
+                command.encode(),
+                quoted,
+            )
+
+        redlock = Redlock([impostor.url], ttl=TTL)
+        redlock.connect()
+        impostor.reply = quote
+        with suppress(QuorumUnavailable):
+            redlock.release(redlock.acquire("r"))
+        redlock.close()
+        (token,) = {word.decode() for word in seen}
+        nonce = token.rpartition("|")[2]
+        assert len(nonce) == 32
+        assert f"unknown command '{command}'" in caplog.text
+        assert nonce not in caplog.text
+
+
+def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with ExitStack() as stack:
+        config = ["--maxmemory-policy", "allkeys-random"]
+        nodes = [stack.enter_context(LocalServer(config=config)) for _ in range(3)]
+        redlock = Redlock([node.url for node in nodes], ttl=3.0)
+        stack.callback(redlock.close)
+        with redlock.lock("r") as lease, admin(nodes[0]) as client:
+            wait_until(lambda: client.exists("redlock:r"), 5, "it is set")
+            client.config_set("maxmemory", client.info("memory")["used_memory"] + 300_000)
+            number = 0
+            while client.exists("redlock:r"):  # foreign writes, no error anywhere
+                number += 1
+                client.set(f"theirs {number}", b"x" * 10_000)
+                assert number < 20_000
+            client.config_set("maxmemory", 0)
+            wait_until(lambda: client.exists("redlock:r"), 5, "the extension has set it again")
+            assert not lease.lost
+            wait_until(lambda: said(caplog, redlock.nodes[0], "has forgotten 1 locks"), 5, "said")
