@@ -112,8 +112,8 @@ class Channel:
             self._owe(round_)
 
     def due(self, done: Verb, now: float) -> list[Round]:
-        """The node has just done `done`. What is owed to it and to be written again now."""
-        if not self._owed or done is Verb.PEEK:  # who cannot write can still be looked at
+        """The node has just written, for `done`. What is owed to it, to be written again now."""
+        if not self._owed:
             return []
         tokens = list(self._owed)[: AGAIN if done in FREEING else 1]
         rounds = [self._owed.pop(token) for token in tokens]

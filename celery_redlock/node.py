@@ -178,8 +178,10 @@ class Node:
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
         round_.answer(self.index, answer, now)
         self._proven, self._flaps = True, False
+        wrote = _wrote(round_.verb, answer)
         if self._complaints:
-            self._content(round_.verb)
+            if wrote or round_.verb is Verb.PEEK:
+                self._content(round_.verb)
             self._content(None)
         if round_.amnesiac:
             logger.warning(
@@ -189,7 +191,7 @@ class Node:
                 len(round_.amnesiac),
             )
             round_.amnesiac.clear()
-        for owed in self.channel.due(round_.verb, now):
+        for owed in self.channel.due(round_.verb, now) if wrote else ():
             if self.connection is not None:
                 self._write(encode(owed, self._prefix, plain=self._old_server))
 
@@ -254,3 +256,12 @@ class Node:
         if self._complaints.pop(verb, None) is not None:
             what = f"can {verb.value} again" if verb else "is back"
             logger.info("node %s %s", self.name, what)
+
+
+def _wrote(verb: Verb, answer: Any) -> bool:
+    """Whether a node that answers so has written something. One that cannot write looks as well."""
+    if verb is Verb.PEEK:
+        return False
+    if verb is Verb.ACQUIRE:
+        return not isinstance(answer, str)
+    return answer.strip("0") != "" if verb in EXTENDING else bool(answer)

@@ -255,7 +255,7 @@ def test_a_replica_that_answers_0_has_not_proved_a_release(servers: list[LocalSe
         redlock = Redlock([s.url for s in servers[:3]], ttl=TTL)
         stack.callback(redlock.close)
         lease = redlock.acquire("r")
-        for server in servers[:2]:
+        for server in servers[:3]:
             client = stack.enter_context(admin(server))
             wait_until(lambda c=client: c.exists("redlock:r"), 5, "it is set")
             client.execute_command("REPLICAOF", "127.0.0.1", str(empty.port))
