@@ -170,10 +170,9 @@ def decode(round_: Round, reply: Any) -> Any:
             proposal = round_.claims[0].proposal
             if proposal is None:
                 return None if reply is None else _text(reply)
-            if not isinstance(reply, int):
-                return _text(reply)
-            if proposal <= reply <= FENCE_LIMIT:
-                return reply
+            if isinstance(reply, int) and not proposal <= reply <= FENCE_LIMIT:
+                raise ValueError(reply)
+            return reply if isinstance(reply, int) else _text(reply)
         if verb in EXTENDING:
             votes = _text(reply)
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):

@@ -56,6 +56,10 @@ class Subject:
         """The key expires."""
         raise NotImplementedError
 
+    def fence(self, resource: str) -> int | None:
+        """The last fencing token it remembers."""
+        raise NotImplementedError
+
     def flush(self) -> None:
         raise NotImplementedError
 
@@ -77,8 +81,11 @@ class Fake(Subject):
     def drop(self, resource: str) -> None:
         self.node.held.pop(resource, None)
 
+    def fence(self, resource: str) -> int | None:
+        return self.node.fences.get(resource)
+
     def flush(self) -> None:
-        self.node.held.clear()
+        self.node.forget()
 
     def wait_for_expiry(self, resource: str, ttl: float) -> None:
         self.clock.advance(ttl)
@@ -109,6 +116,10 @@ class Real(Subject):
 
     def drop(self, resource: str) -> None:
         self.admin.delete(self.key(resource))
+
+    def fence(self, resource: str) -> int | None:
+        value = self.admin.get(self.key(resource) + b"#fence")
+        return None if value is None else int(value)
 
     def flush(self) -> None:
         self.admin.flushall()
@@ -154,6 +165,13 @@ def node(request: pytest.FixtureRequest) -> Subject:
 
 def claim(token: str = "mine", resource: str = "r", ttl: float = LONG) -> Claim:
     return Claim(resource, token, ttl, 1)
+
+
+def fenced(token: str = "mine", fence: int = 1, resource: str = "r", ttl: float = LONG) -> Claim:
+    """To acquire it proposes, and to fence it tells, this number."""
+    new = claim(token, resource, ttl)
+    new.proposal = new.fencing_token = fence
+    return new
 
 
 # -- Every verb, every outcome
@@ -258,6 +276,117 @@ def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
     assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
 
 
+# -- Fencing tokens
+
+MICROSECONDS = 1_800_000_000_123_457
+"""A proposal of the year 2027: too long for Lua's own way of writing numbers."""
+
+
+def test_what_is_free_is_acquired_with_a_number_as_large_as_proposed(node: Subject) -> None:
+    assert node.ask(Verb.ACQUIRE, fenced(fence=MICROSECONDS)) == MICROSECONDS
+    assert node.fence("r") == MICROSECONDS
+    token, left = node.ask(Verb.PEEK, claim("x"))
+    assert token == "mine"
+    assert LONG - 1.0 < left <= LONG
+
+
+@pytest.mark.parametrize("proposal", [1, MICROSECONDS - 1, MICROSECONDS, MICROSECONDS + 1])
+def test_each_grant_gets_a_larger_number_than_the_last(node: Subject, proposal: int) -> None:
+    node.ask(Verb.ACQUIRE, fenced("first", MICROSECONDS))
+    node.ask(Verb.RELEASE, claim("first"))
+    assert node.fence("r") == MICROSECONDS  # it outlives the lock
+    assert node.ask(Verb.ACQUIRE, fenced("second", proposal)) == MICROSECONDS + 1
+    node.drop("r")
+    far = MICROSECONDS + 1000
+    assert node.ask(Verb.ACQUIRE, fenced("third", far)) == node.fence("r") == far
+
+
+def test_what_is_held_raises_no_number(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, fenced("theirs", 5))
+    assert node.ask(Verb.ACQUIRE, fenced("mine", 9)) == "theirs"
+    assert node.fence("r") == 5
+
+
+def test_our_own_token_is_answered_with_a_number_again(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, fenced(fence=5))
+    assert node.ask(Verb.ACQUIRE, fenced(fence=5)) == node.fence("r") == 6
+    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
+
+
+def test_a_lock_without_fencing_raises_no_number(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim())
+    node.ask(Verb.RELEASE, claim())
+    assert node.fence("r") is None
+    node.ask(Verb.ACQUIRE, fenced(fence=5))
+    node.ask(Verb.EXTEND, claim())
+    node.ask(Verb.RELEASE, claim())
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.fence("r") == 5
+
+
+def test_a_number_is_raised_where_our_token_holds_the_key(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, fenced(fence=5))
+    assert node.ask(Verb.FENCE, fenced(fence=MICROSECONDS)) is True
+    assert node.fence("r") == MICROSECONDS
+    assert node.ask(Verb.FENCE, fenced(fence=7)) is True  # it is known, and more
+    assert node.fence("r") == MICROSECONDS
+
+
+def test_a_number_is_raised_nowhere_else(node: Subject) -> None:
+    assert node.ask(Verb.FENCE, fenced(fence=9)) is False  # nothing there
+    assert node.fence("r") is None
+    node.ask(Verb.ACQUIRE, fenced("theirs", 5))
+    assert node.ask(Verb.FENCE, fenced(fence=9)) is False
+    assert node.fence("r") == 5
+    node.occupy("r")
+    assert node.ask(Verb.FENCE, fenced(fence=9)) is False
+    assert node.ask(Verb.ACQUIRE, fenced(fence=9)) == commands.FOREIGN
+    assert node.fence("r") == 5
+
+
+def test_a_server_keeps_the_number_for_a_week(valkey: Real, debian: Real) -> None:
+    for real in (valkey, debian):
+        real.flush()
+        real.ask(Verb.ACQUIRE, fenced(fence=5))
+        for verb, number in ((Verb.FENCE, 9), (Verb.ACQUIRE, 5)):
+            real.admin.persist(real.key("r") + b"#fence")
+            real.ask(verb, fenced(fence=number))
+            left = real.admin.pttl(real.key("r") + b"#fence")
+            assert 7 * 86_400_000 - 10_000 < left <= 7 * 86_400_000
+
+
+@pytest.mark.parametrize("value", ["garbage", "nan", "inf", str(2**53), "", "9" * 400])
+def test_what_is_no_number_is_never_overwritten(valkey: Real, value: str) -> None:
+    valkey.flush()
+    valkey.admin.set(valkey.key("r") + b"#fence", value)
+    assert valkey.ask(Verb.ACQUIRE, fenced(fence=5)).startswith("silent: there is something else")
+    assert valkey.admin.get(valkey.key("r") + b"#fence") == value.encode()
+    assert not valkey.admin.exists(valkey.key("r"))
+
+
+def test_a_key_of_another_type_where_the_number_should_be(valkey: Real, debian: Real) -> None:
+    for real in (valkey, debian):
+        real.flush()
+        real.admin.rpush(real.key("r") + b"#fence", "a job")
+        answer = real.ask(Verb.ACQUIRE, fenced(fence=5))
+        assert answer.startswith("silent: there is something else")
+        assert not real.admin.exists(real.key("r"))
+
+
+def test_without_memory_neither_key_nor_number_is_written(valkey: Real, debian: Real) -> None:
+    for real in (valkey, debian):
+        real.flush()
+        real.ask(Verb.ACQUIRE, fenced("first", 5, "old"))
+        try:
+            real.admin.config_set("maxmemory", 1)
+            assert real.ask(Verb.ACQUIRE, fenced(fence=9)).startswith("silent: OOM")
+            assert real.ask(Verb.FENCE, fenced("first", 9, "old")).startswith("silent: OOM")
+        finally:
+            real.admin.config_set("maxmemory", 0)
+        assert set(real.admin.keys()) == {real.key("old"), real.key("old") + b"#fence"}
+        assert real.fence("old") == 5
+
+
 NAMES = ["a\0b", "\n\r\t", "\U0001f512", "\u202eabc", "\ud800", "\udcff", "é", " ", "a" * 5000]
 
 
@@ -312,7 +441,11 @@ COMMANDS = st.one_of(
         st.sampled_from(EXTENDING),
         st.lists(st.tuples(TOKENS, RESOURCES), min_size=1, max_size=4).map(tuple),
     ),
-    st.tuples(st.sampled_from(["drop", "occupy"]), RESOURCES),
+    st.tuples(
+        st.sampled_from([Verb.ACQUIRE, Verb.FENCE]),
+        st.tuples(st.tuples(TOKENS, RESOURCES, st.sampled_from([1, 2, 5, MICROSECONDS]))),
+    ),
+    st.tuples(st.sampled_from(["drop", "occupy", "fence"]), RESOURCES),
     st.tuples(st.just("flush"), st.none()),
 )
 
@@ -322,13 +455,14 @@ def play(subject: Subject, commands: list[Any]) -> list[Any]:
     replies = []
     for what, argument in commands:
         if isinstance(what, Verb):
-            reply = subject.ask(what, *(claim(token, name) for token, name in argument))
+            claims = [fenced(a[0], a[2], a[1]) if len(a) == 3 else claim(*a) for a in argument]
+            reply = subject.ask(what, *claims)
             # When it expires is told to the millisecond, by clocks that are not the same.
             replies.append(reply[0] if what is Verb.PEEK and reply else reply)
         elif what == "flush":
             subject.flush()
         else:
-            getattr(subject, what)(argument)
+            replies.append(getattr(subject, what)(argument))
     return replies
 
 

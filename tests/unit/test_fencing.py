@@ -1,0 +1,377 @@
+"""Fencing tokens: which number a lease gets, and who must know it before anybody sees it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+
+import celery_redlock
+from celery_redlock import ConfigurationError, Redlock, current_lease, quorum
+from celery_redlock.commands import FENCE_SUFFIX, decode, encode
+from celery_redlock.errors import NodeError, QuorumUnavailable
+from celery_redlock.hold import HeldLease
+from celery_redlock.key import KeyMaker
+from celery_redlock.lease import Claim, Lease
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.refusal import refusal
+from celery_redlock.testing import FakeNode
+from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended
+
+Steps = Any
+
+
+def asked(claim: Claim, answers: str | list[Any], proposal: int = 100) -> tuple[Steps, Round]:
+    """An attempt whose ACQUIRE has been answered; None is no answer yet."""
+    steps = quorum.acquire(claim, NOW, PATIENCE, proposal)
+    round_ = next(steps)
+    for node, answer in enumerate(answers):
+        if answer is not None:
+            round_.answer(node, answer, NOW + 0.01)
+    round_.close("no answer")
+    return steps, round_
+
+
+def told(steps: Steps, answers: list[bool | None]) -> Round:
+    """Its FENCE round, answered."""
+    round_: Round = steps.send(NOW + 0.02)
+    assert round_.verb is Verb.FENCE
+    for node, answer in enumerate(answers):
+        if answer is not None:
+            round_.answer(node, answer, NOW + 0.03)
+    return round_
+
+
+# -- Which number
+
+
+def test_one_round_is_enough_if_a_quorum_answers_the_same() -> None:
+    mine = claim()
+    steps, ballot = asked(mine, [100, 100, 100, None, "theirs"])
+    assert ended(steps) is ballot
+    assert (mine.held(NOW + 0.01), mine.fencing_token) == (True, 100)
+
+
+@pytest.mark.parametrize(
+    "answers", [[100, 100, 101, None, None], [101, 102, 103, None, None], [7, 7, 9, 8, 9]]
+)
+def test_otherwise_the_largest_is_told_to_all_before_it_is_granted(answers: list[Any]) -> None:
+    mine = claim()
+    steps, _ballot = asked(mine, answers)
+    fence = told(steps, [True, None, True, None, None])
+    assert list(fence.targets) == [0, 1, 2, 3, 4]
+    assert not fence.decided and mine.granted_at is None
+    fence.answer(3, True, NOW + 0.04)
+    assert fence.decided
+    assert ended(steps) is fence
+    assert mine.held(NOW + 0.05)
+    assert mine.fencing_token == max(answer for answer in answers if answer)
+
+
+def test_a_larger_number_that_comes_late_changes_no_token_but_still_counts_for_the_lease() -> None:
+    mine = claim(3)
+    steps, ballot = asked(mine, [100, 101, None])
+    fence: Round = steps.send(NOW + 0.02)
+    ballot.answer(2, 500, NOW + 0.03)
+    assert mine.expiries[2] == NOW + TTL
+    for node in (0, 2):
+        fence.answer(node, True, NOW + 0.03)
+    ended(steps)
+    assert mine.fencing_token == 101
+
+
+def test_without_fencing_there_is_one_round_and_no_token() -> None:
+    mine = claim(3)
+    steps = quorum.acquire(mine, NOW, PATIENCE)
+    round_ = next(steps)
+    for node in range(3):
+        round_.answer(node, None, NOW)
+    assert ended(steps) is round_
+    assert (mine.proposal, mine.fencing_token) == (None, None)
+
+
+def test_a_number_is_not_the_answer_to_who_wants_none_nor_nothing_to_who_wants_one() -> None:
+    plain = next(quorum.acquire(claim(1), NOW, PATIENCE))
+    plain.answer(0, 5, NOW)
+    fenced = next(quorum.acquire(claim(1), NOW, PATIENCE, 5))
+    fenced.answer(0, None, NOW)
+    assert plain.yes == fenced.yes == 0
+
+
+# -- When it cannot be told
+
+
+@pytest.mark.parametrize("answers", [[True, True, None], [True, False, None]])
+def test_a_number_that_no_quorum_confirms_is_granted_to_nobody(answers: list[bool | None]) -> None:
+    mine = claim()
+    steps, _ballot = asked(mine, [100, 101, 102, None, "theirs"])
+    fence = told(steps, answers)
+    fence.close("no answer")
+    undoing = steps.send(NOW + 0.2)
+    assert undoing.verb is Verb.UNDO
+    assert list(undoing.targets) == [0, 1, 2, 3]  # as for any attempt: all that did not say no
+    assert mine.ended and mine.granted_at is None
+    error = refusal("r", ended(steps) or fence, list("abcde"), TTL)
+    assert isinstance(error, QuorumUnavailable)
+    yes = sum(answer is True for answer in answers)
+    assert f"{yes} of 5 nodes confirmed its fencing token in time; 3 are needed" in str(error)
+
+
+def test_it_is_decided_as_soon_as_no_quorum_can_confirm() -> None:
+    steps, _ballot = asked(claim(3), [100, 101, None])
+    fence = told(steps, [False])
+    assert not fence.decided
+    fence.silence(1, "down")
+    assert fence.decided
+
+
+def test_a_node_that_has_lost_our_key_meanwhile_counts_no_more() -> None:
+    mine = claim(3)
+    steps, _ballot = asked(mine, [100, 101, None])
+    fence = told(steps, [False, True, True])
+    assert fence.amnesiac == [0]
+    # Two know the number; but only one still promises to keep the key.
+    assert steps.send(NOW + 0.04).verb is Verb.UNDO
+    assert mine.granted_at is None
+
+
+def test_the_time_that_is_left_is_looked_at_after_the_second_round() -> None:
+    mine = claim(3)
+    steps, _ballot = asked(mine, [100, 101, None])
+    fence = told(steps, [True, True, True])
+    assert steps.send(NOW + TTL).verb is Verb.UNDO
+    error = refusal("r", fence, list("abc"), TTL)
+    assert "too late for a ttl of 10 s" in str(error)
+
+
+# -- Why only where our token holds the key
+
+
+def late(token: str, nodes: int = 3) -> Claim:
+    return Claim("r", token, TTL, nodes)
+
+
+def overtaken(nodes: list[FakeNode]) -> tuple[int | None, int | None]:
+    """A request of B's is under way to node 2 while A is granted the lock, and gives it back.
+
+    Returns:
+        The tokens that A and B are granted, in this order; None for what is not granted.
+    """
+    a, b = late("a"), late("b")
+    nodes[1].fences["r"] = 700
+    second = quorum.acquire(b, NOW, PATIENCE, 500)
+    b_asks = next(second)
+    b_asks.answer(0, nodes[0].execute(Verb.ACQUIRE, [b], NOW), NOW)  # nodes 1 and 2: later
+
+    first = quorum.acquire(a, NOW, PATIENCE, 300)
+    a_asks = next(first)
+    for node in range(3):
+        a_asks.answer(node, nodes[node].execute(Verb.ACQUIRE, [a], NOW), NOW)
+    tells = first.send(NOW)  # 701 is to be told; on its way to node 2 the connection breaks
+    for node in (0, 1):
+        tells.answer(node, nodes[node].execute(Verb.FENCE, [a], NOW), NOW)
+    tells.silence(2, "connection lost")
+    try:
+        first.send(NOW)
+        granted_a = False  # an UNDO
+    except StopIteration:
+        granted_a = a.granted_at is not None
+    for node in range(3):
+        nodes[node].execute(Verb.RELEASE if granted_a else Verb.UNDO, [a], NOW)
+
+    b_asks.answer(2, nodes[2].execute(Verb.ACQUIRE, [b], NOW), NOW)
+    with contextlib.suppress(StopIteration):
+        second.send(NOW)
+    return a.fencing_token if granted_a else None, b.fencing_token if b.granted_at else None
+
+
+def test_the_number_is_written_only_where_our_token_still_holds_the_key() -> None:
+    # One node of three confirms A's number: it is not granted, and nobody is overtaken.
+    assert overtaken([FakeNode() for _ in range(3)]) == (None, 500)
+
+
+def test_written_anywhere_it_would_be_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counterexample is one: with the write-back to any node, 500 comes after 701."""
+
+    def anywhere(self: FakeNode, claim: Claim, token: str | None) -> bool:
+        self.fences[claim.resource] = max(claim.fencing_token or 0, self.fences.get("r", 0))
+        return True
+
+    monkeypatch.setattr(FakeNode, "_fence", anywhere)
+    assert overtaken([FakeNode() for _ in range(3)]) == (701, 500)
+
+
+# -- Proposals
+
+
+@pytest.fixture
+def redlock() -> Redlock:
+    return Redlock(["redis://127.0.0.1:1"])
+
+
+def test_a_proposal_is_made_of_the_wall_clock(redlock: Redlock) -> None:
+    before = time.time_ns() // 1000
+    assert before <= redlock._proposal() <= time.time_ns() // 1000
+
+
+def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grant(operation: Any) -> Round:
+        steps = operation(NOW)
+        round_: Round = next(steps)
+        round_.answer(0, round_.claims[0].proposal, NOW)
+        return ended(steps)
+
+    monkeypatch.setattr(redlock._driver, "run", grant)
+    monkeypatch.setattr(time, "time_ns", lambda: 5_000_000_000)
+    assert redlock.acquire("r", fencing=True).fencing_token == 5_000_000
+    monkeypatch.setattr(time, "time_ns", lambda: 1_000)  # it steps back
+    assert redlock.acquire("r", fencing=True).fencing_token == 5_000_001
+    assert redlock.acquire("s", fencing=True).fencing_token == 5_000_002
+    redlock._start()  # a fork's child
+    assert redlock._proposal() == 5_000_003
+
+
+def test_the_wall_clock_is_read_after_the_time_that_the_lease_counts_from(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that was stopped in between would propose what has long been overtaken."""
+    events = []
+
+    def proposal() -> int:
+        events.append("proposal")
+        return 100
+
+    def run(operation: Any) -> Round:
+        events.append("now")
+        steps = operation(NOW)
+        round_: Round = next(steps)
+        round_.answer(0, round_.claims[0].proposal, NOW)
+        return ended(steps)
+
+    monkeypatch.setattr(redlock, "_proposal", proposal)
+    monkeypatch.setattr(redlock._driver, "run", run)
+    redlock.acquire("r", fencing=True)
+    assert events == ["now", "proposal"]
+    redlock.acquire("r")
+    assert events == ["now", "proposal", "now"]
+
+
+# -- Names
+
+
+@pytest.mark.parametrize("ask", ["acquire", "try_acquire", "holder"])
+def test_no_resource_is_named_as_a_fence(redlock: Redlock, ask: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"'order#fence'.*give it another end"):
+        getattr(redlock, ask)("order" + FENCE_SUFFIX)
+
+
+def test_no_key_of_a_task_ends_as_a_fence() -> None:
+    def task(name: str) -> None:
+        """Locked by name."""
+
+    value = "x" + FENCE_SUFFIX
+    for template in (None, "{name}", "r:{name}", "r:{name}" + FENCE_SUFFIX):
+        for text in (value, value * 100):
+            assert not KeyMaker("t" + FENCE_SUFFIX, task, template)((text,), {}).endswith(
+                FENCE_SUFFIX
+            )
+
+
+# -- Bytes
+
+
+def fenced(resource: str = "r", proposal: int = 100) -> Round:
+    mine = Claim(resource, "mine", TTL, 1)
+    return next(quorum.acquire(mine, NOW, PATIENCE, proposal))
+
+
+def test_the_keys_share_the_prefix() -> None:
+    words = encode(fenced(), "app:").split(b"\r\n")
+    assert words[words.index(b"app:r") + 2] == b"app:r#fence"
+
+
+@pytest.mark.parametrize("reply", [99, 2**53, None, [1], 1.5], ids=str)
+def test_what_can_be_no_token_is_no_answer(reply: Any) -> None:
+    with pytest.raises(NodeError, match="no answer"):
+        decode(fenced(), reply)
+    assert decode(fenced(), 100) == 100
+    assert decode(fenced(), b"theirs") == "theirs"
+
+
+# -- What holders see
+
+
+def test_a_lease_shows_its_token_and_one_without_shows_none() -> None:
+    assert Lease("r", "t", 1.0, 2.0, float).fencing_token is None
+    assert "fencing_token=7" in repr(Lease("r", "t", 1.0, 2.0, float, 7))
+
+
+class Fake:
+    """Grants everything, with a token where one is asked for."""
+
+    def __init__(self) -> None:
+        self._watchdog = self
+        self.asked: list[bool] = []
+
+    def _acquire(self, *arguments: Any) -> Claim:
+        mine = claim(1, granted=True)
+        self.asked.append(arguments[-1])
+        mine.deadline = float("inf")
+        mine.fencing_token = 7 if arguments[-1] else None
+        arguments[4](mine)
+        return mine
+
+    def watch(self, *_arguments: Any) -> None:
+        """Nothing."""
+
+    def _release(self, claim: Claim) -> bool:
+        claim.ended = True
+        return True
+
+
+def held(lock: Any, *, fencing: bool) -> HeldLease:
+    return HeldLease(lock, "r", fencing=fencing)
+
+
+def test_a_nested_block_has_the_token_of_the_outer_one() -> None:
+    lock = Fake()
+    with held(lock, fencing=True) as outer:
+        assert (outer.fencing_token, current_lease().fencing_token) == (7, 7)
+        for inner in (True, False):
+            with held(lock, fencing=inner) as nested:
+                assert nested.fencing_token == 7
+    assert lock.asked == [True]
+
+
+def test_a_nested_block_cannot_have_a_token_that_the_outer_one_has_not() -> None:
+    lock = Fake()
+    with held(lock, fencing=False) as outer:
+        assert outer.fencing_token is None
+        with pytest.raises(ConfigurationError, match="in the outer one"):
+            held(lock, fencing=True).__enter__()
+        assert not outer.lost
+
+
+def test_work_without_a_lock_has_no_token() -> None:
+    lease = celery_redlock.hold.Unlocked("r")
+    assert lease.fencing_token is None
+
+
+@pytest.mark.parametrize("value", [1, "yes"])
+def test_fencing_is_true_or_false(redlock: Redlock, value: Any) -> None:
+    for ask in (redlock.acquire, redlock.lock):
+        with pytest.raises(ConfigurationError, match="fencing must be True or False"):
+            ask("r", fencing=value)
+    with pytest.raises(ConfigurationError, match="fencing must be True or False"):
+        Redlock(["redis://127.0.0.1:1"], fencing=value)
+
+
+def test_the_instance_says_what_is_usual() -> None:
+    usual = Redlock(["redis://127.0.0.1:1"], fencing=True)
+    assert usual.lock("r")._fencing
+    assert not usual.lock("r", fencing=False)._fencing
+    assert not Redlock(["redis://127.0.0.1:1"]).lock("r")._fencing
