@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 import celery_redlock
 from celery_redlock import ConfigurationError, Redlock, current_lease, quorum
 from celery_redlock.commands import FENCE_SUFFIX, decode, encode
+from celery_redlock.driver import monotonic
 from celery_redlock.errors import NodeError, QuorumUnavailable
-from celery_redlock.hold import HeldLease
 from celery_redlock.key import KeyMaker
 from celery_redlock.lease import Claim, Lease
 from celery_redlock.quorum import Round, Verb
@@ -310,50 +311,46 @@ def test_a_lease_shows_its_token_and_one_without_shows_none() -> None:
     assert "fencing_token=7" in repr(Lease("r", "t", 1.0, 2.0, float, 7))
 
 
-class Fake:
-    """Grants everything, with a token where one is asked for."""
+@pytest.fixture
+def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]:
+    """A lock over a fake node, that it reaches at once."""
+    node = FakeNode()
 
-    def __init__(self) -> None:
-        self._watchdog = self
-        self.asked: list[bool] = []
+    def run(operation: Any) -> Any:
+        try:
+            steps = operation(monotonic())
+            round_ = next(steps)
+            while True:
+                reply = node.execute(round_.verb, round_.claims, monotonic())
+                round_.answer(0, reply, monotonic())
+                round_ = steps.send(monotonic())
+        except StopIteration as stop:
+            return stop.value
 
-    def _acquire(self, *arguments: Any) -> Claim:
-        mine = claim(1, granted=True)
-        self.asked.append(arguments[-1])
-        mine.deadline = float("inf")
-        mine.fencing_token = 7 if arguments[-1] else None
-        arguments[4](mine)
-        return mine
-
-    def watch(self, *_arguments: Any) -> None:
-        """Nothing."""
-
-    def _release(self, claim: Claim) -> bool:
-        claim.ended = True
-        return True
+    monkeypatch.setattr(redlock._driver, "run", run)
+    yield redlock
+    redlock.close()
 
 
-def held(lock: Any, *, fencing: bool) -> HeldLease:
-    return HeldLease(lock, "r", fencing=fencing)
+def test_a_nested_block_has_the_token_of_the_outer_one(lock: Redlock) -> None:
+    with lock.lock("r", fencing=True) as outer:
+        token = outer.fencing_token
+        assert token is not None and token == current_lease().fencing_token
+        for fencing in (True, False):
+            with lock.lock("r", fencing=fencing) as inner:
+                assert inner.fencing_token == token
+    with lock.lock("r", fencing=True) as later:
+        assert (later.fencing_token or 0) > token
 
 
-def test_a_nested_block_has_the_token_of_the_outer_one() -> None:
-    lock = Fake()
-    with held(lock, fencing=True) as outer:
-        assert (outer.fencing_token, current_lease().fencing_token) == (7, 7)
-        for inner in (True, False):
-            with held(lock, fencing=inner) as nested:
-                assert nested.fencing_token == 7
-    assert lock.asked == [True]
-
-
-def test_a_nested_block_cannot_have_a_token_that_the_outer_one_has_not() -> None:
-    lock = Fake()
-    with held(lock, fencing=False) as outer:
+def test_a_nested_block_cannot_have_a_token_that_the_outer_one_has_not(lock: Redlock) -> None:
+    with lock.lock("r") as outer:
         assert outer.fencing_token is None
         with pytest.raises(ConfigurationError, match="in the outer one"):
-            held(lock, fencing=True).__enter__()
+            lock.lock("r", fencing=True).__enter__()
         assert not outer.lost
+        assert current_lease() is outer
+    assert lock.holder("r") is None
 
 
 def test_work_without_a_lock_has_no_token() -> None:

@@ -1,0 +1,191 @@
+"""Fencing tokens over real nodes: they grow, whoever asks, whatever the wall clocks say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld, current_lease, quorum
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+HOUR = 3600 * 1_000_000
+
+
+class Skewed(Redlock):
+    """A client whose wall clock is off."""
+
+    skew = 0
+
+    def _proposal(self) -> int:
+        return super()._proposal() + self.skew
+
+
+@pytest.fixture
+def clients(servers: list[LocalServer]) -> Iterator[list[Skewed]]:
+    """Three programs: one an hour late, one right, one an hour early."""
+    three = [Skewed([server.url for server in servers], ttl=5.0) for _ in range(3)]
+    for client, skew in zip(three, (-HOUR, 0, HOUR), strict=True):
+        client.skew = skew
+    yield three
+    for client in three:
+        client.close()
+
+
+@pytest.fixture
+def admins(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
+    clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def fences(admins: list[redis.Redis]) -> list[int]:
+    return [int(admin.get("redlock:r#fence") or 0) for admin in admins]
+
+
+def take(client: Redlock) -> int:
+    lease = client.acquire("r", wait=2.0, fencing=True)
+    assert client.release(lease)
+    assert lease.fencing_token is not None
+    return lease.fencing_token
+
+
+def test_tokens_grow_whoever_asks_and_whatever_the_clock_says(clients: list[Skewed]) -> None:
+    turns = [clients[turn] for turn in (1, 0, 2, 0, 1, 1, 2, 0, 0, 1)]
+    tokens = [take(client) for client in turns]
+    assert tokens == sorted(set(tokens))
+    assert tokens[0] == pytest.approx(time.time() * 1e6, abs=60e6)
+
+
+def test_a_quorum_knows_the_token_when_it_is_granted(
+    clients: list[Skewed], admins: list[redis.Redis]
+) -> None:
+    ahead = time.time_ns() // 1000 + HOUR
+    for number in range(5):  # all different: what failed attempts of others leave behind
+        for node, admin in enumerate(admins):
+            admin.set("redlock:r#fence", ahead + (node * 7 + number * 3) % 5 * 10 + number * 100)
+        lease = clients[number % 2].acquire("r", fencing=True)
+        assert lease.fencing_token is not None
+        assert sum(known >= lease.fencing_token for known in fences(admins)) >= 3
+        assert clients[number % 2].release(lease)
+
+
+def test_one_round_trip_is_enough_when_the_nodes_agree(
+    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = []
+    make = quorum.Round
+
+    def counted(*arguments: Any) -> quorum.Round:
+        rounds.append(arguments[0])
+        return make(*arguments)
+
+    monkeypatch.setattr(quorum, "Round", counted)
+    take(clients[1])
+    assert rounds == [quorum.Verb.ACQUIRE, quorum.Verb.RELEASE]
+    rounds.clear()
+    for node, admin in enumerate(admins):
+        admin.set("redlock:r#fence", time.time_ns() // 1000 + HOUR + node)
+    take(clients[1])
+    assert rounds == [quorum.Verb.ACQUIRE, quorum.Verb.FENCE, quorum.Verb.RELEASE]
+
+
+def test_tokens_grow_though_one_node_after_the_other_forgets(
+    clients: list[Skewed], admins: list[redis.Redis]
+) -> None:
+    clients[0].skew = clients[2].skew = 0  # where nodes forget, clocks must agree
+    tokens = []
+    for number in range(15):
+        tokens.append(take(clients[number % 3]))
+        for node in (number, number + 2):
+            admins[node % 5].flushall()
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_minority_that_is_down_does_not_matter(
+    clients: list[Skewed], servers: list[LocalServer]
+) -> None:
+    tokens = [take(clients[2])]
+    for server in servers[:2]:
+        server.kill()
+    tokens += [take(clients[0]), take(clients[1])]
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_number_that_nobody_can_be_told_is_not_granted(
+    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two rounds another program deletes our key on three of five nodes."""
+    fence = quorum._fence
+
+    def meanwhile(ballot: quorum.Round) -> bool:
+        fence(ballot)
+        for admin in admins[:3]:
+            admin.delete("redlock:r")
+        return False
+
+    monkeypatch.setattr(quorum, "_fence", meanwhile)
+    with pytest.raises(QuorumUnavailable, match="confirmed its fencing token in time"):
+        clients[1].acquire("r", fencing=True)
+    monkeypatch.undo()
+    assert clients[1].holder("r") is None
+    assert take(clients[1]) > 0
+
+
+def test_an_attempt_that_is_struck_between_its_rounds_is_undone(
+    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def strike(ballot: quorum.Round) -> bool:
+        raise TimeoutError("a soft time limit")
+
+    monkeypatch.setattr(quorum, "_fence", strike)
+    with pytest.raises(TimeoutError):
+        clients[1].acquire("r", fencing=True)
+    with pytest.raises(TimeoutError), clients[1].lock("r", fencing=True):
+        raise AssertionError("it was granted")
+    monkeypatch.undo()
+    assert clients[1].holder("r") is None
+    assert [admin.exists("redlock:r") for admin in admins] == [0] * 5
+
+
+def test_a_token_stays_through_extensions_and_is_the_same_inside(clients: list[Skewed]) -> None:
+    lease = clients[1].acquire("r", fencing=True)
+    assert clients[1].extend(lease).fencing_token == lease.fencing_token
+    assert clients[1].release(lease)
+    with clients[1].lock("r", ttl=0.3, fencing=True) as outer:
+        first = outer.fencing_token
+        assert first is not None and first > (lease.fencing_token or 0)
+        with clients[1].lock("r", fencing=True) as inner:
+            assert inner.fencing_token == current_lease().fencing_token == first
+        end = outer.lease.deadline
+        wait_until(lambda: outer.lease.deadline > end + 0.3, 5, "it has been extended")
+        assert outer.fencing_token == first and not outer.lost
+
+
+def test_who_is_refused_raises_no_number_where_it_is_held(
+    clients: list[Skewed], admins: list[redis.Redis]
+) -> None:
+    lease = clients[0].acquire("r", fencing=True)
+    known = fences(admins)
+    for _ in range(5):
+        with suppress(ResourceHeld):
+            clients[2].acquire("r", fencing=True)
+    assert fences(admins) == known
+    assert clients[0].release(lease)
+
+
+def test_fenced_and_not_exclude_each_other(clients: list[Skewed]) -> None:
+    lease = clients[0].acquire("r", fencing=True)
+    assert clients[1].try_acquire("r") is None
+    clients[0].release(lease)
+    plain = clients[1].acquire("r")
+    assert plain.fencing_token is None
+    assert clients[0].try_acquire("r", fencing=True) is None
+    clients[1].release(plain)
+    assert take(clients[0]) > (lease.fencing_token or 0)
