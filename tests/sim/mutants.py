@@ -21,6 +21,7 @@ from celery_redlock.channel import Channel
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import FakeNode, Fault, Knobs, Link, Process, Worker
+from tests.sim import fence_mutants
 
 Patches = Callable[[], list[Any]]
 Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]
@@ -345,6 +346,28 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "loss-not-told": Mutant(
         "the watchdog does not wake for a deadline", _watchdog_asleep, invariants=("I2",), seed=25
+    ),
+    "fence-not-told": Mutant(
+        "the largest fencing number is granted before a quorum knows it",
+        fence_mutants.not_told,
+        invariants=("I3",),
+        seed=791,
+    ),
+    "fence-counters": Mutant(
+        "a fencing token is the largest of per-node counters",
+        fence_mutants.counters,
+        invariants=("I3",),
+    ),
+    "fence-steps": Mutant(
+        "a fencing token does not begin at a wall clock, for when nodes forget",
+        fence_mutants.steps,
+        invariants=("I3",),
+        seed=113,
+    ),
+    "fence-clocks-alone": Mutant(
+        "a fencing token is a wall clock's time, whatever the nodes remember",
+        fence_mutants.clocks_alone,
+        invariants=("I3",),
     ),
     "immediate-restart": Mutant(
         "a node that forgot everything votes at once", twist=_back_at_once, premise=True, seed=364
