@@ -135,7 +135,8 @@ class HeldLease:
                 self._fencing,
             )
             _stack.set((*_stack.get(), self))
-            self._redlock._watch(claim, self._lost, self.max_lifetime)
+            self._redlock._watchdog.watch(claim, self._lost, self.max_lifetime)
+            self._redlock._custody.hold(claim, self.max_lifetime)
         except BaseException:
             self.release()
             raise
@@ -154,7 +155,7 @@ class HeldLease:
         if claim is not None and not claim.ended and self._pid == os.getpid():
             held = self._redlock._release(claim)
         if claim is not None:
-            self._redlock._strike_off(claim)
+            self._redlock._custody.strike_off(claim)
         self._leave()
         return held
 
@@ -247,7 +248,7 @@ class HeldLease:
 
     def _adopt(self, claim: Claim) -> None:
         self._claim = claim
-        self._redlock._post(claim)
+        self._redlock._custody.post(claim)
 
     def _held(self) -> Claim:
         if self._claim is None:
@@ -256,7 +257,7 @@ class HeldLease:
 
     def _lost(self, claim: Claim) -> None:
         """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
-        self._redlock._strike_off(claim)
+        self._redlock._custody.strike_off(claim)
         self._say_lost(claim, monotonic() - (claim.granted_at or 0.0))
         emit("lost", self.lease, claim.lost)
         if self.on_lost is not None:

@@ -105,6 +105,10 @@ class Keeper:
         """Let `turn` wait for this descriptor as well."""
         self._poll.register(fd, select.POLLIN)
 
+    def wait_no_more(self, fd: int) -> None:
+        """Undo that."""
+        self._poll.unregister(fd)
+
     def _look(self) -> None:
         """At the whole board: who is dead, what is late."""
         now = monotonic()

@@ -9,7 +9,6 @@ parent took.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import socket
 import threading
@@ -17,11 +16,12 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
 from .commands import FENCE_SUFFIX
+from .custody import Custody
 from .driver import Driver, monotonic
 from .errors import (
     ConfigurationError,
@@ -36,9 +36,6 @@ from .quorum import Round
 from .settings import MIN_TTL, check_option, read_settings
 from .wakeup import Wakeup
 from .watchdog import Watchdog
-
-if TYPE_CHECKING:
-    from .board import Board
 
 __all__ = ["Redlock"]
 
@@ -65,6 +62,9 @@ class Redlock:
         prefix: What the keys on the nodes begin with.
         node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.
         fencing: Whether leases get a fencing token where nothing else is said.
+        keeper: What extends a lock for the process that holds it: a "thread" of it, or as well a
+            small "process", which goes on while the GIL is taken and frees at once when the
+            process dies.
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -78,6 +78,7 @@ class Redlock:
         prefix: str = "redlock:",
         node_timeout: float = 0.25,
         fencing: bool = False,
+        keeper: str = "thread",
     ) -> None:
         self._addresses = parse_nodes(nodes)
         for address in self._addresses:
@@ -92,7 +93,10 @@ class Redlock:
         self.node_timeout: float = check_option("node_timeout", node_timeout)
         self.fencing: bool = check_option("fencing", fencing)
         self._last_fence = 0
-        self._board: Board | None = None
+        helper = None
+        if check_option("keeper", keeper) == "process":
+            helper = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
+        self._custody = Custody(len(self._addresses), helper)
         self._start()
         _instances.add(self)
 
@@ -108,8 +112,6 @@ class Redlock:
         self._watchdog = Watchdog(self._extend, monotonic)
         self._claims: dict[str, Claim] = {}
         self._many = MANY
-        if self._board is not None:
-            self._board.forked()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -129,6 +131,7 @@ class Redlock:
         self._watchdog.close()
         self._wakeup.close()
         self._driver.close()
+        self._custody.close()
 
     # -- The four operations ---------------------------------------------------------------------
 
@@ -302,6 +305,7 @@ class Redlock:
                     prefix=settings.prefix,
                     node_timeout=settings.node_timeout,
                     fencing=settings.fencing,
+                    keeper=settings.keeper,
                 )
             return known
 
@@ -409,24 +413,7 @@ class Redlock:
 
     def _forget(self, claim: Claim) -> None:
         self._claims.pop(claim.token, None)
-        self._strike_off(claim)
-
-    def _post(self, claim: Claim) -> None:
-        """Let a keeper know of it, before anything is written to a node."""
-        if self._board is not None:
-            self._board.post(claim)
-
-    def _strike_off(self, claim: Claim) -> None:
-        if self._board is not None:
-            self._board.strike_off(claim)
-
-    def _watch(
-        self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None
-    ) -> None:
-        """Extend it from now on."""
-        self._watchdog.watch(claim, lost, max_lifetime)
-        if self._board is not None and claim.granted_at is not None:
-            self._board.hold(claim, claim.granted_at + (max_lifetime or math.inf))
+        self._custody.strike_off(claim)
 
     def _release(self, claim: Claim) -> bool:
         self._watchdog.drop(claim)
@@ -447,7 +434,7 @@ class Redlock:
         if not claim.held(monotonic()):
             self._release(claim)  # set again now, it would keep the next holder out
             return False
-        self._strike_off(claim)  # nor may a keeper shorten it again
+        self._custody.strike_off(claim)  # nor may a keeper shorten it again
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience
@@ -468,9 +455,8 @@ class Redlock:
             [partial(quorum.extend, batch, patience=patience) for batch in batches]
         )
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
-        if self._board is not None:
-            for claim in renewed:
-                self._board.renewed(claim)
+        for claim in renewed:
+            self._custody.renewed(claim)
         if heard():
             for claim in renewed:
                 emit("extended", self._lease(claim))
@@ -502,6 +488,7 @@ def _after_fork() -> None:
     global _of_app_lock
     _of_app_lock = threading.Lock()
     for redlock in list(_instances):
+        redlock._custody.forked()
         redlock._start()
 
 

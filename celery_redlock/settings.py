@@ -179,6 +179,14 @@ GLOBAL: Mapping[str, Option] = {
             _seconds(0.001),
             "How long to wait for a node's answer, never more than a tenth of the ttl; seconds.",
         ),
+        Option(
+            "keeper",
+            "thread",
+            _one_of("thread", "process"),
+            "What extends a lock for the process that holds it: a thread of it (in a prefork worker"
+            " the main process as well), or besides a small process of its own, which goes on while"
+            " a C call keeps the GIL, and frees at once what a killed process held.",
+        ),
         Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
         Option(
             "beat",
@@ -240,6 +248,7 @@ class Settings:
     nodes: Sequence[Any]
     prefix: str
     node_timeout: float
+    keeper: str
     enabled: bool
     beat: bool
     beat_on_unavailable: str

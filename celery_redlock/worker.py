@@ -50,18 +50,10 @@ def check(sender: Any = None, **_signal: Any) -> None:
         for lock in locks:
             lock.options(app)
         if _locking(app):
-            share(Redlock.from_app(app))
+            Redlock.from_app(app)._custody.begin()  # the pool is yet to be forked
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None
-
-
-def share(redlock: Redlock) -> None:
-    """The main process, before it has children: what they hold shall be seen from here."""
-    from .board import MAX_NODES, Board  # no other process needs it
-
-    if redlock._board is None and len(redlock.nodes) <= MAX_NODES:
-        redlock._board = Board(len(redlock.nodes))
 
 
 def keep(sender: Any = None, **_signal: Any) -> None:
@@ -73,11 +65,11 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     if not isinstance(sender.pool, TaskPool) or not _locking(sender.app):
         return
     redlock = Redlock.from_app(sender.app)
-    if redlock._board is None:
-        return
-    redlock.connect(timeout=0)
-    keeper = Keeper(redlock._board, redlock._driver, redlock.node_timeout)
-    threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
+    board = redlock._custody.board
+    if board is not None and not redlock._custody.own_process:
+        redlock.connect(timeout=0)
+        keeper = Keeper(board, redlock._driver, redlock.node_timeout)
+        threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
 
 def announce(sender: Any = None, **_signal: Any) -> None:

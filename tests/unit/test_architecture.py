@@ -46,6 +46,8 @@ ALLOWED: dict[str, set[str]] = {
     "interrupt": {"errors"},
     "board": {"lease"},
     "keeper": {"board", "driver", "lease", "quorum"},
+    "helper": {"board", "address", "driver", "keeper"},
+    "custody": {"board", "errors", "helper", "lease"},  # board, helper: inside a function
     "replies": {"errors", "redis"},
     "node": {"address", "channel", "commands", "errors", "quorum", "replies", "redis"},
     "driver": {"address", "bell", "commands", "errors", "lease", "node", "quorum"},
@@ -69,7 +71,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "worker": {
         *("delivery", "errors", "lease", "lock", "settings", "task", "celery"),
-        *("beat", "board", "keeper"),  # inside functions: no other process needs them
+        *("beat", "keeper"),  # inside functions: no other process needs them
     },
     "tick": {"celery"},
     "turn": {

@@ -1,0 +1,106 @@
+"""What this process holds, in the custody of a keeper: noted on a board for another to see.
+
+Without a keeper there is no board, and nothing is noted.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from .errors import ConfigurationError
+from .lease import Claim
+
+if TYPE_CHECKING:
+    from .board import Board
+    from .helper import Helper
+
+__all__ = ["Custody"]
+
+
+class Custody:
+    """Tells a keeper, where there is one, what is held.
+
+    Args:
+        nodes: How many nodes the lock has.
+        helper: How a helper process of our own reaches them; None for no such process.
+
+    Raises:
+        ConfigurationError: What the helper is to be told cannot be told to another process.
+
+    Attributes:
+        board: Where it is noted, or None.
+    """
+
+    def __init__(self, nodes: int, helper: Mapping[str, Any] | None = None) -> None:
+        self.board: Board | None = None
+        self._nodes = nodes
+        self._config = helper
+        self._helper: Helper | None = None
+        self._beginning = threading.Lock()
+        if helper is not None:
+            try:
+                json.dumps(helper)
+            except (TypeError, ValueError):
+                raise ConfigurationError(
+                    'keeper="process" needs nodes that can be told to another process: give URLs,'
+                    " or mappings of strings and numbers"
+                ) from None
+
+    @property
+    def own_process(self) -> bool:
+        """Whether a helper process keeps, not the process that has started this one."""
+        return self._config is not None
+
+    def begin(self) -> None:
+        """Make the board, before there are children; start the helper, if there is to be one."""
+        from .board import MAX_NODES, Board  # not for the many who need none
+
+        with self._beginning:
+            if self.board is not None or self._nodes > MAX_NODES:
+                return
+            board = Board(self._nodes)
+            if self._config is not None:
+                from .helper import Helper
+
+                self._helper = Helper(board, self._config)
+                board.read = True
+            self.board = board
+
+    def forked(self) -> None:
+        """This is a child now; whoever keeps what its parent holds keeps what it holds."""
+        self._beginning = threading.Lock()
+        if self.board is not None:
+            self.board.forked()
+        if self._helper is not None:
+            self._helper.forked()
+
+    def close(self) -> None:
+        """End the helper."""
+        if self._helper is not None:
+            self._helper.close()
+
+    def post(self, claim: Claim) -> None:
+        """A token, before it is written to any node."""
+        if self._config is not None and self.board is None:
+            self.begin()
+        if self.board is not None:
+            self.board.post(claim)
+
+    def hold(self, claim: Claim, max_lifetime: float | None) -> None:
+        """It is granted, and to be extended for `max_lifetime` seconds; None for ever."""
+        if self.board is not None and claim.granted_at is not None:
+            self.board.hold(claim, claim.granted_at + (max_lifetime or math.inf))
+
+    def renewed(self, claim: Claim) -> None:
+        """Its holder has extended it."""
+        if self.board is not None:
+            self.board.renewed(claim)
+
+    def strike_off(self, claim: Claim) -> None:
+        """It is released, lost, or left to expire."""
+        if self.board is not None:
+            self.board.strike_off(claim)

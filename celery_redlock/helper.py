@@ -1,0 +1,152 @@
+"""A small process of its own that keeps what a worker holds (`redlock_keeper = "process"`).
+
+No thread of a process can extend while a C call keeps the GIL, and none can free once the process
+is dead. Where there is no main process to do both for its children (threads, solo, gevent, a
+program that uses `Redlock` itself), or where that may be killed too, this helper does. It reads the
+board (`board.py`), imports no Celery, and hears of its client's death by the end of its input.
+
+    python -m celery_redlock.helper         # started by `Helper`, which tells it the rest
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .board import Board
+
+__all__ = ["Helper"]
+
+logger = logging.getLogger("celery_redlock.keeper")
+
+STEADY = 5.0
+"""Seconds that a helper must live for the next one to be started without delay."""
+AGAIN, AGAIN_MAX = 0.05, 5.0
+"""Seconds before it is started again, doubled up to this while it does not live."""
+LINGER = 0.5
+"""Seconds that it waits for the processes of a client that is gone to be dead as well."""
+
+
+class Helper:
+    """The client's end: starts the helper, and starts it again if it dies.
+
+    Args:
+        board: What it is to keep.
+        config: How to reach the nodes; may hold passwords, so it travels through a pipe.
+    """
+
+    def __init__(self, board: Board, config: Mapping[str, Any]) -> None:
+        self._board = board
+        self._config = json.dumps({"fd": board.fd, "ring": board.ring, **config}).encode() + b"\n"
+        self._closed = threading.Event()
+        self._process = self._spawn()
+        threading.Thread(target=self._mind, name="celery_redlock helper", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Of the helper that runs now, or has just died."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it. What is noted on the board then has no keeper."""
+        self._closed.set()
+        self.forked()
+
+    def forked(self) -> None:
+        """In a child: it is the parent's death that the helper is to hear of, not ours."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        package = str(Path(__file__).parents[1])
+        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+        process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=(self._board.fd, self._board.ring),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,  # Ctrl-C at a terminal is for the worker
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):  # dead already: then it is started again
+            process.stdin.write(self._config)
+            process.stdin.flush()
+        return process
+
+    def _mind(self) -> None:
+        pause = AGAIN
+        while True:
+            try:
+                self._process.wait(STEADY)
+                pause = min(2 * pause, AGAIN_MAX)
+            except subprocess.TimeoutExpired:
+                self._process.wait()
+                pause = AGAIN
+            if self._closed.is_set():
+                return
+            logger.warning(
+                "the helper process %d that keeps the locks has ended (%d); starting another",
+                self._process.pid,
+                self._process.returncode,
+            )
+            if self._closed.wait(pause):
+                return
+            self._process = self._spawn()
+
+
+def main() -> None:
+    """The helper: keep what stands on the board until the client is gone."""
+    from .address import parse_nodes
+    from .driver import Driver, monotonic
+    from .keeper import Keeper
+
+    # Whoever ends the worker by a signal to all of its group must not end this first.
+    for name in ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    logging.basicConfig(format="[%(asctime)s: %(levelname)s/%(name)s helper] %(message)s")
+    stdin = sys.stdin.fileno()
+    config = json.loads(_line(stdin))
+    addresses = parse_nodes(config["nodes"])
+    driver = Driver(addresses, config["prefix"])
+    driver.connect(0)
+    board = Board(len(addresses), config["fd"], config["ring"])
+    keeper = Keeper(board, driver, config["node_timeout"])
+    alone: list[float] = []
+    keeper.wait_also(stdin)
+
+    def client_gone() -> None:
+        keeper.wait_no_more(stdin)
+        alone.append(monotonic())
+
+    also: dict[int, Callable[[], None]] = {stdin: client_gone}
+    while not alone:
+        keeper.turn(also)
+    # Its children, too, may hold something; they are being killed, and are not dead yet.
+    while any(board.blocks()) and monotonic() < alone[0] + LINGER:
+        keeper.turn()
+
+
+def _line(fd: int) -> bytes:
+    """One line of input, and no byte more: what follows is the end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        data = os.read(fd, 65536)
+        if not data:
+            raise SystemExit(1)
+        line += data
+    return line
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""A process of its own keeps what a worker holds: nothing that happens to the worker stops it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from celery_redlock import ConfigurationError, Redlock
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker, died
+
+pytestmark = pytest.mark.worker
+
+TTL = 1.0
+"""Of `short_ttl`; seconds."""
+POOLS = {"solo": ("-P", "solo"), "threads": ("-P", "threads", "-c", "2"), "prefork": ("-c", "2")}
+
+
+@pytest.fixture(params=POOLS)
+def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    with cluster.worker(*POOLS[request.param], redlock_keeper="process") as worker:
+        yield worker
+
+
+def helpers_of(worker: Worker) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.Process(worker.process.pid).children()
+        if "celery_redlock.helper" in process.cmdline()
+    ]
+
+
+def helper_of(worker: Worker) -> psutil.Process:
+    (helper,) = helpers_of(worker)
+    return helper
+
+
+def test_a_killed_worker_frees_its_locks_at_once(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """Its ttl is half a minute."""
+    helper = helper_of(worker)
+    cluster.send("work", key, 30.0)
+    run = cluster.entered(key)
+    contender = cluster.contend(key)
+    worker.process.kill()
+    contender.gets_it(since=died(run.pid))
+    died(helper.pid, 1.5)
+
+
+def test_a_c_call_that_keeps_the_gil_keeps_its_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("short_ttl", key, 3 * TTL, "gil")
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    assert cluster.result(sent) > 0.0
+    contender.gets_it(since=cluster.runs(key, sent)[0].end)
+    assert "lost the lock" not in worker.text
+
+
+def test_a_killed_helper_is_replaced_and_nothing_is_lost(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    # Only a main process apart from the body's can start another while the body keeps the GIL.
+    apart = len(psutil.Process(worker.process.pid).children()) > 1
+    sent = cluster.send("longer_ttl", key, 6.0, "gil" if apart else "sleep")
+    cluster.entered(key)
+    first = helper_of(worker)
+    first.kill()
+    worker.said("starting another")
+    wait_until(lambda: [h.pid for h in helpers_of(worker)] not in ([], [first.pid]), 5.0, "it is")
+    assert cluster.result(sent) > 0.0
+    cluster.send("work", key, 30.0)
+    run = cluster.entered(key, 2)
+    contender = cluster.contend(key)
+    worker.process.kill()
+    contender.gets_it(since=died(run.pid))
+
+
+def test_a_helper_is_small_and_ends_with_its_worker(cluster: Cluster, worker: Worker) -> None:
+    helper = helper_of(worker)
+    assert helper.memory_full_info().uss < 25 * 2**20
+    os.killpg(worker.process.pid, signal.SIGTERM)  # a warm shutdown; all of the group are told
+    worker.ended()
+    died(helper.pid, 1.0)
+
+
+def test_a_helper_imports_no_celery() -> None:
+    modules = "celery_redlock.helper, celery_redlock.keeper, celery_redlock.driver, sys"
+    code = f"import {modules}; print(*{{name.split('.')[0] for name in sys.modules}})"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert not {"celery", "kombu", "billiard"} & set(output.stdout.split())
+
+
+def test_a_program_of_its_own_can_have_a_helper_too(cluster: Cluster, key: str) -> None:
+    code = f"""
+import ctypes, os, time
+from celery_redlock import Redlock
+redlock = Redlock({[node.url for node in cluster.nodes]!r}, ttl=1.0, keeper="process")
+with redlock.lock("k:{key}") as lease:
+    ctypes.PyDLL(None).usleep(3_000_000)
+    lease.ensure()
+    print("still held", flush=True)
+    time.sleep(30)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "still held\n"
+        contender = cluster.contend(key)
+        program.kill()
+        contender.gets_it(since=died(program.pid))
+
+
+def test_nodes_that_another_process_cannot_be_told_are_refused(cluster: Cluster) -> None:
+    with pytest.raises(ConfigurationError, match="give URLs"):
+        Redlock([{"host": "127.0.0.1", "credential_provider": object()}], keeper="process")
