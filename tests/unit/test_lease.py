@@ -255,3 +255,64 @@ def test_an_owner_is_read_back_from_its_token(owner: Owner) -> None:
 @pytest.mark.parametrize("foreign", ["", "x", "a|b|c|d|e|f", "|||||", "a|h|1|t|x|n"])
 def test_a_foreign_value_has_no_owner(foreign: str) -> None:
     assert Owner.of(foreign) is None
+
+
+# -- What another process was acknowledged
+
+NOW = 100.0
+
+
+def held_on(nodes: int) -> Claim:
+    claim = Claim("r", "t", 10.0, nodes)
+    for node in range(nodes):
+        claim.acknowledged(node, NOW, NOW)
+    assert claim.grant(NOW)
+    return claim
+
+
+def test_a_keepers_word_is_heard_before_a_lease_is_lost() -> None:
+    claim = held_on(5)
+    claim.kept = lambda: [NOW + 20.0] * 5
+    assert claim.held(NOW + 15.0)
+    assert claim.deadline == pytest.approx(NOW + 20.0 - drift(10.0))
+    assert not claim.held(NOW + 20.0)
+
+
+def test_after_a_loss_no_keeper_is_heard() -> None:
+    claim = held_on(5)
+    claim.kept = lambda: ()
+    assert not claim.held(NOW + 10.0)
+    claim.kept = lambda: [NOW + 30.0] * 5
+    assert not claim.held(NOW + 11.0)
+
+
+def test_a_keepers_minority_moves_no_deadline() -> None:
+    claim = held_on(5)
+    claim.kept = lambda: [NOW + 20.0, NOW + 20.0, -math.inf, -math.inf, -math.inf]
+    assert not claim.held(NOW + 10.0)
+
+
+def test_holder_and_keeper_make_a_quorum_together() -> None:
+    claim = held_on(5)
+    claim.acknowledged(0, NOW + 5.0, NOW + 5.0)
+    claim.kept = lambda: [-math.inf, NOW + 15.0, NOW + 15.0, -math.inf, -math.inf]
+    assert claim.held(NOW + 11.0)
+
+
+def test_what_a_node_has_forgotten_since_a_keeper_was_told_does_not_count_again() -> None:
+    claim = held_on(3)
+    kept = [NOW + 12.0] * 3
+    claim.kept = lambda: kept
+    assert claim.forgotten(0, NOW + 5.0)
+    assert claim.held(NOW + 11.0)
+    assert claim.forgotten(1, NOW + 11.0)
+    assert claim.lost == "refused"
+
+
+def test_an_extension_after_a_pause_that_a_keeper_bridged_counts() -> None:
+    claim = held_on(3)
+    claim.kept = lambda: [NOW + 20.0] * 3
+    claim.acknowledged(0, NOW + 15.0, NOW + 15.0)
+    assert claim.lost is None
+    claim.acknowledged(1, NOW + 15.0, NOW + 15.0)
+    assert claim.deadline == pytest.approx(NOW + 25.0 - drift(10.0))

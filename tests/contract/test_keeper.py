@@ -1,0 +1,211 @@
+"""A keeper over real nodes: what it extends, what it frees, and what it leaves alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_redlock import HeldLease, Redlock
+from celery_redlock.address import parse_nodes
+from celery_redlock.board import Board
+from celery_redlock.driver import Driver
+from celery_redlock.keeper import Keeper
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+TTL = 0.8
+
+
+@pytest.fixture
+def board() -> Board:
+    board = Board(5)
+    board.read = True
+    return board
+
+
+@pytest.fixture
+def redlock(servers: list[LocalServer], board: Board) -> Iterator[Redlock]:
+    redlock = Redlock([server.url for server in servers], ttl=TTL)
+    redlock._custody.board = board
+    yield redlock
+    redlock.close()
+
+
+@pytest.fixture
+def keeper(servers: list[LocalServer], board: Board) -> Iterator[Keeper]:
+    driver = Driver(parse_nodes([server.url for server in servers]), "redlock:")
+    driver.connect()
+    yield Keeper(board, driver, 0.25)
+    driver.close()
+
+
+@pytest.fixture
+def held(redlock: Redlock) -> Iterator[Callable[..., HeldLease]]:
+    """A way to hold what this process does not extend, as if it were stopped."""
+    leases = []
+
+    def hold(resource: str, **options: float) -> HeldLease:
+        lease = redlock.lock(resource, **options)
+        lease.acquire()
+        redlock._watchdog.drop(lease._held())
+        leases.append(lease)
+        return lease
+
+    yield hold
+    for lease in leases:
+        lease.release()
+
+
+def work(keeper: Keeper, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        keeper.turn()
+
+
+def tokens(servers: list[LocalServer], resource: str) -> int:
+    """How many nodes hold a key of this resource."""
+    count = 0
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            count += int(client.exists(f"redlock:{resource}"))
+    return count
+
+
+def test_it_extends_what_its_holder_does_not(
+    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
+) -> None:
+    lease = held("r")
+    work(keeper, 3 * TTL)
+    assert tokens(servers, "r") == 5
+    assert not lease.lost
+    assert lease.remaining() > 0.3 * TTL
+
+
+def test_without_it_the_same_is_lost(
+    held: Callable[..., HeldLease], servers: list[LocalServer]
+) -> None:
+    lease = held("r")
+    wait_until(lambda: tokens(servers, "r") == 0, 2 * TTL, "the nodes have dropped it")
+    assert lease.lost
+
+
+def test_it_goes_on_while_a_minority_is_stopped(
+    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
+) -> None:
+    lease = held("r")
+    servers[0].pause()
+    servers[1].kill()
+    work(keeper, 3 * TTL)
+    assert not lease.lost
+
+
+def test_it_goes_no_further_than_the_maximum_lifetime(
+    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
+) -> None:
+    lease = held("r", max_lifetime=TTL)
+    work(keeper, 2.2 * TTL)
+    assert lease.lost
+    assert tokens(servers, "r") == 0
+
+
+def test_it_sets_nothing_again_that_was_released(
+    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer], board: Board
+) -> None:
+    lease = held("r")
+    strike_off, board.strike_off = board.strike_off, lambda claim: None  # type: ignore[method-assign]
+    assert lease.release()
+    work(keeper, 2 * TTL)
+    board.strike_off = strike_off  # type: ignore[method-assign]
+    assert tokens(servers, "r") == 0
+
+
+def test_it_does_not_shorten_what_is_left_locked(
+    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer], board: Board
+) -> None:
+    lease = held("r")
+    board.strike_off = lambda claim: None  # type: ignore[method-assign]
+    assert lease.keep(60.0)
+    work(keeper, TTL)
+    with redis.Redis(port=servers[0].port) as client:
+        assert client.pttl("redlock:r") > 50_000
+
+
+def test_a_new_keeper_goes_on_where_another_has_ended(
+    keeper: Keeper, held: Callable[..., HeldLease], board: Board, servers: list[LocalServer]
+) -> None:
+    lease = held("r")
+    work(keeper, 1.5 * TTL)  # by then it lives by what the first was acknowledged
+    work(Keeper(board, keeper._driver, 0.25), 1.5 * TTL)
+    assert not lease.lost
+    assert tokens(servers, "r") == 5
+
+
+def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
+    keeper: Keeper,
+    held: Callable[..., HeldLease],
+    servers: list[LocalServer],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    lease = held("r")
+    for server in servers[:3]:
+        with redis.Redis(port=server.port) as client:
+            client.set("redlock:r", "a thief", px=20_000)
+    work(keeper, 2 * TTL)
+    said = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert len(said) == 1  # said once
+    assert "lost the lock r held by pid" in said[0].getMessage()
+    assert lease.lost
+
+
+def child_that_holds(redlock: Redlock, resource: str) -> int:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            redlock.lock(resource, ttl=30.0).acquire()
+            os.write(writing, b"held")
+            time.sleep(30)
+        finally:
+            os._exit(1)
+    assert os.read(reading, 4) == b"held"
+    os.close(reading)
+    os.close(writing)
+    return child
+
+
+def test_what_a_dead_process_held_is_freed_and_not_before(
+    keeper: Keeper,
+    redlock: Redlock,
+    servers: list[LocalServer],
+    board: Board,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    child = child_that_holds(redlock, "r")
+    work(keeper, 0.3)
+    assert tokens(servers, "r") == 5
+    os.kill(child, signal.SIGKILL)  # it is not reaped: a zombie is dead
+    wait_until(lambda: keeper.turn() or tokens(servers, "r") == 0, 1.0, "it is free")
+    os.waitpid(child, 0)
+    assert f"freed r, which process {child} held when it died" in caplog.text
+    assert list(board.blocks()) == []
+
+
+def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
+    keeper: Keeper, redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    child = child_that_holds(redlock, "r")
+    work(keeper, 0.1)
+    for server in servers[:2]:
+        server.pause()
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    work(keeper, 0.5)
+    assert tokens(servers[2:], "r") == 0
+    for server in servers[:2]:
+        server.resume()
+    wait_until(lambda: tokens(servers, "r") == 0, 3.0, "all are free")

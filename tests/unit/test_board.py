@@ -1,0 +1,177 @@
+"""The board: what a holder notes, a keeper reads, and the other way round."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import pytest
+
+from celery_redlock.board import MAX_NODES, SLOTS, Board, Note
+from celery_redlock.lease import NEVER, Claim, drift
+
+NODES = 3
+
+
+@pytest.fixture
+def board() -> Board:
+    board = Board(NODES)
+    board.read = True
+    return board
+
+
+def posted(board: Board, resource: str = "r", token: str = "mine", ttl: float = 10.0) -> Claim:
+    claim = Claim(resource, token, ttl, NODES)
+    board.post(claim)
+    return claim
+
+
+def granted(board: Board, *, now: float = 100.0, until: float = math.inf, **of: str) -> Claim:
+    claim = posted(board, **of)  # type: ignore[arg-type]
+    for node in range(NODES):
+        claim.acknowledged(node, now, now)
+    assert claim.grant(now)
+    board.hold(claim, until)
+    return claim
+
+
+def notes(board: Board) -> list[Note]:
+    return [note for block, _pid in board.blocks() for note in board.notes(block)]
+
+
+def test_a_note_stands_from_before_the_first_request_until_it_is_struck_off(board: Board) -> None:
+    assert notes(board) == []
+    claim = posted(board, "order:1", "t|1")
+    (note,) = notes(board)
+    assert (note.resource, note.token, note.ttl, note.held) == ("order:1", "t|1", 10.0, False)
+    board.strike_off(claim)
+    assert notes(board) == []
+
+
+def test_a_granted_note_says_until_when_each_node_holds_it(board: Board) -> None:
+    claim = granted(board, until=500.0)
+    (note,) = notes(board)
+    assert (note.held, note.until) == (True, 500.0)
+    assert list(note.expiries) == [110.0] * NODES
+    claim.acknowledged(1, 105.0, 105.0)
+    board.renewed(claim)
+    assert list(notes(board)[0].expiries) == [110.0, 115.0, 110.0]
+
+
+def test_nothing_is_noted_where_nobody_reads(board: Board) -> None:
+    board.read = False
+    claim = posted(board)
+    assert notes(board) == [] and claim.kept is None
+    board.hold(claim, math.inf)
+    board.strike_off(claim)
+
+
+def test_many_are_noted_and_slots_are_used_again(board: Board) -> None:
+    claims = [posted(board, f"r{i}", f"t{i}") for i in range(3 * SLOTS + 1)]
+    assert {note.resource for note in notes(board)} == {f"r{i}" for i in range(3 * SLOTS + 1)}
+    assert {pid for _block, pid in board.blocks()} == {os.getpid()}
+    blocks = len(list(board.blocks()))
+    for claim in claims:
+        board.strike_off(claim)
+    for i in range(3 * SLOTS + 1):
+        posted(board, f"again{i}")
+    assert len(list(board.blocks())) == blocks
+
+
+def test_a_slot_whose_claim_ended_unnoticed_is_free(board: Board) -> None:
+    """A time limit may strike between ending a claim and striking it off."""
+    for i in range(10 * SLOTS):
+        posted(board, f"r{i}").ended = True
+    assert len(list(board.blocks())) == 1
+
+
+def test_a_name_too_long_for_the_board_is_not_noted(board: Board) -> None:
+    assert posted(board, "r" * 2000).kept is None
+    assert notes(board) == []
+
+
+def test_names_of_any_letters_are_noted_whole(board: Board) -> None:
+    posted(board, "ключ:\ud800|☂", "t\x00|")
+    (note,) = notes(board)
+    assert (note.resource, note.token) == ("ключ:\ud800|☂", "t\x00|")
+
+
+@pytest.mark.parametrize("word", [1, 2, 4], ids=["serial", "ttl", "checksum"])
+def test_a_note_that_is_not_whole_is_not_read(board: Board, word: int) -> None:
+    granted(board)
+    (note,) = notes(board)
+    board._words[note.slot // 8 + word] ^= 1 << 33
+    assert notes(board) == []
+
+
+def test_what_a_keeper_was_acknowledged_reaches_the_holder(board: Board) -> None:
+    claim = granted(board)
+    (note,) = notes(board)
+    assert list(note.kept) == []
+    board.keep(note, [150.0, 150.0, NEVER])
+    assert list(notes(board)[0].kept) == [150.0, 150.0, NEVER]
+    assert claim.held(149.0 - drift(10.0))
+    assert not claim.held(150.0)
+    assert claim.lost == "expired"
+
+
+def test_what_was_kept_for_one_is_never_taken_for_its_successor(board: Board) -> None:
+    """The keeper may be stopped between reading a note and writing to it."""
+    first = granted(board)
+    (note,) = notes(board)
+    board.keep(note, [120.0] * NODES)
+    board.strike_off(first)
+    second = granted(board, token="other")
+    board.keep(note, [900.0] * NODES)
+    assert notes(board)[0].slot == note.slot
+    assert list(notes(board)[0].kept) == []
+    assert not second.held(111.0)
+
+
+def test_half_of_what_a_keeper_writes_is_not_read(board: Board) -> None:
+    claim = granted(board)
+    (note,) = notes(board)
+    board.keep(note, [150.0] * NODES)
+    board._seconds[note.slot // 8 + 7 + MAX_NODES] = 900.0
+    assert list(notes(board)[0].kept) == []
+    assert not claim.held(111.0)
+
+
+def test_a_dead_ones_block_is_for_whoever_comes_next(board: Board) -> None:
+    granted(board)
+    ((block, _pid),) = board.blocks()
+    board.clear(block)
+    assert list(board.blocks()) == [] and notes(board) == []
+    board.forked()
+    posted(board, "next")
+    assert [b for b, _pid in board.blocks()] == [block]
+
+
+def test_a_child_notes_in_a_block_of_its_own(board: Board) -> None:
+    granted(board, resource="parent")
+    child = os.fork()
+    if child == 0:
+        try:
+            board.forked()
+            granted(board, resource="child")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    by_pid = {pid: [n.resource for n in board.notes(block)] for block, pid in board.blocks()}
+    assert by_pid == {os.getpid(): ["parent"], child: ["child"]}
+
+
+def test_a_keeper_that_looks_too_seldom_is_called(board: Board) -> None:
+    board.looks_every(0.5)
+    granted(board)  # takes a block: that is news
+    assert os.read(board.ring, 100)
+    posted(board, "long", ttl=10.0)
+    with pytest.raises(BlockingIOError):
+        os.read(board.ring, 100)
+    posted(board, "short", ttl=1.0)
+    assert os.read(board.ring, 100)
+
+
+def test_a_board_for_more_nodes_than_it_has_room_for_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"room for {MAX_NODES} nodes, not 17"):
+        Board(17)
