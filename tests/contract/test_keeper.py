@@ -200,8 +200,9 @@ def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
 ) -> None:
     child = child_that_holds(redlock, "r")
     work(keeper, 0.1)
-    for server in servers[:2]:
+    for server, node in zip(servers[:2], keeper._driver.nodes, strict=False):
         server.pause()
+        node._drop("a connection that breaks", blame=False)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     work(keeper, 0.5)
