@@ -82,7 +82,9 @@ class Node:
         for round_ in self.channel.connected(now):
             if self.connection is None:
                 return
-            self._write(encode(round_, self._prefix, plain=self._old_server))
+            # Whatever was loaded there may be gone; and of NOSCRIPT nobody may be left to hear.
+            plain = self._old_server or round_.verb is Verb.RELEASE
+            self._write(encode(round_, self._prefix, plain=plain))
 
     def unreachable(self, reason: str) -> None:
         """Connecting failed; the node is silent until it succeeds."""
