@@ -58,7 +58,17 @@ ALLOWED: dict[str, set[str]] = {
     "hold": {"driver", "errors", "events", "lease"},
     "lock": {
         *("errors", "lease", "quorum", "channel", "key", "settings", "events"),
-        *("address", "bell", "commands", "driver", "wakeup", "watchdog", "hold", "refusal"),
+        *(
+            "address",
+            "bell",
+            "commands",
+            "custody",
+            "driver",
+            "wakeup",
+            "watchdog",
+            "hold",
+            "refusal",
+        ),
     },
 }
 # Besides what stands above. task and worker name each other: whoever can take a lock must have the

@@ -59,6 +59,7 @@ def test_defaults() -> None:
         retry_deadline=3600.0,
         max_lifetime=86400.0,
         fencing=False,
+        keeper="thread",
     )
     options = resolve({}, settings)
     assert (options.on_conflict, options.on_unavailable, options.on_lost) == (
