@@ -141,3 +141,44 @@ def test_script_says_who_holds_and_who_does_not_answer(
     assert silent.returncode == 1
     assert "no lock: stock: " in silent.stderr
     assert "3 are needed" in silent.stderr
+
+
+OVERTAKEN = """\
+{0}: ours, after one that was stopped; a larger token: True
+{0}: the late one: not written, a larger token than its own has been here
+{0}: written by the one after it
+"""
+
+
+def fencing(environment: dict[str, str], place: Path = EXAMPLES) -> str:
+    result = subprocess.run(
+        [sys.executable, "fencing.py"],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stderr == ""
+    return result.stdout
+
+
+def test_fencing_refuses_the_late_write_of_a_holder_that_was_stopped(
+    environment: dict[str, str],
+) -> None:
+    sqlite, postgresql = OVERTAKEN.format("SQLite"), OVERTAKEN.format("PostgreSQL")
+    out = fencing(environment)
+    if re.search(r"^PostgreSQL: left out: \w+ is not installed$", out, re.M):
+        assert out.startswith(sqlite)
+        pytest.skip(out.splitlines()[-1])
+    assert out == sqlite + postgresql
+
+
+def test_fencing_is_what_refuses_it(environment: dict[str, str], tmp_path: Path) -> None:
+    """Without its last line the statement of the example takes the late write."""
+    source = (EXAMPLES / "fencing.py").read_text()
+    guard = "WHERE stock.last_fencing_token < excluded.last_fencing_token\n"
+    assert source.count(guard) == 1
+    source = source.replace('"initdb",', '"no initdb",')  # SQLite is enough here
+    (tmp_path / "fencing.py").write_text(source.replace(guard, ""))
+    assert "SQLite: written by the late one\n" in fencing(environment, tmp_path)
