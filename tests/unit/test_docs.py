@@ -175,7 +175,7 @@ def test_classes_exist(page: str) -> None:
         "EVALSHA",
         "DEL",
         "FLUSHALL",
-        *("NULL", "SELECT", "UPDATE", "PUT", "ETag"),
+        *("NULL", "SELECT", "UPDATE", "SET", "PUT", "ETag"),
     }  # Celery's, Redis', SQL's, HTTP's
     for span in spans(page):
         name = re.fullmatch(r"([A-Z]\w+)(\(.*\))?", span)
