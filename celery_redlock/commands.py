@@ -2,7 +2,7 @@
 
 Milliseconds and bytes live here and nowhere else. Scripts are sent as text: EVALSHA may be answered
 NOSCRIPT, and the EVAL that follows would run behind a release that was already queued. Only a
-release itself goes by digest first: nothing of its token follows it.
+release itself goes by its digest, once the text was sent: nothing of its token follows it.
 """
 
 from __future__ import annotations

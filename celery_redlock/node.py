@@ -50,7 +50,7 @@ class Node:
         self.failures = 0
         self._replies: Replies | None = None
         self._tls = False
-        self._proven = self._flaps = False
+        self._proven = self._flaps = self._loaded = False
         self._opened = self._seen = 0.0
         self._complaints: dict[Verb | None, str] = {}
 
@@ -75,16 +75,14 @@ class Node:
         self.connection = connection
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
-        self._proven = False
+        self._proven = self._loaded = False
         self._opened = self._seen = now
         if not self._flaps:
             self._content(None)
         for round_ in self.channel.connected(now):
             if self.connection is None:
                 return
-            # Whatever was loaded there may be gone; and of NOSCRIPT nobody may be left to hear.
-            plain = self._old_server or round_.verb is Verb.RELEASE
-            self._write(encode(round_, self._prefix, plain=plain))
+            self._write(self._in_words_for_it(round_) or encode(round_, self._prefix))
 
     def unreachable(self, reason: str) -> None:
         """Connecting failed; the node is silent until it succeeds."""
@@ -101,9 +99,7 @@ class Node:
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self.receive(now)  # unread answers are no silence, and count before newer ones
             if channel.ask(round_, now):
-                if self._old_server and round_.verb is Verb.ACQUIRE:
-                    payload = encode(round_, self._prefix, plain=True)
-                self._write(payload)
+                self._write(self._in_words_for_it(round_) or payload)
             elif channel.up:
                 self.complain(round_.verb, str(round_.details[self.index]))
         except BaseException:
@@ -111,6 +107,16 @@ class Node:
             # answer might be taken for another round's.
             self._drop("interrupted", blame=False)
             raise
+
+    def _in_words_for_it(self, round_: Round) -> bytes | None:
+        """The request as text, where this server would not know it by its usual words."""
+        release = round_.verb is Verb.RELEASE
+        if (release and not self._loaded) or (self._old_server and round_.verb is Verb.ACQUIRE):
+            # The text loads the script. To the digest it might answer NOSCRIPT, which may come when
+            # nobody is left to hear it: and the key would stay until its ttl.
+            self._loaded = self._loaded or release
+            return encode(round_, self._prefix, plain=True)
+        return None
 
     def receive(self, now: float) -> None:
         """Read what has arrived, and hand each answer to its round."""

@@ -372,3 +372,18 @@ def test_a_node_that_comes_back_is_said_to_be_back(
         for _ in range(5):
             redlock.release(redlock.acquire("r"))
         assert len(about(log, name)) == 2
+
+
+def test_a_first_release_frees_a_late_node_though_nobody_hears_of_it_any_more(servers):
+    """To the digest of a script that it does not know, a node answers no more than NOSCRIPT."""
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.script_flush()
+    redlock = Redlock([server.url for server in servers], ttl=20.0)
+    lease = redlock.acquire("r")
+    servers[4].pause()
+    assert redlock.release(lease)
+    servers[4].resume()
+    with redis.Redis(port=servers[4].port) as client:
+        wait_until(lambda: not client.exists("redlock:r"), 2.0, "the late node has freed it")
+    redlock.close()
