@@ -20,9 +20,12 @@ No sockets, no threads, no real time.
 from __future__ import annotations
 
 from .fakes import FakeClock, FakeNode
+from .keeper import Keeper, KeptClaim
 from .nodes import Connection, Link, Server
+from .operation import Operation, Struck
 from .plan import Audit, Fault, Knobs, chance, key_of, without
-from .process import Operation, Process, Worker
+from .process import Process
+from .worker import Worker
 from .world import World
 
 __all__ = [
@@ -31,11 +34,14 @@ __all__ = [
     "FakeClock",
     "FakeNode",
     "Fault",
+    "Keeper",
+    "KeptClaim",
     "Knobs",
     "Link",
     "Operation",
     "Process",
     "Server",
+    "Struck",
     "Worker",
     "World",
     "chance",

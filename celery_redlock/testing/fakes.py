@@ -34,6 +34,7 @@ class FakeNode:
     Attributes:
         held: Per resource, its token and when that expires, by the clock of the caller; seconds.
         fences: Per resource, the last fencing token. (A server drops it after a week.)
+        full: Whether it has no memory for another key; what is there can be renewed and deleted.
         witness: Called with (resource, token before, token after, claim) at every change that a
             request makes; for tests.
     """
@@ -41,6 +42,7 @@ class FakeNode:
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, float]] = {}
         self.fences: dict[str, int] = {}
+        self.full = False
         self.witness: Callable[[str, str | None, str | None, Claim], None] | None = None
 
     def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
@@ -100,7 +102,7 @@ class FakeNode:
         if token == claim.token:
             self._set(claim, token, now)
             return quorum.RENEWED
-        if token is None and verb is Verb.EXTEND:
+        if token is None and verb is Verb.EXTEND and not self.full:
             self._set(claim, None, now)
             return quorum.SET_AGAIN
         return quorum.REFUSED

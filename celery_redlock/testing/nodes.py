@@ -23,7 +23,7 @@ class Server:
         self.node = FakeNode()
         self.up = True
         self.frozen_until = 0.0
-        self.refuses_until = 0.0
+        self.refuses_until = self.full_until = 0.0
         self.connections: list[Connection] = []
 
     def clock(self, now: float) -> float:

@@ -31,6 +31,13 @@ def key_of(seed: int, *purpose: object) -> int:
     return zlib.crc32(name) << 32 | zlib.crc32(name, 0x5EED)
 
 
+def struck_at(key: int, count: int, knobs: Knobs) -> int:
+    """At which point of an operation an exception strikes; 0 for most, which none does."""
+    drawn = chance(key, count) / knobs.strikes
+    # Two rounds, each with two points per node and one at its end.
+    return 1 + int(drawn * (4 * knobs.nodes + 2)) if drawn < 1.0 else 0
+
+
 @dataclass(frozen=True)
 class Knobs:
     """What kind of world it is; each seed draws its own (`tests/sim/swarm.py`).
@@ -50,9 +57,14 @@ class Knobs:
         extension: Whether held locks are extended.
         client_rates, node_rates: How fast each clock runs, in parts of true time.
         skews: Seconds each node's clock is off.
-        interrupts: Part of the operations that an exception strikes.
         fencing: Whether leases get fencing tokens.
         client_skews: Seconds each client's wall clock is off; fencing proposals are made from it.
+        interrupts: Part of the operations that an exception strikes while they wait.
+        strikes: Part of the operations that an exception strikes at some point of their code.
+        heedless: Seconds that a body goes on at most after its lock is lost.
+        nested: Part of the locks under which a second one is asked for.
+        keeper: Whether each process has another that extends for it.
+        guard: Whether a node that has forgotten has no vote for a while.
     """
 
     nodes: int = 3
@@ -75,6 +87,11 @@ class Knobs:
     interrupts: float = 0.0
     fencing: bool = False
     client_skews: tuple[float, ...] = ()
+    strikes: float = 0.0
+    heedless: float = 0.0
+    nested: float = 0.0
+    keeper: bool = False
+    guard: bool = False
 
     @property
     def patience(self) -> float:
@@ -88,9 +105,10 @@ class Fault:
 
     Attributes:
         kind: `crash` (memory lost), `restart` (memory kept), `freeze` (a node), `pause` (a
-            process), `death` (of a process), `cut` (links, `way` both, requests or replies),
-            `reset` (links), `refuse` (a node answers writes with an error), `jump` (a node's clock,
-            by `amount`).
+            process), `death` (of a process), `fork` (of a process), `cut` (links, `way` both,
+            requests or replies), `reset` (links), `silence` (links: the connection is gone, and the
+            process hears of it at the end only), `refuse` (a node answers writes with an error),
+            `full` (a node has no memory for new keys), `jump` (a node's clock, by `amount`).
         at: When, in true seconds.
         lasts: For how long; seconds.
         nodes, processes: Whom it concerns.

@@ -1,4 +1,4 @@
-"""Those who want locks: processes, and the workers in them."""
+"""A process: its clock, its connections, its watchdog."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
-from ..lease import Claim, Owner
-from ..quorum import EXTENDING, Round, Steps
+from ..lease import Claim
+from ..quorum import EXTENDING, Round
 from ..watchdog import Schedule, Watched
 from .nodes import Connection, Link
-from .plan import chance, key_of
+from .operation import Operation, Struck
+from .plan import chance, key_of, struck_at
+from .worker import Worker
 
 if TYPE_CHECKING:
+    from .keeper import Keeper
     from .world import World
 
 CONNECT_TIMEOUT = 1.0
@@ -24,14 +27,22 @@ BACKOFF, BACKOFF_MAX, SETTLED = 0.05, 1.0, 1.0  # as in driver.py and node.py
 
 
 class Process:
-    """A client: a clock, connections, a watchdog, workers. Mirrors `driver.Driver`."""
+    """A client: a clock, connections, a watchdog, workers. Mirrors `driver.Driver`.
 
-    def __init__(self, world: World, index: int) -> None:
+    Args:
+        world: Where it lives.
+        index: Its number there.
+        host: Whose clocks it has.
+        connected: Whether it has connections already, or must make them.
+    """
+
+    def __init__(self, world: World, index: int, host: int, *, connected: bool = True) -> None:
         knobs = world.knobs
         self.world = world
         self.index = index
-        self.rate = knobs.client_rates[index] if index < len(knobs.client_rates) else 1.0
-        self.skew = knobs.client_skews[index] if index < len(knobs.client_skews) else 0.0
+        self.host = host
+        self.rate = knobs.client_rates[host] if host < len(knobs.client_rates) else 1.0
+        self.skew = knobs.client_skews[host] if host < len(knobs.client_skews) else 0.0
         self.last_fence = 0
         self.paused_until = 0.0
         self.dead = False
@@ -42,8 +53,21 @@ class Process:
         servers = knobs.servers or range(knobs.nodes)
         self.links = [Link(self, i, world.servers[s]) for i, s in enumerate(servers)]
         for link in self.links:
-            self._open(link)
-        self.workers = [Worker(self, number) for number in range(knobs.workers)]
+            if connected:
+                self._open(link)
+            else:
+                self._reconnect(link)
+        self.keeper: Keeper | None = None
+        self.claim: type[Claim] = Claim
+        self.workers: list[Worker] = []
+
+    def hire(self) -> None:
+        """Let its workers begin."""
+        for number in range(self.world.knobs.workers):
+            self.workers.append(Worker(self, number))
+
+    def forked(self, parent: Process) -> None:
+        """It is the fork of another, whose leases are none of its own (`lock._after_fork`)."""
 
     def clock(self) -> float:
         """This process's time."""
@@ -77,6 +101,8 @@ class Process:
         self.dead = True
         for worker in self.workers:
             worker.done = True
+        if self.keeper is not None:
+            self.keeper.hears_of_death()
 
     # -- Operations, as in Driver._carry
 
@@ -86,11 +112,15 @@ class Process:
         round_.begin()
         now = self.clock()
         for index in round_.targets:
+            if operation.strike:
+                operation.point()
             link = self.link(index, round_)
             channel = link.channel
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self._drain(link)
             if channel.ask(round_, now):
+                if operation.strike:
+                    self._may_be_struck(operation, link)
                 self.world.send(link, round_)
             if link.connection is None:
                 self._reconnect(link)
@@ -99,6 +129,17 @@ class Process:
             return
         self.waiting[round_] = operation
         self.later(max(0.0, round_.until - now), self._overdue, round_)
+
+    def _may_be_struck(self, operation: Operation, link: Link) -> None:
+        """Between the queue and the socket, as in Node.ask: the connection is of no use then."""
+        try:
+            operation.point()
+        except Struck:
+            assert link.connection is not None
+            link.connection.proven = True  # the node is not to blame
+            link.breaks += 1
+            self.drop(link)
+            raise
 
     def link(self, index: int, round_: Round) -> Link:
         """The link to a node that a round travels on."""
@@ -248,11 +289,21 @@ class Process:
             return
         self._tending = True
         claims = [watched.claim for watched in alive]
-        patience = self.world.knobs.patience
+        knobs = self.world.knobs
+        patience = knobs.patience
         shortest = min(min(claim.deadline - now, patience) for claim in claims)
         shortest = min(shortest, self.schedule.wakes - now)
         steps = quorum.extend(claims, now, max(0.001, shortest))
-        operation = Operation(self, steps, lambda ballot: self._tended(alive, ballot.confirmed()))
+        strike = 0
+        if knobs.strikes:  # a round that meets a bug must not end the leases
+            strike = struck_at(self._stream("strike", 0), self._ticks, knobs)
+        operation = Operation(
+            self,
+            steps,
+            lambda ballot: self._tended(alive, ballot.confirmed()),
+            lambda: self._tended(alive, ()),
+            strike,
+        )
         # Another thread may hold the connections meanwhile, and release what is to be extended.
         drawn = chance(self._stream("turn", 0), self._ticks)
         if drawn < 0.5:
@@ -269,179 +320,3 @@ class Process:
     def _settle_leases(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         for watched in self.schedule.settle(due, renewed, self.clock()):
             watched.lost(watched.claim)
-
-
-class Operation:
-    """A generator of rounds that is being run. Mirrors `Driver.run`."""
-
-    __slots__ = ("done", "over", "process", "round", "steps")
-
-    round: Round
-
-    def __init__(self, process: Process, steps: Steps[Any], done: Callable[[Any], None]) -> None:
-        self.process = process
-        self.steps = steps
-        self.done = done
-        self.over = False
-
-    def start(self, _argument: Any = None) -> None:
-        """Write its first round."""
-        if not hasattr(self, "round"):
-            self._advance(lambda: next(self.steps))
-        else:
-            self.process.carry(self)
-
-    def finish(self) -> None:
-        """Its round is decided or overdue."""
-        process, round_ = self.process, self.round
-        round_.close("no answer")
-        now = process.clock()
-        process.world.audit.closed(process, round_, now)
-        if not self.over:
-            self._advance(lambda: self.steps.send(now))
-
-    def interrupt(self) -> None:
-        """An exception strikes in the middle of it."""
-        self.over = True
-        self.process.waiting.pop(self.round, None)
-        self.steps.close()
-
-    def _advance(self, step: Callable[[], Round]) -> None:
-        try:
-            self.round = step()
-        except StopIteration as stop:
-            self.over = True
-            self.done(stop.value)
-            return
-        self.process.carry(self)
-
-
-class Worker:
-    """A thread that wants a lock, again and again. Mirrors `Redlock._try` and `_release`."""
-
-    def __init__(self, process: Process, number: int) -> None:
-        self.process = process
-        self.number = number
-        self.claim: Claim | None = None
-        self.done = False
-        self._rounds = process.world.knobs.rounds
-        self._tries = self._attempts = 0
-        self._draws = 0
-        self._key = key_of(process.world.seed, "worker", process.index, number)
-        self._owner = Owner(f"host{process.index}", 10 + number)
-        process.later(self._draw() * process.world.knobs.think, self._begin)
-
-    def _draw(self) -> float:
-        self._draws += 1
-        return chance(self._key, self._draws)
-
-    def _begin(self, _argument: Any = None) -> None:
-        if self._rounds <= 0:
-            self.done = True
-            return
-        self._rounds -= 1
-        self._tries = self.process.world.knobs.tries
-        self._attempt()
-
-    def _attempt(self, _argument: Any = None) -> None:
-        process, knobs = self.process, self.process.world.knobs
-        self._attempts += 1
-        resource = f"r{int(self._draw() * knobs.keys)}" if knobs.keys > 1 else "r0"
-        claim = Claim(resource, self._owner.token(str(self._attempts)), knobs.ttl, knobs.nodes)
-        self.claim = claim
-        steps = quorum.acquire(claim, process.clock(), knobs.patience, process.proposal())
-        operation = Operation(process, steps, self._tried)
-        struck = self._struck()
-        operation.start()
-        if struck:
-            process.later(struck * knobs.patience, self._interrupted, operation)
-
-    def _struck(self) -> float:
-        knobs = self.process.world.knobs
-        if not knobs.interrupts:
-            return 0.0
-        drawn = self._draw()
-        return drawn / knobs.interrupts if drawn < knobs.interrupts else 0.0
-
-    def _interrupted(self, operation: Operation) -> None:
-        if operation.over:
-            return
-        operation.interrupt()
-        claim = self.claim
-        assert claim is not None
-        self.clean_up(claim)
-        self.process.world.audit.interrupted(self, claim)
-        self._rest()
-
-    def clean_up(self, claim: Claim) -> None:
-        """What `Redlock._try` does when an exception strikes in it."""
-        steps = quorum.undo(claim, self.process.clock())
-        Operation(self.process, steps, lambda _nothing: None).start()
-
-    def _tried(self, ballot: Round) -> None:
-        process, claim, knobs = self.process, self.claim, self.process.world.knobs
-        assert claim is not None
-        now = process.clock()
-        if claim.granted_at is None:
-            process.world.audit.failed(self, claim, ballot, now)
-            self._tries -= 1
-            if self._tries > 0:
-                process.later(self._draw() * knobs.patience, self._attempt)
-            else:
-                self._rest()
-            return
-        process.last_fence = claim.fencing_token or 0
-        process.world.grants += 1
-        process.world.audit.granted(self, claim, now)
-        process.world.note(f"granted {process.index}.{self.number} until {claim.deadline:.6f}")
-        if knobs.extension:
-            process.watch(self, claim)
-        self._work((claim, now + self._draw() * knobs.hold))
-
-    def _work(self, what: tuple[Claim, float]) -> None:
-        """Work under the lock, asking now and then whether it still is ours."""
-        process = self.process
-        claim, until = what
-        now = process.clock()
-        if claim.ended:
-            return
-        says = claim.held(now)
-        process.world.audit.held(self, claim, says, now)
-        if not says or now >= until:
-            self._release()
-        else:
-            process.later(min(until - now, claim.ttl / 4), self._work, what)
-
-    def lost(self, claim: Claim) -> None:
-        """The watchdog says that the lease is lost."""
-        process = self.process
-        process.world.audit.signalled(self, claim, process.clock())
-        if not claim.ended:
-            self._release()
-
-    def _release(self) -> None:
-        process, claim, knobs = self.process, self.claim, self.process.world.knobs
-        assert claim is not None
-        process.schedule.drop(claim)
-        process.world.note(f"releases {process.index}.{self.number}")
-        steps = quorum.release(claim, process.clock(), knobs.node_timeout)
-        operation = Operation(process, steps, self._released)
-        struck = self._struck()
-        operation.start()
-        if struck and not operation.over:
-            process.later(struck * knobs.patience, self._release_interrupted, operation)
-
-    def _release_interrupted(self, operation: Operation) -> None:
-        if operation.over or self.claim is None:
-            return
-        operation.interrupt()
-        steps = quorum.release(self.claim, self.process.clock(), 0.0)
-        Operation(self.process, steps, self._released).start()
-
-    def _released(self, held: bool) -> None:
-        assert self.claim is not None
-        self.process.world.audit.released(self, self.claim, held, self.process.clock())
-        self._rest()
-
-    def _rest(self) -> None:
-        self.process.later(self._draw() * self.process.world.knobs.think, self._begin)

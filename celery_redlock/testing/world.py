@@ -8,6 +8,7 @@ from typing import Any
 
 from ..lease import Claim
 from ..quorum import Round, Verb
+from .keeper import Keeper
 from .nodes import Connection, Link, Server
 from .plan import Audit, Fault, Knobs, chance
 from .process import Process
@@ -44,7 +45,13 @@ class World:
         skews = knobs.skews or (0.0,) * knobs.nodes
         # Offset: the wall clock of a server starts anywhere but at nought.
         self.servers = [Server(i, rates[i], 50.0 + skews[i]) for i in range(knobs.nodes)]
-        self.processes = [Process(self, index) for index in range(knobs.processes)]
+        self.processes: list[Process] = []
+        for host in range(knobs.processes):
+            process = Process(self, len(self.processes), host)
+            self.processes.append(process)
+            process.hire()
+            if knobs.keeper:
+                self.processes.append(Keeper(self, len(self.processes), process))
         for fault in self.faults:
             self.at(fault.at, self._strike, fault)
         self.healed = max((fault.at + fault.lasts for fault in self.faults), default=0.0)
@@ -108,9 +115,12 @@ class World:
         _arrives, number, round_ = requests.popleft()
         self.operations += 1
         if server.refuses_until > self.now and round_.verb is not Verb.PEEK:
-            reply: Any = OSError("-OOM command not allowed")
+            reply: Any = OSError("-BUSY Redis is busy running a script")
+        elif server.full_until > self.now and round_.verb in (Verb.ACQUIRE, Verb.FENCE):
+            reply = OSError("-OOM command not allowed")
         else:
             self._serving = server, connection
+            server.node.full = server.full_until > self.now
             reply = server.node.execute(round_.verb, round_.claims, server.clock(self.now))
             if round_.verb is Verb.RELEASE or round_.verb is Verb.UNDO:
                 self.audit.freed(server, connection, round_.claims[0])
@@ -155,13 +165,17 @@ class World:
         for process in (self.processes[p] for p in fault.processes if p < len(self.processes)):
             if kind == "pause":
                 process.paused_until = max(process.paused_until, end)
-            elif kind == "death":
+            elif kind == "death" and not process.dead:
                 process.die()
+            elif kind == "fork" and process.workers and not process.dead:
+                self._fork(process)
         for server in (self.servers[n] for n in fault.nodes):
             if kind == "freeze":
                 server.frozen_until = max(server.frozen_until, end)
             elif kind == "refuse":
                 server.refuses_until = max(server.refuses_until, end)
+            elif kind == "full":
+                server.full_until = max(server.full_until, end)
             elif kind == "jump":
                 server.offset += fault.amount
             elif kind in ("crash", "restart") and server.up:
@@ -180,6 +194,9 @@ class World:
                 while len(connection.requests) > survive:
                     connection.requests.pop()
                 self._break(connection)
+            elif kind == "silence" and link.connection is not None:
+                link.connection.requests.clear()
+                self._break(link.connection, fault.lasts)
 
     def _crash(self, server: Server, forgets: bool) -> None:
         server.up = False
@@ -194,13 +211,19 @@ class World:
     def _revive(self, server: Server) -> None:
         server.up = True
 
-    def _break(self, connection: Connection) -> None:
+    def _fork(self, process: Process) -> None:
+        child = Process(self, len(self.processes), process.host, connected=False)
+        self.processes.append(child)
+        child.forked(process)
+        child.hire()
+
+    def _break(self, connection: Connection, unheard: float = 0.0) -> None:
         """A connection is gone; its process will hear of it."""
         connection.alive = False
         connection.replies.clear()
         link = connection.link
         link.breaks += 1
-        heard = max(self.now + self._travel(connection.key, -2), link.replies_cut)
+        heard = max(self.now + self._travel(connection.key, -2), link.replies_cut) + unheard
         self.at(heard, link.process.heard_of_break, connection)
 
 

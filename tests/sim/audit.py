@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.lease import Claim
-from celery_redlock.quorum import Round, Verb, Vote
+from celery_redlock.quorum import EXTENDING, Round, Verb, Vote
 from celery_redlock.testing import Audit, Connection, Link, Process, Server, Worker, World
 
 EPSILON = 1e-6
@@ -48,14 +48,17 @@ class Violation(AssertionError):
 class Book:
     """What the auditor knows of one token."""
 
-    __slots__ = ("asked", "expiries", "freed", "over", "paused", "said", "signalled", "valid")
+    __slots__ = (
+        *("asked", "denied", "expiries", "freed", "holder", "over", "said", "signalled", "valid"),
+    )
 
     def __init__(self, nodes: int) -> None:
         self.expiries = [-math.inf] * nodes
         self.valid = -math.inf
         self.over = False  # the deadline has passed once, or it was released
         self.signalled = False
-        self.paused = 0.0
+        self.holder: Claim | None = None
+        self.denied = False  # its holder has been told that it is not held
         self.said: dict[int, Vote] = {}
         self.asked: list[int] = []
         self.freed: dict[int, object] = {}
@@ -105,8 +108,17 @@ class Auditor(Audit):
         if verb is Verb.ACQUIRE:
             self._book(round_.claims[0]).asked.append(link.index)
             self.wrote_at.setdefault(round_, now)
-        elif verb is Verb.EXTEND:
+        elif verb in EXTENDING:
             self.wrote_at.setdefault(round_, now)
+            if verb is Verb.RENEW and now < round_.sent + EPSILON:
+                self._kept(round_)
+
+    def _kept(self, round_: Round) -> None:
+        """I4: a keeper does not go on with what its child gave back or gave up."""
+        for claim in round_.claims:
+            holder = self._book(claim).holder
+            if holder is None or holder.ended or holder.lost:
+                self._fail("I4", f"{claim.token} is extended though its holder has done with it")
 
     def changed(
         self, server: Server, over: Connection, before: str | None, after: str | None, claim: Claim
@@ -120,7 +132,9 @@ class Auditor(Audit):
                 self._fail("I4", f"{claim.token} stays longer than its ttl")
             book = self.books.get(claim.token)
             freed_on = book.freed.get(over.link.index) if book is not None else None
-            if freed_on is not None and (freed_on is over or not over.link.breaks):
+            # What the dead have written travels on, while others free what they held.
+            known = freed_on is over or not (over.link.breaks or over.link.process.dead)
+            if freed_on is not None and known:
                 self._fail("I5", f"{claim.token} was set on node {server.index} after its release")
 
     def freed(self, server: Server, over: Connection, claim: Claim) -> None:
@@ -140,7 +154,7 @@ class Auditor(Audit):
             self._book(claim).said[link.index] = Vote.YES if yes else Vote.NO
             if yes:
                 self._confirmed(link.index, claim, self.wrote_at[round_], now)
-        elif verb is Verb.EXTEND and not isinstance(reply, Exception):
+        elif verb in EXTENDING and not isinstance(reply, Exception):
             sent = self.wrote_at[round_]
             for claim, outcome in zip(round_.claims, reply, strict=True):
                 if outcome != "0":
@@ -160,7 +174,8 @@ class Auditor(Audit):
             self._alone(claim)
 
     def _compare(self, book: Book, claim: Claim, now: float) -> None:
-        if claim.held(now):
+        # A keeper may not have heard of the end; what it thinks is nothing to anybody then.
+        if claim.held(now) and not (book.over and book.holder is not claim):
             if book.over:
                 self._fail("I2", f"{claim.token} is held again after its deadline")
             if claim.deadline > book.valid + EPSILON:
@@ -178,6 +193,7 @@ class Auditor(Audit):
                 self._fail("I3", f"{claim.token} got fencing token {token} after {last}")
             self.fences[claim.resource] = token
         book = self._book(claim)
+        book.holder = claim
         yes = sum(vote is Vote.YES for vote in book.said.values())
         if yes < self.quorum:
             self._fail("I9", f"{claim.token} was granted by {yes} nodes")
@@ -192,7 +208,8 @@ class Auditor(Audit):
         grants = self.granted_to.get(claim.resource, ())
         holders = []
         for worker, other in grants:
-            over = worker.process.clock() >= other.deadline
+            process = worker.process
+            over = process.clock() >= other.deadline or (process.dead and process.keeper)
             if not (other.ended or other.lost or over):
                 holders.append((worker, other))
         if len(holders) > 1:
@@ -208,8 +225,9 @@ class Auditor(Audit):
             book.over = True
         if says:
             self._compare(book, claim, now)
-            if book.over:
+            if book.over or book.denied:
                 self._fail("I2", f"{claim.token} is said to be held at {now:.6f}")
+        book.denied = not says
         self._told(worker, claim, book, now)
 
     def _told(self, worker: Worker, claim: Claim, book: Book, now: float) -> None:
@@ -313,8 +331,9 @@ def conclude(world: World) -> None:
             token = server.node.token(resource, server.clock(world.now))
             if token is not None:
                 raise Violation("I4", f"node {server.index} still holds {token} at {world.now:.3f}")
-    world.knobs = knobs = replace(knobs, tail=0.0, interrupts=0.0)
-    fresh = Process(world, len(world.processes))
+    world.knobs = knobs = replace(knobs, tail=0.0, interrupts=0.0, strikes=0.0)
+    fresh = Process(world, len(world.processes), knobs.processes)
+    fresh.hire()
     worker = fresh.workers[0]
     worker._rounds = worker._tries = 1
     seen = world.grants

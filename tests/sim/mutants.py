@@ -20,7 +20,18 @@ from celery_redlock import lease, quorum, watchdog
 from celery_redlock.channel import Channel
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round, Verb
-from celery_redlock.testing import FakeNode, Fault, Knobs, Link, Process, Worker
+from celery_redlock.testing import (
+    FakeNode,
+    Fault,
+    Keeper,
+    KeptClaim,
+    Knobs,
+    Link,
+    Operation,
+    Process,
+    Worker,
+)
+from celery_redlock.testing import keeper as keeper_module
 from tests.sim import fence_mutants
 
 Patches = Callable[[], list[Any]]
@@ -189,6 +200,79 @@ def _release_swallowed() -> list[Any]:
     return [(Worker, "clean_up", lambda self, claim: setattr(claim, "ended", True))]
 
 
+def _struck_while_undoing() -> list[Any]:
+    clean_up = Worker.clean_up
+
+    def trusting(self: Worker, claim: Claim) -> None:
+        if not claim.ended:
+            clean_up(self, claim)
+
+    return [(Worker, "clean_up", trusting)]
+
+
+def _keeper_sets_again() -> list[Any]:
+    return [(keeper_module, "Verb", mock.Mock(RENEW=Verb.EXTEND))]
+
+
+def _keeper_counts_from_the_answer() -> list[Any]:
+    renewed = Keeper._renewed
+
+    def late(self: Keeper, claim: KeptClaim, copy: Claim) -> None:
+        copy.deadline = max(copy.deadline, self.clock() + claim.ttl - lease.drift(claim.ttl))
+        renewed(self, claim, copy)
+
+    return [(Keeper, "_renewed", late)]
+
+
+def _keepers_old_deadline_ignored() -> list[Any]:
+    opened = Claim._open
+
+    def careless(self: Claim, now: float) -> bool:
+        return True if type(self) is Claim and self.granted_at else opened(self, now)
+
+    return [(Claim, "_open", careless)]
+
+
+def _loss_revoked() -> list[Any]:
+    def held(self: KeptClaim, now: float) -> bool:
+        self.deadline = max(self.deadline, self.kept)
+        return self.granted_at is not None and not self.ended and now < self.deadline
+
+    return [(KeptClaim, "held", held)]
+
+
+def _keeper_deaf() -> list[Any]:
+    def look(self: Keeper, claim: KeptClaim) -> None:
+        was, claim.lost = claim.lost, None
+        try:
+            keeper_look(self, claim)
+        finally:
+            claim.lost = was
+
+    keeper_look = Keeper._look
+    return [(Keeper, "_look", look)]
+
+
+def _freed_before_death() -> list[Any]:
+    def gone(self: Keeper) -> bool:
+        return self.child.dead or self.child.paused_until > self.world.now
+
+    return [(Keeper, "gone", gone)]
+
+
+def _fork_releases() -> list[Any]:
+    def forked(self: Process, parent: Process) -> None:
+        for worker in parent.workers:
+            claim = worker.claim
+            if claim is not None and claim.held(self.clock()):
+                copy = Claim(claim.resource, claim.token, claim.ttl, len(claim.expiries))
+                copy.written = list(claim.written)
+                steps = quorum.release(copy, self.clock(), 1.0)
+                Operation(self, steps, lambda _held: None).start()
+
+    return [(Process, "forked", forked)]
+
+
 def _no_check_after_wait() -> list[Any]:
     def grant(self: Claim, now: float) -> bool:
         self._settle(now)
@@ -322,6 +406,36 @@ MUTANTS: dict[str, Mutant] = {
         invariants=("I9", "I5"),
         seed=6,
     ),
+    "struck-while-undoing": Mutant(
+        "an exception in the undoing of an attempt leaves the rest of it behind",
+        _struck_while_undoing,
+        invariants=("I9", "I5"),
+    ),
+    "keeper-sets-again": Mutant(
+        "a keeper sets missing keys again", _keeper_sets_again, invariants=("I5",)
+    ),
+    "keeper-counts-from-answer": Mutant(
+        "what a keeper extends counts from the answer",
+        _keeper_counts_from_the_answer,
+        invariants=("I2",),
+    ),
+    "keepers-old-deadline-ignored": Mutant(
+        "a keeper counts answers that it read after the old deadline",
+        _keepers_old_deadline_ignored,
+        invariants=("I2",),
+    ),
+    "loss-revoked": Mutant(
+        "a holder who was told of its loss believes a keeper who comes later",
+        _loss_revoked,
+        invariants=("I2",),
+    ),
+    "keeper-deaf": Mutant(
+        "a keeper extends what its child has given up for lost", _keeper_deaf, invariants=("I4",)
+    ),
+    "freed-before-death": Mutant(
+        "a keeper frees what is held by a child that only pauses", _freed_before_death
+    ),
+    "fork-releases": Mutant("a fork releases what its parent holds", _fork_releases),
     "no-check-after-wait": Mutant(
         "what was granted is taken for held without a look at the clock",
         _no_check_after_wait,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from celery_redlock.testing import Fault, Knobs, World
 from tests.sim.audit import Auditor, Violation, conclude
-from tests.sim.swarm import draw
+from tests.sim.swarm import draw, plain
 
 LONGEST = 600.0
 """Virtual seconds after which a world that goes on is stuck."""
@@ -42,7 +42,12 @@ class Result:
 
 
 def run(
-    seed: int, *, trace: bool = False, twist: Twist | None = None, only: Sequence[str] = ()
+    seed: int,
+    *,
+    trace: bool = False,
+    twist: Twist | None = None,
+    only: Sequence[str] = (),
+    bare: bool = False,
 ) -> Result:
     """Run the world of a seed.
 
@@ -51,8 +56,9 @@ def run(
         trace: Keep the events.
         twist: Changes what the seed has drawn, for planted faults.
         only: The invariants to look at; all if empty.
+        bare: Without what `swarm.furnish` adds.
     """
-    knobs, faults = draw(seed)
+    knobs, faults = (plain if bare else draw)(seed)
     if twist is not None:
         knobs, faults = twist(knobs, faults)
     return play(seed, knobs, faults, trace=trace, only=only)

@@ -23,6 +23,64 @@ KINDS = ("crash", "restart", "freeze", "pause", "death", "cut", "cut", "cut", "r
 
 def draw(seed: int) -> tuple[Knobs, list[Fault]]:
     """The world of a seed, and what goes wrong in it."""
+    knobs, faults = plain(seed)
+    return furnish(random.Random(f"more of {seed}"), knobs, faults)
+
+
+def furnish(
+    rng: random.Random, knobs: Knobs, faults: list[Fault]
+) -> tuple[Knobs, list[Fault]]:
+    """More actors and rarer faults, in some of the worlds."""
+    some = rng.random
+    nodes, processes, ttl = knobs.nodes, knobs.processes, knobs.ttl
+    keeper = knobs.extension and some() < 0.35
+    nested = rng.choice((0.3, 1.0)) if some() < 0.15 else 0.0
+    knobs = replace(
+        knobs,
+        keeper=keeper,
+        nested=nested,
+        keys=max(2, knobs.keys) if nested else knobs.keys,
+        strikes=rng.choice((0.1, 0.5)) if some() < 0.2 else 0.0,
+        heedless=ttl * rng.choice((0.3, 2.0)) if some() < 0.3 else 0.0,
+    )
+    span = knobs.rounds * (knobs.think + knobs.hold) / 2 + ttl / 2
+    if keeper:
+        faults = [_on_keepers(rng, fault, processes) for fault in faults]
+        for _ in range(rng.choice((0, 1, 1, 2, 4))):
+            who = tuple(p for p in range(2 * processes) if some() < (0.2 if p % 2 else 0.5))
+            lasts = ttl * rng.choice((0.05, 0.4, 0.9, 2.5))
+            faults.append(Fault("pause", rng.uniform(0.0, span), lasts, processes=who))
+    for _ in range(rng.choice((0, 0, 0, 1, 2))):
+        kind = rng.choice(("full", "silence", "fork"))
+        at = rng.uniform(0.0, span)
+        lasts = 0.0 if kind == "fork" else ttl * rng.choice((0.3, 1.1, 2.0))
+        some_nodes = tuple(n for n in range(nodes) if some() < 0.4)
+        some_processes = (rng.randrange(processes) * (2 if keeper else 1),)
+        faults.append(
+            Fault(
+                kind,
+                at,
+                lasts,
+                nodes=() if kind == "fork" else some_nodes,
+                processes=() if kind == "full" else some_processes,
+            )
+        )
+    return knobs, faults
+
+
+def _on_keepers(rng: random.Random, fault: Fault, processes: int) -> Fault:
+    """The same for processes that have a keeper each, who comes next after his child."""
+    children = tuple(2 * p for p in fault.processes)
+    if fault.kind == "death":
+        # Either dies alone, or both at once: a child whose parent dies is killed as well.
+        (child,) = children
+        return replace(fault, processes=rng.choice(((child,), (child + 1,), (child + 1, child))))
+    keepers = tuple(2 * p + 1 for p in range(processes) if fault.processes and rng.random() < 0.4)
+    return replace(fault, processes=children + keepers)
+
+
+def plain(seed: int) -> tuple[Knobs, list[Fault]]:
+    """A world without what `furnish` adds, as its seed has always drawn it."""
     rng = random.Random(seed)
     pick, uniform = rng.choice, rng.uniform
     nodes = pick((1, 2, 3, 3, 3, 3, 4, 5, 5, 5))
