@@ -49,7 +49,13 @@ class KeptClaim(Claim):
 
 
 class Keeper(Process):
-    """Extends what its child holds and has not extended for half a ttl; buries it."""
+    """Extends what its child holds and has not extended for half a ttl; buries it.
+
+    Attributes:
+        known: What makes the keeper's own claims.
+    """
+
+    known: type[Claim] = Claim
 
     def __init__(self, world: World, index: int, child: Process, *, connected: bool = True) -> None:
         super().__init__(world, index, child.host, connected=connected)
@@ -85,6 +91,10 @@ class Keeper(Process):
         """Whether the child has really ended: only then may its locks be freed."""
         return self.child.dead
 
+    def struck_off(self, claim: KeptClaim) -> bool:
+        """Whether the child has given it back, or up: its word is final."""
+        return claim.ended or claim.lost is not None
+
     def _bury(self, _argument: Any = None) -> None:
         for worker in self.child.workers:
             if worker.claim is not None and not worker.claim.ended:
@@ -99,8 +109,8 @@ class Keeper(Process):
             return
         now = self.clock()
         deadline = max(claim.deadline, claim.kept)
-        if claim.ended or claim.lost or now >= deadline:
-            return  # the child's word is final
+        if self.struck_off(claim) or now >= deadline:
+            return
         due = deadline - claim.ttl / 2
         if due > now:
             self.later(due - now + 1e-6, self._look, claim)
@@ -120,7 +130,7 @@ class Keeper(Process):
 
     def _copy(self, claim: Claim, now: float) -> Claim:
         """The claim as the keeper knows it: a quorum of nodes holds it until its deadline."""
-        copy = Claim(claim.resource, claim.token, claim.ttl, len(claim.expiries))
+        copy = self.known(claim.resource, claim.token, claim.ttl, len(claim.expiries))
         deadline = max(claim.deadline, getattr(claim, "kept", NEVER))
         copy.expiries = [deadline + drift(claim.ttl)] * len(claim.expiries)
         copy.grant(now)
@@ -130,7 +140,8 @@ class Keeper(Process):
     def _renewed(self, claim: KeptClaim, copy: Claim) -> None:
         # Any time may pass between knowing it and writing it down.
         drawn = chance(self._stream("publish", 0), self._rounds)
-        self.later(claim.ttl * drawn**8, self._publish, (claim, copy.deadline))
+        late = claim.ttl * (drawn - 0.8) * 5 if drawn > 0.8 else 0.0
+        self.later(late, self._publish, (claim, copy.deadline))
 
     def _publish(self, what: tuple[KeptClaim, float]) -> None:
         claim, deadline = what

@@ -166,6 +166,29 @@ def _close_on_timeout() -> list[Any]:
     return [(Process, "_overdue", impatient)]
 
 
+def _sent_again() -> list[Any]:
+    overdue, connected = Process._overdue, Channel.connected
+
+    def impatient(self: Process, round_: Round) -> None:
+        for link in self.links if round_ in self.waiting else ():
+            self._drain(link)
+            if link.connection is not None and round_ in link.channel.unanswered:
+                link.connection.proven = True
+                link.channel.__dict__["again"] = round_
+                self.drop(link)
+        overdue(self, round_)
+
+    def insistent(self: Channel, now: float) -> list[Round]:
+        first = connected(self, now)
+        again = self.__dict__.pop("again", None)
+        if again is None or again in first:
+            return first
+        self._written(again)
+        return [*first, again]
+
+    return [(Process, "_overdue", impatient), (Channel, "connected", insistent)]
+
+
 def _no_clean_up() -> list[Any]:
     def undo(claim: Claim, now: float, nodes: Any = None) -> Any:
         claim.ended = True
@@ -225,12 +248,13 @@ def _keeper_counts_from_the_answer() -> list[Any]:
 
 
 def _keepers_old_deadline_ignored() -> list[Any]:
-    opened = Claim._open
+    class Careless(Claim):
+        __slots__ = ()
 
-    def careless(self: Claim, now: float) -> bool:
-        return True if type(self) is Claim and self.granted_at else opened(self, now)
+        def _open(self, now: float) -> bool:
+            return True
 
-    return [(Claim, "_open", careless)]
+    return [(Keeper, "known", Careless)]
 
 
 def _loss_revoked() -> list[Any]:
@@ -242,15 +266,7 @@ def _loss_revoked() -> list[Any]:
 
 
 def _keeper_deaf() -> list[Any]:
-    def look(self: Keeper, claim: KeptClaim) -> None:
-        was, claim.lost = claim.lost, None
-        try:
-            keeper_look(self, claim)
-        finally:
-            claim.lost = was
-
-    keeper_look = Keeper._look
-    return [(Keeper, "_look", look)]
+    return [(Keeper, "struck_off", lambda self, claim: claim.ended)]
 
 
 def _freed_before_death() -> list[Any]:
@@ -390,6 +406,11 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "close-on-timeout": Mutant(
         "a connection that only timed out is closed", _close_on_timeout, invariants=("I5",), seed=1
+    ),
+    "sent-again": Mutant(
+        "what was not answered in time is sent again on a new connection",
+        _sent_again,
+        invariants=("I5",),
     ),
     "no-clean-up": Mutant("a lost vote is not undone", _no_clean_up, invariants=("I9", "I5")),
     "clean-up-of-yes-only": Mutant(

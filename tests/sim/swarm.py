@@ -41,15 +41,18 @@ def furnish(
         nested=nested,
         keys=max(2, knobs.keys) if nested else knobs.keys,
         strikes=rng.choice((0.1, 0.5)) if some() < 0.2 else 0.0,
-        heedless=ttl * rng.choice((0.3, 2.0)) if some() < 0.3 else 0.0,
+        heedless=ttl * rng.choice((0.3, 2.0)) if some() < (0.6 if keeper else 0.3) else 0.0,
+        hold=ttl * rng.choice((1.0, 2.5, 4.0)) if keeper else knobs.hold,
     )
     span = knobs.rounds * (knobs.think + knobs.hold) / 2 + ttl / 2
     if keeper:
         faults = [_on_keepers(rng, fault, processes) for fault in faults]
         for _ in range(rng.choice((0, 1, 1, 2, 4))):
             who = tuple(p for p in range(2 * processes) if some() < (0.2 if p % 2 else 0.5))
-            lasts = ttl * rng.choice((0.05, 0.4, 0.9, 2.5))
-            faults.append(Fault("pause", rng.uniform(0.0, span), lasts, processes=who))
+            where = tuple(n for n in range(nodes) if some() < 0.8)
+            lasts = ttl * rng.choice((0.05, 0.6, 0.9, 2.5))
+            kind, at = rng.choice(("pause", "cut")), rng.uniform(0.0, span)
+            faults.append(Fault(kind, at, lasts, where if kind == "cut" else (), who))
     for _ in range(rng.choice((0, 0, 0, 1, 2))):
         kind = rng.choice(("full", "silence", "fork"))
         at = rng.uniform(0.0, span)
