@@ -20,7 +20,7 @@ No sockets, no threads, no real time.
 from __future__ import annotations
 
 from .fakes import FakeClock, FakeNode
-from .keeper import Keeper, KeptClaim
+from .keeper import Board, Keeper, Note
 from .nodes import Connection, Link, Server
 from .operation import Operation, Struck
 from .plan import Audit, Fault, Knobs, chance, key_of, without
@@ -30,14 +30,15 @@ from .world import World
 
 __all__ = [
     "Audit",
+    "Board",
     "Connection",
     "FakeClock",
     "FakeNode",
     "Fault",
     "Keeper",
-    "KeptClaim",
     "Knobs",
     "Link",
+    "Note",
     "Operation",
     "Process",
     "Server",

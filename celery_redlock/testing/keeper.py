@@ -1,16 +1,15 @@
 """Who extends leases for a process that may be paused, from a process of its own.
 
-The two share a little memory. In it the process says what it holds, until when, and that it gave it
-up; the keeper says until when it has extended that. Over connections of its own it can only renew
-(`Verb.RENEW`): its requests may arrive behind the release.
+Mirrors `keeper.Keeper` and the memory it shares with those it keeps, `board.Board`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
-from ..lease import NEVER, Claim, drift
+from ..lease import NEVER, Claim
 from ..quorum import Verb
 from .operation import Operation
 from .plan import chance, struck_at
@@ -19,37 +18,49 @@ from .process import Process
 if TYPE_CHECKING:
     from .world import World
 
+LATE, LOOKS, OFTEN, SELDOM = 1 / 2, 1 / 10, 0.02, 0.5  # as in keeper.py
 
-class KeptClaim(Claim):
-    """A claim that stands as long as its holder or its keeper has extended it.
 
-    Attributes:
-        kept: Until when the keeper has extended it, as the keeper last wrote; seconds.
-    """
+class Note:
+    """What a process says of a lease, and what its keeper was acknowledged for it."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("expiries", "held", "kept", "resource", "token", "ttl")
 
-    def __init__(self, resource: str, token: str, ttl: float, nodes: int) -> None:
-        super().__init__(resource, token, ttl, nodes)
-        self.kept = NEVER
+    def __init__(self, claim: Claim) -> None:
+        self.resource, self.token, self.ttl = claim.resource, claim.token, claim.ttl
+        self.held = False
+        self.expiries: Sequence[float] = [NEVER] * len(claim.expiries)
+        self.kept: Sequence[float] = ()
 
-    def _open(self, now: float) -> bool:
-        # Before a loss is declared; once it is, it is final.
-        if self.granted_at is not None and now >= self.deadline:
-            self.deadline = max(self.deadline, self.kept)
-        return super()._open(now)
 
-    def _settle(self, now: float) -> None:
-        before, self.granted_at = self.granted_at, None
-        super()._settle(now)
-        self.granted_at = before
-        self.deadline = max(self.deadline, self.kept)
-        if before is not None and now >= self.deadline:
-            self.lose("refused")
+class Board:
+    """The notes of one process, and the bell that wakes its keeper."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, Note] = {}
+        self.keeper: Keeper | None = None
+
+    def post(self, claim: Claim) -> None:
+        """Before a token is written to any node."""
+        note = self.notes[claim.token] = Note(claim)
+        claim.kept = lambda: note.kept
+        if self.keeper is not None:
+            self.keeper.wake()
+
+    def hold(self, claim: Claim) -> None:
+        """It is granted, or was extended."""
+        note = self.notes.get(claim.token)
+        if note is not None:
+            note.held, note.expiries = True, tuple(claim.expiries)
+
+    def strike_off(self, claim: Claim) -> None:
+        """It is released, or lost."""
+        self.notes.pop(claim.token, None)
+        claim.kept = None
 
 
 class Keeper(Process):
-    """Extends what its child holds and has not extended for half a ttl; buries it.
+    """Extends what its child holds and is late to extend; buries it.
 
     Attributes:
         known: What makes the keeper's own claims.
@@ -60,90 +71,109 @@ class Keeper(Process):
     def __init__(self, world: World, index: int, child: Process, *, connected: bool = True) -> None:
         super().__init__(world, index, child.host, connected=connected)
         self.child = child
-        self._looks = self._rounds = 0
-        child.keeper, child.claim = self, KeptClaim
-        for worker in child.workers:
-            claim = worker.claim
-            if isinstance(claim, KeptClaim) and claim.granted_at is not None:
-                self.keep(claim)
+        if child.board is None:
+            child.board = Board()
+        self.notes = child.board.notes
+        child.board.keeper = self
+        self._claims: dict[str, Claim] = {}
+        self._looking = False
+        self._rounds = 0
+        self._period = min(max(world.knobs.ttl * LOOKS, OFTEN), SELDOM)
+        if self.notes:
+            self.wake()
 
     def die(self) -> None:
-        """Another takes its place, and finds what is held in the shared memory."""
+        """Another takes its place, and finds what is held on the board."""
         super().die()
         if not self.child.dead:
             world = self.world
             world.at(world.now + world.knobs.ttl / 10, self._succeed, None)
 
     def _succeed(self, _argument: Any) -> None:
-        if not self.child.dead:
-            processes = self.world.processes
-            processes.append(Keeper(self.world, len(processes), self.child, connected=False))
+        processes = self.world.processes
+        processes.append(Keeper(self.world, len(processes), self.child, connected=False))
 
-    def keep(self, claim: KeptClaim) -> None:
-        """The child holds something."""
-        self.later(0.0, self._look, claim)
+    def wake(self) -> None:
+        """There is something on the board."""
+        if not self._looking:
+            self._looking = True
+            self.later(self._period, self._look)
 
     def hears_of_death(self) -> None:
-        """The child's end of the pipe is closed."""
-        self.later(0.001, self._bury)
+        """Its pidfd says so."""
+        self.later(0.001, self._look)
 
     def gone(self) -> bool:
         """Whether the child has really ended: only then may its locks be freed."""
         return self.child.dead
 
-    def struck_off(self, claim: KeptClaim) -> bool:
-        """Whether the child has given it back, or up: its word is final."""
-        return claim.ended or claim.lost is not None
+    def _bury(self) -> None:
+        for note in list(self.notes.values()):
+            claim = Claim(note.resource, note.token, note.ttl, len(note.expiries))
+            claim.written = [True] * len(note.expiries)
+            steps = quorum.release(claim, self.clock(), self.world.knobs.node_timeout)
+            Operation(self, steps, lambda _held: None).start()
+        self.notes.clear()
 
-    def _bury(self, _argument: Any = None) -> None:
-        for worker in self.child.workers:
-            if worker.claim is not None and not worker.claim.ended:
-                copy = self._copy(worker.claim, self.clock())
-                steps = quorum.release(copy, self.clock(), self.world.knobs.node_timeout)
-                Operation(self, steps, lambda _held: None).start()
-
-    def _look(self, claim: KeptClaim) -> None:
-        """Extend if the child has not done so; look again when that may be."""
+    def _look(self, _argument: Any = None) -> None:
+        """Extend what the child has not; look again as long as there is anything."""
+        self._looking = False
         if self.gone():
             self._bury()
-            return
         now = self.clock()
-        deadline = max(claim.deadline, claim.kept)
-        if self.struck_off(claim) or now >= deadline:
-            return
-        due = deadline - claim.ttl / 2
-        if due > now:
-            self.later(due - now + 1e-6, self._look, claim)
-            return
-        copy = self._copy(claim, now)
+        seen: dict[str, Claim] = {}
+        late: list[tuple[Note, Claim]] = []
+        for token, note in self._read().items():
+            if note.held:
+                claim = seen[token] = self._claim(note, now)
+                if claim.held(now) and claim.deadline - now < note.ttl * LATE:
+                    late.append((note, claim))
+        self._claims = seen
+        if late:
+            self._looking = True
+            self._extend(late, now)
+        elif self.notes:
+            self.wake()
+
+    def _read(self) -> dict[str, Note]:
+        return self.notes
+
+    def _claim(self, note: Note, now: float) -> Claim:
+        """What this keeper knows of a note, and what its holder has written since."""
+        claim = self._claims.get(note.token)
+        if claim is not None:
+            news = claim.learn(note.expiries)
+            if claim.lost is None or not news:
+                return claim
+        fresh = self.known(note.resource, note.token, note.ttl, len(note.expiries))
+        fresh.learn(note.expiries)
+        if claim is None:
+            fresh.learn(note.kept)
+        fresh.granted_at = now
+        return fresh
+
+    def _extend(self, late: list[tuple[Note, Claim]], now: float) -> None:
+        claims = [claim for _note, claim in late]
         knobs = self.world.knobs
-        patience = max(0.001, min(knobs.patience, deadline - now))
+        patience = min(min(c.deadline - now, knobs.patience) for c in claims)
         self._rounds += 1
-        strike = struck_at(self._stream("strike", 0), self._rounds, knobs) if knobs.strikes else 0
         Operation(
             self,
-            quorum.extend([copy], now, patience, verb=Verb.RENEW),
-            lambda _ballot: self._renewed(claim, copy),
-            lambda: self._renewed(claim, copy),
-            strike,
+            quorum.extend(claims, now, max(0.001, patience), verb=Verb.RENEW),
+            lambda _ballot: self._extended(late),
+            lambda: self._extended(late),
+            struck_at(self._stream("strike", 0), self._rounds, knobs) if knobs.strikes else 0,
         ).start()
 
-    def _copy(self, claim: Claim, now: float) -> Claim:
-        """The claim as the keeper knows it: a quorum of nodes holds it until its deadline."""
-        copy = self.known(claim.resource, claim.token, claim.ttl, len(claim.expiries))
-        deadline = max(claim.deadline, getattr(claim, "kept", NEVER))
-        copy.expiries = [deadline + drift(claim.ttl)] * len(claim.expiries)
-        copy.grant(now)
-        copy.written = [True] * len(claim.expiries)
-        return copy
-
-    def _renewed(self, claim: KeptClaim, copy: Claim) -> None:
+    def _extended(self, late: list[tuple[Note, Claim]]) -> None:
         # Any time may pass between knowing it and writing it down.
-        drawn = chance(self._stream("publish", 0), self._rounds)
-        late = claim.ttl * (drawn - 0.8) * 5 if drawn > 0.8 else 0.0
-        self.later(late, self._publish, (claim, copy.deadline))
+        drawn = chance(self._stream("write", 0), self._rounds)
+        seconds = self.world.knobs.ttl * (drawn - 0.8) * 5 if drawn > 0.8 else 0.0
+        self.later(seconds, self._write, late)
 
-    def _publish(self, what: tuple[KeptClaim, float]) -> None:
-        claim, deadline = what
-        claim.kept = max(claim.kept, deadline)
-        self.later(claim.ttl / 10, self._look, claim)
+    def _write(self, late: list[tuple[Note, Claim]]) -> None:
+        for note, claim in late:
+            note.kept = tuple(claim.expiries)
+        self._looking = False
+        if self.notes:
+            self.wake()

@@ -15,7 +15,7 @@ from .plan import chance, key_of, struck_at
 from .worker import Worker
 
 if TYPE_CHECKING:
-    from .keeper import Keeper
+    from .keeper import Board
     from .world import World
 
 CONNECT_TIMEOUT = 1.0
@@ -57,8 +57,7 @@ class Process:
                 self._open(link)
             else:
                 self._reconnect(link)
-        self.keeper: Keeper | None = None
-        self.claim: type[Claim] = Claim
+        self.board: Board | None = None
         self.workers: list[Worker] = []
 
     def hire(self) -> None:
@@ -101,8 +100,8 @@ class Process:
         self.dead = True
         for worker in self.workers:
             worker.done = True
-        if self.keeper is not None:
-            self.keeper.hears_of_death()
+        if self.board is not None and self.board.keeper is not None:
+            self.board.keeper.hears_of_death()
 
     # -- Operations, as in Driver._carry
 
@@ -314,6 +313,9 @@ class Process:
 
     def _tended(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         self._tending = False
+        if self.board is not None:
+            for claim in renewed:
+                self.board.hold(claim)
         self._settle_leases(due, renewed)
         self._wake()
 

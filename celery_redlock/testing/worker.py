@@ -50,7 +50,9 @@ class Worker:
         self._attempts += 1
         resource = self._resource()
         token = self._owner.token(str(self._attempts))
-        self.claim = claim = process.claim(resource, token, knobs.ttl, knobs.nodes)
+        self.claim = claim = Claim(resource, token, knobs.ttl, knobs.nodes)
+        if process.board is not None:
+            process.board.post(claim)
         self._knows = False
         steps = quorum.acquire(claim, process.clock(), knobs.patience, process.proposal())
         operation = Operation(process, steps, self._tried, self._interrupted, self._strike())
@@ -85,6 +87,7 @@ class Worker:
         claim = self.claim
         assert claim is not None
         self.clean_up(claim)
+        self._strike_off(claim)
         self.process.world.audit.interrupted(self, claim)
         self._rest()
 
@@ -102,6 +105,7 @@ class Worker:
         assert claim is not None
         now = process.clock()
         if claim.granted_at is None:
+            self._strike_off(claim)
             process.world.audit.failed(self, claim, ballot, now)
             self._tries -= 1
             if self._tries > 0:
@@ -115,8 +119,8 @@ class Worker:
         process.world.note(f"granted {process.index}.{self.number} until {claim.deadline:.6f}")
         if knobs.extension:
             process.watch(self, claim)
-            if process.keeper is not None:
-                process.keeper.keep(claim)
+            if process.board is not None:
+                process.board.hold(claim)
         if knobs.nested and self._outer is None and self._draw() < knobs.nested:
             self._inner = Worker(process, self.number + 100 * self._attempts, outer=self)
             process.workers.append(self._inner)
@@ -145,6 +149,7 @@ class Worker:
     def lost(self, claim: Claim) -> None:
         """The watchdog says that the lease is lost."""
         process = self.process
+        self._strike_off(claim)
         process.world.audit.signalled(self, claim, process.clock())
         if not claim.ended and not process.world.knobs.heedless:
             self._release()
@@ -170,8 +175,13 @@ class Worker:
 
     def _released(self, held: bool) -> None:
         assert self.claim is not None
+        self._strike_off(self.claim)
         self.process.world.audit.released(self, self.claim, held, self.process.clock())
         self._rest()
+
+    def _strike_off(self, claim: Claim) -> None:
+        if self.process.board is not None:
+            self.process.board.strike_off(claim)
 
     def _rest(self) -> None:
         self.process.later(self._draw() * self.process.world.knobs.think, self._begin)

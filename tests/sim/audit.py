@@ -49,14 +49,14 @@ class Book:
     """What the auditor knows of one token."""
 
     __slots__ = (
-        *("asked", "denied", "expiries", "freed", "holder", "over", "said", "signalled", "valid"),
+        *("asked", "denied", "done", "expiries", "freed", "holder", "over", "said", "signalled", "valid"),
     )
 
     def __init__(self, nodes: int) -> None:
         self.expiries = [-math.inf] * nodes
         self.valid = -math.inf
         self.over = False  # the deadline has passed once, or it was released
-        self.signalled = False
+        self.signalled = self.done = False
         self.holder: Claim | None = None
         self.denied = False  # its holder has been told that it is not held
         self.said: dict[int, Vote] = {}
@@ -116,8 +116,8 @@ class Auditor(Audit):
     def _kept(self, round_: Round) -> None:
         """I4: a keeper does not go on with what its child gave back or gave up."""
         for claim in round_.claims:
-            holder = self._book(claim).holder
-            if holder is None or holder.ended or holder.lost:
+            book = self._book(claim)
+            if book.signalled or book.done:
                 self._fail("I4", f"{claim.token} is extended though its holder has done with it")
 
     def changed(
@@ -209,7 +209,7 @@ class Auditor(Audit):
         holders = []
         for worker, other in grants:
             process = worker.process
-            over = process.clock() >= other.deadline or (process.dead and process.keeper)
+            over = process.clock() >= other.deadline or (process.dead and process.board)
             if not (other.ended or other.lost or over):
                 holders.append((worker, other))
         if len(holders) > 1:
@@ -301,6 +301,7 @@ class Auditor(Audit):
 
     def released(self, worker: Worker, claim: Claim, held: bool, now: float) -> None:
         """I2: not held to the end if it was over before."""
+        self.books[claim.token].done = True
         self._finished(claim)
 
     def _finished(self, claim: Claim) -> None:

@@ -21,12 +21,13 @@ from celery_redlock.channel import Channel
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import (
+    Board,
     FakeNode,
     Fault,
     Keeper,
-    KeptClaim,
     Knobs,
     Link,
+    Note,
     Operation,
     Process,
     Worker,
@@ -238,13 +239,13 @@ def _keeper_sets_again() -> list[Any]:
 
 
 def _keeper_counts_from_the_answer() -> list[Any]:
-    renewed = Keeper._renewed
+    class Late(Claim):
+        __slots__ = ()
 
-    def late(self: Keeper, claim: KeptClaim, copy: Claim) -> None:
-        copy.deadline = max(copy.deadline, self.clock() + claim.ttl - lease.drift(claim.ttl))
-        renewed(self, claim, copy)
+        def acknowledged(self, node: int, sent: float, now: float) -> None:
+            super().acknowledged(node, now, now)
 
-    return [(Keeper, "_renewed", late)]
+    return [(Keeper, "known", Late)]
 
 
 def _keepers_old_deadline_ignored() -> list[Any]:
@@ -258,15 +259,32 @@ def _keepers_old_deadline_ignored() -> list[Any]:
 
 
 def _loss_revoked() -> list[Any]:
-    def held(self: KeptClaim, now: float) -> bool:
-        self.deadline = max(self.deadline, self.kept)
+    def held(self: Claim, now: float) -> bool:
+        if self.kept is not None:
+            self.learn(self.kept())
         return self.granted_at is not None and not self.ended and now < self.deadline
 
-    return [(KeptClaim, "held", held)]
+    strike_off = Board.strike_off
+
+    def late(self: Board, claim: Claim) -> None:
+        if claim.ended:
+            strike_off(self, claim)
+
+    return [(Claim, "held", held), (Board, "strike_off", late)]
 
 
 def _keeper_deaf() -> list[Any]:
-    return [(Keeper, "struck_off", lambda self, claim: claim.ended)]
+    strike_off, notes = Board.strike_off, Keeper._read
+
+    def forgetful(self: Board, claim: Claim) -> None:
+        if self.keeper is not None and claim.token in self.notes and not claim.ended:
+            self.keeper.__dict__.setdefault("old", {})[claim.token] = self.notes[claim.token]
+        strike_off(self, claim)
+
+    def all_notes(self: Keeper) -> dict[str, Note]:
+        return {**self.__dict__.get("old", {}), **notes(self)}
+
+    return [(Board, "strike_off", forgetful), (Keeper, "_read", all_notes)]
 
 
 def _freed_before_death() -> list[Any]:
