@@ -384,10 +384,17 @@ class Redlock:
         adopt(claim)
         self._remember(claim)
         patience = self._patience(claim.ttl) if patience is None else patience
-        ballot = self._driver.run(
-            # The proposal is made after `now`: a process that is stopped in between asks too late.
-            lambda now: quorum.acquire(claim, now, patience, self._proposal() if fencing else None)
-        )
+        try:
+            ballot = self._driver.run(
+                # The proposal is made after `now`: who is stopped in between asks too late.
+                lambda now: quorum.acquire(
+                    claim, now, patience, self._proposal() if fencing else None
+                )
+            )
+        except BaseException:
+            if claim.ended:  # struck while it was being undone: some nodes may not know of it
+                self._driver.run(lambda now: quorum.undo(claim, now))
+            raise
         if claim.granted_at is not None:
             if fencing:
                 self._last_fence = max(self._last_fence, claim.fencing_token or 0)

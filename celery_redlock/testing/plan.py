@@ -11,7 +11,8 @@ from ..quorum import Round
 
 if TYPE_CHECKING:
     from .nodes import Connection, Link, Server
-    from .process import Process, Worker
+    from .process import Process
+    from .worker import Worker
     from .world import World
 
 _MASK = (1 << 64) - 1

@@ -10,6 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import NotAcquired, Redlock
+from celery_redlock.node import Node
+from celery_redlock.quorum import Verb
+from tests.support import wait_until
 
 # The alarm may strike in a destructor, which can do no more than print it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -221,3 +224,42 @@ def test_a_strike_while_a_connection_is_closed_is_made_good(servers, monkeypatch
             node._drop("interrupted", blame=False)
     assert redlock.release(redlock.acquire("r", wait=5.0))
     redlock.close()
+
+
+def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, monkeypatch):
+    urls = [server.url for server in servers]
+    redlock, other = Redlock(urls, ttl=20.0), Redlock(urls, ttl=20.0)
+    ask = Node.ask
+    held = len(urls) // 2 + 1
+
+    def forgetful(self, round_, payload, now):
+        if round_.verb is Verb.ACQUIRE and self.index >= held:
+            round_.silence(self.index, "not asked")
+        else:
+            ask(self, round_, payload, now)
+
+    def strikes(self, round_, payload, now):
+        if round_.verb is Verb.UNDO and not struck:
+            struck.append(self.index)
+            raise Struck
+        ask(self, round_, payload, now)
+
+    struck: list[int] = []
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(Node, "ask", forgetful)
+            lease = other.acquire("undone")  # on a bare quorum: we get the rest
+        redlock.connect()
+        with monkeypatch.context() as patch:
+            patch.setattr(Node, "ask", strikes)
+            with pytest.raises(Struck):
+                redlock.acquire("undone")
+        assert struck
+
+        def holders() -> set[str]:
+            return {detail[0] for detail in other._peek("undone").details if detail}
+
+        wait_until(lambda: holders() == {lease.token}, 5.0, "only the holder's token is left")
+    finally:
+        redlock.close()
+        other.close()

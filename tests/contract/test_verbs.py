@@ -17,7 +17,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import address, commands, driver, quorum, testing
+from celery_redlock import address, commands, driver, keeper, quorum, testing
 from celery_redlock.address import parse_nodes
 from celery_redlock.commands import encode
 from celery_redlock.driver import monotonic
@@ -26,6 +26,7 @@ from celery_redlock.node import SETTLED, Node
 from celery_redlock.quorum import EXTENDING, Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.testing import fakes, process
+from celery_redlock.testing import keeper as mirror
 from tests.support import wait_until
 
 PREFIX = "redlock:"
@@ -427,6 +428,8 @@ def test_the_world_has_productions_numbers() -> None:
     assert process.SETTLED == SETTLED
     assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
+    seconds = (keeper.LATE, keeper.LOOKS, keeper.OFTEN, keeper.SELDOM)
+    assert seconds == (mirror.LATE, mirror.LOOKS, mirror.OFTEN, mirror.SELDOM)
 
 
 # -- The same commands, the same replies

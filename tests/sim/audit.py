@@ -49,7 +49,8 @@ class Book:
     """What the auditor knows of one token."""
 
     __slots__ = (
-        *("asked", "denied", "done", "expiries", "freed", "holder", "over", "said", "signalled", "valid"),
+        *("asked", "denied", "done", "expiries", "freed"),
+        *("holder", "over", "said", "signalled", "valid"),
     )
 
     def __init__(self, nodes: int) -> None:

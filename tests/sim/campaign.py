@@ -58,10 +58,11 @@ class Tally:
         return self
 
 
-def corpus() -> list[int]:
-    """Every seed that ever failed."""
+def corpus() -> list[tuple[int, bool]]:
+    """Every seed that ever failed, and whether it did so in a bare world."""
     lines = CORPUS.read_text().splitlines()
-    return [int(line.split()[0]) for line in lines if line and not line.startswith("#")]
+    found = [line.split() for line in lines if line and not line.startswith("#")]
+    return [(int(words[0]), words[1] == "bare") for words in found]
 
 
 def worlds(seeds: range) -> Tally:

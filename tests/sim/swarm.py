@@ -27,9 +27,7 @@ def draw(seed: int) -> tuple[Knobs, list[Fault]]:
     return furnish(random.Random(f"more of {seed}"), knobs, faults)
 
 
-def furnish(
-    rng: random.Random, knobs: Knobs, faults: list[Fault]
-) -> tuple[Knobs, list[Fault]]:
+def furnish(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:
     """More actors and rarer faults, in some of the worlds."""
     some = rng.random
     nodes, processes, ttl = knobs.nodes, knobs.processes, knobs.ttl

@@ -1,0 +1,159 @@
+"""Planted bugs around the algorithm: connections, keepers, forks, what cleans up after a strike.
+
+`mutants.py` says what a planted bug is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+from celery_redlock import quorum
+from celery_redlock.channel import Channel
+from celery_redlock.lease import Claim
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.testing import Board, Keeper, Link, Note, Operation, Process, Worker
+from celery_redlock.testing import keeper as keeper_module
+
+
+def two_connections() -> list[Any]:
+    def link(self: Process, index: int, round_: Round) -> Link:
+        if round_.verb not in (Verb.RELEASE, Verb.UNDO):
+            return self.links[index]
+        others = self.__dict__.setdefault("others", {})
+        if index not in others:
+            others[index] = Link(self, index, self.links[index].server)
+            others[index].connections = 1000
+            self._open(others[index])
+        return others[index]
+
+    return [(Process, "link", link)]
+
+
+def close_on_timeout() -> list[Any]:
+    overdue = Process._overdue
+
+    def impatient(self: Process, round_: Round) -> None:
+        operation = self.waiting.get(round_)
+        if operation is not None:
+            for link in self.links:
+                self._drain(link)
+        late = [i for i in round_.targets if round_.votes[i] is None] if operation else []
+        for index in late:
+            link = self.links[index]
+            if link.connection is not None and round_ in link.channel.unanswered:
+                link.connection.proven = True
+                self.drop(link)
+        overdue(self, round_)
+
+    return [(Process, "_overdue", impatient)]
+
+
+def sent_again() -> list[Any]:
+    overdue, connected = Process._overdue, Channel.connected
+
+    def impatient(self: Process, round_: Round) -> None:
+        for link in self.links if round_ in self.waiting else ():
+            self._drain(link)
+            if link.connection is not None and round_ in link.channel.unanswered:
+                link.connection.proven = True
+                link.channel.__dict__["again"] = round_
+                self.drop(link)
+        overdue(self, round_)
+
+    def insistent(self: Channel, now: float) -> list[Round]:
+        first = connected(self, now)
+        again = self.__dict__.pop("again", None)
+        if again is None or again in first:
+            return first
+        self._written(again)
+        return [*first, again]
+
+    return [(Process, "_overdue", impatient), (Channel, "connected", insistent)]
+
+
+def struck_while_undoing() -> list[Any]:
+    clean_up = Worker.clean_up
+
+    def trusting(self: Worker, claim: Claim) -> None:
+        if not claim.ended:
+            clean_up(self, claim)
+
+    return [(Worker, "clean_up", trusting)]
+
+
+def keeper_sets_again() -> list[Any]:
+    return [(keeper_module, "Verb", mock.Mock(RENEW=Verb.EXTEND))]
+
+
+def keeper_counts_from_the_answer() -> list[Any]:
+    class Late(Claim):
+        __slots__ = ()
+
+        def acknowledged(self, node: int, sent: float, now: float) -> None:
+            super().acknowledged(node, now, now)
+
+    return [(Keeper, "known", Late)]
+
+
+def keepers_old_deadline_ignored() -> list[Any]:
+    class Careless(Claim):
+        __slots__ = ()
+
+        def _open(self, now: float) -> bool:
+            return True
+
+    return [(Keeper, "known", Careless)]
+
+
+def loss_revoked() -> list[Any]:
+    def held(self: Claim, now: float) -> bool:
+        if self.kept is not None:
+            self.learn(self.kept())
+        return self.granted_at is not None and not self.ended and now < self.deadline
+
+    strike_off = Board.strike_off
+
+    def late(self: Board, claim: Claim) -> None:
+        if claim.ended:
+            strike_off(self, claim)
+
+    return [(Claim, "held", held), (Board, "strike_off", late)]
+
+
+def keeper_deaf() -> list[Any]:
+    strike_off, notes = Board.strike_off, Keeper._read
+
+    def forgetful(self: Board, claim: Claim) -> None:
+        if self.keeper is not None and claim.token in self.notes and not claim.ended:
+            self.keeper.__dict__.setdefault("old", {})[claim.token] = self.notes[claim.token]
+        strike_off(self, claim)
+
+    def all_notes(self: Keeper) -> dict[str, Note]:
+        return {**self.__dict__.get("old", {}), **notes(self)}
+
+    return [(Board, "strike_off", forgetful), (Keeper, "_read", all_notes)]
+
+
+def freed_before_death() -> list[Any]:
+    def gone(self: Keeper) -> bool:
+        return self.child.dead or self.child.paused_until > self.world.now
+
+    return [(Keeper, "gone", gone)]
+
+
+def fork_releases() -> list[Any]:
+    def forked(self: Process, parent: Process) -> None:
+        for worker in parent.workers:
+            claim = worker.claim
+            if claim is not None and claim.held(self.clock()):
+                copy = Claim(claim.resource, claim.token, claim.ttl, len(claim.expiries))
+                copy.written = list(claim.written)
+                steps = quorum.release(copy, self.clock(), 1.0)
+                Operation(self, steps, lambda _held: None).start()
+
+    return [(Process, "forked", forked)]
+
+
+def release_swallowed() -> list[Any]:
+    return [(Worker, "clean_up", lambda self, claim: setattr(claim, "ended", True))]
