@@ -22,6 +22,7 @@ from .address import Address
 from .bell import Bell
 from .commands import encode
 from .errors import NodeError
+from .green import READABLE, poll
 from .lease import quorum_of
 from .node import Node
 from .quorum import Round, Steps
@@ -254,17 +255,17 @@ class Driver:
 
 
 class _Poll:
-    """Which nodes can be read: select.poll, or select.select where that is missing (eventlet)."""
+    """Which nodes can be read: select.poll, or select.select where there is nothing like it."""
 
     def __init__(self) -> None:
-        self._poll = select.poll() if hasattr(select, "poll") else None
+        self._poll = poll()
         self._index_of: dict[int, int] = {}
 
     def watch(self, index: int, fd: int) -> None:
         self.forget(index)
         self._index_of[fd] = index
         if self._poll is not None:
-            self._poll.register(fd, select.POLLIN)
+            self._poll.register(fd, READABLE)
 
     def forget(self, index: int) -> None:
         for fd in [fd for fd, known in self._index_of.items() if known == index]:

@@ -2,7 +2,9 @@
 
 In the main thread (prefork, solo, scripts) by a signal of our own, which also ends a sleep or a
 read; in other threads by `PyThreadState_SetAsyncExc`, which takes effect at the next bytecode. In
-neither way can a C call that holds the GIL be interrupted. SIGURG is chosen since nothing happens
+neither way can a C call that holds the GIL be interrupted. Where threads are greenlets, the body's
+greenlet is made to raise when it next waits: a signal, or an exception sent to the native thread,
+would strike whichever greenlet runs. SIGURG is chosen since nothing happens
 when it arrives late: its default is to be ignored (Go's runtime uses it for the same reason).
 """
 
@@ -18,6 +20,7 @@ from types import FrameType
 from typing import TypeVar
 
 from .errors import LeaseLost
+from .green import current, in_hub
 
 __all__ = ["Interruptible"]
 
@@ -39,7 +42,9 @@ class Interruptible:
         self._error = error
         self._guard = threading.Lock()
         self._thread = threading.get_ident()
-        self._main = threading.current_thread() is threading.main_thread()
+        self._greenlet = current()
+        green = self._greenlet is not None
+        self._main = not green and threading.current_thread() is threading.main_thread()
         self._inside = False
         self._over = False
         self._struck = False
@@ -51,6 +56,9 @@ class Interruptible:
                 return
             self._struck = True
             if not self._inside:
+                return
+            if self._greenlet is not None:
+                in_hub(self._throw)
                 return
             if not self._main:
                 _raise_in(self._thread, LeaseLost)
@@ -87,8 +95,14 @@ class Interruptible:
             self._inside, self._over = False, True
         if self._main:
             _blocks[:] = [block for block in _blocks if block._inside]
-        elif self._struck:
+        elif self._struck and self._greenlet is None:
             _take_back(self._thread)
+
+    def _throw(self) -> None:
+        """Between two greenlets: the body waits for something, or has just ended."""
+        if self._inside:
+            self._inside = False  # once
+            self._greenlet.throw(self._error())
 
     def _signal(self) -> None:
         """Send the signal until it has struck.

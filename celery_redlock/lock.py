@@ -30,9 +30,11 @@ from .errors import (
     ResourceHeld,
 )
 from .events import emit, heard
+from .green import patched
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner
-from .quorum import Round
+from .native import NativeWatchdog
+from .quorum import Round, Verb
 from .settings import MIN_TTL, check_option, read_settings
 from .wakeup import Wakeup
 from .watchdog import Watchdog
@@ -109,7 +111,12 @@ class Redlock:
         self._owner = Owner(socket.gethostname(), os.getpid())
         self._driver = Driver(self._addresses, self.prefix)
         self._wakeup = Wakeup(self._addresses, self.prefix)
-        self._watchdog = Watchdog(self._extend, monotonic)
+        self._watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
+        if patched():
+            driver = partial(Driver, self._addresses, self.prefix)
+            self._watchdog = NativeWatchdog(
+                driver, self._renew, self._renewed, self._extend, monotonic
+            )
         self._claims: dict[str, Claim] = {}
         self._many = MANY
 
@@ -453,21 +460,30 @@ class Redlock:
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""
+        renewed = self._renew(claims, self._driver, Verb.EXTEND)
+        self._renewed(renewed)
+        return renewed
+
+    def _renew(
+        self, claims: Sequence[Claim], driver: Driver, verb: Verb = Verb.RENEW
+    ) -> list[Claim]:
         now = monotonic()
         # The first of them to end is to be told in time, and the next that is due has its turn.
         patience = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
         patience = max(0.001, min(patience, self._watchdog.next_due - now))
         batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
-        ballots = self._driver.run_all(
-            [partial(quorum.extend, batch, patience=patience) for batch in batches]
+        ballots = driver.run_all(
+            [partial(quorum.extend, batch, patience=patience, verb=verb) for batch in batches]
         )
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         for claim in renewed:
             self._custody.renewed(claim)
-        if heard():
-            for claim in renewed:
-                emit("extended", self._lease(claim))
         return renewed
+
+    def _renewed(self, claims: Sequence[Claim]) -> None:
+        if heard():
+            for claim in claims:
+                emit("extended", self._lease(claim))
 
     def _peek(self, resource: str, timeout: float | None = None) -> Round:
         claim = self._claim(resource, None, None)

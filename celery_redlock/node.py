@@ -18,12 +18,16 @@ from .address import Address
 from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
 from .errors import NodeError
+from .green import native_lock
 from .quorum import EXTENDING, Round, Verb
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Node"]
 
 logger = logging.getLogger("celery_redlock.node")
+
+_claims = native_lock()
+"""Two drivers may have answers for one claim, each with a turn of its own: see `native.py`."""
 
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
@@ -184,7 +188,8 @@ class Node:
             self._answer(round_, answer, now)
 
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
-        round_.answer(self.index, answer, now)
+        with _claims:
+            round_.answer(self.index, answer, now)
         self._proven, self._flaps = True, False
         wrote = _wrote(round_.verb, answer)
         if self._complaints:
