@@ -35,7 +35,7 @@ __all__ = [
 READABLE = 1
 """POLLIN, by any name: eventlet takes the names away."""
 
-logger = logging.getLogger("celery_redlock.green")
+logger = logging.getLogger("celery_redlock.watchdog")
 
 
 def patched() -> str:
