@@ -64,6 +64,7 @@ class Claim:
     """
 
     __slots__ = (
+        "_answered",
         "_learnt",
         "deadline",
         "ended",
@@ -93,10 +94,11 @@ class Claim:
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
         self._learnt: list[float] | None = None
+        self._answered = [NEVER] * nodes
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
-        if not self._open(now):
+        if not self._open(now) or self.outdated(node, sent):
             return
         expiry = sent + self.ttl
         if expiry > self.expiries[node]:
@@ -114,6 +116,17 @@ class Claim:
             self.expiries[node] = NEVER
             self._settle(now)
         return amnesia
+
+    def outdated(self, node: int, sent: float) -> bool:
+        """Whether `node` has answered a request that was sent after this one.
+
+        Never over one connection. Who extends over another (`native.py`) may read late what was
+        answered long before; what a node said last is what counts.
+        """
+        if sent < self._answered[node]:
+            return True
+        self._answered[node] = sent
+        return False
 
     def grant(self, now: float) -> bool:
         """Make a pending claim a held one, if time is left of it. The answer is final."""

@@ -46,7 +46,8 @@ class Verb(enum.Enum):
     """Renew our token where it is; set it again where there is none."""
     RENEW = "renew"
     """Renew our token where it is. For who is not the holder: on another connection than the
-    holder's, a request may arrive behind the release, and must not set the token again."""
+    holder's, a request may arrive behind the release, and must not set the token again. All answers
+    are waited for: who may not set it again must at least learn in time where it is missing."""
     RELEASE = "release"
     """Delete our token, only ours, and announce it."""
     UNDO = "undo"
@@ -188,7 +189,8 @@ class Round:
 
     def _extended(self, node: int, outcomes: str, now: float) -> None:
         for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
-            if outcome != RENEWED and claim.forgotten(node, now):
+            missing = outcome != RENEWED and not claim.outdated(node, self.sent)
+            if missing and claim.forgotten(node, now):
                 self.amnesiac.append(node)
             if outcome == REFUSED:
                 continue
@@ -226,7 +228,7 @@ class Round:
                 return True
             # Lost already; but say which way only when it is certain: held, or no quorum.
             return self.no + self.silent > spare and answered >= self.quorum
-        if self.verb in EXTENDING:
+        if self.verb is Verb.EXTEND:
             return self._full == len(self.claims)
         if self.verb is Verb.RELEASE:
             return answered >= self.quorum

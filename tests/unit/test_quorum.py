@@ -229,6 +229,33 @@ def test_to_set_again_confirms_and_shows_amnesia() -> None:
     assert mine.held(NOW + 3.02)
 
 
+def test_a_keeper_waits_for_all_answers_and_a_holder_for_a_quorum_of_them() -> None:
+    for verb, decided in ((Verb.EXTEND, True), (Verb.RENEW, False)):
+        round_ = next(quorum.extend([claim(granted=True)], NOW + 1.0, PATIENCE, verb=verb))
+        for node in range(3):
+            round_.answer(node, "1", NOW + 1.1)
+        assert round_.decided is decided
+        round_.answer(3, "0", NOW + 1.1)
+        round_.silence(4, "down")
+        assert round_.decided
+
+
+def test_what_a_node_said_last_counts_in_whatever_order_it_is_read() -> None:
+    """Two connections to a node: what one says may be read long after what the other says."""
+    held = claim(granted=True)
+    early, late = (
+        next(quorum.extend([held], NOW + at, PATIENCE, verb=verb))
+        for at, verb in ((1.0, Verb.RENEW), (2.0, Verb.EXTEND))
+    )
+    late.answer(0, "2", NOW + 2.1)  # set again
+    early.answer(0, "0", NOW + 2.2)  # it was missing then
+    assert held.expiries[0] == NOW + 2.0 + TTL
+    assert early.amnesiac == []
+    late.answer(1, "0", NOW + 2.1)  # it is another's now
+    early.answer(1, "1", NOW + 2.2)  # it was ours then
+    assert held.expiries[1] < NOW
+
+
 def test_an_extension_answered_after_the_old_deadline_revives_nothing() -> None:
     mine = claim(3, granted=True)
     round_ = extension(mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 import redis
 from celery import Celery
 from celery.backends.redis import RedisBackend
@@ -34,6 +36,12 @@ READY = 20.0
 """Seconds for a worker to start, on a machine that is busy."""
 SOON = 1.0
 """Seconds within which a lock must be free after the end, or the death, of its body."""
+
+
+def pool(name: str) -> Any:
+    """A pool as a parameter of tests; they are skipped where it is not installed."""
+    missing = name in ("gevent", "eventlet") and importlib.util.find_spec(name) is None
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{name} is not installed"))
 
 
 class PolledBackend(RedisBackend):

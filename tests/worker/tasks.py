@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -17,7 +18,15 @@ from typing import Any, get_type_hints
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
-from celery_redlock import Redlock, SingletonTask, current_lease, locked
+from celery_redlock import (
+    LeaseLost,
+    Redlock,
+    RedlockError,
+    ResourceHeld,
+    SingletonTask,
+    current_lease,
+    locked,
+)
 from celery_redlock.events import Listener, subscribe
 from tests.worker.log import note, runs_of
 
@@ -178,9 +187,56 @@ def one_sleep(self: Task, key: str, seconds: float) -> None:
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_on_lost="log")
-def lost_log(self: Task, key: str, seconds: float) -> bool:
-    occupy(self, key, seconds)
+def lost_log(self: Task, key: str, seconds: float, kind: str = "sleep") -> bool:
+    occupy(self, key, seconds, kind)
     return current_lease().lost
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
+def asks(self: Task, key: str, seconds: float) -> str | None:
+    """Never waits, but asks whether it still holds its lock; how it was lost."""
+    end = time.monotonic() + seconds
+    note("enter", f"k:{key}", self.request.id, "asks")
+    try:
+        while time.monotonic() < end:
+            current_lease().ensure()
+    except LeaseLost as error:
+        assert current_lease().lost
+        return error.reason
+    finally:
+        note("exit", f"k:{key}", self.request.id, "asks")
+    return None
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
+def in_a_thread(self: Task, key: str) -> list[str]:
+    """What a thread, or greenlet, that the body starts can do with the body's lock."""
+    found: list[str] = []
+
+    def other() -> None:
+        for attempt in (current_lease, Redlock.from_app(app).lock(f"k:{key}").__enter__):
+            try:
+                attempt()
+            except ResourceHeld:
+                found.append("ResourceHeld")
+            except RedlockError as error:
+                found.append(str(error).split(":")[0])
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    return found
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
+def named(self: Task, key: str, seconds: float) -> list[str]:
+    """What its current lease is called, asked often while others have theirs."""
+    names = set()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        names.add(current_lease().resource)
+        time.sleep(0.005)
+    return sorted(names)
 
 
 def tell(lease: Any) -> None:

@@ -1,4 +1,7 @@
-"""The threads pool: Python survives every ending, and the same handlers free the lock."""
+"""Pools that are one process: Python survives nearly every ending, and the same handlers free.
+
+What only greenlets do is in `test_green.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.harness import Cluster, Worker
+from tests.worker.harness import Cluster, Worker, pool
 from tests.worker.test_endings import ends
 
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module", params=["threads", "solo"])
+POOLS = [pool(name) for name in ("threads", "solo", "gevent", "eventlet")]
+
+
+@pytest.fixture(scope="module", params=POOLS)
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
     with cluster.worker("-c", "3", "-P", request.param) as worker:
         yield worker

@@ -1,0 +1,235 @@
+"""gevent and eventlet: a body is a greenlet, and all bodies of a worker share one native thread."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+import redis
+
+from celery_redlock import LeaseLost
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker, pool
+from tests.worker.test_lost import steal
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module", params=[pool("gevent"), pool("eventlet")])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster, name: str) -> Iterator[Worker]:
+    with cluster.worker("-c", "20", "-P", name) as worker:
+        yield worker
+        cluster.settled()
+
+
+def pauses(cluster: Cluster, key: str) -> list[float]:
+    """How long the body of `key` was kept from running, each time."""
+    at = [line.at for line in cluster.lines("alive", f"k:{key}")]
+    return [later - earlier for earlier, later in itertools.pairwise(at)]
+
+
+# -- waiting stops nobody else -------------------------------------------------------------------
+
+
+def test_others_run_while_one_waits_for_a_lock(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        waiting = cluster.send("patient", key)
+        wait_until(lambda: cluster.accepted_by(waiting), 5.0, "it has begun to wait")
+        begin = time.monotonic()
+        sent = [cluster.send("work", f"{key}{i}", 0.5) for i in range(10)]
+        for one in sent:
+            cluster.result(one)
+        assert time.monotonic() - begin < 3.0  # side by side
+        assert cluster.runs(key) == []
+    assert cluster.result(waiting) == "done"
+
+
+def test_others_run_while_one_waits_for_a_quorum(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """Nodes that hang: an attempt takes the node timeout, and no other greenlet feels it."""
+    sent = cluster.send("work", key, 1.5)
+    cluster.entered(key)
+    for node in cluster.nodes[:3]:
+        node.pause()
+    try:
+        waiting = cluster.send("unavailable_raise", f"{key}-other")
+        assert cluster.state(waiting) == "FAILURE"
+    finally:
+        for node in cluster.nodes[:3]:
+            node.resume()
+    assert cluster.result(sent) == {"retries": 0, "token": True}
+    assert max(pauses(cluster, key)) < 0.15  # the node timeout is 0.25
+
+
+def test_greenlets_of_two_workers_take_turns(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    with cluster.worker("-c", "20", "-P", name) as other:
+        sent = [cluster.send("work", key, 0.02) for _ in range(16)]
+        for one in sent:
+            cluster.result(one, timeout=30.0)
+        runs = cluster.runs(key)
+        assert len(runs) == 16
+        assert {run.pid for run in runs} == {worker.process.pid, other.process.pid}
+        cluster.settled()
+
+
+def test_one_greenlets_lease_is_not_anothers(cluster: Cluster, worker: Worker, key: str) -> None:
+    """Neither is it shared with a greenlet that the body starts: that has to wait for it."""
+    assert cluster.result(cluster.send("in_a_thread", key)) == [
+        "there is no current lease",
+        "ResourceHeld",
+    ]
+    leases = [cluster.send("named", f"{key}{i}", 0.3) for i in range(10)]
+    for i, one in enumerate(leases):
+        assert cluster.result(one) == [f"k:{key}{i}"]
+
+
+# -- extending -----------------------------------------------------------------------------------
+
+
+def test_a_minority_that_has_forgotten_is_set_again(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """By the greenlets' own connections: the native thread's only renew."""
+    sent = cluster.send("short_ttl", key, 4.0)
+    cluster.entered(key)
+    for pair in (cluster.nodes[:2], cluster.nodes[2:4]):
+        for node in pair:
+            with redis.Redis(port=node.port) as client:
+                assert client.delete(f"redlock:k:{key}") == 1
+        wait_until(
+            lambda: all(held_on(node.port, key) for node in cluster.nodes), 2.0, "it is set again"
+        )
+    assert cluster.result(sent) > 0.0
+
+
+def held_on(port: int, key: str) -> bool:
+    with redis.Redis(port=port) as client:
+        return bool(client.exists(f"redlock:k:{key}"))
+
+
+def test_a_c_call_that_keeps_the_gil_loses_its_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """For longer than its ttl: the native thread cannot run either. Said as soon as it can."""
+    sent = cluster.send("lost_log", key, 3.0, "gil")
+    assert cluster.result(sent) is True
+    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+
+
+def test_two_connections_to_a_node(cluster: Cluster, worker: Worker, key: str) -> None:
+    """One of the greenlets and one of the native thread; and one to be woken on."""
+    sent = [cluster.send("short_ttl", f"{key}{i % 4}", 0.5) for i in range(16)]
+    for one in sent:
+        cluster.result(one, timeout=20.0)
+    process = psutil.Process(worker.process.pid)
+    count = getattr(process, "net_connections", None) or process.connections
+    ports = [connection.raddr.port for connection in count() if connection.raddr]
+    assert {ports.count(node.port) for node in cluster.nodes} <= {2, 3}
+
+
+# -- losing --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["sleep", "one sleep"])
+def test_only_the_body_whose_lease_is_lost_is_struck(
+    cluster: Cluster, worker: Worker, key: str, kind: str
+) -> None:
+    others = [cluster.send("short_ttl", f"{key}{i}", 2.5, kind) for i in range(8)]
+    sent = cluster.send("short_ttl", key, 20.0, kind)
+    cluster.entered(key)
+    steal(cluster, key)
+    with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
+        cluster.result(sent)
+    run = cluster.runs(key, sent)[0]
+    assert run.ended and run.end - run.begin < 3.0
+    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+    (told,) = cluster.lines("lost", f"k:{key}")
+    assert told.detail == "refused"
+    for i, one in enumerate(others):
+        assert cluster.result(one) > 0.0
+        (other,) = cluster.runs(f"{key}{i}", one)
+        assert other.ended and other.end - other.begin >= 2.4
+    with redis.Redis(port=cluster.nodes[0].port) as client:  # the thief's key is not ours to free
+        assert client.get(f"redlock:k:{key}") == b"a thief"
+    cluster.settled()
+
+
+def test_a_loop_that_never_waits_is_not_struck_but_can_ask(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("asks", key, 20.0)
+    cluster.entered(key)
+    steal(cluster, key)
+    assert cluster.result(sent) == "refused"  # `ensure()` told it, in the midst of the loop
+    run = cluster.runs(key, sent)[0]
+    assert run.end - run.begin < 3.0
+    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+
+
+def test_a_strike_that_comes_too_late_strikes_nobody(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """The body ends without ever having waited; its greenlet, and the others, do other work."""
+    sent = cluster.send("short_ttl", key, 1.5, "loop")
+    cluster.entered(key)
+    steal(cluster, key)
+    assert cluster.result(sent) == 0.0  # what is left of its lease
+    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+    after = [cluster.send("work", f"{key}{i}", 0.2) for i in range(20)]
+    for one in after:
+        assert cluster.result(one) == {"retries": 0, "token": True}
+
+
+# -- endings -------------------------------------------------------------------------------------
+
+
+def test_hard_time_limit(cluster: Cluster, worker: Worker, name: str, key: str) -> None:
+    if name == "eventlet":
+        pytest.skip("Celery enforces no time limit on eventlet")
+    sent = cluster.send("work", key, 30.0, time_limit=0.5)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    assert cluster.state(sent) == "FAILURE"
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+    assert cluster.runs(key, sent)[0].ended
+
+
+def test_revoke_with_terminate(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = cluster.send("work", key, 30.0)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    cluster.app.control.revoke(sent.id, terminate=True)
+    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+    assert cluster.runs(key, sent)[0].ended
+
+
+def test_revoke_before_the_start(cluster: Cluster, worker: Worker, key: str) -> None:
+    """While it waits for its lock: it holds nothing, and the holder is not robbed."""
+    with cluster.redlock.lock(f"k:{key}") as lease:
+        sent = cluster.send("patient", key)
+        wait_until(lambda: cluster.accepted_by(sent), 5.0, "it has begun to wait")
+        cluster.app.control.revoke(sent.id, terminate=True)
+        after = cluster.send("work", f"{key}-after")
+        assert cluster.result(after) == {"retries": 0, "token": True}
+        lease.ensure()
+    cluster.free(key, within=0.0)
+    assert cluster.runs(key) == []
+
+
+def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = [cluster.send("work", f"{key}{i}") for i in range(30)]
+    for one in sent:
+        assert cluster.result(one) == {"retries": 0, "token": True}
+    assert "unrecoverable" not in worker.text.lower()
+    assert "switch to a different thread" not in worker.text

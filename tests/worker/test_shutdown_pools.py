@@ -1,0 +1,60 @@
+"""Workers of one process that are told to stop, or are killed, while a body runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.support import wait_until
+from tests.worker.harness import Cluster, died, pool
+
+pytestmark = pytest.mark.worker
+
+ALL = [pool(name) for name in ("threads", "solo", "gevent", "eventlet")]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_warm_shutdown(cluster: Cluster, name: str, key: str) -> None:
+    """Held, and extended, for three times its ttl after the worker was told; then free."""
+    with cluster.worker("-P", name, "-c", "5") as worker:
+        sent = cluster.send("short_ttl", key, 3.0)
+        cluster.entered(key)
+        contender = cluster.contend(key)
+        worker.terminate()
+        worker.said("Warm shutdown")
+        assert worker.ended() == 0
+    (run,) = cluster.runs(key, sent)
+    assert run.ended and run.end - run.begin >= 3.0
+    contender.gets_it(since=run.end)
+    assert cluster.state(sent) == "SUCCESS"
+    cluster.settled()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_cold_shutdown(cluster: Cluster, name: str, key: str) -> None:
+    """Its body is ended, or runs on: either way the lock is free at its end and not before."""
+    with cluster.worker("-P", name, "-c", "5") as worker:
+        sent = cluster.send("work", key, 3.0)
+        cluster.entered(key)
+        contender = cluster.contend(key)
+        os.kill(worker.process.pid, signal.SIGQUIT)
+        contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+        worker.ended()
+    cluster.client.flushdb()  # what it was given and did not end is not for the next test
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_worker_is_killed(cluster: Cluster, name: str, key: str) -> None:
+    """Nobody is left to free its locks: the ttl does."""
+    with cluster.worker("-P", name, "-c", "5") as worker:
+        cluster.send("short_ttl", key, 30.0)
+        cluster.entered(key)
+        contender = cluster.contend(key)
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.ended()
+        death = died(worker.process.pid)
+    wait_until(lambda: contender.entered, 3.0, "the contender has the lock")
+    assert contender.entered is not None and contender.entered - death < 1.5  # the ttl is 1.0
+    cluster.client.flushdb()
