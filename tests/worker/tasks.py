@@ -66,7 +66,7 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep") -> None:
             if kind == "sleep":
                 time.sleep(0.005)
             else:
-                for _ in range(10_000):  # a loop of Python's own
+                for _ in range(100_000):  # a loop of Python's own
                     pass
     finally:
         note("exit", f"k:{key}", task.request.id, run)
