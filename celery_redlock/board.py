@@ -156,10 +156,10 @@ class Board:
             self._words[word + _KIND] = _HOLDING
 
     def renewed(self, claim: Claim) -> None:
-        """Its holder was acknowledged later expiries."""
+        """Its holder was acknowledged later expiries; or a node has forgotten."""
         word = self._word_of(claim)
         if word is not None:
-            for node, expiry in enumerate(claim.expiries):
+            for node, expiry in enumerate(claim.acknowledgements()):
                 self._seconds[word + _HELD + node] = expiry
 
     def strike_off(self, claim: Claim) -> None:

@@ -145,9 +145,9 @@ class Keeper:
                 return claim
         # Unknown; or lost, as far as was known here, but its holder has known better.
         fresh = Claim(note.resource, note.token, note.ttl, self._board.nodes)
+        if claim is None and note.kept:
+            fresh.expiries = list(note.kept)  # of a keeper that is no more; now this one's
         fresh.learn(note.expiries)
-        if claim is None:
-            fresh.learn(note.kept)  # by a keeper that is no more
         fresh.granted_at = now
         return fresh
 
@@ -162,7 +162,7 @@ class Keeper:
             ]
         )
         for note, claim in late:
-            self._board.keep(note, claim.expiries)
+            self._board.keep(note, claim.acknowledgements())
 
     def _lost(self, name: Name, note: Note, claim: Claim, pid: int, now: float) -> None:
         """Its holder tells of a loss; unless it cannot."""

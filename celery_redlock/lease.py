@@ -169,6 +169,18 @@ class Claim:
         self._count()
         return news
 
+    def acknowledgements(self) -> list[float]:
+        """Per node, what was acknowledged to this claim itself and stands, not what it has learnt.
+
+        This alone is for another to learn: an echo of its own words would bring back a node that it
+        knows to have forgotten.
+        """
+        learnt = self._learnt or [NEVER] * len(self.expiries)
+        return [
+            expiry if expiry > heard else NEVER
+            for expiry, heard in zip(self.expiries, learnt, strict=True)
+        ]
+
     def _ask_keeper(self) -> None:
         if self.kept is not None:
             self.learn(self.kept())

@@ -316,3 +316,17 @@ def test_an_extension_after_a_pause_that_a_keeper_bridged_counts() -> None:
     assert claim.lost is None
     claim.acknowledged(1, NOW + 15.0, NOW + 15.0)
     assert claim.deadline == pytest.approx(NOW + 25.0 - drift(10.0))
+
+
+def test_what_was_learnt_is_not_told_back() -> None:
+    """Of two that tell each other, one may know that a node has forgotten since."""
+    holder, keeper = held_on(3), Claim("r", "t", 10.0, 3)
+    keeper.granted_at = NOW
+    keeper.learn(holder.acknowledgements())
+    assert holder.forgotten(0, NOW + 5.0)
+    keeper.acknowledged(1, NOW + 6.0, NOW + 6.0)
+    assert keeper.acknowledgements() == [-math.inf, NOW + 16.0, -math.inf]
+    holder.learn(keeper.acknowledgements())
+    assert holder.held(NOW + 9.0)
+    assert holder.forgotten(2, NOW + 9.0)
+    assert holder.lost == "refused"
