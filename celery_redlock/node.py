@@ -8,6 +8,7 @@ it is connected, its socket is ours. What is written and read on it stands in `c
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from typing import Any
 
@@ -28,6 +29,14 @@ logger = logging.getLogger("celery_redlock.node")
 
 _claims = native_lock()
 """Two drivers may have answers for one claim, each with a turn of its own: see `native.py`."""
+
+
+def _after_fork() -> None:
+    global _claims
+    _claims = native_lock()  # a thread that this process does not have may hold the old one
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import HeldLease, Redlock, RedlockError, ResourceHeld, current_lease
+from celery_redlock import (
+    HeldLease,
+    Redlock,
+    RedlockError,
+    ResourceHeld,
+    current_lease,
+    node,
+)
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 
@@ -194,6 +201,12 @@ def test_a_fork_while_other_threads_are_at_work(redlock: Redlock) -> None:
         for thread in threads:
             thread.join(10)
     assert failures == []
+
+
+def test_no_lock_that_another_thread_held_at_the_fork_stays_taken(redlock: Redlock) -> None:
+    redlock.release(redlock.acquire("warm"))
+    with node._claims:  # as while another thread hands in an answer
+        assert in_child(lambda: redlock.release(redlock.acquire("r"))) is True
 
 
 def _spawned(urls: list[str], results: Any) -> None:
