@@ -30,10 +30,12 @@ class Entry:
 
 BARE = Entry("bare", "bare limit: raw sockets, one poll loop", "bare.py")
 OURS = Entry("ours", "celery_redlock.Redlock", "ours.py")
+FENCED = Entry("fenced", "the same, fencing=True", "ours_fenced.py")
 FIELD = (
     BARE,
     Entry("connloop", "same loop over redis-py's Connection", "connloop.py"),
     OURS,
+    FENCED,
     Entry("redlock-ng", "redlock-ng 2.0.4", "redlock_ng.py", "redlock-ng==2.0.4"),
     Entry("redlock-py", "redlock-py 1.0.8", "redlock_py.py", "redlock-py==1.0.8"),
     Entry("pottery", "pottery 3.0.1", "pottery_redlock.py", "pottery==3.0.1"),

@@ -7,7 +7,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from benchmarks.contestants import BARE, FIELD, OURS, field
+from benchmarks.contestants import BARE, FENCED, FIELD, OURS, field
 from benchmarks.stats import ms, paired_ratio, summary, table
 
 ROUND = 0.03  # seconds
@@ -39,6 +39,8 @@ def measure(urls: Sequence[str], rounds: int) -> dict[str, Any]:
     for name, figure in figures.items():
         figure["ratio"] = paired_ratio(seconds[name], seconds[BARE.name])
         figure["p99_ratio"] = figure["p99"] / figures[BARE.name]["p99"]
+    fenced = figures[FENCED.name]
+    fenced["to_unfenced"] = paired_ratio(seconds[FENCED.name], seconds[OURS.name])
     return figures
 
 
@@ -51,9 +53,18 @@ def show(figures: dict[str, Any]) -> str:
             ms(f["p99"]),
             f"{f['p99_ratio']:.2f}",
             "<= 1.60" if entry is OURS else "",
+            f"{f['to_unfenced']:.2f}" if entry is FENCED else "",
         ]
         for entry in FIELD
         if (f := figures.get(entry.name))
     ]
-    head = ["acquire + release, five nodes", "p50 ms", "x bare", "p99 ms", "x bare", "p50 target"]
+    head = [
+        "acquire + release, five nodes",
+        "p50 ms",
+        "x bare",
+        "p99 ms",
+        "x bare",
+        "p50 target",
+        "x unfenced",
+    ]
     return table(head, rows)

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from child import Pair, serve
+
+from celery_redlock import Redlock
+
+
+def connect(urls: list[str]) -> Pair:
+    redlock = Redlock(urls, ttl=10, fencing=True)
+    return redlock.acquire, lambda resource, lease: redlock.release(lease)
+
+
+serve("fenced", connect)
