@@ -91,7 +91,7 @@ class HeldLease:
         outer = self._enclosing()
         if outer is not None:
             outer.ensure()  # sharing a lease that is over would be running unlocked
-            if self._fencing and outer.fencing_token is None:
+            if self._fencing and outer.fencing_token is None and not isinstance(outer, Unlocked):
                 raise ConfigurationError(
                     f"{self.resource}: fencing is asked for inside a lock of the same resource that"
                     " has no fencing token; ask for it where the lock is taken, in the outer one"
@@ -298,10 +298,15 @@ class Unlocked(HeldLease):
     """Stands for a lease where none was asked for (`redlock_enabled = False`) or to be had.
 
     Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it.
+
+    Args:
+        resource: What would be exclusive.
+        redlock: Whose lock it stands for: a lock of the same inside is not asked for either.
     """
 
-    def __init__(self, resource: str) -> None:
+    def __init__(self, resource: str, redlock: Any = None) -> None:
         self.resource = resource
+        self._redlock = redlock
         self.owner = None
         self._pid = os.getpid()
 

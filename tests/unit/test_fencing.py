@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import celery_redlock
 from celery_redlock import ConfigurationError, Redlock, current_lease, quorum
 from celery_redlock.commands import FENCE_SUFFIX, decode, encode
 from celery_redlock.driver import monotonic
 from celery_redlock.errors import NodeError, QuorumUnavailable
+from celery_redlock.hold import Unlocked
 from celery_redlock.key import KeyMaker
 from celery_redlock.lease import Claim, Lease
 from celery_redlock.quorum import Round, Verb
@@ -353,9 +353,20 @@ def test_a_nested_block_cannot_have_a_token_that_the_outer_one_has_not(lock: Red
     assert lock.holder("r") is None
 
 
-def test_work_without_a_lock_has_no_token() -> None:
-    lease = celery_redlock.hold.Unlocked("r")
-    assert lease.fencing_token is None
+@pytest.mark.parametrize("fencing", [False, True])
+def test_work_without_a_lock_has_no_token_inside_neither(redlock: Redlock, fencing: bool) -> None:
+    """`on_unavailable="run"`: no node could be reached, and need not be."""
+    with Unlocked("r", redlock) as outer:
+        assert outer.fencing_token is None
+        with redlock.lock("r", fencing=fencing) as inner:
+            assert inner is outer
+        assert current_lease() is outer
+
+
+def test_a_lock_over_other_nodes_is_asked_for_inside_such_work(lock: Redlock) -> None:
+    for elsewhere in (Redlock(["redis://127.0.0.1:2"]), None):
+        with Unlocked("r", elsewhere), lock.lock("r", fencing=True) as inner:
+            assert inner.fencing_token is not None
 
 
 @pytest.mark.parametrize("value", [1, "yes"])
