@@ -1,0 +1,250 @@
+"""TLS with certificates on both sides: who may be a node, and who may ask one.
+
+The bundled server has no TLS: these run against Debian's redis-server.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.address import CONNECT_TIMEOUT, parse_nodes
+from celery_redlock.server import LocalServer
+
+TTL = 5.0
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+class Authority:
+    """Signs certificates; its own is `ca`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.ca, key = folder / f"{name}.pem", folder / f"{name}.key"
+        openssl(
+            *("req", "-x509", "-newkey", "ed25519", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-addext", "basicConstraints=critical,CA:TRUE"),
+            *("-addext", "keyUsage=critical,keyCertSign"),
+            *("-keyout", str(key), "-out", str(self.ca)),
+        )
+        self._key = key
+
+    def sign(self, name: str, alternative: str) -> tuple[Path, Path]:
+        """A certificate for `name` and its key."""
+        base = self.folder / f"{self.name}-{name}"
+        cert, key, request = (base.with_suffix(end) for end in (".pem", ".key", ".csr"))
+        extensions = base.with_suffix(".ext")
+        extensions.write_text(f"subjectAltName={alternative}\nauthorityKeyIdentifier=keyid\n")
+        openssl(
+            *("req", "-newkey", "ed25519", "-nodes", "-subj", f"/CN={name}"),
+            *("-keyout", str(key), "-out", str(request)),
+        )
+        openssl(
+            *("x509", "-req", "-in", str(request), "-CA", str(self.ca), "-CAkey", str(self._key)),
+            *("-days", "2", "-CAcreateserial", "-extfile", str(extensions), "-out", str(cert)),
+        )
+        return cert, key
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    if shutil.which("openssl") is None or shutil.which("redis-server") is None:
+        pytest.skip("needs openssl and Debian's redis-server: the bundled server has no TLS")
+    return Authority(tmp_path_factory.mktemp("ours"), "ours")
+
+
+@pytest.fixture(scope="module")
+def theirs(ours: Authority, tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("theirs"), "theirs")
+
+
+@pytest.fixture(scope="module")
+def ports(ours: Authority) -> Iterator[list[int]]:
+    """Three servers named localhost, which want to see a certificate of ours."""
+    cert, key = ours.sign("server", "DNS:localhost")
+    with ExitStack() as stack:
+        found = []
+        for _ in range(3):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+            config = [
+                *("--tls-port", str(port), "--tls-auth-clients", "yes"),
+                *("--tls-cert-file", str(cert), "--tls-key-file", str(key)),
+                *("--tls-ca-cert-file", str(ours.ca)),
+            ]
+            stack.enter_context(LocalServer(binary=shutil.which("redis-server"), config=config))
+            found.append(port)
+        yield found
+
+
+@pytest.fixture
+def lock(request: pytest.FixtureRequest) -> Iterator[Callable[..., Redlock]]:
+    made: list[Redlock] = []
+
+    def make(nodes: list[Any]) -> Redlock:
+        made.append(Redlock(nodes, ttl=TTL))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def arguments(authority: Authority, client: tuple[Path, Path] | None) -> dict[str, str]:
+    given = {"ssl_ca_certs": str(authority.ca)}
+    if client is not None:
+        given |= {"ssl_certfile": str(client[0]), "ssl_keyfile": str(client[1])}
+    return given
+
+
+def urls(ports: list[int], given: dict[str, str], host: str = "localhost") -> list[str]:
+    query = "&".join(f"{name}={value}" for name, value in given.items())
+    return [f"rediss://{host}:{port}/0?{query}" for port in ports]
+
+
+@pytest.fixture(scope="module")
+def client(ours: Authority) -> tuple[Path, Path]:
+    return ours.sign("worker", "DNS:worker")
+
+
+@pytest.mark.parametrize("form", ["URLs", "mappings", "clients"])
+def test_with_certificates_on_both_sides(
+    form: str,
+    ports: list[int],
+    ours: Authority,
+    client: tuple[Path, Path],
+    lock: Callable[..., Redlock],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = arguments(ours, client)
+    nodes: list[Any] = urls(ports, given)
+    if form != "URLs":
+        nodes = [{"host": "localhost", "port": port, "ssl": True, **given} for port in ports]
+    if form == "clients":
+        nodes = [redis.Redis(**one) for one in nodes]
+    redlock, other = lock(nodes), lock(nodes)
+    lease = redlock.extend(redlock.acquire("r"))
+    assert other.try_acquire("r") is None
+    threading.Timer(0.2, redlock.release, (lease,)).start()
+    assert other.release(other.acquire("r", wait=TTL)) is True  # its listeners speak TLS as well
+    assert caplog.records == []
+
+
+def refused(lock: Redlock, words: str) -> None:
+    with pytest.raises(QuorumUnavailable, match=words):
+        lock.acquire("r")
+    with pytest.raises(QuorumUnavailable, match=words):
+        lock.acquire("r", wait=0.2)
+
+
+def test_a_server_signed_by_another_is_no_node(
+    ports: list[int], theirs: Authority, client: tuple[Path, Path], lock: Callable[..., Redlock]
+) -> None:
+    refused(lock(urls(ports, arguments(theirs, client))), "CERTIFICATE_VERIFY_FAILED")
+
+
+def test_without_a_certificate_of_ours_nothing_is_asked(
+    ports: list[int], ours: Authority, lock: Callable[..., Redlock]
+) -> None:
+    refused(lock(urls(ports, arguments(ours, None))), "3 of 3 nodes do not answer")
+
+
+def test_with_anothers_certificate_nothing_is_asked(
+    ports: list[int], ours: Authority, theirs: Authority, lock: Callable[..., Redlock]
+) -> None:
+    strangers = theirs.sign("worker", "DNS:worker")
+    refused(lock(urls(ports, arguments(ours, strangers))), "3 of 3 nodes do not answer")
+
+
+@pytest.mark.parametrize("form", ["URLs", "mappings"])
+def test_a_name_that_the_certificate_does_not_have_is_refused(
+    form: str,
+    ports: list[int],
+    ours: Authority,
+    client: tuple[Path, Path],
+    lock: Callable[..., Redlock],
+) -> None:
+    given = arguments(ours, client)
+    nodes: list[Any] = urls(ports, given, host="127.0.0.1")
+    if form == "mappings":
+        nodes = [{"host": "127.0.0.1", "port": port, "ssl": True, **given} for port in ports]
+    refused(lock(nodes), "IP address mismatch")
+
+
+@pytest.mark.parametrize("weakened", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
+def test_an_unchecked_certificate_works_and_is_warned_of(
+    weakened: str,
+    ports: list[int],
+    ours: Authority,
+    client: tuple[Path, Path],
+    lock: Callable[..., Redlock],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    nodes = urls(ports, arguments(ours, client), host="127.0.0.1")
+    redlock = lock([f"{node}&{weakened}" for node in nodes])
+    assert redlock.release(redlock.acquire("r")) is True
+    warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(warned) == 3
+    assert all("its certificate is not checked" in text for text in warned)
+
+
+def test_tls_to_a_plain_port_is_over_in_a_moment_and_costs_nobody(
+    servers: list[LocalServer], lock: Callable[..., Redlock]
+) -> None:
+    mistaken = [f"rediss://127.0.0.1:{server.port}/0" for server in servers]
+    redlock = lock([mistaken[0], servers[1].url, servers[2].url])
+    redlock.acquire("first")
+    begun = time.monotonic()
+    for number in range(20):
+        assert redlock.release(redlock.acquire(f"r{number}")) is True
+    assert time.monotonic() - begun < 20 * 0.05
+    begun = time.monotonic()
+    with pytest.raises(QuorumUnavailable, match="3 of 3 nodes do not answer"):
+        lock(mistaken[:3]).acquire("r")
+    assert time.monotonic() - begun < CONNECT_TIMEOUT + 1.5
+
+
+def test_a_plain_connection_to_a_tls_port_is_no_node(
+    ports: list[int], servers: list[LocalServer], lock: Callable[..., Redlock]
+) -> None:
+    plain = [f"redis://localhost:{port}/0" for port in ports]
+    refused(lock(plain), "(?i)connection|reset|timeout")
+    redlock = lock([plain[0], servers[1].url, servers[2].url])
+    assert redlock.release(redlock.acquire("r")) is True
+
+
+def test_what_we_make_of_an_address_weakens_nothing() -> None:
+    mapping = {"host": "h", "ssl": True}
+    for spec in (
+        "rediss://h:1/0",
+        mapping,
+        redis.Redis(host="h", ssl=True, ssl_check_hostname=True),
+    ):
+        (address,) = parse_nodes([spec])
+        connection = address.connection()
+        assert connection.cert_reqs == ssl.CERT_REQUIRED
+        assert connection.check_hostname is True
+        assert not address.unverified
+    kept = {"ssl_min_version": ssl.TLSVersion.TLSv1_3, "ssl_ciphers": "ECDHE+AESGCM"}
+    (address,) = parse_nodes([{**mapping, **kept, "ssl_ca_certs": "ca.pem"}])
+    assert address.arguments.items() >= {**kept, "ssl_ca_certs": "ca.pem"}.items()
+    for weak in ("ssl_cert_reqs=none", "ssl_check_hostname=False"):
+        assert parse_nodes([f"rediss://h:1/0?{weak}"])[0].unverified
+    assert not parse_nodes(["redis://h:1/0"])[0].unverified
