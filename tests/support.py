@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
+from celery_redlock.server import LocalServer
+
 T = TypeVar("T")
+
+_SETTINGS = Path(__file__).parents[1] / "docs" / "settings.md"
+_RULE = re.search(r"^ACL SETUSER redlock (on .*)$", _SETTINGS.read_text("utf-8"), re.M)
+assert _RULE, "docs/settings.md has no ACL rule"
+ACL_RULE = _RULE[1].split()
+"""The rule in the docs, as the worker tests' nodes have it: see `with_acl_user`."""
+
+
+def with_acl_user() -> list[str]:
+    """The `config` of a server that knows the user of the docs' ACL rule."""
+    return ["--user", "redlock", *ACL_RULE]
+
+
+def lock_url(server: LocalServer, database: int = 0) -> str:
+    """A server's URL for a lock: as that user, where it knows it."""
+    if "--user" not in server._config:
+        return server.url
+    return f"redis://redlock:SECRET@127.0.0.1:{server.port}/{database}"
 
 
 def wait_until(predicate: Callable[[], T], timeout: float, what: str, *, every: float = 0.005) -> T:

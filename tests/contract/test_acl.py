@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 import redis
 
 from celery_redlock import Redlock, RedlockError
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support import ACL_RULE, wait_until
 
-PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
-RULE = re.search(r"^ACL SETUSER redlock (on .*)$", PAGE.read_text("utf-8"), re.M)[1].split()
+RULE = ACL_RULE
 GRANTED = [word for word in RULE if word.startswith("+")]
 
 
@@ -134,3 +131,44 @@ def test_nothing_else_is_allowed(
     with user, pytest.raises(redis.ResponseError) as refusal:
         user.execute_command(*command)
     assert refused(admin), refusal.value
+
+
+@pytest.mark.parametrize("word", ["on", ">SECRET", "~redlock:*", "&redlock:*"])
+def test_each_other_word_that_gives_something_is_needed(
+    node: LocalServer, admin: redis.Redis, word: str
+) -> None:
+    rest = [kept for kept in RULE if kept != word]
+    admin.execute_command("ACL", "SETUSER", "redlock", *rest)
+    with suppress(RedlockError):
+        use_everything(url(node), admin, wait=1)
+    reasons = {entry["reason"] for entry in admin.acl_log()}
+    assert reasons & {"~": {"key"}, "&": {"channel"}}.get(word[0], {"auth"})
+
+
+@pytest.mark.parametrize("word", ["resetkeys", "resetchannels", "nocommands"])
+def test_each_word_that_takes_something_away_is_needed_where_the_user_had_it(
+    node: LocalServer, admin: redis.Redis, word: str
+) -> None:
+    before = ["on", "nopass", "~*", "&*", "+@all"]
+    probes = {
+        "resetkeys": ("GET", "secret"),
+        "resetchannels": ("PUBLISH", "secret", "1"),
+        "nocommands": ("CONFIG", "GET", "port"),
+    }
+    for rule, allowed in ((RULE, False), ([kept for kept in RULE if kept != word], True)):
+        admin.execute_command("ACL", "SETUSER", "redlock", "reset", *before)
+        with suppress(redis.ResponseError):  # Redis wants no second pattern beside "all"
+            admin.execute_command("ACL", "SETUSER", "redlock", *rule)
+        with redis.Redis(
+            port=node.port, username="redlock", password="SECRET", protocol=2
+        ) as client:
+            if allowed:
+                client.execute_command(*probes[word])
+            else:
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    client.execute_command(*probes[word])
+
+
+def test_every_word_of_the_rule_is_looked_at_by_one_of_these() -> None:
+    taking = {"resetkeys", "resetchannels", "nocommands"}
+    assert set(RULE) == {*GRANTED, *taking, "on", ">SECRET", "~redlock:*", "&redlock:*"}

@@ -8,15 +8,19 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock.server import start_servers
-from tests.worker.harness import Cluster, Worker
+from tests.support import with_acl_user
+from tests.worker.harness import Cluster, Worker, refused_by
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with start_servers(6) as (*nodes, broker):
+    """All that has to do with locks runs under the ACL rule of the docs."""
+    with start_servers(6, config=with_acl_user()) as (*nodes, broker):
         cluster = Cluster(nodes, broker, tmp_path_factory.mktemp("worker"))
         yield cluster
         cluster.close()
+        for node in nodes:
+            assert refused_by(node) == set(), "the ACL rule in docs/settings.md is not enough"
 
 
 @pytest.fixture(scope="module")

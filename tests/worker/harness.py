@@ -26,7 +26,7 @@ from celery.states import READY_STATES
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support import lock_url, wait_until
 from tests.worker import log
 from tests.worker.log import Line, Run
 
@@ -68,7 +68,7 @@ class Cluster:
             "broker_url": broker.url,
             "result_backend": broker.url,
             "broker_connection_retry_on_startup": True,
-            "redlock_nodes": [node.url for node in nodes],
+            "redlock_nodes": [lock_url(node) for node in nodes],
             "redlock_wait": 0.1,
             "redlock_retry_backoff": 0.2,
             "redlock_retry_backoff_max": 0.5,
@@ -79,7 +79,7 @@ class Cluster:
         self.app = Celery("tests.worker.sender", set_as_current=False)
         self.app.conf.update(self.conf)
         self.app.conf.result_backend = f"{__name__}:{PolledBackend.__name__}+{broker.url}"
-        self.redlock = Redlock([node.url for node in nodes], ttl=30.0)
+        self.redlock = Redlock([lock_url(node) for node in nodes], ttl=30.0)
         self.client = redis.Redis.from_url(broker.url)
 
     def close(self) -> None:
@@ -290,6 +290,13 @@ class Worker:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait(10.0)
+
+
+def refused_by(node: LocalServer) -> set[str]:
+    """What its ACL has refused since the server started."""
+    with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(node.url) as client:
+        return {f"{entry['reason']} {entry['object']}" for entry in client.acl_log()}
+    return set()  # it is down
 
 
 def died(pid: int, timeout: float = 10.0) -> float:
