@@ -1,0 +1,296 @@
+"""A password in the addresses, a token in every lease: neither is ever shown, whatever goes wrong.
+
+Every fault is made, at level DEBUG; then all that was logged, told to listeners, raised, pickled or
+printed is searched for both.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import re
+import socket
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import (
+    LeaseLost,
+    NotAcquired,
+    Redlock,
+    RedlockError,
+    current_lease,
+)
+from celery_redlock.address import parse_nodes
+from celery_redlock.events import Listener, subscribe, unsubscribe
+from celery_redlock.server import LocalServer
+from tests.contract.impostor import Impostor
+from tests.support import wait_until
+
+CANARY = "s3cr3t-c4n4ry"
+TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
+"""The end of a token, nonce and all."""
+
+
+class Everything(Listener):
+    """All that listeners are told, as they might print it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def _note(self, *args: object) -> None:
+        self.told += [f"{arg!r} {arg}" for arg in args]
+
+    acquired = held = unavailable = extended = lost = released = _note
+
+
+class Catch:
+    """What was raised, and what is left of it in every form in which errors travel."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+        self.kinds: set[str] = set()
+
+    def __enter__(self) -> Catch:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        assert isinstance(error, RedlockError), error
+        self.kinds.add(kind.__name__)
+        pickled = pickle.dumps(error)
+        self.seen += [
+            str(error),
+            repr(error),
+            repr(error.args),
+            repr(vars(error)),
+            "".join(map(str, getattr(error, "votes", ()))),
+            "".join(traceback.format_exception(error)),
+            pickled.decode("latin-1"),
+            repr(vars(pickle.loads(pickled))),
+        ]
+        return True
+
+
+@pytest.fixture
+def shown(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+    """What a test has seen; searched at its end, with the whole log and all events."""
+    caplog.set_level(logging.DEBUG)
+    seen: list[str] = []
+    listener = Everything()
+    subscribe(listener)
+    yield seen
+    unsubscribe(listener)
+    assert listener.told or caplog.records or seen, "nothing was shown: the test is void"
+    for record in caplog.records:
+        seen += [record.getMessage(), repr(record.__dict__)]
+    for text in [*seen, caplog.text, *listener.told]:
+        assert CANARY not in text
+        assert not TOKEN.search(text), text
+
+
+def guarded(stack: ExitStack, count: int) -> list[LocalServer]:
+    return [stack.enter_context(LocalServer(password=CANARY)) for _ in range(count)]
+
+
+def show(seen: list[str], redlock: Redlock) -> None:
+    seen += [repr(redlock), str(redlock.nodes), repr(redlock._addresses)]
+
+
+def test_in_a_life_of_a_lock(shown: list[str]) -> None:
+    with ExitStack() as stack:
+        servers = guarded(stack, 3)
+        redlock, other = (Redlock([s.url for s in servers], ttl=1.0) for _ in range(2))
+        stack.callback(redlock.close)
+        stack.callback(other.close)
+        catch = Catch()
+        with redlock.lock("r") as lease:
+            shown += [repr(lease), str(lease), repr(lease.lease), repr(current_lease())]
+            with catch:
+                other.acquire("r", wait=0.1)
+            shown += [repr(other.holder("r")), str(other.holder("r"))]
+        old = redlock.acquire("s", ttl=0.1)
+        wait_until(lambda: old.lost, 5, "it is over")
+        with catch:
+            redlock.extend(old)
+        with catch:
+            old.ensure()
+        assert catch.kinds == {"ResourceHeld", "LeaseLost"}
+        shown += catch.seen
+        show(shown, redlock)
+
+
+def test_in_a_loss(shown: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    with ExitStack() as stack:
+        servers = guarded(stack, 3)
+        redlock = Redlock([s.url for s in servers], ttl=1.0)
+        stack.callback(redlock.close)
+        catch = Catch()
+        told = threading.Event()
+
+        def fails(lease: object) -> None:
+            told.set()
+            raise ValueError("as asked")
+
+        with redlock.lock("r", on_lost=fails) as lease:
+            for server in servers[:2]:
+                with redis.Redis(port=server.port, password=CANARY) as client:
+                    client.set("redlock:r", "a thief", px=3000)
+            assert told.wait(5)
+            with catch:
+                lease.ensure()
+            shown += [repr(lease), repr(lease.loss()), repr(lease.loss().lease)]
+            for server in servers:
+                server.pause()
+            with catch:
+                redlock.acquire("s")
+        assert catch.kinds == {"LeaseLost", "QuorumUnavailable"}
+        shown += catch.seen
+        wait_until(lambda: "on_lost failed" in caplog.text, 5, "it is logged")
+        assert "lost the lock r" in caplog.text
+
+
+class Provider(redis.CredentialProvider):
+    """Fails, and tells the secret."""
+
+    def __init__(self, error: type[Exception]) -> None:
+        self.error = error
+
+    def get_credentials(self) -> tuple[str]:
+        raise self.error(f"https://tokens.example/?secret={CANARY}")
+
+
+def bad_nodes(stack: ExitStack) -> dict[str, Any]:
+    """One address of each kind that does not work; all of them hold the password."""
+    other = stack.enter_context(LocalServer(password="another"))
+    plain = stack.enter_context(LocalServer())
+    with redis.Redis(port=plain.port) as client:
+        client.execute_command("ACL", "SETUSER", "lock", "on", f">{CANARY}", "~none:*", "+@all")
+    bound = stack.enter_context(socket.socket())
+    bound.bind(("127.0.0.1", 0))
+    dead = bound.getsockname()[1]
+    mute = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    liar = stack.enter_context(Impostor(plain.port, reply=b"+what?\r\n"))
+    host = {"host": "127.0.0.1"}
+    return {
+        "wrong password": f"redis://:{CANARY}@127.0.0.1:{other.port}/0",
+        "unknown user": f"redis://{CANARY}:{CANARY}@127.0.0.1:{other.port}/0",
+        "in the query": f"redis://127.0.0.1:{other.port}/0?password={CANARY}",
+        "not permitted": f"redis://lock:{CANARY}@127.0.0.1:{plain.port}/0",
+        "closed port": f"redis://:{CANARY}@127.0.0.1:{dead}/0",
+        "no such host": f"redis://:{CANARY}@no-such-host.invalid:6379/0",
+        "says nothing": f"redis://:{CANARY}@127.0.0.1:{mute.getsockname()[1]}/0",
+        "TLS to a plain port": f"rediss://:{CANARY}@127.0.0.1:{plain.port}/0",
+        "no such socket": f"unix://:{CANARY}@/nowhere/at/all.sock?db=0",
+        "no such database": f"redis://lock:{CANARY}@127.0.0.1:{plain.port}/99",
+        "lies": f"redis://lock:{CANARY}@127.0.0.1:{liar.port}/0",
+        "mapping": {**host, "port": other.port, "password": CANARY},
+        "client": redis.Redis(port=other.port, password=CANARY),
+        "provider": {**host, "port": other.port, "credential_provider": Provider(RuntimeError)},
+        "its network": {**host, "port": other.port, "credential_provider": Provider(OSError)},
+    }
+
+
+def test_in_whatever_a_node_can_do_to_us(shown: list[str]) -> None:
+    with ExitStack() as stack:
+        nodes = bad_nodes(stack)
+        redlocks = {name: Redlock([node], ttl=1.0) for name, node in nodes.items()}
+        catch = Catch()
+        for redlock in redlocks.values():
+            stack.callback(redlock.close)
+            redlock.connect(timeout=0)
+        for redlock in redlocks.values():
+            show(shown, redlock)
+            with catch:
+                redlock.acquire("r")
+            with catch:
+                redlock.acquire("r", wait=0.05)  # it would listen, too
+            with catch:
+                redlock.holder("r")
+            with catch:
+                redlock.lock("r").acquire()
+        assert "QuorumUnavailable" in catch.kinds
+        shown += catch.seen
+
+
+MISTAKES = [
+    f"http://:{CANARY}@127.0.0.1:1/0",
+    f"redis://:{CANARY}@127.0.0.1:0/0",
+    f"redis://:{CANARY}@127.0.0.1:70000/0",
+    f"redis://:{CANARY}@127.0.0.1:port/0",
+    f"redis://:a/{CANARY}@127.0.0.1:1/0",
+    f"redis://:a@b@{CANARY}@127.0.0.1:1/x",
+    f"redis://:[{CANARY}@127.0.0.1:1/0",
+    f"redis://:{CANARY}@127.0.0.1:1/0?socket_timeout=x",
+    f"redis://127.0.0.1:1/0?password={CANARY}&nonsense=1",
+    f"redis://127.0.0.1:1/{CANARY}",
+    f"rediss://:{CANARY}@h:1/0?ssl_cert_reqs=nonsense",
+    {"host": "h", "password": CANARY, "pasword": CANARY},
+    {"host": "h", "password": CANARY, "port": "x"},
+    [CANARY],
+    5,
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=range(len(MISTAKES)))
+def test_in_an_address_that_is_none(mistake: Any, shown: list[str]) -> None:
+    catch = Catch()
+    with catch:
+        redlock = Redlock([mistake])
+        try:
+            redlock.acquire("r")
+        finally:
+            redlock.close()
+    with catch:
+        Redlock([f"redis://:{CANARY}@h:1/0", f"redis://:{CANARY}@h:1/1"])  # the same server
+    assert catch.kinds <= {"ConfigurationError", "QuorumUnavailable"}
+    shown += catch.seen
+
+
+def test_a_lease_that_travels_in_an_error_leaves_its_token_behind(
+    servers: list[LocalServer],
+) -> None:
+    """A task's error is stored where others read; its token would free the lock."""
+    redlock = Redlock([server.url for server in servers[:3]], ttl=5.0)
+    lease = redlock.acquire("r")
+    error = LeaseLost("lost", resource="r", lease=lease, reason="expired")
+    travelled = pickle.loads(pickle.dumps(error))
+    assert lease.token.encode() not in pickle.dumps(error)
+    assert (travelled.lease.token, travelled.lease.resource) == ("", "r")
+    assert (travelled.reason, travelled.args, travelled.resource) == ("expired", ("lost",), "r")
+    assert error.lease is lease
+    assert pickle.loads(pickle.dumps(LeaseLost("lost"))).lease is None
+    assert redlock.release(lease) is True
+    redlock.close()
+
+
+def test_addresses_compare_and_print_without_their_arguments() -> None:
+    (address,) = parse_nodes([f"redis://user:{CANARY}@h:1/0"])
+    assert CANARY not in repr(address) and address.arguments["password"] == CANARY
+
+
+def test_a_token_is_shown_as_a_digest_only(servers: list[LocalServer]) -> None:
+    """The same for all who look, so that lines of two logs can be brought together."""
+    redlock = Redlock([server.url for server in servers[:3]], ttl=5.0)
+    lease = redlock.acquire("r")
+    holder = redlock.holder("r")
+    assert holder is not None and re.fullmatch(r"[0-9a-f]{8}", holder.digest)
+    assert holder.digest in str(holder) and holder.digest not in lease.token
+    with pytest.raises(NotAcquired, match=holder.digest):
+        redlock.acquire("r")
+    nonce = lease.token.rpartition("|")[2]
+    assert nonce not in repr(lease) + repr(holder) + str(holder)
+    redlock.release(lease)
+    redlock.close()
+
+
+def test_the_search_finds_what_it_searches_for(servers: list[LocalServer]) -> None:
+    redlock = Redlock([server.url for server in servers[:3]], ttl=5.0)
+    lease = redlock.acquire("r")
+    assert TOKEN.search(f"lost the lock r held by {lease.token}, after 1 s")
+    redlock.release(lease)
+    redlock.close()
