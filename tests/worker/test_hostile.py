@@ -78,13 +78,16 @@ FORGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a deadline long ago": ({"redlock_attempts": {"since": -1e11}}, {}),
 }  # fmt: skip
 
+FAILS = {"eager", "headers that are none", "a deadline long ago"}
+"""They harm nobody but the task they ask for."""
+
 
 @pytest.mark.parametrize("name", FORGED)
 def test_a_forged_message_takes_its_turn_and_changes_no_lock(
     cluster: Cluster, worker: Worker, key: str, name: str
 ) -> None:
     headers, embed = FORGED[name]
-    holder = cluster.send("work", key, 0.8)
+    holder = cluster.send("work", key, 0.4)
     cluster.entered(key)
     before = cluster.redlock.holder(f"k:{key}")
     publish(cluster, key, headers, embed)
@@ -100,7 +103,9 @@ def test_a_forged_message_takes_its_turn_and_changes_no_lock(
     wait_until(ended, 10, "the holder has ended")
     assert seen == {"held"}
     assert cluster.result(holder)["retries"] == 0
-    cluster.settled(timeout=10.0)  # it ran behind it, or it failed; the oracle looks for overlaps
+    if name not in FAILS:
+        cluster.entered(key, count=2)  # behind the holder: the oracle looks for overlaps
+    cluster.settled(timeout=10.0)
     cluster.free(key, within=3.0)
     assert cluster.redlock.holder("other") is None
     # Nothing of the worker is broken by it.
@@ -111,7 +116,7 @@ def test_a_forged_message_takes_its_turn_and_changes_no_lock(
 def test_the_id_of_a_running_task_is_no_key_to_its_lock(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    holder = cluster.send("work", key, 0.8)
+    holder = cluster.send("work", key, 0.4)
     cluster.entered(key)
     publish(cluster, key, {"id": holder.id, "retries": 5, "replaced_task_nesting": 1})
     first = wait_until(lambda: cluster.runs(key)[0].ended and cluster.runs(key)[0], 10, "it ended")
