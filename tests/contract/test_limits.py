@@ -1,0 +1,67 @@
+"""A thousand conflicts and more leave nothing behind: no memory, thread, descriptor or connection.
+
+The long campaign: `python -m tests.contract.limits --seconds 60`, or LIMITS_SECONDS=60 here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contract.limits import THREADS
+
+ROOT = Path(__file__).parents[2]
+SECONDS = float(os.environ.get("LIMITS_SECONDS", 8))
+
+
+@pytest.fixture(scope="module")
+def campaign() -> Any:
+    """In a process of its own: what pytest keeps is not to be measured."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.contract.limits", "--json", "--seconds", str(SECONDS)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS + 60,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_all_of_them_are_conflicts_and_there_are_many(campaign: Any) -> None:
+    assert campaign["errors"] == []
+    assert campaign["warm"]["conflicts"] >= 300
+    assert campaign["end"]["conflicts"] >= 1000
+
+
+def test_memory_does_not_grow(campaign: Any) -> None:
+    warm, end = campaign["warm"], campaign["end"]
+    more = end["conflicts"] - warm["conflicts"]
+    # The least that could be left of a conflict, an entry in a dict, is more than 100 bytes.
+    assert end["memory"] - warm["memory"] < 60 * more, (warm, end)
+    assert end["resident"] - warm["resident"] < 20 * 2**20
+
+
+def test_threads_do_not_grow_with_conflicts_or_callers(campaign: Any) -> None:
+    warm, end = campaign["warm"], campaign["end"]
+    assert end["threads"] <= warm["threads"]
+    # One listens to each node; a little time has passed since each node was connected to.
+    assert end["threads"] - campaign["before"]["threads"] == THREADS + 5
+
+
+def test_a_process_has_two_connections_to_a_node_however_many_threads(campaign: Any) -> None:
+    """Beside them there is the holder's one: it has none to listen with."""
+    assert campaign["before"]["connections"] == [1] * 5
+    assert campaign["warm"]["connections"] == campaign["end"]["connections"] == [3] * 5
+
+
+def test_what_was_opened_is_closed(campaign: Any) -> None:
+    before, closed = campaign["before"], campaign["closed"]
+    for what in ("threads", "descriptors", "connections"):
+        assert closed[what] == before[what], what
