@@ -81,7 +81,8 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
     clients = [redis.Redis(port=node.port) for node in nodes]
     conflicts = [0] * threads
     errors: list[str] = []
-    stop = threading.Event()
+    stop, go = threading.Event(), threading.Event()
+    idle = threading.Semaphore(0)
 
     def figures() -> Figures:
         gc.collect()
@@ -98,6 +99,9 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
     def conflict(number: int) -> None:
         waits = number % 2 == 0
         while not stop.is_set():
+            if not go.is_set():
+                idle.release()
+                go.wait()
             try:
                 redlock.acquire("k", wait=0.2 if waits else 0.0)
                 errors.append("granted")
@@ -109,18 +113,31 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
             if not waits:
                 stop.wait(0.05)
 
+    def at_rest() -> Figures:
+        """When no thread is in the midst of anything."""
+        go.clear()
+        for _ in range(threads):
+            if not idle.acquire(timeout=30.0):
+                raise AssertionError(f"a thread does not come to rest: {errors}")
+        try:
+            return figures()
+        finally:
+            go.set()
+
     figures()  # from here on the clients that measure are connected
     before = figures()
+    go.set()
     workers = [threading.Thread(target=conflict, args=(n,)) for n in range(threads)]
     for worker in workers:
         worker.start()
     try:
         time.sleep(seconds * WARM)
-        warm = figures()
+        warm = at_rest()
         time.sleep(seconds * (1 - WARM))
-        end = figures()
+        end = at_rest()
     finally:
         stop.set()
+        go.set()
         for worker in workers:
             worker.join(30.0)
     redlock.close()
@@ -157,10 +174,9 @@ def main() -> None:
     print(f"{'':8}{'conflicts':>11}{'KiB':>8}{'RSS MiB':>9}{'threads':>9}{'fds':>5}  connections")
     for name in ("before", "warm", "end", "closed"):
         f: Figures = getattr(campaign, name)
-        print(
-            f"{name:8}{f.conflicts:>11}{f.memory / 1024:>8.0f}{f.resident / 2**20:>9.1f}{f.threads:>9}"
-            f"{f.descriptors:>5}  {f.connections}"
-        )
+        memory = f"{f.memory / 1024:>8.0f}{f.resident / 2**20:>9.1f}"
+        rest = f"{f.threads:>9}{f.descriptors:>5}  {f.connections}"
+        print(f"{name:8}{f.conflicts:>11}{memory}{rest}")
     print("errors:", campaign.errors or "none")
 
 

@@ -327,7 +327,7 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
 
         def quote(request: bytes) -> bytes:
             if f"\r\n{command}\r\n".encode() not in request:
-                return b"$-1\r\n"
+                return b":1\r\n" if b"EVAL" in request else b"$-1\r\n"
             words = request.split(b"\r\n")[2::2]
             seen.extend(word for word in words if word.count(b"|") == 5)
             quoted = b" ".join(b"'%b'" % word for word in words)
@@ -339,14 +339,14 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
         redlock = Redlock([impostor.url], ttl=TTL)
         redlock.connect()
         impostor.reply = quote
-        with suppress(QuorumUnavailable):
-            redlock.release(redlock.acquire("r"))
+        for _ in range(3):  # the first release goes by the script's text
+            with suppress(QuorumUnavailable):
+                redlock.release(redlock.acquire("r"))
         redlock.close()
-        (token,) = {word.decode() for word in seen}
-        nonce = token.rpartition("|")[2]
-        assert len(nonce) == 32
+        nonces = {word.decode().rpartition("|")[2] for word in seen}
+        assert nonces and all(len(nonce) == 32 for nonce in nonces)
         assert f"unknown command '{command}'" in caplog.text
-        assert nonce not in caplog.text
+        assert not any(nonce in caplog.text for nonce in nonces)
 
 
 def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
