@@ -1,0 +1,160 @@
+"""Publishes tasks steadily, by seed, and keeps the ledger of what became of each."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_redlock.server import LocalServer
+from tests.faults.journal import now
+from tests.faults.stage import PROJECT, TTL
+
+RESOURCES = tuple(f"f{number}" for number in range(20))
+HOT = 3
+"""The first of them are wanted by a third of all tasks."""
+RATE = 20.0
+"""Tasks a second, while not too many wait."""
+WAITING = 70
+"""Nothing is published while so many tasks are not done."""
+DONE = ("SUCCESS", "FAILURE", "REVOKED")
+
+
+@dataclass
+class Sent:
+    """A task that was published.
+
+    Attributes:
+        at: When; seconds.
+        certain: The broker has confirmed it.
+        state: The last that was heard of it.
+        error: What it failed with.
+        result: What it returned.
+    """
+
+    id: str
+    task: str
+    resource: str
+    seconds: float
+    manner: str
+    at: float
+    options: dict[str, Any] = field(default_factory=dict)
+    certain: bool = False
+    state: str = "PENDING"
+    error: str = ""
+    result: Any = None
+
+    @property
+    def done(self) -> bool:
+        return self.state in DONE
+
+
+class Feeder:
+    """Publishes from `start` to `stop`.
+
+    Args:
+        app: To send with.
+        results: Where results are.
+        seed: Of all choices.
+        rate: Tasks a second.
+    """
+
+    def __init__(self, app: Celery, results: LocalServer, seed: int, rate: float = RATE) -> None:
+        self.ledger: dict[str, Sent] = {}
+        self.held_back = 0
+        self.rate = rate
+        self._app = app
+        self._results = redis.Redis.from_url(results.url)
+        self._random = random.Random(f"{seed}/feed")
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Publish no more."""
+        self._over.set()
+        self._thread.join(30.0)
+
+    def close(self) -> None:
+        self.stop()
+        self._results.close()
+
+    def next(self) -> Sent:
+        """What the seed says next."""
+        choose = self._random
+        hot = choose.random() < 0.33
+        resource = choose.choice(RESOURCES[:HOT] if hot else RESOURCES[HOT:])
+        dice = choose.random()
+        if dice < 0.75:
+            seconds = choose.uniform(0.005, 0.06)
+        elif dice < 0.94:
+            seconds = choose.uniform(0.06, 0.6)
+        else:
+            seconds = choose.uniform(0.6, 3 * TTL)
+        task = choose.choices(("early", "late", "skipping"), (60, 32, 8))[0]
+        manner = choose.choices(
+            ("sleep", "loop", "stubborn", "raise", "retry", "gil", "_exit"),
+            (70, 9, 8, 5, 5, 2, 1),
+        )[0]
+        options: dict[str, Any] = {}
+        if manner == "gil":
+            seconds = min(seconds, 1.5 * TTL)
+        elif manner in ("sleep", "stubborn") and seconds > 0.8 and choose.random() < 0.35:
+            options = {"soft_time_limit": choose.uniform(0.3, 0.7)}
+            if choose.random() < 0.5 or manner == "stubborn":
+                options = {"time_limit": choose.uniform(0.4, 0.8)}
+        return Sent(str(uuid.uuid4()), task, resource, seconds, manner, now(), options)
+
+    def publish(self, sent: Sent) -> None:
+        sent.at = now()
+        with self._lock:
+            self.ledger[sent.id] = sent
+        try:
+            self._app.send_task(
+                f"{PROJECT}.{sent.task}",
+                args=(sent.resource, sent.seconds, sent.manner),
+                task_id=sent.id,
+                **sent.options,
+            )
+            sent.certain = True
+        except Exception as error:  # the broker is away: nobody knows whether it has it
+            sent.error = f"{type(error).__name__} when published"
+
+    def waiting(self) -> list[Sent]:
+        """Those of which no end is known."""
+        with self._lock:
+            return [sent for sent in self.ledger.values() if not sent.done]
+
+    def look(self, *, all_of_them: bool = False) -> None:
+        """Read what became of those that are not done; or of all."""
+        asked = list(self.ledger.values()) if all_of_them else self.waiting()
+        for begin in range(0, len(asked), 200):
+            some = asked[begin : begin + 200]
+            answers = self._results.mget([f"celery-task-meta-{sent.id}" for sent in some])
+            for sent, answer in zip(some, answers, strict=True):
+                if answer is not None:
+                    _enter(sent, json.loads(answer))
+
+    def _run(self) -> None:
+        while not self._over.wait(self._random.expovariate(self.rate)):
+            self.look()
+            if len(self.waiting()) < WAITING:
+                self.publish(self.next())
+            else:
+                self.held_back += 1
+
+
+def _enter(sent: Sent, meta: dict[str, Any]) -> None:
+    sent.state = meta["status"]
+    sent.result = meta["result"]
+    if isinstance(sent.result, dict):
+        sent.error = sent.result.get("exc_type", "")

@@ -1,0 +1,159 @@
+"""Planted bugs, for the campaign to find: rules taken out of the library, one at a time.
+
+Loaded by `project.py` alone, in the workers of a campaign that was asked to. A campaign that finds
+none of them proves nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery import signals
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug.
+
+    Attributes:
+        what: The rule that is missing.
+        plant: Takes it out.
+        phases: The phases of the nemesis that are likely to show it.
+        finds: Words of the problems that must be found, of which one suffices.
+        conf: Configuration instead of, or besides, a patch.
+    """
+
+    what: str
+    plant: Callable[[], None]
+    phases: tuple[str, ...]
+    finds: tuple[str, ...]
+    conf: tuple[tuple[str, Any], ...] = ()
+
+
+def plant(name: str) -> None:
+    """Take a rule out of the library, in this process and those forked from it."""
+    MUTANTS[name].plant()
+
+
+def _blind_release() -> None:
+    from celery_redlock import commands
+
+    commands.RELEASE = b"""\
+local freed = redis.call('DEL', KEYS[1])
+redis.pcall('PUBLISH', KEYS[1], '')
+return freed"""
+    commands.RELEASE_DIGEST = hashlib.sha1(commands.RELEASE).hexdigest().encode()
+    commands.UNDO = b"return redis.call('DEL', KEYS[1])"
+
+
+def _minority_quorum() -> None:
+    from celery_redlock import lease
+
+    right = lease.quorum_of
+    for name, module in list(sys.modules.items()):
+        if name.startswith("celery_redlock") and getattr(module, "quorum_of", None) is right:
+            module.quorum_of = lambda nodes: nodes // 2  # type: ignore[attr-defined]
+
+
+def _free_before_death() -> None:
+    from celery.worker.request import Request
+
+    from celery_redlock import worker
+
+    def free(stamp: str) -> None:
+        reaper = worker._reaper
+        pid = reaper._pids.get(stamp) if reaper is not None else None
+        if reaper is not None and pid is not None:
+            reaper._died(pid)
+
+    on_timeout = Request.on_timeout
+
+    def hasty(self: Any, soft: bool, timeout: float) -> None:
+        if not soft:
+            free(self.request_dict.get("redlock_stamp", ""))
+        on_timeout(self, soft, timeout)
+
+    Request.on_timeout = hasty
+
+    def revoked(request: Any = None, terminated: bool = False, **_signal: Any) -> None:
+        if terminated:
+            free(request.get("redlock_stamp") or "")
+
+    signals.task_revoked.connect(revoked, weak=False)
+
+
+def _endless_extension() -> None:
+    """A late extension revives a lease, and its holder is not told that it was over."""
+    from celery_redlock.lease import Claim
+
+    Claim._open = lambda self, now: self.lost is None  # type: ignore[method-assign]
+
+
+def _leak() -> None:
+    """A lock is not given back when its task has failed."""
+    from celery_redlock import worker
+    from celery_redlock.hold import HeldLease
+
+    signals.task_failure.disconnect(dispatch_uid="celery_redlock.task_failure")
+    signals.task_postrun.disconnect(dispatch_uid="celery_redlock.task_postrun")
+
+    def release(state: str = "", **signal: Any) -> None:
+        if state != "FAILURE":
+            worker.release(**signal)
+
+    signals.task_postrun.connect(release, weak=False)
+    assert HeldLease.release
+
+
+def _swallow() -> None:
+    """A task that met a held lock is put off, and never sent again."""
+    from celery.exceptions import Retry
+
+    from celery_redlock.delivery import Delivery
+
+    def later(self: Any, why: str, refusal: Exception) -> Any:
+        raise Retry(str(refusal), exc=refusal, when=1.0)
+
+    Delivery._later = later  # type: ignore[method-assign]
+
+
+def _nothing() -> None: ...
+
+
+WITHIN = ("overlap within both validities",)
+MUTANTS: dict[str, Mutant] = {
+    "blind-release": Mutant(
+        "the token is compared before a key is deleted",
+        _blind_release,
+        ("processes", "majority"),
+        WITHIN,
+    ),
+    "minority-quorum": Mutant(
+        "more than half of the nodes are a quorum", _minority_quorum, ("nodes",), WITHIN
+    ),
+    "free-before-death": Mutant(
+        "what a child held is freed when it is dead, not when it is to die",
+        _free_before_death,
+        ("processes",),
+        WITHIN,
+    ),
+    "guard-off": Mutant(
+        "a node that forgot has no vote for a ttl",
+        _nothing,
+        ("memory",),
+        WITHIN,
+        (("redlock_restart_guard", "off"),),
+    ),
+    "endless-extension": Mutant(
+        "a lease that has reached its deadline is over",
+        _endless_extension,
+        ("majority",),
+        ("not told", "a lease that is over", *WITHIN),
+    ),
+    "leak": Mutant("a lock is freed at every ending", _leak, ("processes",), ("not freed", "key")),
+    "swallow": Mutant("a task that waits is not lost", _swallow, ("nodes",), ("message",)),
+}

@@ -1,0 +1,125 @@
+"""Which faults happen when: phases, by seed.
+
+Three tracks run side by side: one act at a time on the nodes, one on the network, one on the
+workers. A phase says how long each rests between two acts.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tests.faults.acts import Acts, Chronicle, Steps
+from tests.faults.stage import Stage
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Seconds of rest between two acts, at most, on each track; 0: nothing happens there.
+
+    Attributes:
+        acts: Only these, where they are named; by track.
+    """
+
+    name: str
+    nodes: float
+    network: float
+    processes: float
+    only: tuple[str, ...] = ()
+
+
+PHASES = (
+    Phase("nodes", 1.0, 8.0, 8.0),
+    Phase("network", 5.0, 0.7, 8.0),
+    Phase("processes", 5.0, 8.0, 0.7),
+    Phase("majority", 3.0, 0.0, 5.0, only=("lose_majority",)),
+    Phase("all", 2.5, 2.5, 2.5),
+)
+GUARD = Phase("memory", 1.0, 8.0, 8.0, only=("forget_one_of_three",))
+"""Only where a guard is on."""
+PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
+
+
+class Nemesis:
+    """Runs phases, one after the other.
+
+    Args:
+        stage: What suffers.
+        seed: Of all choices.
+        seconds: How long in all.
+        phases: Which; shuffled anew each time all were.
+        guarded: As of `Acts`.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        seed: int,
+        seconds: float,
+        phases: tuple[Phase, ...] = PHASES,
+        *,
+        guarded: bool = False,
+    ) -> None:
+        self.chronicle = Chronicle()
+        self.phase = PRACTICE
+        self._seconds = seconds
+        self._random = random.Random(f"{seed}/nemesis")
+        self._acts = Acts(stage, self.chronicle, self._random)
+        self._acts.guarded = guarded
+        self._phases = self._shuffled(phases)
+        # All are seen once, even in a short run.
+        self._length = max(4.0, min(20.0, seconds / len(phases)))
+        self._queue: list[tuple[float, int, Steps]] = []
+        self._number = itertools.count()
+
+    def _shuffled(self, phases: tuple[Phase, ...]) -> Iterator[Phase]:
+        while True:
+            yield from self._random.sample(phases, len(phases))
+
+    def run(self, every: Callable[[], bool] | None = None) -> None:
+        """Until the time is over and everything is healed.
+
+        Args:
+            every: Called often; True ends the run.
+        """
+        begin = time.monotonic()
+        changes = begin
+        for track in ("nodes", "network", "processes"):
+            self._later(0.0, self._track(track))
+        try:
+            while (at := time.monotonic()) < begin + self._seconds:
+                if at >= changes:
+                    self.phase = next(self._phases)
+                    changes += self._length
+                while self._queue and self._queue[0][0] <= at:
+                    self._step(heapq.heappop(self._queue)[2])
+                if every is not None and every():
+                    break
+                time.sleep(0.01)
+        finally:
+            while self._queue:
+                heapq.heappop(self._queue)[2].close()
+
+    def _later(self, seconds: float, steps: Steps) -> None:
+        heapq.heappush(self._queue, (time.monotonic() + seconds, next(self._number), steps))
+
+    def _step(self, steps: Steps) -> None:
+        self._later(next(steps), steps)
+
+    def _track(self, name: str) -> Steps:
+        tables = {"nodes": Acts.NODES, "network": Acts.NETWORK, "processes": Acts.PROCESSES}
+        while True:
+            rest = getattr(self.phase, name)
+            if not rest:
+                yield 0.1
+                continue
+            acts, weights = zip(*tables[name], strict=True)
+            if name == "nodes" and self.phase.only:
+                acts, weights = self.phase.only, (1,) * len(self.phase.only)
+            act = self._random.choices(acts, weights)[0]
+            yield self._random.uniform(0.3, 1.0) * rest
+            yield from self._acts.act(act)

@@ -1,0 +1,243 @@
+"""Did the lock hold? Judged from the bodies' accounts, the keys that were seen, and the faults.
+
+It shares no code with the library. What is a violation and what a limit is the table of
+docs/guarantees.md, `VERDICTS` here; a test compares them. How much time is granted, in seconds:
+
+- `TOLD`: a body whose lease is over may go on for so long *of its own running time* before it is
+  told. (The library promises 0.05; a machine with more processes than cores cannot show that.)
+- `PROMPT`: after the end or the death of a body its token is gone from a quorum, if its worker and
+  a quorum were let alone meanwhile.
+- `RESIDUE`: beyond a ttl after the last moment at which a write of it can have been applied, no
+  node shows a token any more.
+- `BACK`: after the return of a quorum, bodies run again.
+
+Only these are forgiven by a stall of the machine. An overlap never is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.faults.acts import Fault
+from tests.faults.bodies import Body, bodies
+from tests.faults.journal import Line, Process
+from tests.faults.sentry import Sight
+from tests.faults.stage import BACKOFF_MAX, NODES, TTL
+
+QUORUM = NODES // 2 + 1
+TOLD = 1.0
+PROMPT = 1.0
+RESIDUE = 0.6
+BACK = TTL + BACKOFF_MAX + 3.0
+FORGETS = "FLUSHALL"
+"""The one fault here that breaks a premise of the algorithm."""
+HARMLESS = ("child kill -9", "revoke, SIGTERM", "revoke, SIGKILL", "broker restart")
+"""What is done to a worker and is no excuse for a lock that is not freed."""
+
+VERDICTS = (
+    "two claims overlap within both validities, premises kept (majority kept memory or restarted"
+    " later than TTL, clock rates within the bound, no jump, no eviction) | **VIOLATION**",
+    'library said "held", or let the body go on unsignalled, at or after valid_until on its own'
+    " clock; extension claimed without a quorum; fence not increasing; release removed another's"
+    " key; key left > TTL; call longer than node_timeout + eps; lock not released on *any* ending"
+    " when a quorum was reachable; task lost | **VIOLATION**",
+    "overlap only past one side's validity: paused process (SIGSTOP, GC, VM), C call that cannot be"
+    " interrupted | documented limit; must be *reported* on wake, and its writes rejected by the"
+    " fence",
+    "overlap after clock jump > drift allowance, restart with amnesia inside TTL, eviction,"
+    " FLUSHALL, operator DEL, failover to an async replica, same server twice (if undetectable) |"
+    " documented limit; each has a doctor check or a doc line, and a test that shows it happens",
+    "nobody can lock while a majority is down, or for <= TTL after a crash or cut | documented"
+    " price",
+    "a third client wins nothing while two split the votes | expected; must end by jitter",
+)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A violation: what, when, and in how many words it takes."""
+
+    kind: str
+    at: float
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@dataclass
+class Verdict:
+    """What was found.
+
+    Attributes:
+        problems: Violations.
+        limits: What is a documented limit or price, and how often it was met.
+        bodies: All of them.
+        longest: The longest that a token stayed on a quorum after its body's end; seconds.
+        excused: The same, where its worker or a majority of nodes was under a fault.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    limits: dict[str, int] = field(default_factory=dict)
+    bodies: list[Body] = field(default_factory=list)
+    longest: float = 0.0
+    excused: float = 0.0
+
+    def limit(self, kind: str) -> None:
+        self.limits[kind] = self.limits.get(kind, 0) + 1
+
+    def problem(self, kind: str, at: float, text: str) -> None:
+        self.problems.append(Problem(kind, at, text))
+
+
+def judge(
+    lines: Mapping[Process, Sequence[Line]],
+    alive: Mapping[Process, float],
+    faults: Sequence[Fault],
+    sights: Iterable[Sight] = (),
+    stalls: Sequence[tuple[float, float]] = (),
+    until: float = float("inf"),
+) -> Verdict:
+    """The verdict on the locks, so far.
+
+    Args:
+        lines: The accounts.
+        alive: When each process was last seen alive.
+        faults: What was done.
+        sights: Which tokens were seen on which node.
+        stalls: When the machine stood still.
+        until: Only what had time to end before this is judged by time; seconds.
+    """
+    verdict = Verdict(bodies=bodies(lines, alive))
+    by_resource: dict[str, list[Body]] = {}
+    for body in verdict.bodies:
+        by_resource.setdefault(body.resource, []).append(body)
+        for at, lie in body.lies:
+            verdict.problem("a lease that is over", at, f"the library {lie}: {body}")
+        if body.untold > TOLD:
+            text = f"went on for {body.untold:.2f} s after its lease was over: {body}"
+            verdict.problem("not told", body.begin, text)
+    for of_one in by_resource.values():
+        _overlaps(verdict, of_one, faults)
+        _fences(verdict, of_one)
+    _blocks(verdict, list(sights), faults, stalls, until)
+    _returns(verdict, faults, stalls, until)
+    verdict.problems.sort(key=lambda problem: problem.at)
+    return verdict
+
+
+def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> None:
+    """Of one resource, by begin."""
+    open_: list[Body] = []
+    for body in of_one:
+        open_ = [earlier for earlier in open_ if earlier.end > body.begin]
+        for earlier in open_:
+            text = f"{earlier}  AND  {body}"
+            if body.begin >= min(earlier.within, body.within):
+                verdict.limit("overlap past a validity")
+            elif _forgotten(earlier.begin, body.begin, faults):
+                verdict.limit("overlap within both validities, a node was flushed")
+            else:
+                verdict.problem("overlap within both validities", body.begin, text)
+        open_.append(body)
+
+
+def _forgotten(begin: float, end: float, faults: Sequence[Fault]) -> bool:
+    """Was a node flushed after the earlier lock was granted and before the later was?"""
+    return any(fault.kind == FORGETS and fault.touches(begin - 0.5, end) for fault in faults)
+
+
+def _fences(verdict: Verdict, of_one: list[Body]) -> None:
+    """Bodies that enter with a valid lease do so in the order of their grants."""
+    largest: Body | None = None
+    for body in of_one:
+        if body.fence is None or body.begin >= body.within:
+            continue
+        if largest is not None and largest.fence is not None and body.fence <= largest.fence:
+            text = f"{largest.fence} of {largest}  THEN  {body.fence} of {body}"
+            verdict.problem("fencing tokens do not grow", body.begin, text)
+        else:
+            largest = body
+
+
+def _blocks(
+    verdict: Verdict,
+    sights: list[Sight],
+    faults: Sequence[Fault],
+    stalls: Sequence[tuple[float, float]],
+    until: float,
+) -> None:
+    """Tokens that stay longer than they may."""
+    owners = {(body.resource, body.token): body for body in verdict.bodies}
+    for sight in sights:
+        owner = owners.get((sight.resource, sight.token))
+        first, last = min(sight.first.values()), max(sight.last.values())
+        if owner is not None and not owner.exited and owner.end > until - 5.0:
+            continue  # it may run yet
+        end = owner.end if owner else first
+        applied = _settled(end, faults)
+        allowed = applied + TTL * (1 if owner else 2) + RESIDUE
+        whose = str(owner) if owner else f"{sight.resource} token {sight.token}, no body"
+        if last > allowed and not _stalled(end, last, stalls):
+            nodes = [node for node, at in sight.last.items() if at > allowed]
+            text = f"on nodes {nodes} until {last:.3f}, allowed {allowed:.3f}: {whose}"
+            verdict.problem("key left longer than a ttl", last, text)
+        if owner is None:
+            continue
+        block = sight.majority_until(QUORUM) - end
+        if _touched(owner, faults, stalls):
+            verdict.excused = max(verdict.excused, block)
+            continue
+        verdict.longest = max(verdict.longest, block)
+        if block > PROMPT:
+            text = f"still on a quorum {block:.2f} s after its end: {whose}"
+            verdict.problem("not freed", end, text)
+
+
+def _settled(end: float, faults: Sequence[Fault]) -> float:
+    """When the last write of a process that ended has reached its node: cuts and stops delay it."""
+    changed = True
+    while changed:
+        changed = False
+        for fault in faults:
+            if fault.nodes and fault.begin <= end and fault.end is not None and fault.end > end:
+                end, changed = fault.end, True
+    return end
+
+
+def _touched(body: Body, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]]) -> bool:
+    """Was anything done to its worker, or to a majority of nodes, around its end?"""
+    begin, end = body.end - 1.0, body.end + PROMPT
+    near = [fault for fault in faults if fault.touches(begin, end)]
+    nodes = {node for fault in near if not fault.worker for node in fault.nodes}
+    if len(nodes) >= QUORUM or _stalled(begin, end, stalls):
+        return True
+    pids = (0, body.process.pid, body.process.main)
+    return any(
+        fault.worker == body.process.worker and fault.pid in pids and fault.kind not in HARMLESS
+        for fault in near
+    )
+
+
+def _stalled(begin: float, end: float, stalls: Sequence[tuple[float, float]]) -> bool:
+    return any(one < end and begin < two for one, two in stalls)
+
+
+def _returns(
+    verdict: Verdict,
+    faults: Sequence[Fault],
+    stalls: Sequence[tuple[float, float]],
+    until: float,
+) -> None:
+    """After a majority came back, somebody gets a lock."""
+    losses = [f for f in faults if len(f.nodes) >= QUORUM and not f.worker and f.end]
+    for loss in losses:
+        back = loss.end or 0.0
+        again = any(other.begin > loss.begin and other.begin < back + BACK for other in losses)
+        if again or back + BACK > until or _stalled(back, back + BACK, stalls):
+            continue
+        if not any(back <= body.begin <= back + BACK for body in verdict.bodies):
+            text = f"no body began within {BACK:g} s of a quorum's return"
+            verdict.problem("no return", back, text)
+        verdict.limit("nobody could lock without a majority")

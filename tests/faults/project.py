@@ -1,0 +1,166 @@
+"""The app that the campaign's workers run. What a body does is said by its message.
+
+Bodies keep their own account (`journal.py`). With TEST_MUTANT, a bug is planted into the library
+(`mutants.py`) before anything else: only here, and never without being asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import time
+import uuid
+from typing import Any
+
+from celery import Celery, Task
+from celery.exceptions import SoftTimeLimitExceeded
+from celery.signals import before_task_publish, task_postrun, task_prerun, task_received
+
+from celery_redlock import SingletonTask, current_lease
+from celery_redlock.errors import LeaseLost
+from tests.faults.journal import Pen, now, short
+
+NAME = "tests.faults.project"
+PULSE = 0.02
+"""Seconds between two signs of life."""
+
+app = Celery(NAME)
+app.conf.update(json.loads(os.environ["TEST_CONF"]))
+pen = Pen(os.environ["TEST_JOURNAL"], os.environ["TEST_WORKER"])
+
+if os.environ.get("TEST_MUTANT"):
+    from tests.faults import mutants
+
+    mutants.plant(os.environ["TEST_MUTANT"])
+
+# A worker must not outlive a campaign that is killed.
+ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
+class Account:
+    """What one run of a body writes."""
+
+    def __init__(self, task: Task, resource: str) -> None:
+        self.held = current_lease()
+        self.task = task.request.id
+        self.retries = task.request.retries
+        self.resource = resource
+        self.run = uuid.uuid4().hex[:10]
+        self.token = short(self.held.token)
+        self.closed = False
+
+    def note(self, kind: str) -> None:
+        """One line, with what the library says at this moment."""
+        # In this order: "held" later than the deadlines before and after it is a lie.
+        before = self.held.lease.deadline
+        at = now()
+        held = not self.held.lost
+        lease = self.held.lease
+        valid = max(before, lease.deadline)
+        fence = getattr(lease, "fencing_token", None)
+        more = (self.run, self.resource, self.token, fence, round(valid, 6), held, self.retries)
+        pen.write(kind, self.task, *more, at=at)
+
+    def close(self) -> None:
+        """The body is over, whatever strikes it in here."""
+        struck: BaseException | None = None
+        while not self.closed:
+            try:
+                self.note("exit")
+                self.closed = True
+            except BaseException as error:
+                struck = error
+        if struck is not None:
+            raise struck
+
+
+def live(account: Account, seconds: float, manner: str = "sleep") -> None:
+    """Work, with signs of life."""
+    end = time.monotonic() + seconds
+    if manner == "gil":  # a C call that holds the interpreter: no thread runs meanwhile
+        ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    while (left := end - time.monotonic()) > 0:
+        account.note("alive")
+        if manner == "loop":
+            for _ in range(200_000):
+                pass
+        else:
+            time.sleep(min(left, PULSE))
+
+
+def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
+    """A body.
+
+    Args:
+        task: The task that runs.
+        resource: What it has locked.
+        seconds: How long it works.
+        manner: "sleep", "loop", "gil"; "stubborn": goes on for a while when it is told to exit;
+            "raise", "retry": how it ends; "_exit": so does its process.
+    """
+    account = Account(task, resource)
+    account.note("enter")
+    try:
+        live(account, seconds, manner)
+    except LeaseLost:
+        account.note("told")
+        raise
+    except SystemExit:
+        if manner == "stubborn":
+            live(account, 0.6)
+        raise
+    except SoftTimeLimitExceeded:
+        live(account, 0.2)
+        raise
+    finally:
+        if manner == "_exit":
+            os._exit(3)
+        account.close()
+    if manner == "raise":
+        raise ValueError("as asked")
+    if manner == "retry" and task.request.retries < 2:
+        raise task.retry(countdown=0.1)
+    return task.request.retries
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="{resource}", max_retries=3)
+def early(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
+    """Acknowledged before it runs, Celery's default: it may be lost with its process."""
+    return occupy(self, resource, seconds, manner)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="{resource}", max_retries=3, acks_late=True,
+          reject_on_worker_lost=True)  # fmt: skip
+def late(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
+    """Acknowledged after it ran: never lost."""
+    if self.request.delivery_info.get("redelivered"):
+        manner = "sleep"  # else a body that ends its process would do so for ever
+    return occupy(self, resource, seconds, manner)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_on_conflict="skip")
+def skipping(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
+    """Is not run if another runs."""
+    return occupy(self, resource, seconds, manner)
+
+
+@task_received.connect
+def received(request: Any = None, **_signal: Any) -> None:
+    pen.write("received", request.id)
+
+
+@task_prerun.connect
+def got(task_id: str = "", **_signal: Any) -> None:
+    pen.write("got", task_id)
+
+
+@task_postrun.connect
+def done(task_id: str = "", **_signal: Any) -> None:
+    pen.write("done", task_id)
+
+
+@before_task_publish.connect
+def sent(headers: Any = None, **_signal: Any) -> None:
+    pen.write("sent", headers["id"])

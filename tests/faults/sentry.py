@@ -1,0 +1,120 @@
+"""What is seen from outside, all the time: which keys are on which node, which processes live.
+
+Looked at with plain commands, straight at the servers, past all links.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from dataclasses import dataclass, field
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redlock.server import LocalServer
+from tests.faults.journal import Journal, Process, now, short
+
+PREFIX = "redlock:"
+EVERY = 0.08
+"""Seconds between two looks."""
+STALL = 0.4
+"""Seconds that a thread with next to nothing to do may sleep too long; more is a stall."""
+
+
+@dataclass
+class Sight:
+    """One token of one resource: when each node had it, first and last."""
+
+    resource: str
+    token: str
+    first: dict[int, float] = field(default_factory=dict)
+    last: dict[int, float] = field(default_factory=dict)
+
+    def majority_until(self, quorum: int) -> float:
+        """When it was last on a quorum; 0 if it never was."""
+        last = sorted(self.last.values(), reverse=True)
+        return last[quorum - 1] if len(last) >= quorum else 0.0
+
+
+class Sentry:
+    """Looks until it is closed.
+
+    Attributes:
+        sights: By resource and token.
+        alive: When each process was last seen alive, just before the look.
+        stalls: When this machine, or at least this process, stood still.
+    """
+
+    def __init__(self, nodes: list[LocalServer], resources: tuple[str, ...], journal: Journal):
+        self.sights: dict[tuple[str, str], Sight] = {}
+        self.alive: dict[Process, float] = {}
+        self.dead: set[Process] = set()
+        self.stalls: list[tuple[float, float]] = []
+        self._nodes = nodes
+        self._resources = resources
+        self._journal = journal
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._watch, args=(number,), daemon=True)
+            for number in range(len(nodes))
+        ]
+        self._threads.append(threading.Thread(target=self._count, daemon=True))
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(5.0)
+
+    def _watch(self, number: int) -> None:
+        """One node: the tokens of all resources."""
+        client = redis.Redis(
+            port=self._nodes[number].port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)
+        )
+        keys = [PREFIX + resource for resource in self._resources]
+        while not self._over.wait(EVERY):
+            at = now()
+            with contextlib.suppress(redis.RedisError):
+                for resource, token in zip(self._resources, client.mget(keys), strict=True):
+                    if token is not None:
+                        self._see(number, resource, short(token.decode()), at)
+        client.close()
+
+    def _see(self, number: int, resource: str, token: str, at: float) -> None:
+        with self._lock:
+            sight = self.sights.setdefault((resource, token), Sight(resource, token))
+            sight.first.setdefault(number, at)
+            sight.last[number] = at
+
+    def _count(self) -> None:
+        """All processes that keep an account; and whether we get to run at all."""
+        before = now()
+        while not self._over.wait(EVERY / 2):
+            at = now()
+            if at - before > STALL:
+                self.stalls.append((before, at))
+            before = at
+            for process in self._journal.processes():
+                if process not in self.dead:
+                    at = now()
+                    if process.alive():
+                        self.alive[process] = at
+                    else:
+                        self.dead.add(process)
+
+
+def leftovers(nodes: list[LocalServer]) -> list[str]:
+    """All lock keys that are on any node now, as "node: key"."""
+    found = []
+    for number, node in enumerate(nodes):
+        client = redis.Redis(port=node.port, socket_timeout=5.0)
+        keys = [key.decode() for key in client.scan_iter(f"{PREFIX}*", count=1000)]
+        found += [f"node {number}: {key}" for key in keys if client.type(key) == b"string"]
+        client.close()
+    return found

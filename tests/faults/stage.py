@@ -1,0 +1,220 @@
+"""The stage of a campaign: five nodes, a broker that remembers, real workers, links between.
+
+Two of the nodes write every change to disk and come back with all they knew; three come back empty.
+Every worker reaches every node over a link of its own. Results are kept on a server that nothing
+happens to: they are evidence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+from celery import Celery
+
+from celery_redlock.server import LocalServer
+from tests.faults.journal import Journal
+from tests.faults.proxy import Link, Network
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "tests.faults.project"
+TTL = 2.0
+"""Seconds."""
+NODES = 5
+LASTING = ("--appendonly", "yes", "--appendfsync", "always")
+VISIBILITY = 15
+"""Seconds after which the broker delivers again what a dead worker had; longer than any body."""
+BACKOFF_MAX = 1.0
+"""Seconds until a task that met a held lock tries again, at most."""
+POOLS: dict[str, tuple[str, ...]] = {
+    "one": ("-c", "2"),
+    "two": ("-c", "2"),
+    "threads": ("-P", "threads", "-c", "4"),
+}
+"""The workers, and what they are started with."""
+
+
+class Stage:
+    """Everything that is needed, started and, in the end, gone. A context manager.
+
+    Args:
+        path: For logs and journals.
+        seed: Of the links' jitter.
+        mutant: The bug to plant into the workers, or none.
+        pools: The workers to start.
+        **conf: More of their configuration.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        seed: int,
+        *,
+        mutant: str = "",
+        pools: dict[str, tuple[str, ...]] = POOLS,
+        **conf: Any,
+    ) -> None:
+        self.path = path
+        self.bodies = path / "bodies"
+        self.bodies.mkdir(parents=True)
+        self.journal = Journal(self.bodies)
+        self.mutant = mutant
+        self.nodes = [LocalServer(config=LASTING if n < 2 else ()) for n in range(NODES)]
+        self.broker = LocalServer(config=("--appendonly", "yes", "--appendfsync", "everysec"))
+        self.results = LocalServer()
+        self._given = conf
+        self._seed = seed
+        self._pools = pools
+        self._stack = contextlib.ExitStack()
+        self.workers: list[Worker] = []
+
+    def __enter__(self) -> Stage:
+        with contextlib.ExitStack() as stack:
+            for server in (*self.nodes, self.broker, self.results):
+                stack.enter_context(server)
+            self.conf: dict[str, Any] = {
+                "broker_url": self.broker.url,
+                "result_backend": self.results.url,
+                "broker_connection_retry_on_startup": True,
+                "broker_connection_max_retries": None,
+                "broker_transport_options": {
+                    "visibility_timeout": VISIBILITY,
+                    "unacked_restore_interval": 2,
+                    "unacked_restore_throttle": 1,
+                },
+                "worker_prefetch_multiplier": 1,
+                "worker_cancel_long_running_tasks_on_connection_loss": False,
+                "redlock_ttl": TTL,
+                "redlock_wait": 0.2,
+                "redlock_retry_backoff": 0.2,
+                "redlock_retry_backoff_max": BACKOFF_MAX,
+                **self._given,
+            }
+            self.app = Celery("tests.faults.sender", set_as_current=False)
+            self.app.conf.update({**self.conf, "result_backend": None})
+            network = stack.enter_context(Network())
+            for name, arguments in self._pools.items():
+                links = [
+                    network.link(node.port, f"{self._seed}/{name}/{number}")
+                    for number, node in enumerate(self.nodes)
+                ]
+                worker = Worker(self, name, arguments, links)
+                stack.callback(worker.end)
+                self.workers.append(worker)
+                worker.start()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        self.app.close()
+
+    def is_lasting(self, node: LocalServer) -> bool:
+        """Whether it comes back with all it knew."""
+        return self.nodes.index(node) < 2
+
+
+class Worker:
+    """A worker by one name; its process changes when it is restarted.
+
+    Attributes:
+        name: See `POOLS`.
+        links: Its links to the nodes, in their order.
+        stopped: It, or a child of it, has been stopped and not been woken.
+    """
+
+    def __init__(
+        self, stage: Stage, name: str, arguments: tuple[str, ...], links: list[Link]
+    ) -> None:
+        self.stage = stage
+        self.name = name
+        self.links = links
+        self.output = stage.path / f"worker-{name}.log"
+        self.stopped = False
+        self._arguments = arguments
+        self._since = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def prefork(self) -> bool:
+        return "-P" not in self._arguments
+
+    @property
+    def pid(self) -> int:
+        """Of its main process."""
+        assert self.process is not None
+        return self.process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def text(self) -> str:
+        """What its present process has printed."""
+        with contextlib.suppress(FileNotFoundError), open(self.output, "rb") as file:
+            file.seek(self._since)
+            return file.read().decode(errors="replace")
+        return ""
+
+    @property
+    def ready(self) -> bool:
+        """It takes tasks."""
+        return self.alive and not self.stopped and " ready." in self.text
+
+    def start(self) -> None:
+        self._since = self.output.stat().st_size if self.output.exists() else 0
+        conf = {**self.stage.conf, "redlock_nodes": [link.url for link in self.links]}
+        environment = {
+            **os.environ,
+            "TEST_CONF": json.dumps(conf),
+            "TEST_JOURNAL": str(self.stage.bodies),
+            "TEST_WORKER": self.name,
+            "TEST_MUTANT": self.stage.mutant,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONFAULTHANDLER": "1",
+        }
+        command = [sys.executable, "-m", "celery", "-A", PROJECT, "worker", "-l", "INFO"]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        command += ["-n", f"{self.name}@faults", *self._arguments]
+        with open(self.output, "ab") as output:
+            self.process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.stopped = False
+
+    def children(self) -> list[int]:
+        """The pids of its pool's processes."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        return []
+
+    def signal(self, number: int) -> None:
+        """To its main process, if there is one."""
+        if self.alive:
+            os.kill(self.pid, number)
+
+    def signal_all(self, number: int) -> None:
+        """To all its processes."""
+        if self.alive:
+            os.killpg(self.pid, number)
+
+    def end(self) -> None:
+        """Gone, whatever it does."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            self.process.wait(10.0)
