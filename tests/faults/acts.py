@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 import redis
 
 from celery_redlock.server import LocalServer
-from tests.faults.journal import Process, now
+from tests.faults.feeder import RESOURCES, Feeder
+from tests.faults.journal import Line, Process, now
 from tests.faults.proxy import REPLIES, REQUESTS
 from tests.faults.stage import TTL, Stage, Worker
 
 Steps = Generator[float, None, None]
+BY_ITSELF = "worker ended by itself"
 
 
 @dataclass
@@ -75,14 +77,19 @@ class Acts:
 
     Args:
         stage: To what.
+        feeder: Publishes what an act needs: bodies to strike, and tasks that wait for their locks.
         chronicle: Where it is written down.
         choose: All choices are made with it.
     """
 
-    def __init__(self, stage: Stage, chronicle: Chronicle, choose: random.Random) -> None:
+    def __init__(
+        self, stage: Stage, feeder: Feeder, chronicle: Chronicle, choose: random.Random
+    ) -> None:
         self.stage = stage
+        self.feeder = feeder
         self.chronicle = chronicle
         self.choose = choose
+        self._ended: set[Worker] = set()
         self.guarded = False
         """Nodes that forgot have no vote for a while: they may come back at once."""
 
@@ -103,6 +110,7 @@ class Acts:
     def pause_nodes(self, count: int = 0, seconds: float = 0.0, kind: str = "node stop") -> Steps:
         """SIGSTOP."""
         nodes = self._some(count)
+        self._contend(self.choose.choice(RESOURCES), many=3)
         with self.chronicle.fault(kind, nodes=self._numbers(nodes)):
             try:
                 for node in nodes:
@@ -166,7 +174,8 @@ class Acts:
     def lose_majority(self) -> Steps:
         """For less than a ttl, or for more."""
         long = self.choose.random() < 0.5
-        seconds = TTL * (self.choose.uniform(1.3, 2.0) if long else self.choose.uniform(0.2, 0.8))
+        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
+        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
         kind = f"majority stop, {'more' if long else 'less'} than a ttl"
         yield from self.pause_nodes(self.choose.choice((3, 4)), seconds, kind)
 
@@ -176,11 +185,15 @@ class Acts:
         Who was granted a lock meanwhile has three votes, and now two. Needs a guard.
         """
         nodes = self.choose.sample(self.stage.nodes[2:], 3)
+        wanted = self.choose.sample(RESOURCES, 4)
         with self.chronicle.fault("three of five forget, at once", nodes=self._numbers(nodes)):
             try:
                 for node in nodes[:2]:
                     node.kill()
-                yield 1.1 * TTL
+                yield 0.5 * TTL
+                yield from self._busy(*wanted, seconds=2.5 * TTL)
+                yield 0.6 * TTL
+                self._contend(*wanted, many=3)
             finally:
                 nodes[2].kill()
                 for node in nodes:
@@ -235,8 +248,27 @@ class Acts:
         those = [worker for worker in up if worker.prefork or not prefork]
         return self.choose.choice(those) if those and len(up) > 1 else None
 
-    def _running(self, *, prefork: bool) -> list[tuple[Process, str]]:
-        """Which bodies run now: their process, and their task."""
+    def _contend(self, *resources: str, many: int = 2) -> None:
+        """Somebody waits for these."""
+        for resource in resources:
+            for _one in range(many):
+                self.feeder.send(resource, 0.05, task=self.choose.choice(("early", "late")))
+
+    def _busy(
+        self, *resources: str, seconds: float, manner: str = "sleep"
+    ) -> Generator[float, None, list[tuple[Process, Line]]]:
+        """Bodies run there; wait a little until they do, and tell which of them do."""
+        ids = {self.feeder.send(resource, seconds, manner).id for resource in resources}
+        found: list[tuple[Process, Line]] = []
+        for _look in range(15):
+            yield 0.1
+            found = [one for one in self._running(prefork=False) if one[1].task in ids]
+            if len(found) == len(ids):
+                break
+        return found
+
+    def _running(self, *, prefork: bool) -> list[tuple[Process, Line]]:
+        """Which bodies run now: their process, and the last they wrote."""
         found = []
         up = {worker.pid: worker for worker in self.stage.workers if worker.ready}
         for process, lines in self.stage.journal.read().items():
@@ -245,14 +277,15 @@ class Acts:
                 continue
             last = lines[-1]
             if last.kind in ("enter", "alive") and now() - last.at < 0.3 and process.alive():
-                found.append((process, last.task))
+                found.append((process, last))
         return found
 
     def _child(self) -> tuple[Worker, int] | None:
         """A pool child, most often one that runs a body."""
         running = self._running(prefork=True)
         if running and self.choose.random() < 0.8:
-            process = self.choose.choice(running)[0]
+            process, line = self.choose.choice(running)
+            self._contend(line.resource)
             worker = next(w for w in self.stage.workers if w.alive and w.pid == process.main)
             return worker, process.pid
         worker_or_none = self._victim(prefork=True)
@@ -283,19 +316,21 @@ class Acts:
                     os.kill(pid, last)
 
     def terminate(self) -> Steps:
-        """revoke(terminate=True) of a task that runs."""
+        """revoke(terminate=True) of a task that runs; often one that goes on for a while."""
         running = self._running(prefork=True)
+        if self.choose.random() < 0.6:
+            resource = self.choose.choice(RESOURCES)
+            stubborn = yield from self._busy(resource, seconds=2.0, manner="stubborn")
+            running = stubborn or running
         if running:
-            process, task = self.choose.choice(running)
-            name = self.choice_of_signal()
+            process, line = self.choose.choice(running)
+            self._contend(line.resource)
+            name = self.choose.choices(("SIGTERM", "SIGKILL"), (3, 1))[0]
             with self.chronicle.fault(f"revoke, {name}", pid=process.pid) as fault:
                 fault.worker = process.worker
                 with contextlib.suppress(Exception):  # the broker may be away
-                    self.stage.app.control.revoke(task, terminate=True, signal=name)
+                    self.stage.app.control.revoke(line.task, terminate=True, signal=name)
                 yield 0.5
-
-    def choice_of_signal(self) -> str:
-        return self.choose.choices(("SIGTERM", "SIGKILL"), (2, 1))[0]
 
     def kill_worker(self) -> Steps:
         """kill -9 of the main process; its children die with it."""
@@ -303,11 +338,11 @@ class Acts:
         if worker is not None:
             with self.chronicle.fault("worker kill -9", worker, pid=worker.pid):
                 try:
+                    self._ended.add(worker)
                     worker.signal(signal.SIGKILL)
                     yield self.choose.uniform(0.1, 1.0)
                 finally:
-                    worker.end()
-                    worker.start()
+                    self._again(worker)
                 yield from self._up(worker)
 
     def stop_worker(self) -> Steps:
@@ -335,21 +370,34 @@ class Acts:
             return
         with self.chronicle.fault(kind, worker, pid=worker.pid):
             try:
+                self._ended.add(worker)
                 worker.signal(number)
                 for _look in range(200):
                     if not worker.alive:
                         break
                     yield 0.1
             finally:
-                worker.end()
-                worker.start()
+                self._again(worker)
             yield from self._up(worker)
+
+    def _again(self, worker: Worker) -> None:
+        worker.end()
+        worker.start()
+        self._ended.discard(worker)
 
     def _up(self, worker: Worker) -> Steps:
         for _look in range(200):
             if worker.ready:
                 return
             yield 0.1
+
+    def revive(self) -> None:
+        """Start again a worker that has ended and whose end nobody wanted."""
+        for worker in self.stage.workers:
+            if not worker.alive and worker not in self._ended:
+                with self.chronicle.fault(BY_ITSELF, worker, pid=worker.pid):
+                    worker.end()
+                    worker.start()
 
     def restart_broker(self) -> Steps:
         with self.chronicle.fault("broker restart"):

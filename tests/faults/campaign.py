@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from celery_redlock.settings import GLOBAL
-from tests.faults.acts import Fault
+from tests.faults.acts import BY_ITSELF, Fault
 from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
 from tests.faults.messages import judge_messages
@@ -144,7 +144,7 @@ def campaign(
         )
         feeder = Feeder(stage.app, stage.results, seed)
         sentry = Sentry(stage.nodes, RESOURCES, stage.journal)
-        nemesis = Nemesis(stage, seed, seconds, phases, guarded=guarded)
+        nemesis = Nemesis(stage, feeder, seed, seconds, phases, guarded=guarded)
         faults = nemesis.chronicle.faults
         begin = now()
         first: float | None = None
@@ -184,6 +184,9 @@ def campaign(
         finally:
             sentry.close()
             feeder.close()
+        for fault in faults:
+            if fault.kind == BY_ITSELF:
+                found.problem(BY_ITSELF, fault.begin, f"{fault.worker}, pid {fault.pid}")
         for key in rest:
             found.problem("key left after the end", now(), key)
         if found.bodies and not sentry.sights:

@@ -114,7 +114,16 @@ class Feeder:
                 options = {"time_limit": choose.uniform(0.4, 0.8)}
         return Sent(str(uuid.uuid4()), task, resource, seconds, manner, now(), options)
 
+    def send(
+        self, resource: str, seconds: float, manner: str = "sleep", task: str = "early"
+    ) -> Sent:
+        """One besides those of the seed, for an act that needs it; whoever waits for a lock."""
+        sent = Sent(str(uuid.uuid4()), task, resource, seconds, manner, now())
+        self.publish(sent)
+        return sent
+
     def publish(self, sent: Sent) -> None:
+        """To the broker, and into the ledger."""
         sent.at = now()
         with self._lock:
             self.ledger[sent.id] = sent
@@ -147,10 +156,13 @@ class Feeder:
     def _run(self) -> None:
         while not self._over.wait(self._random.expovariate(self.rate)):
             self.look()
-            if len(self.waiting()) < WAITING:
-                self.publish(self.next())
-            else:
+            sent = self.next()
+            if len(self.waiting()) >= WAITING:
                 self.held_back += 1
+                continue
+            self.publish(sent)
+            if "time_limit" in sent.options:  # somebody waits for what will be killed
+                self.send(sent.resource, 0.05)
 
 
 def _enter(sent: Sent, meta: dict[str, Any]) -> None:

@@ -79,13 +79,15 @@ class Pen:
     Args:
         path: A directory.
         worker: The worker's name.
-        main: Tells the pid of the worker's main process.
+
+    Attributes:
+        main: The process that made it: the worker's main process.
     """
 
     def __init__(self, path: str, worker: str) -> None:
         self._path = path
         self._worker = worker
-        self._main = os.getpid()
+        self.main = os.getpid()
         self._pid = 0
         self._fd = -1
         self._lock = threading.Lock()
@@ -94,7 +96,7 @@ class Pen:
         """Write a line; `more` are the fields of `Line` from `run` on."""
         pid = os.getpid()
         if pid != self._pid:
-            name = f"{self._worker}.{self._main}.{pid}.{start_time(pid)}.log"
+            name = f"{self._worker}.{self.main}.{pid}.{start_time(pid)}.log"
             flags = os.O_APPEND | os.O_WRONLY | os.O_CREAT
             self._fd, self._pid = os.open(os.path.join(self._path, name), flags, 0o600), pid
         at = now() if at is None else at

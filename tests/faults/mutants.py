@@ -47,7 +47,6 @@ local freed = redis.call('DEL', KEYS[1])
 redis.pcall('PUBLISH', KEYS[1], '')
 return freed"""
     commands.RELEASE_DIGEST = hashlib.sha1(commands.RELEASE).hexdigest().encode()
-    commands.UNDO = b"return redis.call('DEL', KEYS[1])"
 
 
 def _minority_quorum() -> None:
@@ -88,9 +87,14 @@ def _free_before_death() -> None:
 
 def _endless_extension() -> None:
     """A late extension revives a lease, and its holder is not told that it was over."""
-    from celery_redlock.lease import Claim
+    from celery_redlock.lease import Claim, drift, quorum_of
+
+    def settle(self: Claim, now: float) -> None:
+        count = len(self.expiries)
+        self.deadline = sorted(self.expiries)[count - quorum_of(count)] - drift(self.ttl)
 
     Claim._open = lambda self, now: self.lost is None  # type: ignore[method-assign]
+    Claim._settle = settle  # type: ignore[method-assign]
 
 
 def _leak() -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tests.faults.acts import Acts, Chronicle, Steps
+from tests.faults.feeder import Feeder
 from tests.faults.stage import Stage
 
 
@@ -49,6 +50,7 @@ class Nemesis:
 
     Args:
         stage: What suffers.
+        feeder: As of `Acts`.
         seed: Of all choices.
         seconds: How long in all.
         phases: Which; shuffled anew each time all were.
@@ -58,6 +60,7 @@ class Nemesis:
     def __init__(
         self,
         stage: Stage,
+        feeder: Feeder,
         seed: int,
         seconds: float,
         phases: tuple[Phase, ...] = PHASES,
@@ -68,7 +71,7 @@ class Nemesis:
         self.phase = PRACTICE
         self._seconds = seconds
         self._random = random.Random(f"{seed}/nemesis")
-        self._acts = Acts(stage, self.chronicle, self._random)
+        self._acts = Acts(stage, feeder, self.chronicle, self._random)
         self._acts.guarded = guarded
         self._phases = self._shuffled(phases)
         # All are seen once, even in a short run.
@@ -97,6 +100,7 @@ class Nemesis:
                     changes += self._length
                 while self._queue and self._queue[0][0] <= at:
                     self._step(heapq.heappop(self._queue)[2])
+                self._acts.revive()
                 if every is not None and every():
                     break
                 time.sleep(0.01)

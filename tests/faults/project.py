@@ -100,6 +100,8 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
         manner: "sleep", "loop", "gil"; "stubborn": goes on for a while when it is told to exit;
             "raise", "retry": how it ends; "_exit": so does its process.
     """
+    if manner == "_exit" and os.getpid() == pen.main:
+        manner = "sleep"  # not a pool child: it would end the worker
     account = Account(task, resource)
     account.note("enter")
     try:
