@@ -349,11 +349,17 @@ class Acts:
         """SIGSTOP of all its processes."""
         worker = self._victim()
         if worker is not None:
+            # Whoever takes what it held shall hold it when it wakes, and a third shall wait.
+            yield from self._busy(*self.choose.sample(RESOURCES, 2), seconds=TTL)
+            for process, line in self._running(prefork=False):
+                if process.main == worker.pid:
+                    self.feeder.send(line.resource, TTL)
+                    self._contend(line.resource)
             with self.chronicle.fault("worker stop", worker, pid=worker.pid):
                 try:
                     worker.stopped = True
                     worker.signal_all(signal.SIGSTOP)
-                    yield self.choose.uniform(0.5 * TTL, 2 * TTL)
+                    yield TTL * self.choose.choice((0.5, self.choose.uniform(1.1, 1.9)))
                 finally:
                     worker.signal_all(signal.SIGCONT)
                     worker.stopped = False

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tests.faults.journal import Line, Process
 
-BODY = ("enter", "alive", "told", "exit")
+BODY = ("enter", "alive", "wrote", "told", "exit")
+REFUSED = "the register refused a write under a lease that stood"
 PAUSE = 0.25
 """Seconds between two signs of life of a process that runs; more, and it was kept from running."""
 
@@ -24,7 +25,8 @@ class Body:
         exited: It wrote its own end.
         untold: Seconds that it went on running after its deadline, by its own signs of life,
             without having been told.
-        lies: When the library said "held" at or after the deadline, or again after "lost".
+        lies: What the library said that was not so, or the register did, and when; each once.
+        refused: How many of its writes the register refused.
     """
 
     process: Process
@@ -39,7 +41,8 @@ class Body:
     within: float
     exited: bool
     untold: float
-    lies: list[tuple[float, str]]
+    lies: dict[str, float]
+    refused: int = 0
 
     def __str__(self) -> str:
         return (
@@ -79,17 +82,21 @@ def _body(process: Process, run: list[Line], seen_alive: float) -> Body:
     over: float | None = None
     untold = 0.0
     told = False
-    lies: list[tuple[float, str]] = []
+    lies: dict[str, float] = {}
+    refused = 0
     before = enter
     for line in run:
         if line.held:
             if line.at >= line.valid:
-                lies.append((line.at, "says held after its deadline"))
+                lies.setdefault("the library says held after the deadline", line.at)
             if over is not None:
-                lies.append((line.at, "says held again after it said lost"))
+                lies.setdefault("the library says held again after it said lost", line.at)
+            if line.kind == "wrote" and not line.more:
+                lies.setdefault(REFUSED, line.at)
             valid = line.valid
         elif over is None:
             over = line.at
+        refused += line.kind == "wrote" and not line.more
         told = told or line.kind == "told"
         gap = line.at - before.at
         if not told and not before.held and gap < PAUSE:
@@ -109,4 +116,5 @@ def _body(process: Process, run: list[Line], seen_alive: float) -> Body:
         exited=last.kind == "exit",
         untold=untold,
         lies=lies,
+        refused=refused,
     )

@@ -4,7 +4,7 @@ Every process appends to a file of its own, one `write()` per line, so that line
 is lost when the process is killed. Times are CLOCK_BOOTTIME: one clock for all processes of a host.
 
 A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when it learns that its
-lease is over. Around bodies, the worker writes `received` (main process) and `got` and `done` (the
+lease is over; `wrote` after it has written to a fenced register. Around bodies, the worker writes `received` (main process) and `got` and `done` (the
 process and thread that runs the task).
 """
 
@@ -57,7 +57,7 @@ class Line(NamedTuple):
         fence: Its fencing token, where there is one.
         valid: Until when the library says that the lease lasts; seconds.
         held: Whether the library says that it is held.
-        more: Whatever else.
+        more: How often the task had been retried; of `wrote`: whether that was accepted.
     """
 
     at: float

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.acts import Fault
-from tests.faults.bodies import Body, bodies
+from tests.faults.bodies import REFUSED, Body, bodies
 from tests.faults.journal import Line, Process
 from tests.faults.sentry import Sight
 from tests.faults.stage import BACKOFF_MAX, NODES, TTL
@@ -113,8 +113,13 @@ def judge(
     by_resource: dict[str, list[Body]] = {}
     for body in verdict.bodies:
         by_resource.setdefault(body.resource, []).append(body)
-        for at, lie in body.lies:
-            verdict.problem("a lease that is over", at, f"the library {lie}: {body}")
+        for lie, at in body.lies.items():
+            if lie == REFUSED and _forgotten(body.begin - TTL, at, faults):
+                verdict.limit("a write refused, a node was flushed")
+            else:
+                verdict.problem("untrue", at, f"{lie}: {body}")
+        for _refusal in range(body.refused):
+            verdict.limit("a write that came too late was refused by the fence")
         if body.untold > TOLD:
             text = f"went on for {body.untold:.2f} s after its lease was over: {body}"
             verdict.problem("not told", body.begin, text)

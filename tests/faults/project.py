@@ -21,6 +21,7 @@ from celery.signals import before_task_publish, task_postrun, task_prerun, task_
 from celery_redlock import SingletonTask, current_lease
 from celery_redlock.errors import LeaseLost
 from tests.faults.journal import Pen, now, short
+from tests.faults.register import Register
 
 NAME = "tests.faults.project"
 PULSE = 0.02
@@ -28,6 +29,7 @@ PULSE = 0.02
 
 app = Celery(NAME)
 app.conf.update(json.loads(os.environ["TEST_CONF"]))
+register = Register(os.environ["TEST_JOURNAL"])
 pen = Pen(os.environ["TEST_JOURNAL"], os.environ["TEST_WORKER"])
 
 if os.environ.get("TEST_MUTANT"):
@@ -51,7 +53,13 @@ class Account:
         self.token = short(self.held.token)
         self.closed = False
 
-    def note(self, kind: str) -> None:
+    def change(self) -> None:
+        """Write to what the lock protects, and write down whether that was accepted."""
+        fence = self.held.fencing_token
+        if fence is not None:
+            self.note("wrote", register.write(self.resource, fence))
+
+    def note(self, kind: str, accepted: bool | None = None) -> None:
         """One line, with what the library says at this moment."""
         # In this order: "held" later than the deadlines before and after it is a lie.
         before = self.held.lease.deadline
@@ -59,15 +67,16 @@ class Account:
         held = not self.held.lost
         lease = self.held.lease
         valid = max(before, lease.deadline)
-        fence = getattr(lease, "fencing_token", None)
-        more = (self.run, self.resource, self.token, fence, round(valid, 6), held, self.retries)
-        pen.write(kind, self.task, *more, at=at)
+        more = self.retries if accepted is None else accepted
+        fields = (self.run, self.resource, self.token, lease.fencing_token, round(valid, 6), held)
+        pen.write(kind, self.task, *fields, more, at=at)
 
     def close(self) -> None:
         """The body is over, whatever strikes it in here."""
         struck: BaseException | None = None
         while not self.closed:
             try:
+                self.change()
                 self.note("exit")
                 self.closed = True
             except BaseException as error:
@@ -81,8 +90,13 @@ def live(account: Account, seconds: float, manner: str = "sleep") -> None:
     end = time.monotonic() + seconds
     if manner == "gil":  # a C call that holds the interpreter: no thread runs meanwhile
         ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    account.change()
+    beats = 0
     while (left := end - time.monotonic()) > 0:
         account.note("alive")
+        beats += 1
+        if beats % 10 == 0:
+            account.change()
         if manner == "loop":
             for _ in range(200_000):
                 pass

@@ -94,6 +94,7 @@ class Stage:
                 "redlock_ttl": TTL,
                 "redlock_wait": 0.2,
                 "redlock_retry_backoff": 0.2,
+                "redlock_fencing": True,
                 "redlock_retry_backoff_max": BACKOFF_MAX,
                 **self._given,
             }
