@@ -8,7 +8,7 @@ SEED ?= 1
 # Two workers suit two cores; a file's tests stay together because they share its servers.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: help demo test lint types sim faults bench matrix clean
+.PHONY: help demo test lint types sim faults faults-beat bench matrix clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
@@ -16,7 +16,9 @@ help:
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
-	@echo "make faults   real beats under faults for SECONDS=$(SECONDS), SEED=$(SEED)"
+	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED); MUTANT=name:"
+	@echo "              with a bug planted, which must be found (MUTANT=list names them)"
+	@echo "make faults-beat  the same for beats"
 	@echo "make bench    the measurements against other clients"
 	@echo "make matrix   the tests over Celery, redis-py and Python versions (tox)"
 	@echo "make clean    remove all that was generated, .venv included"
@@ -43,6 +45,10 @@ sim:
 	$(BIN)/python -m tests.sim.campaign --worlds $(WORLDS)
 
 faults:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) --mutant "$(MUTANT)"
+
+faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED)
 

@@ -1,4 +1,4 @@
-"""Three beats of each of three schedulers under faults: each tick once. `make faults` runs longer.
+"""Three beats of each of three schedulers under faults: each tick once. `make faults-beat` is longer.
 
 What is judged, and what is forgiven, is in `oracle.py`.
 """

@@ -9,7 +9,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import redis
@@ -346,23 +346,29 @@ class Acts:
                 yield from self._up(worker)
 
     def stop_worker(self) -> Steps:
-        """SIGSTOP of all its processes."""
-        worker = self._victim()
-        if worker is not None:
-            # Whoever takes what it held shall hold it when it wakes, and a third shall wait.
-            yield from self._busy(*self.choose.sample(RESOURCES, 2), seconds=TTL)
-            for process, line in self._running(prefork=False):
-                if process.main == worker.pid:
-                    self.feeder.send(line.resource, TTL)
-                    self._contend(line.resource)
-            with self.chronicle.fault("worker stop", worker, pid=worker.pid):
-                try:
-                    worker.stopped = True
-                    worker.signal_all(signal.SIGSTOP)
-                    yield TTL * self.choose.choice((0.5, self.choose.uniform(1.1, 1.9)))
-                finally:
-                    worker.signal_all(signal.SIGCONT)
-                    worker.stopped = False
+        """SIGSTOP of all its processes; of that which has most to lose.
+
+        Whoever takes what it held shall hold it when it wakes, and others shall wait.
+        """
+        yield from self._busy(*self.choose.sample(RESOURCES, 4), seconds=2 * TTL)
+        up = [worker for worker in self.stage.workers if worker.ready]
+        if len(up) < 2:
+            return
+        running = self._running(prefork=False)
+        held = {w: {line.resource for p, line in running if p.main == w.pid} for w in up}
+        worker = max(up, key=lambda one: (len(held[one]), self.choose.random()))
+        with self.chronicle.fault("worker stop", worker, pid=worker.pid):
+            try:
+                worker.stopped = True
+                worker.signal_all(signal.SIGSTOP)
+                for resource in sorted(held[worker]):
+                    self.feeder.send(resource, 2 * TTL)
+                yield TTL * self.choose.choice((0.5, 1.2, self.choose.uniform(1.1, 1.9)))
+                self._contend(*sorted(held[worker]))
+                yield 0.3
+            finally:
+                worker.signal_all(signal.SIGCONT)
+                worker.stopped = False
 
     def warm(self) -> Steps:
         yield from self._restart("worker restart, warm", signal.SIGTERM)
@@ -414,15 +420,19 @@ class Acts:
                 self.stage.broker.start()
             yield 0.5
 
-    NODES: tuple[tuple[str, int], ...] = (
-        ("pause_nodes", 4), ("restart_with_memory", 2), ("restart_empty", 2), ("client_pause", 2),
-        ("client_kill", 2), ("script_flush", 1), ("flush", 1),
-    )  # fmt: skip
-    NETWORK: tuple[tuple[str, int], ...] = (("cut", 4), ("delay", 2), ("reset", 2))
-    PROCESSES: tuple[tuple[str, int], ...] = (
-        ("kill_child", 4), ("stop_child", 4), ("terminate", 4), ("kill_worker", 2),
-        ("stop_worker", 2), ("warm", 1), ("cold", 1), ("restart_broker", 1),
-    )  # fmt: skip
+    TRACKS: Mapping[str, Mapping[str, int]] = {
+        "nodes": {
+            "pause_nodes": 4, "restart_with_memory": 2, "restart_empty": 2, "client_pause": 2,
+            "client_kill": 2, "script_flush": 1, "flush": 1, "lose_majority": 0,
+            "forget_one_of_three": 0,
+        },
+        "network": {"cut": 4, "delay": 2, "reset": 2},
+        "processes": {
+            "kill_child": 4, "stop_child": 4, "terminate": 4, "kill_worker": 2, "stop_worker": 2,
+            "warm": 1, "cold": 1, "restart_broker": 1,
+        },
+    }  # fmt: skip
+    """What can happen on each track, and how often in proportion; 0: where a phase names it."""
 
     def act(self, name: str) -> Steps:
         """One of them, by name."""

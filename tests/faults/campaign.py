@@ -25,7 +25,7 @@ from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
 from tests.faults.messages import judge_messages
 from tests.faults.mutants import MUTANTS
-from tests.faults.nemesis import GUARD, PHASES, Nemesis, Phase
+from tests.faults.nemesis import GUARD, PHASES, SLEEPERS, Nemesis, Phase
 from tests.faults.oracle import Problem, Verdict, judge
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import TTL, VISIBILITY, Stage
@@ -136,7 +136,9 @@ def campaign(
     if not phases:
         phases = PHASES + ((GUARD,) if guarded else ())
     if planted is not None:
-        phases = tuple(phase for phase in (*PHASES, GUARD) if phase.name in planted.phases)
+        phases = tuple(
+            phase for phase in (*PHASES, GUARD, SLEEPERS) if phase.name in planted.phases
+        )
         options |= planted.conf
     with Stage(path, seed, mutant=mutant, **options) as stage:
         wait_until(
@@ -242,10 +244,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--mutant", default="", choices=["", *MUTANTS])
+    parser.add_argument("--mutant", default="", choices=["", "list", *MUTANTS])
     parser.add_argument("--keep", type=Path, help="keep logs and journals here")
     parser.add_argument("--phase", action="append", default=[], help="only this phase")
     options = parser.parse_args()
+    if options.mutant == "list":
+        print("\n".join(f"{name:<20} no longer so: {m.what}" for name, m in MUTANTS.items()))
+        return 0
     what = f", MUTANT {options.mutant}" if options.mutant else ""
     print(f"{options.seconds:g} s, seed {options.seed}{what}", flush=True)
     said = ""
@@ -257,7 +262,7 @@ def main() -> int:
             said = phase
             print(f"{time.monotonic() - begin:6.1f} s  {phase}", flush=True)
 
-    phases = tuple(phase for phase in (*PHASES, GUARD) if phase.name in options.phase)
+    phases = tuple(phase for phase in (*PHASES, GUARD, SLEEPERS) if phase.name in options.phase)
     with tempfile.TemporaryDirectory(prefix="redlock-faults-") as directory:
         report = campaign(
             (options.keep or Path(directory)) / "run",

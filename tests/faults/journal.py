@@ -4,8 +4,9 @@ Every process appends to a file of its own, one `write()` per line, so that line
 is lost when the process is killed. Times are CLOCK_BOOTTIME: one clock for all processes of a host.
 
 A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when it learns that its
-lease is over; `wrote` after it has written to a fenced register. Around bodies, the worker writes `received` (main process) and `got` and `done` (the
-process and thread that runs the task).
+lease is over; `wrote` after it has written to a fenced register.
+Around bodies, the worker writes `received` (its main process), `sent` (whoever publishes a task),
+`got` and `done` (the process and thread that runs it).
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ ENDS = {
     "TaskRevokedError": "revoked",
     "ValueError": "failed as asked",
     "OperationalError": "failed: the broker was away when it had to be sent again",
+    "Reject": "failed: the broker was away when it had to be sent again",
     "ConnectionError": "failed: the broker was away when it had to be sent again",
 }
 """By the error's name: ends that a policy or a fault explains."""
@@ -94,12 +95,11 @@ def _end(
         for process, line in trace:
             if line.kind in ("received", "got", "enter") and _ended(process, line.at, faults):
                 return "lost with its killed worker (early acknowledgement)", False
-    after = [line.at for _process, line in trace if line.kind in ("sent", "received")]
-    last = max(after, default=sent.at)
-    if any(f.kind in KILLS and (f.end is None or f.end > last) for f in faults):
-        nobody_had_it = not trace or trace[-1][1].kind == "sent"
-        if nobody_had_it:
-            return POPPED, False
+    moves = [line for _process, line in trace if line.kind in ("sent", "received", "got", "enter")]
+    nobody_had_it = not moves or moves[-1].kind == "sent"
+    last = moves[-1].at if moves else sent.at
+    if nobody_had_it and any(f.kind in KILLS and (f.end is None or f.end > last) for f in faults):
+        return POPPED, False
     return "LOST", True
 
 

@@ -23,7 +23,7 @@ class Phase:
     """Seconds of rest between two acts, at most, on each track; 0: nothing happens there.
 
     Attributes:
-        acts: Only these, where they are named; by track.
+        only: Where acts of a track are named, no others happen on it.
     """
 
     name: str
@@ -40,8 +40,10 @@ PHASES = (
     Phase("majority", 3.0, 0.0, 5.0, only=("lose_majority",)),
     Phase("all", 2.5, 2.5, 2.5),
 )
-GUARD = Phase("memory", 1.0, 8.0, 8.0, only=("forget_one_of_three",))
+GUARD = Phase("memory", 0.5, 0.0, 8.0, only=("forget_one_of_three",))
 """Only where a guard is on."""
+SLEEPERS = Phase("sleepers", 0.0, 0.0, 0.3, only=("stop_worker",))
+"""Whole workers are stopped, lose what they held, and wake. For who looks for one kind of bug."""
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 
@@ -115,15 +117,14 @@ class Nemesis:
         self._later(next(steps), steps)
 
     def _track(self, name: str) -> Steps:
-        tables = {"nodes": Acts.NODES, "network": Acts.NETWORK, "processes": Acts.PROCESSES}
         while True:
             rest = getattr(self.phase, name)
             if not rest:
                 yield 0.1
                 continue
-            acts, weights = zip(*tables[name], strict=True)
-            if name == "nodes" and self.phase.only:
-                acts, weights = self.phase.only, (1,) * len(self.phase.only)
+            table = Acts.TRACKS[name]
+            named = {act: 1 for act in self.phase.only if act in table}
+            acts, weights = zip(*(named or table).items(), strict=True)
             act = self._random.choices(acts, weights)[0]
             yield self._random.uniform(0.3, 1.0) * rest
             yield from self._acts.act(act)

@@ -103,6 +103,8 @@ class Network:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        # Connections that break are what it is for.
+        self._loop.set_exception_handler(lambda loop, context: None)
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._servers: list[asyncio.Server] = []
         self._thread.start()

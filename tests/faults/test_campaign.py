@@ -1,0 +1,47 @@
+"""Real workers under faults of every kind, judged by what their bodies wrote.
+
+`make faults` is the same for longer, and `make faults MUTANT=...` looks for one planted bug.
+What is judged, and what is a limit, is in `oracle.py` and in docs/guarantees.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.campaign import campaign
+from tests.faults.nemesis import PHASES
+from tests.faults.oracle import VERDICTS
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [
+    pytest.mark.worker,
+    pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG"),
+]
+
+
+def test_no_two_bodies_overlap_and_nothing_stays_locked_or_is_lost(tmp_path: Path) -> None:
+    report = campaign(tmp_path / "run", 45.0, seed=1)
+    assert report.problems == [], str(report)
+    # A busy machine runs fewer; a campaign that runs nothing proves nothing.
+    assert len(report.verdict.bodies) > 100, str(report)
+    assert sum(report.counts.values()) > 10, str(report)
+    assert report.lost == 0
+
+
+def test_the_oracle_sees_what_a_minority_quorum_does(tmp_path: Path) -> None:
+    report = campaign(tmp_path / "run", 60.0, seed=1, mutant="minority-quorum")
+    assert report.first is not None, str(report)
+
+
+def test_all_phases_have_a_name_of_their_own() -> None:
+    assert len({phase.name for phase in PHASES}) == len(PHASES)
+
+
+def test_the_verdicts_stand_in_the_guarantees_word_for_word() -> None:
+    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+    for verdict in VERDICTS:
+        assert f"| {verdict} |" in page

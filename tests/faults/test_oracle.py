@@ -1,0 +1,312 @@
+"""The oracle itself, on accounts made by hand: what it must find, and what it must forgive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.faults.acts import Fault
+from tests.faults.feeder import Sent
+from tests.faults.journal import Line, Process
+from tests.faults.messages import judge_messages
+from tests.faults.oracle import BACK, PROMPT, RESIDUE, Verdict, judge
+from tests.faults.sentry import Sight
+from tests.faults.stage import TTL
+
+A, B = Process("one", 10, 11, "5"), Process("two", 20, 21, "6")
+
+
+def body(
+    process: Process,
+    begin: float,
+    end: float,
+    *,
+    valid: float | None = None,
+    exits: bool = True,
+    fence: int | None = None,
+    thread: int = 1,
+    resource: str = "f1",
+) -> list[Line]:
+    """A body that writes when it enters, all 20 ms, and in its end."""
+    run = f"{process.pid}-{begin}"
+    times = [begin + 0.02 * n for n in range(int((end - begin) / 0.02))]
+    kinds = ["enter", *(["alive"] * (len(times) - 1))]
+    if exits:
+        times.append(end)
+        kinds.append("exit")
+    until = [at + TTL if valid is None else valid for at in times]
+    return [
+        Line(at, kind, thread, f"task-{run}", run, resource, f"t{run}", fence, v, at < v, 0)
+        for at, kind, v in zip(times, kinds, until, strict=True)
+    ]
+
+
+def kinds(*accounts: tuple[Process, list[Line]], **more: Any) -> list[str]:
+    return [problem.kind for problem in verdict(*accounts, **more).problems]
+
+
+def verdict(*accounts: tuple[Process, list[Line]], **more: Any) -> Verdict:
+    lines: dict[Process, list[Line]] = {}
+    for process, some in accounts:
+        lines.setdefault(process, []).extend(some)
+    return judge(lines, more.pop("alive", {}), more.pop("faults", ()), **more)
+
+
+OVERLAP = ["overlap within both validities"]
+
+
+def test_one_after_the_other() -> None:
+    assert kinds((A, body(A, 1.0, 2.0)), (B, body(B, 2.0, 3.0))) == []
+
+
+def test_two_at_once() -> None:
+    assert kinds((A, body(A, 1.0, 2.0)), (B, body(B, 1.99, 3.0))) == OVERLAP
+
+
+def test_two_at_once_on_different_resources() -> None:
+    assert kinds((A, body(A, 1.0, 2.0)), (B, body(B, 1.5, 3.0, resource="f2"))) == []
+
+
+def test_an_overlap_with_a_body_that_is_not_the_last() -> None:
+    """A long one, a short one in it, and a third in the long one."""
+    accounts = [(A, body(A, 1.0, 5.0)), (B, body(B, 2.0, 2.1)), (B, body(B, 3.0, 3.1))]
+    assert kinds(*accounts) == OVERLAP * 2
+
+
+def test_past_a_deadline_it_is_a_limit() -> None:
+    stopped = [line for line in body(A, 1.0, 4.0, valid=2.5) if not 1.5 < line.at < 3.9]
+    found = verdict((A, stopped), (B, body(B, 3.0, 3.5)))
+    assert found.problems == []
+    assert found.limits == {"overlap past a validity": 1}
+
+
+def test_a_body_that_enters_when_its_own_lease_is_over() -> None:
+    found = verdict((A, body(A, 1.0, 2.0)), (B, body(B, 1.5, 1.6, valid=1.4)))
+    assert found.problems == []
+    assert found.limits == {"overlap past a validity": 1}
+
+
+def test_a_flush_between_the_grants_breaks_a_premise() -> None:
+    accounts = [(A, body(A, 1.0, 2.0)), (B, body(B, 1.9, 2.5))]
+    flush = Fault("FLUSHALL", 1.5, 1.5, nodes=(3,))
+    assert kinds(*accounts, faults=[flush]) == []
+    assert kinds(*accounts, faults=[Fault("FLUSHALL", 0.1, 0.1, nodes=(3,))]) == OVERLAP
+    assert kinds(*accounts, faults=[Fault("FLUSHALL", 2.2, 2.2, nodes=(3,))]) == OVERLAP
+    assert kinds(*accounts, faults=[Fault("node stop", 1.5, 1.6, nodes=(3,))]) == OVERLAP
+
+
+def test_a_killed_body_claims_as_long_as_it_was_seen_alive() -> None:
+    killed = body(A, 1.0, 1.5, exits=False)
+    assert kinds((A, killed), (B, body(B, 1.6, 2.0))) == []
+    assert kinds((A, killed), (B, body(B, 1.6, 2.0)), alive={A: 1.55}) == []
+    assert kinds((A, killed), (B, body(B, 1.6, 2.0)), alive={A: 1.65}) == OVERLAP
+
+
+def test_and_no_longer_than_its_lease() -> None:
+    killed = body(A, 1.0, 1.5, exits=False, valid=3.0)
+    found = verdict((A, killed), (B, body(B, 3.1, 3.2)), alive={A: 4.0})
+    assert found.problems == []
+
+
+def test_a_body_without_an_end_whose_thread_lives_on_was_not_killed() -> None:
+    lines = [*body(A, 1.0, 1.5, exits=False), Line(1.51, "done", 1, "x")]
+    assert kinds((A, lines), (B, body(B, 1.6, 2.0)), alive={A: 9.0}) == []
+
+
+def test_a_body_that_is_not_told() -> None:
+    assert kinds((A, body(A, 1.0, 4.0, valid=2.0))) == ["not told"]
+    assert kinds((A, body(A, 1.0, 2.5, valid=2.0))) == []
+
+
+def test_one_that_is_told_may_go_on() -> None:
+    lines = body(A, 1.0, 4.0, valid=2.0)
+    told = next(line for line in lines if line.at > 2.1)
+    lines.insert(lines.index(told), told._replace(kind="told"))
+    assert kinds((A, lines)) == []
+
+
+def test_one_that_was_kept_from_running_is_not_to_blame() -> None:
+    lines = [line for line in body(A, 1.0, 6.0, valid=2.0) if not 2.1 < line.at < 5.9]
+    assert kinds((A, lines)) == []
+
+
+def test_the_library_says_held_when_it_is_over() -> None:
+    lines = body(A, 1.0, 2.0)
+    lines[10] = lines[10]._replace(valid=lines[10].at, held=True)
+    assert kinds((A, lines)) == ["untrue"]
+
+
+def test_a_lease_that_comes_back() -> None:
+    lines = body(A, 1.0, 2.0)
+    lines[10] = lines[10]._replace(held=False)
+    assert kinds((A, lines)) == ["untrue"]
+
+
+def test_fences_grow() -> None:
+    first, second = body(A, 1.0, 2.0, fence=7), body(B, 2.1, 3.0, fence=8)
+    assert kinds((A, first), (B, second)) == []
+    second = body(B, 2.1, 3.0, fence=7)
+    assert kinds((A, first), (B, second)) == ["fencing tokens do not grow"]
+
+
+def test_who_enters_too_late_proves_nothing_about_fences() -> None:
+    first, second = body(A, 1.0, 2.0, fence=7), body(B, 2.1, 2.2, valid=2.0, fence=6)
+    assert kinds((A, first), (B, second)) == []
+
+
+@pytest.mark.parametrize(("held", "found"), [(True, ["untrue"]), (False, [])])
+def test_a_write_that_is_refused(held: bool, found: list[str]) -> None:
+    lines = body(A, 1.0, 2.0, fence=7)
+    lines.insert(-1, lines[-2]._replace(kind="wrote", held=held, more=False))
+    lines[-1] = lines[-1]._replace(held=held)
+    result = verdict((A, lines))
+    assert [problem.kind for problem in result.problems] == found
+    assert result.limits == {"a write that came too late was refused by the fence": 1}
+
+
+# -- keys on nodes
+
+
+def sight(lines: list[Line], until: float, nodes: int = 5) -> Sight:
+    seen = dict.fromkeys(range(nodes), until)
+    first = dict.fromkeys(range(nodes), lines[0].at)
+    return Sight(lines[0].resource, lines[0].token, first, seen)
+
+
+def test_a_lock_is_freed_at_once() -> None:
+    lines = body(A, 1.0, 2.0)
+    found = verdict((A, lines), sights=[sight(lines, 2.4)])
+    assert (found.problems, found.longest) == ([], pytest.approx(0.4))
+
+
+def test_a_lock_that_is_not_freed() -> None:
+    lines = body(A, 1.0, 2.0)
+    late = sight(lines, 2.0 + PROMPT + 0.1)
+    assert kinds((A, lines), sights=[late]) == ["not freed"]
+    assert kinds((A, lines), sights=[sight(lines, 2.0 + PROMPT + 0.1, nodes=2)]) == []
+    assert kinds((A, lines), sights=[late], stalls=[(2.5, 3.0)]) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "excuses"),
+    [
+        (Fault("child kill -9", 2.0, 2.0, "one", 11), False),
+        (Fault("revoke, SIGTERM", 2.0, 2.5, "one", 11), False),
+        (Fault("worker kill -9", 2.0, 2.5, "one", 10), True),
+        (Fault("worker kill -9", 2.0, 2.5, "two", 20), False),
+        (Fault("cut", 2.0, 2.5, "one", nodes=(1, 2, 3)), True),
+        (Fault("node stop", 2.0, 2.5, nodes=(1, 2)), False),
+        (Fault("majority stop", 2.0, 2.5, nodes=(1, 2, 3)), True),
+        (Fault("worker kill -9", 5.0, 6.0, "one", 10), False),
+    ],
+)
+def test_what_excuses_that(fault: Fault, excuses: bool) -> None:
+    lines = body(A, 1.0, 2.0)
+    late = sight(lines, 2.0 + PROMPT + 0.1)
+    found = verdict((A, lines), sights=[late], faults=[fault], until=5.0)
+    assert [problem.kind for problem in found.problems] == ([] if excuses else ["not freed"])
+    assert (found.excused > PROMPT) is excuses
+
+
+def test_a_key_outlives_a_ttl() -> None:
+    lines = body(A, 1.0, 2.0)
+    kill = Fault("worker kill -9", 2.0, 2.5, "one", 10)
+    within, beyond = 2.0 + TTL + RESIDUE - 0.1, 2.0 + TTL + RESIDUE + 0.1
+    assert kinds((A, lines), sights=[sight(lines, within, 1)], faults=[kill]) == []
+    late = [sight(lines, beyond, 1)]
+    assert kinds((A, lines), sights=late, faults=[kill]) == ["key left longer than a ttl"]
+    cut = Fault("cut", 1.5, 3.0, "one", nodes=(0,))
+    assert kinds((A, lines), sights=late, faults=[kill, cut]) == []
+
+
+def test_nobody_runs_after_a_quorum_is_back() -> None:
+    loss = Fault("majority stop, more than a ttl", 1.0, 5.0, nodes=(0, 1, 2))
+    late = body(A, 5.0 + BACK + 1.0, 5.0 + BACK + 2.0)
+    assert kinds((A, late), faults=[loss], until=100.0) == ["no return"]
+    assert kinds((A, body(A, 6.0, 6.5)), faults=[loss], until=100.0) == []
+    assert kinds((A, late), faults=[loss], until=6.0) == []
+
+
+# -- messages
+
+
+def sent(task: str = "late", state: str = "SUCCESS", **more: Any) -> Sent:
+    return Sent("task", task, "f1", 0.1, "sleep", 1.0, certain=True, state=state, **more)
+
+
+def messages(
+    one: Sent, *kinds: str, faults: tuple[Fault, ...] = (), waiting: tuple[str, ...] = ()
+) -> tuple[list[str], list[str]]:
+    """How it ended, and the problems."""
+    lines = [Line(1.1 + 0.1 * n, kind, 1, "task", more=0) for n, kind in enumerate(kinds)]
+    found = Verdict()
+    ends = judge_messages(found, {"task": one}, {A: lines}, faults, waiting)
+    return list(ends), [problem.text.split(":")[0] for problem in found.problems]
+
+
+def test_a_task_that_is_done() -> None:
+    assert messages(sent(), "received", "got", "enter", "exit", "done") == (["done"], [])
+
+
+def test_a_task_that_says_done_and_never_ran() -> None:
+    assert messages(sent(), "received", "got", "done")[1] == ["done"]
+
+
+def test_a_skipped_task_need_not_run() -> None:
+    skipped = {"celery_redlock": "skipped", "resource": "f1", "holder": ""}
+    assert messages(sent("skipping", result=skipped), "got") == (["skipped"], [])
+    assert messages(sent("late", result=skipped), "got")[1] == ["skipped"]
+
+
+def test_a_task_that_is_lost() -> None:
+    assert messages(sent(state="PENDING"))[1] == ["LOST"]
+    assert messages(sent(state="RETRY"), "received", "got", "done")[1] == ["LOST"]
+    assert messages(sent("early", "RETRY"), "received", "got", "done")[1] == ["LOST"]
+
+
+def test_a_task_that_is_stuck() -> None:
+    assert messages(sent(state="RETRY"), "got", waiting=("task",))[1] == ["stuck"]
+
+
+def test_early_acknowledgement_loses_a_task_with_its_worker() -> None:
+    kill = Fault("worker kill -9", 1.25, 1.5, "one", 10)
+    early = sent("early", "PENDING")
+    assert messages(early, "received", "got", "enter", faults=(kill,))[1] == []
+    before = Fault("worker kill -9", 0.5, 0.6, "one", 10)
+    assert messages(early, "received", "got", "enter", faults=(before,))[1] == ["LOST"]
+    other = Fault("worker kill -9", 1.25, 1.5, "two", 20)
+    assert messages(early, "received", "got", "enter", faults=(other,))[1] == ["LOST"]
+
+
+def test_late_acknowledgement_does_not() -> None:
+    kill = Fault("worker kill -9", 1.25, 1.5, "one", 10)
+    assert messages(sent(state="PENDING"), "received", "got", "enter", faults=(kill,))[1]
+
+
+def test_a_message_popped_by_a_worker_that_dies_is_bad_luck_once() -> None:
+    kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
+    ends, problems = messages(sent(state="RETRY"), "received", "got", "sent", faults=(kill,))
+    assert "broker's client" in ends[0]
+    assert problems == []
+
+
+def test_too_much_bad_luck() -> None:
+    kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
+    found = Verdict()
+    ledger = {str(n): sent(state="PENDING") for n in range(3)}
+    judge_messages(found, ledger, {}, [kill], ())
+    assert "more than bad luck" in found.problems[0].text
+
+
+def test_early_acknowledgement_runs_a_task_once() -> None:
+    twice = ("received", "got", "enter", "exit", "received", "got", "enter", "exit")
+    assert len(messages(sent("early"), *twice)[1]) == 1
+    assert messages(sent("late"), *twice)[1] == []
+    broken = Fault("broker restart", 1.2, 1.4)
+    assert messages(sent("early"), *twice, faults=(broken,))[1] == []
+
+
+def test_an_error_that_nothing_explains() -> None:
+    assert messages(sent(state="FAILURE", error="KeyError"), "got", "enter")[1] == ["failed"]
+    assert messages(sent(state="FAILURE", error="LeaseLost"), "got", "enter")[1] == []
