@@ -1,4 +1,4 @@
-"""Three beats of each of three schedulers under faults: each tick once. `make faults-beat` is longer.
+"""Three beats of each of three schedulers under faults: each tick once. See `make faults-beat`.
 
 What is judged, and what is forgiven, is in `oracle.py`.
 """

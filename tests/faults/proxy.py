@@ -6,25 +6,29 @@ thread carries all links of a campaign.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
+import selectors
 import socket
 import struct
 import threading
+import time
+from collections import deque
 from types import TracebackType
 
 REQUESTS, REPLIES = "requests", "replies"
-LOOK = 0.005
-"""Seconds between two looks whether a cut is healed."""
+TICK = 0.004
+"""Seconds between two looks at what is held or delayed."""
+IDLE = 0.05
+"""The same, while nothing is."""
 
 
 class Link:
     """From one worker to one node. Made by `Network.link`; changed from any thread.
 
     Attributes:
-        port: Where it listens.
         target: The node's port.
+        listener: Where it listens.
         held: The ways that are cut.
         delay: Seconds that every piece of data takes, each way.
         jitter: Seconds more, at most.
@@ -33,7 +37,7 @@ class Link:
 
     def __init__(self, target: int, seed: str) -> None:
         self.target = target
-        self.port = 0
+        self.listener = socket.create_server(("127.0.0.1", 0))
         self.held: set[str] = set()
         self.delay = self.jitter = 0.0
         self.breaks = 0
@@ -41,7 +45,7 @@ class Link:
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
+        return f"redis://127.0.0.1:{self.listener.getsockname()[1]}/0"
 
     def heal(self) -> None:
         """As if nothing had been."""
@@ -49,79 +53,89 @@ class Link:
         self.delay = self.jitter = 0.0
         self.breaks = 0
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there = await asyncio.open_connection("127.0.0.1", self.target)
-        except OSError:
-            _reset(writer)
-            return
-        pumps = [
-            asyncio.ensure_future(self._pump(reader, there[1], REQUESTS)),
-            asyncio.ensure_future(self._pump(there[0], writer, REPLIES)),
-        ]
-        try:
-            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
-            if not pumps[0].done() and pumps[1].done():
-                pumps[0].cancel()  # the node is gone
-        except asyncio.CancelledError:
-            pass  # the end of the network; asyncio's own callback would complain of it
-        finally:
-            for pump in pumps:
-                with contextlib.suppress(asyncio.CancelledError, OSError):
-                    await pump
-            for stream in (writer, there[1]):
-                stream.close()
+    def takes(self) -> float:
+        """Seconds, of the piece of data that has come now."""
+        return self.delay + (self._random.uniform(0.0, self.jitter) if self.jitter else 0.0)
 
-    async def _pump(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str
-    ) -> None:
+
+class _Connection:
+    """Two sockets, and what is on its way between them."""
+
+    def __init__(self, link: Link, client: socket.socket, server: socket.socket) -> None:
+        self.link = link
+        self.ends = {REQUESTS: (client, server), REPLIES: (server, client)}
+        self.queues: dict[str, deque[tuple[float, bytes]]] = {REQUESTS: deque(), REPLIES: deque()}
+        self.broken = False
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            end.setblocking(False)
+
+    def take(self, way: str) -> bool:
+        """Read what has come; False if nothing will come any more."""
         try:
-            while data := await reader.read(65536):
-                if self.delay or self.jitter:
-                    await asyncio.sleep(self.delay + self._random.uniform(0.0, self.jitter))
-                while way in self.held:
-                    await asyncio.sleep(LOOK)
-                if way == REPLIES and self.breaks:
-                    self.breaks -= 1
-                    writer.write(data[:1])
-                    await writer.drain()
-                    _reset(writer)
-                    return
-                writer.write(data)
-                await writer.drain()
+            data = self.ends[way][0].recv(65536)
+        except BlockingIOError:
+            return True
         except OSError:
-            pass
-        with contextlib.suppress(OSError):
-            if way == REQUESTS and writer.can_write_eof():
-                writer.write_eof()
-            else:
-                writer.close()
+            data = b""
+        queue = self.queues[way]
+        due = time.monotonic() + self.link.takes()
+        queue.append((max(due, queue[-1][0] if queue else 0.0), data))
+        return bool(data)
+
+    def give(self) -> None:
+        """Pass on what is due."""
+        now = time.monotonic()
+        for way, queue in self.queues.items():
+            while queue and queue[0][0] <= now and way not in self.link.held and not self.broken:
+                data = queue.popleft()[1]
+                target = self.ends[way][1]
+                try:
+                    if not data:
+                        self.broken = way == REPLIES  # the node is gone
+                        target.shutdown(socket.SHUT_WR)
+                    elif way == REPLIES and self.link.breaks > 0:
+                        self.link.breaks -= 1
+                        target.send(data[:1])
+                        # Closed with a reset, not with a farewell.
+                        linger = struct.pack("ii", 1, 0)
+                        target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                        self.broken = True
+                    else:
+                        sent = target.send(data)
+                        if sent < len(data):
+                            queue.appendleft((now, data[sent:]))
+                            break
+                except BlockingIOError:
+                    queue.appendleft((now, data))
+                    break
+                except OSError:
+                    self.broken = True
+
+    def close(self) -> None:
+        for end in self.ends[REQUESTS]:
+            end.close()
 
 
 class Network:
     """All links, and the thread that carries them."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        # Connections that break are what it is for.
-        self._loop.set_exception_handler(lambda loop, context: None)
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
-        self._servers: list[asyncio.Server] = []
-        self._thread.start()
+        self._selector = selectors.DefaultSelector()
+        self._links: list[Link] = []
+        self._connections: set[_Connection] = set()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="network", daemon=True)
 
     def link(self, target: int, seed: str) -> Link:
         """A new link to a port of this host."""
         link = Link(target, seed)
-
-        async def listen() -> None:
-            server = await asyncio.start_server(link.serve, "127.0.0.1", 0)
-            link.port = server.sockets[0].getsockname()[1]
-            self._servers.append(server)
-
-        asyncio.run_coroutine_threadsafe(listen(), self._loop).result(5.0)
+        self._links.append(link)
+        self._selector.register(link.listener, selectors.EVENT_READ, link)
         return link
 
     def __enter__(self) -> Network:
+        self._thread.start()
         return self
 
     def __exit__(
@@ -130,23 +144,44 @@ class Network:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        async def end() -> None:
-            for server in self._servers:
-                server.close()
-            while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
-                for task in tasks:  # one that was accepted at the last moment starts others
-                    task.cancel()
-                await asyncio.wait(tasks, timeout=1.0)
-
-        asyncio.run_coroutine_threadsafe(end(), self._loop).result(5.0)
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._over.set()
         self._thread.join(5.0)
-        self._loop.close()
+        for connection in self._connections:
+            connection.close()
+        for link in self._links:
+            link.listener.close()
+        self._selector.close()
 
+    def _run(self) -> None:
+        while not self._over.is_set():
+            waiting = any(any(c.queues.values()) for c in self._connections)
+            for key, _event in self._selector.select(TICK if waiting else IDLE):
+                if isinstance(key.data, Link):
+                    self._accept(key.data)
+                else:
+                    connection, way = key.data
+                    if not connection.take(way):
+                        self._selector.unregister(key.fileobj)
+            for connection in list(self._connections):
+                connection.give()
+                if connection.broken:
+                    self._drop(connection)
 
-def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with a reset, not with a farewell."""
-    end = writer.get_extra_info("socket")
-    with contextlib.suppress(OSError, AttributeError):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    writer.transport.abort()
+    def _accept(self, link: Link) -> None:
+        client, _address = link.listener.accept()
+        try:
+            server = socket.create_connection(("127.0.0.1", link.target), timeout=0.5)
+        except OSError:
+            client.close()
+            return
+        connection = _Connection(link, client, server)
+        self._connections.add(connection)
+        for way, (source, _target) in connection.ends.items():
+            self._selector.register(source, selectors.EVENT_READ, (connection, way))
+
+    def _drop(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        for source, _target in connection.ends.values():
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(source)
+        connection.close()

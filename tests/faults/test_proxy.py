@@ -1,0 +1,88 @@
+"""The network of the campaign does what its acts say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from celery_redlock.server import LocalServer
+from tests.faults.proxy import REPLIES, REQUESTS, Link, Network
+from tests.support import wait_until
+
+
+@pytest.fixture
+def link(server: LocalServer) -> Iterator[Link]:
+    with Network() as network:
+        yield network.link(server.port, "seed")
+
+
+@pytest.fixture
+def client(link: Link) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(link.url, socket_timeout=0.3, retry=Retry(NoBackoff(), 0)) as one:
+        yield one
+
+
+@pytest.fixture
+def direct(server: LocalServer) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(server.url) as one:
+        yield one
+
+
+def test_it_passes_on(client: redis.Redis) -> None:
+    client.set("k", "v" * 200_000)
+    assert client.get("k") == b"v" * 200_000
+
+
+def test_a_cut_request_is_late_and_not_lost(
+    link: Link, client: redis.Redis, direct: redis.Redis
+) -> None:
+    client.ping()
+    link.held = {REQUESTS}
+    with pytest.raises(redis.TimeoutError):
+        client.set("k", "late")  # and the client gives up, and closes
+    assert direct.get("k") is None
+    link.heal()
+    wait_until(lambda: direct.get("k") == b"late", 2.0, "the request has arrived")
+
+
+def test_a_cut_reply_leaves_its_request_done(
+    link: Link, client: redis.Redis, direct: redis.Redis
+) -> None:
+    client.ping()
+    link.held = {REPLIES}
+    with pytest.raises(redis.TimeoutError):
+        client.set("k", "done")
+    assert direct.get("k") == b"done"
+    link.heal()
+    assert client.get("k") == b"done"
+
+
+def test_delay(link: Link, client: redis.Redis) -> None:
+    client.ping()
+    link.delay = 0.05
+    before = time.monotonic()
+    client.ping()
+    assert time.monotonic() - before >= 0.1
+
+
+def test_a_reply_that_breaks_off(link: Link, client: redis.Redis, direct: redis.Redis) -> None:
+    client.ping()
+    link.breaks = 1
+    with pytest.raises(redis.ConnectionError):
+        client.set("k", "done")
+    assert direct.get("k") == b"done"
+    assert client.get("k") == b"done"
+
+
+def test_a_node_that_is_gone(client: redis.Redis, server: LocalServer) -> None:
+    client.ping()
+    server.kill()
+    with pytest.raises(redis.ConnectionError):
+        client.ping()
+    server.start()
+    assert client.ping()
