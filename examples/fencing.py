@@ -21,7 +21,9 @@ from pathlib import Path
 from celery_redlock import Redlock
 from celery_redlock.server import start_servers
 
-TABLE = "CREATE TABLE stock (item text PRIMARY KEY, writer text, last_fencing_token bigint)"
+TABLE = (
+    "CREATE TABLE stock (item text PRIMARY KEY, writer text, last_fencing_token bigint NOT NULL)"
+)
 # The same for SQLite and PostgreSQL. A row that is not there yet has nothing to refuse.
 GUARDED = """
 INSERT INTO stock (item, writer, last_fencing_token) VALUES (:item, :writer, :token)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import sqlite3
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -383,3 +386,65 @@ def test_the_instance_says_what_is_usual() -> None:
     assert usual.lock("r")._fencing
     assert not usual.lock("r", fencing=False)._fencing
     assert not Redlock(["redis://127.0.0.1:1"]).lock("r")._fencing
+
+
+# -- The SQL of the docs
+
+PAGE = Path(__file__).parents[2] / "docs" / "fencing.md"
+SQL = re.findall(r"^```sql\n(.*?)^```$", PAGE.read_text("utf-8"), re.M | re.S)
+
+
+class Stock:
+    """The table of the docs, with one row."""
+
+    def __init__(self) -> None:
+        column, *self.statements = SQL
+        self.connection = sqlite3.connect(":memory:")
+        self.connection.execute("CREATE TABLE stock (item text PRIMARY KEY, amount int)")
+        self.connection.execute("INSERT INTO stock VALUES ('apples', 7)")
+        self.connection.execute(column)
+
+    def __call__(
+        self, number: int, token: int | None, amount: int = 0, item: str = "apples"
+    ) -> int:
+        """Run one of the statements; the count of rows."""
+        row = {"item": item, "amount": amount, "token": token}
+        return self.connection.execute(self.statements[number], row).rowcount
+
+    def amounts(self) -> dict[str, int]:
+        return dict(self.connection.execute("SELECT item, amount FROM stock"))
+
+
+@pytest.fixture
+def stock() -> Iterator[Stock]:
+    table = Stock()
+    yield table
+    table.connection.close()
+
+
+UPDATE, UPSERT, RAISE = range(3)
+
+
+@pytest.mark.parametrize("write", [UPDATE, UPSERT])
+def test_the_sql_refuses_who_is_late(stock: Stock, write: int) -> None:
+    assert stock(write, 34, 8) == 1
+    for token in (33, 34, None):
+        with contextlib.suppress(sqlite3.IntegrityError):  # NOT NULL
+            assert stock(write, token, 6) == 0
+    assert stock(write, 35, 9) == 1
+    assert stock.amounts() == {"apples": 9}
+
+
+def test_the_sql_that_inserts_does_not_take_what_has_no_token(stock: Stock) -> None:
+    assert stock(UPDATE, 5, item="pears") == 0  # there is no such row
+    with pytest.raises(sqlite3.IntegrityError):
+        stock(UPSERT, None, item="pears")
+    assert stock(UPSERT, 5, 3, item="pears") == 1
+    assert stock.amounts() == {"apples": 7, "pears": 3}
+
+
+def test_the_sql_that_raises_the_number_first_keeps_the_earlier_out(stock: Stock) -> None:
+    assert stock(RAISE, 34) == 1
+    assert stock(UPDATE, 33, 6) == 0  # between the reading of 34 and its writing
+    assert stock(RAISE, 33) == 0
+    assert stock.amounts() == {"apples": 7}
