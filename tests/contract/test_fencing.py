@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -198,6 +199,18 @@ def test_fenced_and_not_exclude_each_other(clients: list[Skewed]) -> None:
     assert clients[0].try_acquire("r", fencing=True) is None
     clients[1].release(plain)
     assert take(clients[0]) > (lease.fencing_token or 0)
+
+
+def test_who_waits_gets_a_token_as_well(clients: list[Skewed]) -> None:
+    lease = clients[2].acquire("r", fencing=True)
+    tokens: list[int] = []
+    waiter = threading.Thread(target=lambda: tokens.append(take(clients[0])))
+    waiter.start()
+    wait_until(lambda: clients[0]._wakeup._waiters, 5, "it waits")
+    assert clients[2].release(lease)
+    waiter.join()
+    assert lease.fencing_token is not None
+    assert tokens[0] > lease.fencing_token
 
 
 def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: list[LocalServer]) -> None:

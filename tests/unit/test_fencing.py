@@ -22,6 +22,7 @@ from celery_redlock.lease import Claim, Lease
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.refusal import refusal
 from celery_redlock.testing import FakeNode
+from celery_redlock.turn import TickClaim
 from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended
 
 Steps = Any
@@ -386,6 +387,12 @@ def test_the_instance_says_what_is_usual() -> None:
     assert usual.lock("r")._fencing
     assert not usual.lock("r", fencing=False)._fencing
     assert not Redlock(["redis://127.0.0.1:1"]).lock("r")._fencing
+
+
+def test_a_tick_of_a_beat_has_none_whatever_is_usual() -> None:
+    """Each tick has a name of its own: they would fill the nodes with numbers."""
+    usual = Redlock(["redis://127.0.0.1:1"], fencing=True)
+    assert not TickClaim(usual, "beat:entry:tick", 30.0)._fencing
 
 
 # -- The SQL of the docs
