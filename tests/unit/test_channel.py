@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.channel import STALLED, Channel
+from celery_redlock.channel import AGAIN, OWED, STALLED, Channel
 from celery_redlock.lease import Claim
 from celery_redlock.quorum import Round, Verb, Vote
 
@@ -229,3 +229,60 @@ def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_
     assert not channel.stalled(back)
     assert channel.ask(ask(Verb.ACQUIRE, at=back), back)
     assert channel.stalled(back + STALLED + 0.1)
+
+
+# -- Releases that were refused
+
+
+def refuse(channel: Channel, of: Claim, *, at: float = NOW) -> Round:
+    """A claim that was set here, and a release of it that the node answered with an error."""
+    channel.ask(ask(Verb.ACQUIRE, of, at=at), at)
+    release = ask(Verb.RELEASE, of, at=at)
+    channel.ask(release, at)
+    channel.answered()
+    assert channel.answered() is release
+    channel.refused(release)
+    return release
+
+
+def test_a_refused_release_is_tried_again_when_the_node_has_written(channel: Channel) -> None:
+    release = refuse(channel, claim())
+    assert channel.due(Verb.ACQUIRE, NOW + 1) == [release]
+    assert channel.answered() is release
+    assert channel.due(Verb.ACQUIRE, NOW + 1) == []
+
+
+def test_one_is_tried_first_and_more_when_that_has_succeeded(channel: Channel) -> None:
+    releases = [refuse(channel, claim(f"{number}")) for number in range(AGAIN + 5)]
+    assert channel.due(Verb.EXTEND, NOW) == releases[:1]
+    channel.answered()
+    assert channel.due(Verb.RELEASE, NOW) == releases[1 : AGAIN + 1]
+
+
+def test_a_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Channel) -> None:
+    refuse(channel, claim())
+    assert channel.due(Verb.ACQUIRE, NOW + TTL) == []
+    assert not channel.unanswered
+
+
+def test_a_refused_release_survives_its_connection(channel: Channel) -> None:
+    release = refuse(channel, claim())
+    channel.dropped()
+    assert channel.connected(NOW + 1) == [release]
+
+
+def test_nothing_but_releases_is_owed(channel: Channel) -> None:
+    for verb in (Verb.ACQUIRE, Verb.EXTEND, Verb.PEEK):
+        refused = ask(verb)
+        channel.ask(refused, NOW)
+        channel.answered()
+        channel.refused(refused)
+    assert channel.due(Verb.ACQUIRE, NOW) == []
+
+
+def test_what_a_node_is_owed_is_bounded_and_the_oldest_is_left_to_its_ttl(
+    channel: Channel,
+) -> None:
+    releases = [refuse(channel, claim(f"{number}")) for number in range(OWED + 10)]
+    assert channel.due(Verb.ACQUIRE, NOW) == [releases[10]]
+    assert len(channel._owed) == OWED - 1

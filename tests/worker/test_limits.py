@@ -1,0 +1,64 @@
+"""However many tasks wait in a worker, a process has two connections to a node at most."""
+
+from __future__ import annotations
+
+import pytest
+import redis
+
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+from tests.worker.harness import Cluster
+
+pytestmark = pytest.mark.worker
+
+
+def connections(node: LocalServer, since: set[int]) -> list[bool]:
+    """Those of locks that were not there before: whether each is one that listens."""
+    with redis.Redis.from_url(node.url) as client:
+        return sorted(
+            int(one["sub"]) > 0
+            for one in client.client_list()
+            if one["name"] == "celery_redlock" and int(one["id"]) not in since
+        )
+
+
+def known(node: LocalServer) -> set[int]:
+    with redis.Redis.from_url(node.url) as client:
+        return {int(one["id"]) for one in client.client_list()}
+
+
+def test_64_threads_that_wait_share_two(cluster: Cluster, key: str) -> None:
+    cluster.redlock.connect()
+    for node in cluster.nodes:
+        wait_until(lambda n=node: connections(n, set()), 5, "the test's own is connected")
+    before = [known(node) for node in cluster.nodes]
+    with cluster.worker("-c", "64", "-P", "threads") as worker:
+        first = cluster.send("patient", key, 2.0)
+        cluster.entered(key)
+        rest = [cluster.send("patient", key, 0.001) for _ in range(80)]
+        for node, old in zip(cluster.nodes, before, strict=True):
+            wait_until(
+                lambda n=node, o=old: connections(n, o) == [False, True], 5, "they listen by one"
+            )
+        assert cluster.result(first) == "done"
+        for sent in rest:
+            assert cluster.result(sent, timeout=60.0) == "done"
+        for node, old in zip(cluster.nodes, before, strict=True):
+            assert len(connections(node, old)) <= 2
+        worker.terminate()
+        assert worker.ended() == 0
+    for node, old in zip(cluster.nodes, before, strict=True):
+        wait_until(lambda n=node, o=old: connections(n, o) == [], 5, "all are closed")
+
+
+def test_each_prefork_child_and_their_parent_have_their_own(cluster: Cluster, key: str) -> None:
+    before = [known(node) for node in cluster.nodes]
+    with cluster.worker("-c", "3"):
+        sent = [cluster.send("patient", key, 0.2) for _ in range(6)]
+        cluster.entered(key)
+        for one in sent:
+            assert cluster.result(one, timeout=30.0) == "done"
+        for node, old in zip(cluster.nodes, before, strict=True):
+            found = connections(node, old)
+            # Three children and the keeper; a child that has waited has one more, to listen.
+            assert 3 <= len(found) <= 1 + 2 * 3
