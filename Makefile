@@ -8,7 +8,7 @@ SEED ?= 1
 # Two workers suit two cores; a file's tests stay together because they share its servers.
 PYTEST_ARGS ?= -n 2 --dist loadfile
 
-.PHONY: help demo test lint types sim faults faults-beat bench matrix clean
+.PHONY: help demo test lint types sim faults faults-beat endings bench matrix clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
@@ -19,6 +19,7 @@ help:
 	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED); MUTANT=name:"
 	@echo "              with a bug planted, which must be found (MUTANT=list names them)"
 	@echo "make faults-beat  the same for beats"
+	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"
 	@echo "make bench    the measurements against other clients"
 	@echo "make matrix   the tests over Celery, redis-py and Python versions (tox)"
 	@echo "make clean    remove all that was generated, .venv included"
@@ -51,6 +52,10 @@ faults:
 faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED)
+
+endings:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m tests.worker.table $(ENDINGS_ARGS)
 
 bench:
 	@$(PYTHON) .ci/bootstrap.py bench

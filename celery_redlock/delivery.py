@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from celery.exceptions import Reject, Retry
+from celery import states
+from celery.exceptions import Ignore, Reject, Retry
 
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked, release_leftovers
@@ -29,7 +30,8 @@ __all__ = ["ATTEMPTS", "LEASE", "Delivery", "Skipped", "first_call", "lease_of"]
 logger = logging.getLogger("celery_redlock.task")
 
 ATTEMPTS = "redlock_attempts"
-"""Message header: how often a task was sent again for want of its lock, and since when."""
+"""Message header: how often a task was sent again for want of its lock, since when, and whether it
+is a copy of a message that was at work."""
 LEASE = "redlock_lease"
 """Attribute of a request: the lock its delivery runs under."""
 
@@ -74,6 +76,7 @@ class Delivery:
         self._request = request
         self._options = options
         self._held = held
+        self._copy = _attempts(request).get("copy", False)
         held.owner = Owner(
             socket.gethostname(),
             os.getpid(),
@@ -87,11 +90,16 @@ class Delivery:
     def run(self, body: Callable[[], Any]) -> Any:
         try:
             try:
-                self._held.acquire()
+                # Whoever holds it now may not be there any more when we have waited.
+                self._held.acquire(wait=0.0 if self._redelivered else None)
             except ResourceHeld as refusal:
-                if not self._predecessor(refusal):
+                if self._predecessor(refusal):
+                    self._held.acquire(wait=PREDECESSOR)
+                elif self._redelivered:
+                    self._copy = self._is_copy(refusal)
+                    self._held.acquire()
+                else:
                     raise
-                self._held.acquire(wait=PREDECESSOR)
         except ResourceHeld as refusal:
             return self._conflict(refusal)
         except QuorumUnavailable as refusal:
@@ -104,6 +112,9 @@ class Delivery:
             if self._options.on_unavailable == "raise":
                 raise
             return self._later("unavailable", refusal)
+        if self._copy and self._succeeded():
+            logger.info("%s is done: this was a second delivery of it", self._name)
+            raise Ignore  # acknowledged; its state, result and callbacks are those of the first
         # Counted from the next conflict: a retry of the user's would carry the count along.
         if isinstance(self._request.headers, dict):
             self._request.headers.pop(ATTEMPTS, None)
@@ -127,7 +138,41 @@ class Delivery:
             return replaced or owner.retries < _count(self._request.retries, FEW)
         return owner.task_id == _short(self._request.parent_id)
 
+    @property
+    def _redelivered(self) -> bool:
+        """Whether the broker says that this message was with a worker before."""
+        info = self._request.delivery_info
+        return not self._copy and isinstance(info, Mapping) and bool(info.get("redelivered"))
+
+    def _is_copy(self, refusal: ResourceHeld) -> bool:
+        """Whether the holder is this very message, delivered before: it may still come to its end.
+
+        Seen after a lost connection to the broker, and after a `visibility_timeout`.
+        """
+        owner = refusal.holder.owner if refusal.holder else None
+        if owner is None or not owner.task_id:
+            return False
+        same_try = owner.retries == _count(self._request.retries, FEW)
+        return same_try and owner.task_id == _short(self._request.id)
+
+    def _succeeded(self) -> bool:
+        """Whether the result backend knows that the first delivery has come to its end."""
+        backend = self._task.backend
+        try:
+            # Results of rpc:// are messages to the caller: not ours to look at.
+            if backend.as_uri() == "rpc://":
+                return False
+            state: str = backend.get_state(self._request.id)
+        except Exception as error:  # none, or it is away: better twice than never
+            logger.warning("%s: cannot tell whether it is done: %r", self._name, error)
+            return False
+        return state == states.SUCCESS
+
     def _conflict(self, refusal: ResourceHeld) -> Any:
+        if self._copy:
+            # To skip it or to fail would be told of the first delivery, which has the same id; and
+            # if that one dies, this is the message that is left.
+            return self._later("held", refusal)
         if self._options.on_conflict == "raise":
             raise refusal
         if self._options.on_conflict == "skip":
@@ -145,8 +190,11 @@ class Delivery:
         options = self._options
         attempts = _attempts(self._request)
         count = attempts[why] = attempts[why] + 1
+        if self._copy:
+            attempts["copy"] = True
         waited = time.time() - attempts["since"]
-        if options.retry_deadline is not None and waited >= options.retry_deadline:
+        deadline = None if self._copy else options.retry_deadline
+        if deadline is not None and waited >= deadline:
             logger.error("%s gives up after %.1f s: %s", self._name, waited, refusal)
             raise refusal
         ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
@@ -205,6 +253,8 @@ def _attempts(request: Any) -> dict[str, Any]:
     if isinstance(since, bool) or not isinstance(since, (int, float)) or not abs(since) < FAR:
         since = now
     attempts: dict[str, Any] = {"since": min(since, now)}
+    if given.get("copy") is True:
+        attempts["copy"] = True
     for why in ("held", "unavailable"):
         attempts[why] = _count(given.get(why), MANY)
     return attempts

@@ -10,6 +10,7 @@ import pytest
 from celery_redlock.server import start_servers
 from tests.support import with_acl_user
 from tests.worker.harness import Cluster, Worker, refused_by
+from tests.worker.stage import Monitor
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +29,13 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
     """A prefork worker with three children."""
     with cluster.worker("-c", "3") as worker:
         yield worker
+
+
+@pytest.fixture(scope="module")
+def monitor(cluster: Cluster) -> Iterator[Monitor]:
+    """What a node is told about locks."""
+    with Monitor(cluster) as monitor:
+        yield monitor
 
 
 @pytest.fixture(autouse=True)

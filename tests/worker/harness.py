@@ -76,6 +76,9 @@ class Cluster:
             **conf,
         }
         Path(self.log).touch()
+        self._lines: list[Line] = []
+        self._read = 0
+        self._reading = threading.Lock()
         self.app = Celery("tests.worker.sender", set_as_current=False)
         self.app.conf.update(self.conf)
         self.app.conf.result_backend = f"{__name__}:{PolledBackend.__name__}+{broker.url}"
@@ -150,9 +153,12 @@ class Cluster:
     # -- bodies --------------------------------------------------------------------------------
 
     def lines(self, kind: str | None = None, resource: str | None = None) -> list[Line]:
+        with self._reading:
+            new, self._read = log.read_on(self.log, self._read)
+            self._lines += new
         return [
             line
-            for line in log.read(self.log)
+            for line in self._lines
             if kind in (None, line.kind) and resource in (None, line.resource)
         ]
 
@@ -176,8 +182,8 @@ class Cluster:
         found = log.overlaps(self.lines())
         assert [(one, two) for one, two in found if two.begin > since] == []
 
-    def contend(self, key: str, wait: float = 15.0) -> Contender:
-        return Contender(self, f"k:{key}", wait)
+    def contend(self, key: str, wait: float = 30.0, quiet: bool = False) -> Contender:
+        return Contender(self, f"k:{key}", wait, quiet)
 
     def free(self, key: str, within: float = SOON) -> None:
         """The resource can be taken again."""
@@ -187,8 +193,8 @@ class Cluster:
     # -- workers -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def worker(self, *arguments: str, **conf: Any) -> Iterator[Worker]:
-        worker = Worker(self, arguments, conf)
+    def worker(self, *arguments: str, queue: str = "celery", **conf: Any) -> Iterator[Worker]:
+        worker = Worker(self, arguments, conf, queue)
         try:
             worker.ready()
             yield worker
@@ -197,16 +203,22 @@ class Cluster:
 
 
 class Contender:
-    """Another who wants the same lock, from now on, and writes into the same log when it has it."""
+    """Another who wants the same lock, from now on, and writes into the same log when it has it.
 
-    def __init__(self, cluster: Cluster, resource: str, wait: float) -> None:
+    A quiet one does not write: where a lock may be lost, the oracle is not asked.
+    """
+
+    def __init__(self, cluster: Cluster, resource: str, wait: float, quiet: bool = False) -> None:
         self._cluster = cluster
+        self._quiet = quiet
         self._resource = resource
         self._wait = wait
         self._error: BaseException | None = None
         self.entered: float | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
-        assert cluster.redlock.try_acquire(resource) is None, "nobody holds it: the test is void"
+        if not quiet:
+            taken = cluster.redlock.try_acquire(resource) is None
+            assert taken, "nobody holds it: the test is void"
         self._thread.start()
 
     def _run(self) -> None:
@@ -214,17 +226,25 @@ class Contender:
         try:
             with self._cluster.redlock.lock(self._resource, wait=self._wait):
                 note = (self._resource, "contender", run, self._cluster.log)
-                log.note("enter", *note)
+                if not self._quiet:
+                    log.note("enter", *note)
                 self.entered = time.monotonic()
-                log.note("exit", *note)
+                if not self._quiet:
+                    log.note("exit", *note)
         except BaseException as error:
             self._error = error
 
-    def gets_it(self, since: float | Callable[[], float]) -> None:
-        """It got the lock within a second after `since`, and no sooner."""
+    def has_it(self) -> float:
+        """Wait until it has got the lock; when that was."""
         self._thread.join(self._wait + 2.0)
         if self._error is not None:
             raise self._error
+        assert self.entered is not None
+        return self.entered
+
+    def gets_it(self, since: float | Callable[[], float]) -> None:
+        """It got the lock within a second after `since`, and no sooner."""
+        self.has_it()
         assert self.entered is not None
         since = since() if callable(since) else since
         assert self.entered - since < SOON
@@ -234,9 +254,14 @@ class Worker:
     """A `celery worker` process."""
 
     def __init__(
-        self, cluster: Cluster, arguments: tuple[str, ...] = (), conf: Mapping[str, Any] = {}
+        self,
+        cluster: Cluster,
+        arguments: tuple[str, ...] = (),
+        conf: Mapping[str, Any] = {},
+        queue: str = "celery",
     ) -> None:
         name = uuid.uuid4().hex[:8]
+        self.queue = queue
         self.output = cluster.path / f"worker-{name}.log"
         environment = {
             **os.environ,
@@ -247,7 +272,7 @@ class Worker:
         }
         command = [sys.executable, "-m", "celery", "-A", TASKS, "worker", "-l", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        command += ["-n", f"{name}@test", *(arguments or ("-c", "3"))]
+        command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 command,

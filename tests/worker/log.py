@@ -55,8 +55,16 @@ def note(kind: str, resource: str, task: Any = "", detail: Any = "", path: str =
 
 def read(path: str) -> list[Line]:
     """All lines so far."""
-    with open(path, encoding="utf-8") as file:
-        return [Line(*json.loads(line)) for line in file if line.endswith("\n")]
+    return read_on(path, 0)[0]
+
+
+def read_on(path: str, begin: int) -> tuple[list[Line], int]:
+    """The lines from an offset on, and the offset to go on from."""
+    with open(path, "rb") as file:
+        file.seek(begin)
+        text = file.read()
+    end = text.rfind(b"\n") + 1
+    return [Line(*json.loads(line)) for line in text[:end].splitlines()], begin + end
 
 
 def runs(lines: Iterable[Line]) -> list[Run]:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import signal
 import threading
 import time
 import uuid
 from collections.abc import Callable
 from typing import Any, get_type_hints
+from urllib.parse import urlsplit
 
+import redis
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 
@@ -28,7 +31,7 @@ from celery_redlock import (
     locked,
 )
 from celery_redlock.events import Listener, subscribe
-from tests.worker.log import note, runs_of
+from tests.worker.log import VARIABLE, note, runs_of
 
 NAME = "tests.worker.tasks"
 
@@ -51,8 +54,12 @@ class Witness(Listener):
 subscribe(Witness())
 
 
-def occupy(task: Any, key: str, seconds: float, kind: str = "sleep") -> None:
-    """A body: from `enter` to `exit`, with signs of life between, as long as it is let."""
+def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str = "") -> None:
+    """A body: from `enter` to `exit`, with signs of life between, as long as it is let.
+
+    Args:
+        until: A file; when it is there, the body ends.
+    """
     run = uuid.uuid4().hex[:8]
     note("enter", f"k:{key}", task.request.id, run)
     try:
@@ -61,7 +68,7 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep") -> None:
             time.sleep(seconds)
         if kind == "gil":
             ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # keeps the GIL, unlike CDLL
-        while time.monotonic() < end:
+        while time.monotonic() < end and not (until and os.path.exists(until)):
             note("alive", f"k:{key}", task.request.id, run)
             if kind == "sleep":
                 time.sleep(0.005)
@@ -89,13 +96,21 @@ def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> A
         os._exit(3)
     if then == "SystemExit":
         raise SystemExit(3)
+    if then == "KeyboardInterrupt":
+        raise KeyboardInterrupt
+    if then == "MemoryError":
+        raise MemoryError("as asked")
+    if then == "SIGKILL":  # as the OOM killer sends it: nobody in the worker knows beforehand
+        os.kill(os.getpid(), signal.SIGKILL)
+    if then == "SIGSEGV":
+        ctypes.string_at(0)
     return {"retries": self.request.retries, "token": current_lease().token != ""}
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", autoretry_for=(KeyError,),
           retry_kwargs={"max_retries": 3, "countdown": 0.1})  # fmt: skip
-def autoretry(self: Task, key: str) -> int:
-    occupy(self, key, 0.02)
+def autoretry(self: Task, key: str, seconds: float = 0.02) -> int:
+    occupy(self, key, seconds)
     if self.request.retries < 2:
         raise KeyError(key)
     return self.request.retries
@@ -110,6 +125,40 @@ def late(self: Task, key: str, seconds: float, then: str = "return") -> int:
     if first and then in ("reject", "requeue"):  # of no effect without acks_late
         raise Reject("as asked", requeue=then == "requeue")
     return runs_of(self.request.id)
+
+
+def _until_told(policy: str) -> Any:
+    def body(self: Task, key: str) -> int:
+        """The first delivery goes on until it is told to end; another is short."""
+        first = runs_of(self.request.id) == 0
+        occupy(self, key, 60.0 if first else 0.05, until=f"{os.environ[VARIABLE]}.{key}")
+        return runs_of(self.request.id)
+
+    return app.task(base=SingletonTask, bind=True, name=f"{NAME}.until_told_{policy}",
+                    lock_key="k:{key}", acks_late=True, reject_on_worker_lost=True,
+                    lock_on_conflict=policy)(body)  # fmt: skip
+
+
+until_told_retry = _until_told("retry")
+until_told_skip = _until_told("skip")
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", retry_on_worker_lost=True,
+          default_retry_delay=0.2)  # fmt: skip
+def lost_retry(self: Task, key: str) -> int:
+    """Of Celery 5.7; to an older one the option says nothing."""
+    occupy(self, key, 0.05 if runs_of(self.request.id) else 30.0)
+    return runs_of(self.request.id)
+
+
+@app.task
+def left(key: str) -> dict[str, Any]:
+    """What an earlier task has left on the nodes, as whoever runs next in its process sees it."""
+    at, held = time.monotonic(), 0
+    for url in app.conf.redlock_nodes:
+        with redis.Redis(port=urlsplit(url).port) as client:  # not as the user of the locks
+            held += bool(client.exists(f"redlock:k:{key}"))
+    return {"at": at, "pid": os.getpid(), "held": held}
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
@@ -136,6 +185,18 @@ def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
         except SystemExit:
             end = time.monotonic() + after
     note("exit", f"k:{key}", self.request.id, run)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
+def tidy(self: Task, key: str, seconds: float, after: float) -> None:
+    """When it is told to exit, it tidies up for `after` seconds first."""
+    run = uuid.uuid4().hex[:8]
+    note("enter", f"k:{key}", self.request.id, run)
+    try:
+        time.sleep(seconds)
+    finally:
+        time.sleep(after)
+        note("exit", f"k:{key}", self.request.id, run)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=30.0)

@@ -1,17 +1,28 @@
-"""Every ending that the body's process survives, on a prefork worker: the lock is free at once."""
+"""Every ending that a prefork worker survives; see scenarios.py for what they are."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from celery.exceptions import MaxRetriesExceededError, TaskRevokedError
 from celery.result import AsyncResult
 
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
+from tests.worker.scenarios import played_on
+from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
+
+
+ENDINGS = played_on("prefork", own=False)
+
+
+@pytest.mark.parametrize("ending", ENDINGS, ids=str)
+def test_ending(
+    cluster: Cluster, worker: Worker, monitor: Monitor, key: str, ending: Ending
+) -> None:
+    play(ending, cluster, monitor, "prefork", worker, key)
 
 
 def ends(
@@ -25,41 +36,6 @@ def ends(
     contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
     assert contender.entered is not None and contender.entered > run.begin + seconds
     return sent
-
-
-def test_success(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "return")
-    assert cluster.result(sent) == {"retries": 0, "token": True}
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-
-
-def test_exception(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "raise")
-    with pytest.raises(ValueError, match="as asked"):
-        cluster.result(sent)
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-
-
-def test_ignore(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "ignore")
-    cluster.settled()
-    assert sent.state == "PENDING"
-    assert len(cluster.runs(key, sent)) == 1
-
-
-def test_reject(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "reject", task="late")
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-
-
-def test_reject_with_requeue(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "requeue", task="late")
-    assert cluster.result(sent) == 2
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 2
 
 
 @pytest.mark.parametrize("then", ["retry", "retry at once"])
@@ -86,43 +62,6 @@ def test_contender_between_retries(cluster: Cluster, worker: Worker, key: str) -
     assert cluster.runs(key, sent)[1].begin > contender.end
 
 
-def test_retries_are_exhausted(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("work", key, 0.02, "retry for ever")
-    with pytest.raises(MaxRetriesExceededError):
-        cluster.result(sent)
-    assert len(cluster.runs(key, sent)) == 4
-    cluster.settled()
-    cluster.free(key)
-
-
-def test_autoretry_for(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("autoretry", key)
-    assert cluster.result(sent) == 2
-    assert len(cluster.runs(key, sent)) == 3
-    cluster.settled()
-    cluster.free(key)
-
-
-def test_soft_time_limit(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("work", key, 20, soft_time_limit=0.3)
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert cluster.state(sent) == "FAILURE"
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-
-
-def test_soft_time_limit_that_is_caught(cluster: Cluster, worker: Worker, key: str) -> None:
-    """The body goes on, and so does its lock."""
-    sent = cluster.send("soft", key, 20, 0.5, soft_time_limit=0.3)
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert cluster.result(sent) == "caught"
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[1].end)
-    assert cluster.runs(key, sent)[1].end - cluster.runs(key, sent)[0].end > 0.5
-
-
 def test_soft_time_limit_while_waiting_for_the_lock(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
@@ -146,25 +85,6 @@ def test_soft_time_limit_at_any_moment(cluster: Cluster, worker: Worker, key: st
         assert cluster.state(one) in ("SUCCESS", "FAILURE")
         cluster.free(f"{key}{i}")
     cluster.settled()
-
-
-def test_revoke_before_start(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("work", key, countdown=1.0)
-    cluster.app.control.revoke(sent.id)
-    worker.said(f"Tasks flagged as revoked: {sent.id}")
-    assert cluster.state(sent) == "REVOKED"
-    with pytest.raises(TaskRevokedError):
-        cluster.result(sent)
-    assert cluster.runs(key) == []
-    cluster.free(key, within=0.0)
-    assert cluster.result(cluster.send("work", key)) == {"retries": 0, "token": True}
-
-
-def test_expired_before_start(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("work", key, countdown=0.5, expires=0.1)
-    assert cluster.state(sent) == "REVOKED"
-    assert cluster.runs(key) == []
-    cluster.free(key, within=0.0)
 
 
 def test_a_body_of_three_times_its_ttl_keeps_its_lock(

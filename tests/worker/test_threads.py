@@ -9,51 +9,32 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.harness import Cluster, Worker, pool
-from tests.worker.test_endings import ends
+from tests.worker.harness import Cluster, Worker
+from tests.worker.harness import pool as param
+from tests.worker.scenarios import POOLS, played_on
+from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 
 
-POOLS = [pool(name) for name in ("threads", "solo", "gevent", "eventlet")]
+@pytest.fixture(scope="module", params=[param(name) for name in POOLS[1:]])
+def pool(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
 
 
-@pytest.fixture(scope="module", params=POOLS)
-def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    with cluster.worker("-c", "3", "-P", request.param) as worker:
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster, pool: str) -> Iterator[Worker]:
+    with cluster.worker("-c", "3", "-P", pool) as worker:
         yield worker
         cluster.settled()  # or the next worker would wait for what this one did not acknowledge
 
 
-def test_success(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "return")
-    assert cluster.result(sent) == {"retries": 0, "token": True}
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-
-
-def test_exception(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "raise")
-    with pytest.raises(ValueError, match="as asked"):
-        cluster.result(sent)
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-
-
-@pytest.mark.parametrize("then", ["retry", "retry at once"])
-def test_retry(cluster: Cluster, worker: Worker, key: str, then: str) -> None:
-    sent = cluster.send("work", key, 0.02, then)
-    assert cluster.result(sent) == {"retries": 3, "token": True}
-    assert sent.state == "SUCCESS"
-    assert len(cluster.runs(key, sent)) == 4
-    cluster.settled()
-    cluster.free(key)
-
-
-def test_requeue(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = ends(cluster, key, "requeue", task="late")
-    assert cluster.result(sent) == 2
-    cluster.settled()
+@pytest.mark.parametrize("ending", played_on("threads", own=False), ids=str)
+def test_ending(
+    cluster: Cluster, worker: Worker, monitor: Monitor, pool: str, key: str, ending: Ending
+) -> None:
+    play(ending, cluster, monitor, pool, worker, key)
 
 
 def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None:

@@ -1,0 +1,160 @@
+"""A message that the broker delivers again while its first body runs: kept out, then done or run.
+
+Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import states
+from celery.exceptions import Ignore, Retry
+
+from celery_redlock import SingletonTask
+from celery_redlock.delivery import ATTEMPTS
+from celery_redlock.hold import HeldLease
+from celery_redlock.lease import Lease, Owner
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
+
+AGAIN = {"delivery_info": {"redelivered": True}}
+COPY = {ATTEMPTS: {"copy": True}}
+
+
+@pytest.fixture
+def first(redlock: FakeRedlock) -> Lease:  # noqa: F811
+    """The lock of the first delivery."""
+    return redlock.acquire("k", owner=Owner("here", 1, task_id="the-id"))
+
+
+@pytest.fixture
+def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+    def declare(**options: Any) -> Any:
+        @app.task(name=f"copied{len(app.tasks)}", base=SingletonTask, lock_key="k", **options)
+        def task() -> str:
+            return "ran"
+
+        task.backend.forget("the-id")  # the memory of this backend is that of all apps
+        return task
+
+    return declare
+
+
+@pytest.mark.parametrize("policy", ["retry", "skip", "raise"])
+def test_a_copy_is_kept_out_whatever_the_policy(
+    first: Lease,
+    declare: Any,
+    sent: list[Any],  # noqa: F811
+    policy: str,
+) -> None:
+    """And for as long as it takes: its first delivery may still die."""
+    task = declare(lock_on_conflict=policy, lock_retry_deadline=10.0)
+    result, _info = deliver(task, **AGAIN)
+    assert isinstance(result, Retry)
+    (again,) = sent
+    assert again.options["headers"][ATTEMPTS]["copy"] is True
+    result, _info = deliver(task, **{ATTEMPTS: {"copy": True, "since": 0.0}})
+    assert isinstance(result, Retry)
+    assert sent[1].options["headers"][ATTEMPTS]["copy"] is True
+
+
+@pytest.mark.parametrize(
+    ("owner", "request_"),
+    [
+        ({"task_id": "other"}, AGAIN),
+        ({"task_id": ""}, AGAIN),
+        ({"task_id": "the-id", "retries": 1}, AGAIN),
+        ({"task_id": "the-id"}, {}),  # somebody gave two messages one id
+    ],
+)
+def test_others_are_no_copies(
+    redlock: FakeRedlock,  # noqa: F811
+    declare: Any,
+    sent: list[Any],  # noqa: F811
+    owner: Any,
+    request_: Any,
+) -> None:
+    redlock.acquire("k", owner=Owner("here", 1, **owner))
+    deliver(declare(), **request_)
+    (again,) = sent
+    assert "copy" not in again.options["headers"][ATTEMPTS]
+
+
+def test_a_copy_does_not_run_when_the_first_has_succeeded(
+    declare: Any,
+    redlock: FakeRedlock,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    task = declare()
+    task.backend.store_result("the-id", "first", states.SUCCESS)
+    result, info = deliver(task, **COPY)
+    assert isinstance(result, Ignore)
+    assert info.state == states.IGNORED
+    assert task.backend.get_result("the-id") == "first"
+    assert redlock.free("k")
+    assert "is done: this was a second delivery" in caplog.text
+
+
+@pytest.mark.parametrize("state", [None, states.STARTED, states.RETRY, states.FAILURE])
+def test_a_copy_runs_when_the_first_has_not_succeeded(declare: Any, state: str | None) -> None:
+    task = declare()
+    if state:
+        task.backend.store_result("the-id", None, state)
+    assert deliver(task, **COPY)[0] == "ran"
+
+
+def test_a_message_that_met_nobody_runs_whatever_its_state(declare: Any) -> None:
+    """Its id may have been used before; a worker that stops gives back what it has not begun."""
+    task = declare()
+    task.backend.store_result("the-id", "yesterday's", states.SUCCESS)
+    assert deliver(task, **AGAIN)[0] == "ran"
+
+
+@pytest.mark.parametrize("answer", ["rpc://", OSError("away")])
+def test_where_nobody_can_tell_it_runs(
+    declare: Any, monkeypatch: pytest.MonkeyPatch, answer: Any
+) -> None:
+    task = declare()
+    task.backend.store_result("the-id", "first", states.SUCCESS)
+    asked: list[str] = []
+
+    def ask(task_id: str) -> str:
+        asked.append(task_id)
+        raise answer
+
+    if answer == "rpc://":
+        monkeypatch.setattr(task.backend, "as_uri", lambda: answer)
+    else:
+        monkeypatch.setattr(task.backend, "get_state", ask)
+    assert deliver(task, **COPY)[0] == "ran"
+    assert len(asked) == (answer != "rpc://")
+
+
+def test_a_copy_whose_first_ends_while_it_waits(
+    first: Lease,
+    redlock: FakeRedlock,  # noqa: F811
+    declare: Any,
+    sent: list[Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has seen who holds the lock before it waits in its process."""
+    task = declare()
+    asked: list[float | None] = []
+    acquire = HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        asked.append(wait)
+        if wait is None:
+            task.backend.store_result("the-id", "first", states.SUCCESS)
+            redlock.release(first)
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+    result, _info = deliver(task, **AGAIN)
+    assert isinstance(result, Ignore)
+    assert asked == [0.0, None]
+    assert sent == []

@@ -1,0 +1,278 @@
+"""Plays one ending on a real worker, asserts what the lock must do there, and measures it.
+
+Who freed a lock is taken from a node's MONITOR: the connection on which the token came that was
+deleted is the one it was set on (the process of the body), or another one of the worker's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import celery
+import psutil
+import redis
+from celery.result import AsyncResult
+from celery.states import READY_STATES
+
+from tests.support import wait_until
+from tests.worker import log
+from tests.worker.harness import SOON, Cluster, Contender, Worker
+from tests.worker.log import Run
+
+VERSION = tuple(int(part) for part in celery.__version__.split(".")[:2])
+
+BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "ttl", "never taken"
+
+
+class Monitor:
+    """All that a node is told about locks, in its order."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        for _ in range(2):  # a node learns the script of a release from its first client
+            with cluster.redlock.lock("first"):
+                pass
+        self._client = redis.Redis(port=cluster.nodes[0].port, socket_timeout=None)
+        self._seen: list[tuple[str, str]] = []
+        self._pids: dict[str, int] = {}
+        self._monitor = self._client.monitor()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Monitor:
+        self._monitor.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._client.client_kill_filter(_type="normal", skipme=True)
+        self._thread.join(5.0)
+        self._monitor.__exit__(kind, error, traceback)
+        self._client.close()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(redis.ConnectionError):
+            for line in self._monitor.listen():
+                source = "lua" if line["client_type"] == "lua" else line["client_port"]
+                connects = line["command"].startswith("CLIENT SETNAME celery_redlock")
+                locks = " redlock:" in line["command"] and source != "lua"
+                if connects or (locks and source not in self._pids):
+                    self._find(source)  # at once: later it may be dead
+                self._seen.append((source, line["command"]))
+
+    def _find(self, port: str) -> None:
+        """Whose connection this is."""
+        for one in psutil.net_connections("tcp4"):
+            if one.pid and one.laddr and one.raddr and one.laddr.port == int(port):
+                self._pids[port] = one.pid
+
+    def _caught_up(self) -> None:
+        marker = uuid.uuid4().hex
+        self._client.echo(marker)
+        wait_until(
+            lambda: any(marker in words for _source, words in reversed(self._seen)),
+            5.0,
+            "the monitor has shown all",
+        )
+
+    def _about(self, resource: str) -> list[tuple[str, list[str]]]:
+        """What was said about one resource, and by whom."""
+        self._caught_up()
+        lines = [(source, words.split(" ")) for source, words in self._seen]
+        return [(source, words) for source, words in lines if f"redlock:{resource}" in words]
+
+    def taken(self, resource: str) -> int:
+        """How often a lock on a resource was asked for."""
+        return sum(words[0].upper() == "SET" for _source, words in self._about(resource))
+
+    def extended_by(self, resource: str, task: str) -> set[int]:
+        """The processes that asked for an extension of a task's locks."""
+        return {
+            self._pids[source]
+            for source, words in self._about(resource)
+            if source != "lua"
+            and any("PEXPIRE" in word for word in words)
+            and any(task in word for word in words)
+        }
+
+    def freed_by(self, resource: str, task: str) -> int | None:
+        """The process that freed the first lock of a task; None if it was its ttl."""
+        token = asker = ""
+        for source, words in self._about(resource):
+            if source != "lua":
+                asker = source if token in words else ""
+                if not token and words[0].upper() == "SET" and task in words[2]:
+                    token = words[2]
+            elif asker and words[0].upper() == "DEL":
+                return self._pids[asker]
+        return None
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of an ending."""
+
+    freed: float | None
+    by: str
+    overlaps: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Ending:
+    """One way a body ends, and what must be so then.
+
+    Attributes:
+        name: In words; what the table in the docs calls it.
+        task, args, options: The message. Its body must last until a contender waits, some 0.3 s.
+        act: Brings the ending about, once the body runs.
+        state: The task's state in the end.
+        runs: How often its body must have begun in the end.
+        by: Who may free the lock.
+        within: Seconds after the body's last sign of life within which it must be free.
+        pools: Where this ending exists.
+        worker: Settings of a worker of its own, as it does not survive this; else it is shared.
+        arguments: Of that worker's command line.
+        since: The first Celery that has it.
+        unacknowledged: Pools on which the broker has the message still, to deliver it again.
+        played: Replaces the whole play, where no body runs or more than one worker is needed.
+    """
+
+    name: str
+    task: str = "work"
+    args: tuple[Any, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    act: Callable[[Stage], None] = lambda stage: None
+    state: str = "SUCCESS"
+    runs: int = 1
+    by: tuple[str, ...] = (BODY,)
+    within: float = SOON
+    pools: tuple[str, ...] = ("prefork",)
+    worker: Mapping[str, Any] | None = None
+    arguments: tuple[str, ...] = ("-c", "2")
+    since: tuple[int, int] = (5, 4)
+    unacknowledged: tuple[str, ...] = ()
+    played: Callable[[Stage, Ending], Row] | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Stage:
+    """Where an ending is played: a cluster, a worker, a key of its own."""
+
+    def __init__(self, cluster: Cluster, monitor: Monitor, worker: Worker, key: str) -> None:
+        self.cluster = cluster
+        self.monitor = monitor
+        self.worker = worker
+        self.key = key
+        self.sent: AsyncResult[Any]
+        self.contender: Contender
+
+    @property
+    def run(self) -> Run:
+        """The first body of the task, as far as it has come."""
+        return self.cluster.runs(self.key, self.sent)[0]
+
+    def begin(self, task: str, *args: Any, quiet: bool = False, **options: Any) -> None:
+        """Send a task; when its body has begun, have another wait for its lock.
+
+        Args:
+            quiet: Whether the other's having it is no overlap.
+        """
+        self.sent = self.cluster.send(task, self.key, *args, **options)
+        self.cluster.entered(self.key)
+        self.contender = self.cluster.contend(self.key, quiet=quiet)
+
+    def freed(self, within: float) -> float:
+        """Wait until the contender has the lock; seconds since the body's last sign of life."""
+        entered = self.contender.has_it()
+        first = [run for run in self.cluster.runs(self.key, self.sent) if run.begin < entered]
+        freed = entered - first[-1].end
+        assert freed < within, f"free only {freed:.2f} s after the body's last sign of life"
+        return freed
+
+    def by(self) -> str:
+        """Who freed the task's first lock."""
+        return self.process(self.monitor.freed_by(f"k:{self.key}", self.sent.id))
+
+    def extenders(self) -> set[int]:
+        """The processes that extended the task's first lock."""
+        return self.monitor.extended_by(f"k:{self.key}", self.sent.id)
+
+    def process(self, pid: int | None) -> str:
+        """What a process is here."""
+        known = {None: TTL, self.worker.process.pid: MAIN, self.run.pid: BODY}
+        return known.get(pid, KEEPER)
+
+    def over(self, state: str, runs: int) -> str:
+        """Wait until nothing of the message is left anywhere; how it ended, in words."""
+        cluster = self.cluster
+        if state in READY_STATES:
+            assert cluster.state(self.sent, 15.0) == state
+        cluster.settled(10.0)
+        assert self.sent.state == state
+        assert len(cluster.runs(self.key, self.sent)) == runs
+        times = "not run" if not runs else "run once" if runs == 1 else f"run {runs} times"
+        return f"{state}, {times}"
+
+    def overlaps(self) -> int:
+        return len(log.overlaps(self.cluster.lines(resource=f"k:{self.key}")))
+
+
+def play(
+    ending: Ending, cluster: Cluster, monitor: Monitor, pool: str, worker: Worker | None, key: str
+) -> Row:
+    """Bring an ending about on a pool; assert what must be so; what was measured.
+
+    Args:
+        worker: One that may be shared; None if the ending wants its own.
+    """
+    with _worker(ending, cluster, pool, worker) as worker:
+        stage = Stage(cluster, monitor, worker, key)
+        if ending.played is not None:
+            return ending.played(stage, ending)
+        stage.begin(ending.task, *ending.args, **ending.options)
+        ending.act(stage)
+        freed = stage.freed(ending.within)
+        by = stage.by()
+        assert by in ending.by, f"freed by the {by}"
+        if pool in ending.unacknowledged:
+            assert cluster.client.hlen("unacked") == 1
+            cluster.client.delete("unacked", "unacked_index")
+        message = stage.over(ending.state, ending.runs)
+        if pool in ending.unacknowledged:
+            message += ", will be delivered again"
+        assert stage.overlaps() == 0
+        cluster.free(key)
+        return Row(freed, by, stage.overlaps(), message)
+
+
+@contextlib.contextmanager
+def _worker(ending: Ending, cluster: Cluster, pool: str, worker: Worker | None) -> Iterator[Worker]:
+    if ending.worker is None:
+        assert worker is not None
+        yield worker
+        return
+    with cluster.worker("-P", pool, *ending.arguments, **ending.worker) as own:
+        yield own
+
+
+def begin_again(stage: Stage, **conf: Any) -> Any:
+    """A worker that comes after one that has ended, for what that one left."""
+    return stage.cluster.worker("-c", "2", **conf)
+
+
+def until(moment: float) -> None:
+    """Wait for a moment that is part of what is tested."""
+    wait_until(lambda: time.monotonic() >= moment, 60.0, "the time has come")

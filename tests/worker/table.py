@@ -1,0 +1,201 @@
+"""`make endings`: plays every ending on real processes, and writes what was measured into the docs.
+
+python -m tests.worker.table [--pool NAME ...] [--only WORDS] [--strains]
+
+With `--pool` or `--only` the page is left alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import billiard
+import celery
+
+from celery_redlock.server import start_servers
+from tests.support import with_acl_user
+from tests.worker.harness import Cluster, Worker
+from tests.worker.harness import pool as param
+from tests.worker.holding import SETUPS, SOFT, Held, Setup, bear, strained_by
+from tests.worker.scenarios import ENDINGS, POOLS, played_on
+from tests.worker.stage import Ending, Monitor, Row, play
+
+PAGE = Path(__file__).parents[2] / "docs" / "endings.md"
+INSTALLED = [pool for pool in POOLS if not any(mark.args[0] for mark in param(pool).marks)]
+CHILDREN = "3"
+ABREAST = 3
+"""Workers that are strained at once: their bodies mostly wait."""
+
+
+class Shared:
+    """A worker that many endings are played on, as long as all goes well."""
+
+    def __init__(self, cluster: Cluster, pool: str, stack: contextlib.ExitStack) -> None:
+        self._cluster = cluster
+        self._pool = pool
+        self._stack = stack
+        self._worker: Worker | None = None
+
+    def get(self, ending: Ending) -> Worker | None:
+        """The worker to play it on; None, and it is stopped, if the ending has its own."""
+        if ending.worker is None:
+            if self._worker is None:
+                worker = self._cluster.worker("-P", self._pool, "-c", CHILDREN)
+                self._worker = self._stack.enter_context(worker)
+        elif self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+        return self._worker
+
+
+@contextlib.contextmanager
+def world() -> Iterator[tuple[Cluster, Monitor]]:
+    """Servers, and the app that sends."""
+    with (
+        start_servers(6, config=with_acl_user()) as (*nodes, broker),
+        tempfile.TemporaryDirectory() as path,
+    ):
+        cluster = Cluster(nodes, broker, Path(path))
+        try:
+            with Monitor(cluster) as monitor:
+                yield cluster, monitor
+        finally:
+            cluster.close()
+
+
+def chosen(pool: str, only: str = "") -> list[Ending]:
+    """What is to be played on a pool; on a shared worker first."""
+    endings = [*played_on(pool, own=False), *played_on(pool, own=True)]
+    return [ending for ending in endings if only in ending.name]
+
+
+def measure(pool: str, endings: list[Ending]) -> dict[str, Row | None]:
+    """Play them; what was measured, None where something was not as it must be."""
+    rows: dict[str, Row | None] = {}
+    while left := [ending for ending in endings if ending.name not in rows]:
+        with world() as (cluster, monitor), contextlib.ExitStack() as stack:
+            shared = Shared(cluster, pool, stack)
+            for ending in left:
+                begin = time.monotonic()
+                key = f"{pool}-{len(rows)}"
+                try:
+                    worker = shared.get(ending)
+                    row = rows[ending.name] = play(ending, cluster, monitor, pool, worker, key)
+                    took = time.monotonic() - begin
+                    print(f"{pool:8} {ending.name:60} {line(row)}   [{took:.1f} s]", flush=True)
+                except Exception:
+                    rows[ending.name] = None
+                    print(f"{pool:8} {ending.name:60} FAILED", flush=True)
+                    traceback.print_exc()
+                    for output in cluster.path.glob("worker-*.log"):
+                        print(output.read_text(errors="replace")[-2000:])
+                    break  # what it left must not disturb the others
+    return rows
+
+
+def strain(cluster: Cluster, monitor: Monitor, setup: Setup) -> dict[str, Held | None]:
+    """What became of the lock of one body after another, on one worker."""
+    found: dict[str, Held | None] = {}
+    queue = f"held{SETUPS.index(setup)}"
+    with cluster.worker("-P", setup.pool, "-c", "2", queue=queue, **SOFT, **setup.conf) as worker:
+        for number, strain in enumerate(strained_by()):
+            try:
+                key = f"{queue}-{number}"
+                seen = found[strain.name] = bear(strain, cluster, monitor, worker, key)
+                ok = "" if seen.held == (strain.name not in setup.loses) else "   NOT AS IT MUST BE"
+                print(f"{setup.name}: {strain.name}: {cell(seen)}{ok}", flush=True)
+                if ok:
+                    found[strain.name] = None
+            except Exception:
+                found[strain.name] = None
+                print(f"{setup.name}: {strain.name}: FAILED", flush=True)
+                traceback.print_exc()
+    return found
+
+
+def cell(seen: Held) -> str:
+    if seen.held:
+        return f"held, by the {seen.kept_by}"
+    return f"lost, noticed by the {seen.noticed_by or 'nobody'}"
+
+
+def strains_table(measured: dict[str, dict[str, Held | None]]) -> str:
+    names = [strain.name for strain in strained_by()]
+    lines = [f"| pool | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+    for setup, found in measured.items():
+        cells = [cell(seen) if seen else "" for seen in map(found.get, names)]
+        lines.append(f"| {setup} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def line(row: Row) -> str:
+    freed = "" if row.freed is None else f"{max(row.freed, 0.001):.3f} s"
+    return f"{freed} | {row.by} | {row.overlaps} | {row.message}"
+
+
+def table(measured: dict[str, dict[str, Row | None]]) -> str:
+    """All that was measured, as Markdown."""
+    lines = [
+        f"Celery {celery.__version__}, billiard {billiard.__version__},"
+        f" Python {sys.version.split()[0]}, {sys.platform}; five nodes.",
+        "",
+        "| ending | pool | free after | by whom | overlaps | message |",
+        "|---|---|---|---|---|---|",
+    ]
+    for ending in ENDINGS:
+        for pool, rows in measured.items():
+            row = rows.get(ending.name)
+            if row is not None:
+                lines.append(f"| {ending.name} | {pool} | {line(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def render(page: str, name: str, text: str) -> str:
+    """The page with `text` between the marks of that name."""
+    begin, end = f"<!-- {name}: written by make endings -->\n", f"<!-- {name}: end -->\n"
+    head, found, rest = page.partition(begin)
+    assert found, f"no {begin!r} in {PAGE.name}"
+    return f"{head}{begin}\n{text}\n{end}{rest.partition(end)[2]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pool", action="append", choices=POOLS)
+    parser.add_argument("--only", default="", help="only endings whose name has these words")
+    parser.add_argument("--strains", action="store_true", help="only what a lock outlives")
+    arguments = parser.parse_args()
+    begin = time.monotonic()
+    part = arguments.pool or arguments.only
+    measured: dict[str, dict[str, Row | None]] = {}
+    if not arguments.strains:
+        for pool in arguments.pool or INSTALLED:
+            measured[pool] = measure(pool, chosen(pool, arguments.only))
+    held: dict[str, dict[str, Held | None]] = {}
+    if not part:
+        with world() as (cluster, monitor), ThreadPoolExecutor(ABREAST) as threads:
+            found = threads.map(partial(strain, cluster, monitor), SETUPS)
+            held = {setup.name: cells for setup, cells in zip(SETUPS, found, strict=True)}
+    parts: list[Mapping[str, object]] = [*measured.values(), *held.values()]
+    rows = [row for one in parts for row in one.values()]
+    failed = rows.count(None)
+    print(f"{len(rows)} played in {time.monotonic() - begin:.0f} s, {failed} failed")
+    if not (part or failed):
+        page = render(PAGE.read_text(encoding="utf-8"), "strains", strains_table(held))
+        if measured:
+            page = render(page, "endings", table(measured))
+        PAGE.write_text(page, encoding="utf-8")
+        print(f"written into {PAGE.relative_to(PAGE.parents[1])}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

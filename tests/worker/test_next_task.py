@@ -1,0 +1,38 @@
+"""After an ending that Python survives, the lock is free before the process begins another task."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.worker.harness import Cluster
+from tests.worker.harness import pool as param
+from tests.worker.scenarios import POOLS
+
+pytestmark = pytest.mark.worker
+
+SURVIVED = [
+    ("work", ("return",), {}),
+    ("work", ("raise",), {}),
+    ("work", ("retry",), {}),
+    ("work", ("retry at once",), {}),
+    ("work", ("ignore",), {}),
+    ("late", ("reject",), {}),
+    ("late", ("requeue",), {}),
+    ("work", (), {"soft_time_limit": 0.15}),
+]
+"""Endings after which the process goes on: task, arguments, options of the message."""
+
+
+@pytest.mark.parametrize("pool", map(param, POOLS))
+def test_the_lock_is_free_before_the_next_task_of_the_process(
+    cluster: Cluster, key: str, pool: str
+) -> None:
+    survived = SURVIVED if pool == "prefork" else SURVIVED[:-1]  # the others know no limits
+    with cluster.worker("-P", pool, "-c", "1"):
+        for number, (task, then, options) in enumerate(survived):
+            sent = cluster.send(task, f"{key}{number}", 0.3, *then, **options)
+            left = cluster.result(cluster.send("left", f"{key}{number}"))
+            run = cluster.runs(f"{key}{number}", sent)[0]
+            assert left["pid"] == run.pid and left["at"] > run.end
+            assert left["held"] < 3, f"{task} {then}"
+        cluster.settled()
