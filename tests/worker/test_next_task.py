@@ -23,7 +23,7 @@ SURVIVED = [
 """Endings after which the process goes on: task, arguments, options of the message."""
 
 
-@pytest.mark.parametrize("pool", map(param, POOLS))
+@pytest.mark.parametrize("pool", [param(name) for name in POOLS])
 def test_the_lock_is_free_before_the_next_task_of_the_process(
     cluster: Cluster, key: str, pool: str
 ) -> None:
