@@ -20,7 +20,7 @@ from typing import Any
 import redis
 
 from celery_redlock.settings import GLOBAL
-from tests.faults.acts import BY_ITSELF, Fault
+from tests.faults.chronicle import Fault
 from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
 from tests.faults.messages import judge_messages
@@ -29,6 +29,7 @@ from tests.faults.nemesis import GUARD, PHASES, SLEEPERS, Nemesis, Phase
 from tests.faults.oracle import Problem, Verdict, judge
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import TTL, VISIBILITY, Stage
+from tests.faults.worker_acts import BY_ITSELF
 from tests.support import wait_until
 
 START = 60.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tests.faults.acts import Fault
+from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict

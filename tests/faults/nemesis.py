@@ -13,7 +13,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.faults.acts import Acts, Chronicle, Steps
+from tests.faults.acts import Acts
+from tests.faults.chronicle import Chronicle
+from tests.faults.crew import Steps
 from tests.faults.feeder import Feeder
 from tests.faults.stage import Stage
 
@@ -73,8 +75,7 @@ class Nemesis:
         self.phase = PRACTICE
         self._seconds = seconds
         self._random = random.Random(f"{seed}/nemesis")
-        self._acts = Acts(stage, feeder, self.chronicle, self._random)
-        self._acts.guarded = guarded
+        self._acts = Acts(stage, feeder, self.chronicle, self._random, guarded=guarded)
         self._phases = self._shuffled(phases)
         # All are seen once, even in a short run.
         self._length = max(4.0, min(20.0, seconds / len(phases)))

@@ -19,21 +19,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.acts import Fault
 from tests.faults.bodies import REFUSED, Body, bodies
+from tests.faults.chronicle import Fault
 from tests.faults.journal import Line, Process
 from tests.faults.sentry import Sight
-from tests.faults.stage import BACKOFF_MAX, NODES, TTL
+from tests.faults.stage import BACKOFF_MAX, HELPED, NODES, TTL
 
 QUORUM = NODES // 2 + 1
 TOLD = 1.0
 PROMPT = 1.0
 RESIDUE = 0.6
-BACK = TTL + BACKOFF_MAX + 3.0
+BACK = 2 * TTL + BACKOFF_MAX + 3.0
 FORGETS = "FLUSHALL"
 """The one fault here that breaks a premise of the algorithm."""
 HARMLESS = ("child kill -9", "revoke, SIGTERM", "revoke, SIGKILL", "broker restart")
 """What is done to a worker and is no excuse for a lock that is not freed."""
+HELPER = "helper kill -9"
+FREED_BY_HELPER = "worker kill -9"
+"""One more of these, where a worker has a helper."""
 
 VERDICTS = (
     "two claims overlap within both validities, premises kept (majority kept memory or restarted"
@@ -218,11 +221,14 @@ def _touched(body: Body, faults: Sequence[Fault], stalls: Sequence[tuple[float, 
     nodes = {node for fault in near if not fault.worker for node in fault.nodes}
     if len(nodes) >= QUORUM or _stalled(begin, end, stalls):
         return True
+    own = [fault for fault in near if fault.worker == body.process.worker]
     pids = (0, body.process.pid, body.process.main)
-    return any(
-        fault.worker == body.process.worker and fault.pid in pids and fault.kind not in HARMLESS
-        for fault in near
-    )
+    harmless = HARMLESS
+    if body.process.worker == HELPED:
+        if any(fault.kind == HELPER for fault in own):
+            return True
+        harmless = (*HARMLESS, FREED_BY_HELPER)
+    return any(fault.pid in pids and fault.kind not in harmless for fault in own)
 
 
 def _stalled(begin: float, end: float, stalls: Sequence[tuple[float, float]]) -> bool:

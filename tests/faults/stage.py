@@ -33,10 +33,12 @@ VISIBILITY = 15
 """Seconds after which the broker delivers again what a dead worker had; longer than any body."""
 BACKOFF_MAX = 1.0
 """Seconds until a task that met a held lock tries again, at most."""
+HELPED = "threads"
+"""The worker that has a helper process, which frees what it held when it is killed."""
 POOLS: dict[str, tuple[str, ...]] = {
     "one": ("-c", "2"),
     "two": ("-c", "2"),
-    "threads": ("-P", "threads", "-c", "4"),
+    HELPED: ("-P", "threads", "-c", "4"),
 }
 """The workers, and what they are started with."""
 
@@ -173,6 +175,8 @@ class Worker:
     def start(self) -> None:
         self._since = self.output.stat().st_size if self.output.exists() else 0
         conf = {**self.stage.conf, "redlock_nodes": [link.url for link in self.links]}
+        if self.name == HELPED:
+            conf["redlock_keeper"] = "process"
         environment = {
             **os.environ,
             "TEST_CONF": json.dumps(conf),
@@ -197,10 +201,14 @@ class Worker:
             )
         self.stopped = False
 
-    def children(self) -> list[int]:
-        """The pids of its pool's processes."""
+    def children(self, *, helper: bool = False) -> list[int]:
+        """The pids of its pool's processes; or of its helper."""
         with contextlib.suppress(psutil.NoSuchProcess):
-            return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+            return [
+                child.pid
+                for child in psutil.Process(self.pid).children(recursive=True)
+                if ("celery_redlock.helper" in child.cmdline()) is helper
+            ]
         return []
 
     def signal(self, number: int) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from tests.faults.acts import Fault
+from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.messages import judge_messages
 from tests.faults.oracle import BACK, PROMPT, RESIDUE, Verdict, judge
 from tests.faults.sentry import Sight
-from tests.faults.stage import TTL
+from tests.faults.stage import HELPED, TTL
 
 A, B = Process("one", 10, 11, "5"), Process("two", 20, 21, "6")
 
@@ -207,6 +207,16 @@ def test_what_excuses_that(fault: Fault, excuses: bool) -> None:
     found = verdict((A, lines), sights=[late], faults=[fault], until=5.0)
     assert [problem.kind for problem in found.problems] == ([] if excuses else ["not freed"])
     assert (found.excused > PROMPT) is excuses
+
+
+def test_a_worker_with_a_helper_frees_though_it_is_killed() -> None:
+    process = Process(HELPED, 30, 30, "7")
+    lines = body(process, 1.0, 2.0, exits=False)
+    late = [sight(lines, 2.0 + PROMPT + 0.1)]
+    kill = Fault("worker kill -9", 2.0, 2.5, HELPED, 30)
+    helper = Fault("helper kill -9", 1.5, 1.5, HELPED, 31)
+    assert kinds((process, lines), sights=late, faults=[kill]) == ["not freed"]
+    assert kinds((process, lines), sights=late, faults=[kill, helper]) == []
 
 
 def test_a_key_outlives_a_ttl() -> None:

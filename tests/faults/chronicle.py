@@ -1,0 +1,58 @@
+"""What was done to the stage, and when."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tests.faults.journal import now
+from tests.faults.stage import Worker
+
+
+@dataclass
+class Fault:
+    """One act.
+
+    Attributes:
+        kind: What was done.
+        begin: When; seconds.
+        end: When it was undone; None while it is not.
+        worker: To which worker.
+        pid: To which process of it.
+        nodes: To which nodes, by number.
+    """
+
+    kind: str
+    begin: float
+    end: float | None = None
+    worker: str = ""
+    pid: int = 0
+    nodes: tuple[int, ...] = ()
+
+    def touches(self, begin: float, end: float) -> bool:
+        return self.begin <= end and (self.end is None or self.end >= begin)
+
+
+@dataclass
+class Chronicle:
+    """All that was done."""
+
+    faults: list[Fault] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def fault(self, kind: str, worker: Worker | None = None, **more: object) -> Iterator[Fault]:
+        """Write down a fault: from now to the end of the block."""
+        name = worker.name if worker else ""
+        fault = Fault(kind, now(), worker=name, **more)  # type: ignore[arg-type]
+        self.faults.append(fault)
+        try:
+            yield fault
+        finally:
+            fault.end = now()
+
+    def counts(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for fault in self.faults:
+            found[fault.kind] = found.get(fault.kind, 0) + 1
+        return dict(sorted(found.items()))

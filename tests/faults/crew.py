@@ -1,0 +1,73 @@
+"""What all acts share: whom they act on, and the tasks they need for it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+
+from tests.faults.chronicle import Chronicle
+from tests.faults.feeder import Feeder
+from tests.faults.journal import Line, Process, now
+from tests.faults.stage import Stage, Worker
+
+Steps = Generator[float, None, None]
+
+
+class Crew:
+    """The hands of a nemesis.
+
+    Args:
+        stage: What they act on.
+        feeder: Publishes what an act needs: bodies to strike, and tasks that wait for their locks.
+        chronicle: Where it is written down.
+        choose: All choices are made with it.
+        guarded: Nodes that forgot have no vote for a while: they may come back at once.
+    """
+
+    def __init__(
+        self,
+        stage: Stage,
+        feeder: Feeder,
+        chronicle: Chronicle,
+        choose: random.Random,
+        *,
+        guarded: bool = False,
+    ) -> None:
+        self.stage = stage
+        self.feeder = feeder
+        self.chronicle = chronicle
+        self.choose = choose
+        self.guarded = guarded
+        self._ended: set[Worker] = set()
+
+    def _contend(self, *resources: str, many: int = 2) -> None:
+        """Somebody waits for these."""
+        for resource in resources:
+            for _one in range(many):
+                self.feeder.send(resource, 0.05, task=self.choose.choice(("early", "late")))
+
+    def _busy(
+        self, *resources: str, seconds: float, manner: str = "sleep"
+    ) -> Generator[float, None, list[tuple[Process, Line]]]:
+        """Bodies run there; wait a little until they do, and tell which of them do."""
+        ids = {self.feeder.send(resource, seconds, manner).id for resource in resources}
+        found: list[tuple[Process, Line]] = []
+        for _look in range(15):
+            yield 0.1
+            found = [one for one in self._running(prefork=False) if one[1].task in ids]
+            if len(found) == len(ids):
+                break
+        return found
+
+    def _running(self, *, prefork: bool) -> list[tuple[Process, Line]]:
+        """Which bodies run now: their process, and the last they wrote."""
+        found = []
+        up = {worker.pid: worker for worker in self.stage.workers if worker.ready}
+        for process, lines in self.stage.journal.read().items():
+            worker = up.get(process.main)
+            if worker is None or (prefork and not worker.prefork) or not lines:
+                continue
+            last = lines[-1]
+            if last.kind in ("enter", "alive") and now() - last.at < 0.3 and process.alive():
+                found.append((process, last))
+        return found
