@@ -14,6 +14,7 @@ from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict
 from tests.faults.stage import VISIBILITY
+from tests.faults.worker_acts import BY_ITSELF
 
 ENDS = {
     "LeaseLost": "failed: the lease was lost",
@@ -28,7 +29,7 @@ ENDS = {
     "ConnectionError": "failed: the broker was away when it had to be sent again",
 }
 """By the error's name: ends that a policy or a fault explains."""
-KILLS = ("worker kill -9", "worker restart, cold", "worker restart, warm")
+KILLS = (BY_ITSELF, "worker kill -9", "worker restart, cold", "worker restart, warm")
 
 
 def judge_messages(
