@@ -22,6 +22,7 @@ app.conf.update(
     broker_connection_retry_on_startup=False,
     redlock_nodes=NODES,
     redlock_ttl=10.0,
+    redlock_restart_guard="off",  # servers that have just been started
 )
 
 

@@ -73,7 +73,7 @@ def keep_bare(urls: list[str], names: list[str]) -> Iterator[Wait]:
 def keep_ours(urls: list[str], names: list[str]) -> Iterator[Wait]:
     from celery_redlock import Redlock
 
-    redlock = Redlock(urls, ttl=TTL)
+    redlock = Redlock(urls, ttl=TTL, restart_guard="off")
     with contextlib.ExitStack() as stack:
         leases = [stack.enter_context(redlock.lock(name)) for name in names]
 

@@ -271,6 +271,8 @@ def _guard(scheduler: Any) -> None:
         logger.warning("redlock_enabled is False: every beat sends every tick")
         return
     redlock = Redlock.from_app(app)
+    for warning in redlock.check():
+        logger.warning("%s", warning)
     redlock.connect()
     policy = settings.beat_on_unavailable
     resources = Guard(scheduler, redlock, policy).resources

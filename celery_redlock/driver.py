@@ -11,7 +11,9 @@ held; only the poll itself happens without.
 
 from __future__ import annotations
 
+import logging
 import random
+import secrets
 import select
 import threading
 import time
@@ -21,13 +23,16 @@ from typing import TypeVar
 from .address import Address
 from .bell import Bell
 from .commands import encode
-from .errors import NodeError
+from .errors import ConfigurationError, NodeError
 from .green import READABLE, poll
+from .guard import Facts, Guard
 from .lease import quorum_of
 from .node import Node
 from .quorum import Round, Steps
 
 __all__ = ["Driver", "monotonic"]
+
+logger = logging.getLogger("celery_redlock.node")
 
 T = TypeVar("T")
 
@@ -57,10 +62,29 @@ def monotonic() -> float:
 
 
 class Driver:
-    """The nodes as this process reaches them. Not to be used after a fork."""
+    """The nodes as this process reaches them. Not to be used after a fork.
 
-    def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
-        self.nodes = [Node(index, address, prefix) for index, address in enumerate(addresses)]
+    Args:
+        addresses: Where they are.
+        prefix: What keys begin with.
+        guard: Knows which of them may vote; None for all.
+        strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        prefix: str,
+        guard: Guard | None = None,
+        *,
+        strict: bool = True,
+    ) -> None:
+        self._guard = guard = guard or Guard(False, 0.0, logger.debug)
+        self.strict = strict
+        nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
+        self.nodes = [
+            Node(index, address, prefix, guard, nonces) for index, address in enumerate(addresses)
+        ]
         self._prefix = prefix
         # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
         # back; on a Condition it can: a time limit that struck there would leave it taken for good.
@@ -72,11 +96,16 @@ class Driver:
         self._closing = threading.Event()
         self._started = self._ready = False
 
-    def connect(self, timeout: float = FIRST_CONNECT) -> None:
+    def connect(self, timeout: float = FIRST_CONNECT, rest: float = REST) -> None:
         """Connect to all nodes, in parallel; return when a quorum is up or hope is gone.
 
         Args:
             timeout: Seconds to wait at most; 0 only starts connecting.
+            rest: Seconds of these to wait for the other nodes once a quorum is up.
+
+        Raises:
+            ConfigurationError: One of them cannot be a node. Not raised again once all went well:
+                one that becomes such a node later is silent.
         """
         with self._turn:
             if not self._started:
@@ -91,10 +120,13 @@ class Driver:
                     break
                 bell = self._bell()
             # With a quorum there is no need to wait for the rest, but it is good to have.
-            patience = min(timeout, REST) if up >= quorum_of(len(self.nodes)) else timeout
+            patience = min(timeout, rest) if up >= quorum_of(len(self.nodes)) else timeout
             if not bell.wait(start + patience - monotonic()):
                 break
         if timeout > 0:
+            misfit = next((node for node in self.nodes if node.misfit), None)
+            if misfit is not None and self.strict and not self._ready:
+                raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
             self._ready = True
 
     def run(self, operation: Callable[[float], Steps[T]]) -> T:
@@ -129,8 +161,12 @@ class Driver:
                 results.append(stop.value)
         return results
 
-    def close(self) -> None:
-        """Close all connections; what is not released is left to its ttl."""
+    def close(self, wait: float = 0.0) -> None:
+        """Close all connections; what is not released is left to its ttl.
+
+        Args:
+            wait: Seconds to wait for the end of each thread that is just connecting.
+        """
         with self._turn:
             self._closing.set()
             for node in self.nodes:
@@ -139,6 +175,9 @@ class Driver:
                 node.channel.dropped()
                 node.channel.unreachable("closed")
             self._ring()
+            connecting = list(self._connecting.values())
+        for thread in connecting if wait else ():
+            thread.join(wait)
 
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes and hand in answers until each is decided or overdue."""
@@ -234,7 +273,7 @@ class Driver:
                     return
             node.failures += 1
             try:
-                connection = node.connect()
+                connection, facts = node.connect()
             except NodeError as error:
                 with self._turn:
                     node.unreachable(str(error))
@@ -246,12 +285,25 @@ class Driver:
                 if late or self._closing.is_set():
                     connection.disconnect()
                     return
-                node.opened(connection, monotonic())
+                why = self._misfit(node, facts)
+                if why:
+                    node.refuse(connection, why)
+                    self._ring()
+                    continue
+                node.opened(connection, facts, monotonic())
                 if node.connection is not None:
                     self._connecting.pop(node.index, None)
                     self._poll.watch(node.index, connection._sock.fileno())
                     self._ring()
                     return
+
+    def _misfit(self, node: Node, facts: Facts) -> str:
+        """Why this cannot be a node; empty if it can."""
+        all_facts = [facts if other is node else other.facts for other in self.nodes]
+        twin = self._guard.twin(node.index, all_facts)
+        if twin is None:
+            return facts.misfit
+        return f"it is the same server as {self.nodes[twin].name}, and would vote twice"
 
 
 class _Poll:

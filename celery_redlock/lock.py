@@ -31,6 +31,7 @@ from .errors import (
 )
 from .events import emit, heard
 from .green import patched
+from .guard import Guard
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner
 from .native import NativeWatchdog
@@ -42,6 +43,7 @@ from .watchdog import Watchdog
 __all__ = ["Redlock"]
 
 logger = logging.getLogger("celery_redlock.lock")
+node_logger = logging.getLogger("celery_redlock.node")
 
 MANY = 1000
 """Leases after which those left to expire are forgotten."""
@@ -67,6 +69,9 @@ class Redlock:
         keeper: What extends a lock for the process that holds it: a "thread" of it, or as well a
             small "process", which goes on while the GIL is taken and frees at once when the
             process dies.
+        restart_guard: "uptime": a node that was started more recently than the longest ttl in use
+            has no vote, as it may have forgotten locks; unless it has `appendfsync always`. "off":
+            it votes.
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -81,6 +86,7 @@ class Redlock:
         node_timeout: float = 0.25,
         fencing: bool = False,
         keeper: str = "thread",
+        restart_guard: str = "uptime",
     ) -> None:
         self._addresses = parse_nodes(nodes)
         for address in self._addresses:
@@ -99,6 +105,9 @@ class Redlock:
         if check_option("keeper", keeper) == "process":
             helper = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
         self._custody = Custody(len(self._addresses), helper)
+        on = check_option("restart_guard", restart_guard) == "uptime"
+        self._guard = Guard(on, self.ttl, node_logger.warning)
+        self._checked = False
         self._start()
         _instances.add(self)
 
@@ -109,11 +118,11 @@ class Redlock:
     def _start(self) -> None:
         """Begin afresh in this process: no connection, no thread, no lease."""
         self._owner = Owner(socket.gethostname(), os.getpid())
-        self._driver = Driver(self._addresses, self.prefix)
+        self._driver = Driver(self._addresses, self.prefix, self._guard, strict=not self._checked)
         self._wakeup = Wakeup(self._addresses, self.prefix)
         self._watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
         if patched():
-            driver = partial(Driver, self._addresses, self.prefix)
+            driver = partial(Driver, self._addresses, self.prefix, strict=False)  # it only extends
             self._watchdog = NativeWatchdog(
                 driver, self._renew, self._renewed, self._extend, monotonic
             )
@@ -132,6 +141,34 @@ class Redlock:
             timeout: Seconds to wait at most; 0 to connect in the background.
         """
         self._driver.connect(timeout)
+
+    def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:
+        """Look at all nodes once, on connections of its own: can they be what they are to be?
+
+        A node that is away is no error: it is silent until it is back. After a check that went
+        well, nor is one that turns out wrong later: it is silent as well, with an error in the log.
+
+        Args:
+            ttl: The longest in use, in seconds, if that is more than the instance's.
+            timeout: Seconds to wait for the nodes at most.
+
+        Returns:
+            Warnings, which are then given nowhere else.
+
+        Raises:
+            ConfigurationError: A node is a replica or a member of a Redis Cluster, or two of them
+                are one server.
+        """
+        if ttl is not None:
+            self._guard.expect(ttl)
+        warnings: list[str] = []
+        driver = Driver(self._addresses, self.prefix, self._guard.saying(warnings.append))
+        try:
+            driver.connect(timeout, rest=timeout)
+        finally:
+            driver.close(wait=timeout)  # whoever checks may be about to fork
+        self._checked, self._driver.strict = True, False
+        return warnings
 
     def close(self) -> None:
         """Close all connections. What is still held expires by its ttl."""
@@ -313,6 +350,7 @@ class Redlock:
                     node_timeout=settings.node_timeout,
                     fencing=settings.fencing,
                     keeper=settings.keeper,
+                    restart_guard=settings.restart_guard,
                 )
             return known
 
@@ -351,6 +389,8 @@ class Redlock:
                 " of it into the name"
             )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
+        if ttl > self._guard.longest:
+            self._guard.expect(ttl)
         token = (owner or self._owner).token(os.urandom(16).hex())
         return Claim(resource, token, ttl, len(self._addresses))
 

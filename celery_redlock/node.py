@@ -10,16 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import ssl
+from collections.abc import Sequence
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError, ResponseError
+from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 
 from .address import Address
 from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
 from .errors import NodeError
 from .green import native_lock
+from .guard import ALWAYS, Facts, Guard
+from .handshake import introduce
 from .quorum import EXTENDING, Round, Verb
 from .replies import SIZE, Replies, reason
 
@@ -50,13 +53,22 @@ class Node:
         channel: What it has been asked and has not answered.
         connection: The connection, or None while there is none.
         failures: Attempts to connect since it last proved to work; sets the backoff.
+        facts: What it last said of itself, or None before it has.
+        misfit: Why it cannot be a node, as it was last seen; empty if it can.
     """
 
-    def __init__(self, index: int, address: Address, prefix: str) -> None:
+    def __init__(
+        self, index: int, address: Address, prefix: str, guard: Guard, nonces: Sequence[str]
+    ) -> None:
         self.index = index
         self.name = address.name
         self.channel = Channel(index)
         self.connection: Any = None
+        self.facts: Facts | None = None
+        self.misfit = ""
+        self._guard = guard
+        self._began = ALWAYS
+        self._nonces = nonces
         self._address = address
         self._prefix = prefix
         self._old_server = False
@@ -67,8 +79,10 @@ class Node:
         self._opened = self._seen = 0.0
         self._complaints: dict[Verb | None, str] = {}
 
-    def connect(self) -> Any:
-        """A new connection, ready and non-blocking. Blocks: call it without the turn.
+    def connect(self) -> tuple[Any, Facts]:
+        """A new connection, ready and non-blocking, and who is at its end.
+
+        Blocks: call it without the turn.
 
         Raises:
             NodeError: It cannot be reached, or it refuses us.
@@ -76,15 +90,30 @@ class Node:
         connection = self._address.connection()
         try:
             connection.connect()
+            facts = introduce(
+                connection, guarded=self._guard.on, index=self.index, nonces=self._nonces
+            )
             connection._sock.setblocking(False)
         except Exception as error:  # a credential provider's, too
             connection.disconnect()
             raise NodeError(reason(error), node=self.name) from None
-        return connection
+        return connection, facts
 
-    def opened(self, connection: Any, now: float) -> None:
+    def refuse(self, connection: Any, why: str) -> None:
+        """It is no node; it is silent until it turns out to be one."""
+        connection.disconnect()
+        if why != self.misfit:
+            logger.error("node %s cannot be one: %s", self.name, why)
+        self.misfit = why
+        self.channel.unreachable(why)
+
+    def opened(self, connection: Any, facts: Facts, now: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first."""
         self._finish_drop()
+        before = (self.facts.run_id, self._opened) if self.facts else ("", ALWAYS)
+        self._began = self._guard.began(facts, now, before)
+        self._guard.welcome(self.name, facts, self._began, now)
+        self.facts, self.misfit = facts, ""
         self.connection = connection
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
@@ -197,8 +226,11 @@ class Node:
             self._answer(round_, answer, now)
 
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
+        doubt = ""
+        if now < self._began + self._guard.span and self.facts is not None:
+            doubt = self._guard.doubt(self.facts, self._began, now)
         with _claims:
-            round_.answer(self.index, answer, now)
+            round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         wrote = _wrote(round_.verb, answer)
         if self._complaints:
@@ -237,6 +269,10 @@ class Node:
         round_.silence(self.index, why)
         self.channel.refused(round_)
         self.complain(round_.verb, why)
+        if isinstance(error, ReadOnlyError):
+            # It has become a replica. Should it be promoted again, it is another node, which may
+            # have forgotten locks: who it is, is asked on a new connection.
+            self._drop(why)
 
     def _write(self, payload: bytes) -> None:
         assert self.connection is not None

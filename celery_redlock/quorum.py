@@ -164,18 +164,28 @@ class Round:
             if not self.claims:
                 self.targets = ()
 
-    def answer(self, node: int, reply: Any, now: float) -> None:
-        """A node answered; `reply` is what `commands.decode` made, read at `now` (seconds)."""
+    def answer(self, node: int, reply: Any, now: float, doubt: str = "") -> None:
+        """A node answered.
+
+        Args:
+            node: Its index.
+            reply: What `commands.decode` made of the answer.
+            now: When it was read; seconds.
+            doubt: Why the node may have forgotten locks, or empty. "It is free" is then no answer
+                at all. "It is held", and "yours is extended" are: see `guard.py`.
+        """
         if self.verb is Verb.ACQUIRE:
             # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
             # its answer was lost. A number, where we want one: either of these. Else: another's.
             claim = self.claims[0]
             fenced = claim.proposal is not None
-            if type(reply) is int if fenced else (reply is None or reply == claim.token):
+            if not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
+                self._vote(node, Vote.NO, reply)
+            elif doubt:
+                self.silence(node, doubt)
+            else:
                 claim.acknowledged(node, self.sent, now)
                 self._vote(node, Vote.YES, reply if fenced else None)
-            else:
-                self._vote(node, Vote.NO, reply)
         elif self.verb in EXTENDING:
             self._extended(node, reply, now)
         elif self.verb is Verb.FENCE:
@@ -183,7 +193,10 @@ class Round:
                 self.amnesiac.append(node)
             self._vote(node, Vote.YES if reply else Vote.NO)
         elif self.verb is Verb.PEEK:
-            self._vote(node, Vote.YES, reply)
+            if reply is None and doubt:
+                self.silence(node, doubt)
+            else:
+                self._vote(node, Vote.YES, reply)
         else:
             self._vote(node, Vote.YES if reply else Vote.NO)
 

@@ -49,7 +49,7 @@ def unavailable(
     resource: str, ballot: Round, nodes: Sequence[str], what: str = ""
 ) -> QuorumUnavailable:
     """The error for a round that no quorum answered, or not as was needed (then `what`)."""
-    what = what or f"{ballot.silent} of {len(nodes)} nodes do not answer"
+    what = what or f"{ballot.silent} of {len(nodes)} nodes gave no answer that counts"
     votes = _votes(ballot, nodes)
     return QuorumUnavailable(
         f"{resource}: {what}; {ballot.quorum} are needed: " + ", ".join(map(str, votes)),

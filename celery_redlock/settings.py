@@ -187,6 +187,13 @@ GLOBAL: Mapping[str, Option] = {
             " the main process as well), or besides a small process of its own, which goes on while"
             " a C call keeps the GIL, and frees at once what a killed process held.",
         ),
+        Option(
+            "restart_guard",
+            "uptime",
+            _one_of("uptime", "off"),
+            "A node that was started more recently than the longest ttl in use has no vote, for it"
+            " may have forgotten locks; unless it has `appendfsync always`. `off`: it votes.",
+        ),
         Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
         Option(
             "beat",
@@ -249,6 +256,7 @@ class Settings:
     prefix: str
     node_timeout: float
     keeper: str
+    restart_guard: str
     enabled: bool
     beat: bool
     beat_on_unavailable: str

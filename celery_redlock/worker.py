@@ -28,6 +28,9 @@ __all__ = ["install"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
+_warnings: list[str] = []
+"""What the check of the nodes brought to light, until there is a log to say it in."""
+
 
 def release(sender: Any = None, **_signal: Any) -> None:
     """The body's process: this delivery is over."""
@@ -38,7 +41,9 @@ def release(sender: Any = None, **_signal: Any) -> None:
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
-    """The main process, before any task is received: refuse to start with settings that cannot be.
+    """The main process, before any task is received: refuse to start with what cannot be.
+
+    Settings that contradict themselves, nodes that are none. (Nodes that are away are no error.)
 
     Celery logs what a signal handler raises and goes on; it does not so with SystemExit.
     """
@@ -47,10 +52,12 @@ def check(sender: Any = None, **_signal: Any) -> None:
     try:
         if locks or given_names(app.conf):
             read_settings(app)
-        for lock in locks:
-            lock.options(app)
+        ttls = [lock.options(app).ttl for lock in locks]
         if _locking(app):
-            Redlock.from_app(app)._custody.begin()  # the pool is yet to be forked
+            redlock = Redlock.from_app(app)
+            # Before the pool is forked: the children know what we know of the nodes.
+            _warnings[:] = redlock.check(ttl=max(ttls))
+            redlock._custody.begin()
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None
@@ -96,6 +103,8 @@ def announce(sender: Any = None, **_signal: Any) -> None:
             len(nodes),
             len(nodes) - 1,
         )
+    while _warnings:
+        logger.warning("%s", _warnings.pop(0))
     if app.conf.get("redlock_nodes") is None:
         logger.info(
             "redlock_nodes is not set: tasks are locked on the broker's Redis alone. That keeps"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Iterator
 
 import pytest
@@ -9,7 +10,27 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_redlock import Redlock
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.settings import GLOBAL
+
+
+@pytest.fixture(autouse=True)
+def _servers_just_started_may_vote(
+    request: pytest.FixtureRequest,
+) -> Iterator[None]:
+    """The restart guard is off in this process, for locks and apps that do not say otherwise.
+
+    It is on by default, and would let no server vote that the tests have just started. Tests of
+    the guard ask for it: `restart_guard="uptime"`. Programs that tests start must say "off". Tests
+    of the defaults themselves bear the mark `defaults`.
+    """
+    with pytest.MonkeyPatch.context() as patch:  # not the test's own, which it may undo
+        if not request.node.get_closest_marker("defaults"):
+            patch.setitem(Redlock.__init__.__kwdefaults__, "restart_guard", "off")
+            off = dataclasses.replace(GLOBAL["restart_guard"], default="off")
+            patch.setitem(GLOBAL, "restart_guard", off)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,8 @@ app.conf.update(
     redlock_nodes=os.environ[NODES].split(),
     redlock_enabled=os.environ.get(LOCKS) != "no",
     redlock_ttl=TTL,
+    # The nodes have just been started, on purpose; else none would vote for the first 3 seconds.
+    redlock_restart_guard="off",
     # A demonstration is in a hurry: retry after 0.3 to 2 seconds. The defaults are 1 to 60.
     redlock_wait=0.15,
     redlock_retry_backoff=0.3,

@@ -57,7 +57,9 @@ class Stage:
         self.began = time.monotonic()
         self.leaving = threading.Event()
         self._reader = Reader(directory)
-        self._redlock = Redlock([node.url for node in self.nodes], ttl=SCRIPT_TTL)
+        self._redlock = Redlock(
+            [node.url for node in self.nodes], ttl=SCRIPT_TTL, restart_guard="off"
+        )
         self._locks = locks
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 

@@ -66,6 +66,7 @@ class Site:
             "broker_url": self.broker_url,
             "broker_connection_retry_on_startup": True,
             "redlock_nodes": [node.url for node in nodes],
+            "redlock_restart_guard": "off",  # they have just been started
             "redlock_ttl": TTL,
             "redlock_beat": True,
             **conf,

@@ -117,7 +117,6 @@ def test_another_database_needs_select(node: LocalServer, admin: redis.Redis) ->
         ("KEYS", "*"),
         ("FLUSHALL",),
         ("CONFIG", "GET", "*"),
-        ("INFO",),
         ("CLIENT", "KILL", "TYPE", "normal"),
         ("ACL", "WHOAMI"),
     ],

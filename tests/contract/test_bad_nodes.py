@@ -54,17 +54,6 @@ def no_password(stack: ExitStack) -> str:
     return f"redis://127.0.0.1:{server.port}/0"
 
 
-def a_replica(stack: ExitStack) -> str:
-    master = stack.enter_context(LocalServer())
-    config = ["--replicaof", "127.0.0.1", str(master.port)]
-    replica = stack.enter_context(LocalServer(config=config))
-    with admin(replica) as client:
-        wait_until(
-            lambda: client.info("replication")["master_link_status"] == "up", 20, "it is in sync"
-        )
-    return replica.url
-
-
 def loading(stack: ExitStack) -> str:
     config = ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"]
     server = stack.enter_context(LocalServer(config=config))
@@ -159,7 +148,6 @@ AILMENTS: dict[str, tuple[Ailing, str]] = {
     "unreachable": (unreachable, "onnect"),
     "wrong password": (wrong_password, "WRONGPASS|AUTH"),
     "no password": (no_password, "NOAUTH|AUTH"),
-    "a replica": (a_replica, "READONLY"),
     "loading": (loading, "LOADING"),
     "out of memory": (out_of_memory, "OOM"),
     "busy": (busy, "BUSY"),

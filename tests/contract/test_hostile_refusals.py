@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer
 from tests.contract.impostor import Impostor
@@ -231,7 +232,13 @@ def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_dea
     assert TTL / 2 < lease.remaining() < TTL  # the old deadline stands
     for one in ailing:
         one.get_well()
-    assert redlock.release(redlock.extend(lease)) is True
+
+    def extended() -> Any:
+        with suppress(QuorumUnavailable):
+            return redlock.extend(lease)
+
+    # At once; but who was a replica is asked who it is, on a new connection.
+    assert redlock.release(wait_until(extended, 5, "they are well")) is True
 
 
 def test_a_full_node_keeps_what_is_held(
@@ -267,21 +274,17 @@ def test_a_replica_that_answers_0_has_not_proved_a_release(servers: list[LocalSe
         assert redlock.release(lease) is False
 
 
-def test_a_cluster_and_a_replica_without_its_master_have_no_vote(
+def test_a_cluster_and_a_replica_without_its_master_are_refused(
     servers: list[LocalServer], binary: str | None, tmp_path: Path
 ) -> None:
     cluster = ["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf")]
     orphan = ["--replicaof", "127.0.0.1", "1", "--replica-serve-stale-data", "no"]
     for config, words in ((cluster, "(?i)cluster"), (orphan, "(?i)master")):
         with LocalServer(binary=binary, config=config) as sick:
-            redlock = Redlock([sick.url, servers[0].url, servers[1].url], ttl=TTL)
-            assert redlock.release(redlock.acquire("r")) is True
+            redlock = Redlock([sick.url, servers[0].url], ttl=TTL)
+            with pytest.raises(ConfigurationError, match=words):
+                redlock.acquire("r")
             redlock.close()
-            alone = Redlock([sick.url, servers[0].url], ttl=TTL)
-            with pytest.raises(Exception, match=words) as raised:
-                alone.acquire("r")
-            assert not isinstance(raised.value, AssertionError)
-            alone.close()
 
 
 def test_a_node_without_room_for_clients_is_not_hammered(

@@ -21,6 +21,7 @@ from celery_redlock import address, commands, driver, keeper, quorum, testing
 from celery_redlock.address import parse_nodes
 from celery_redlock.commands import encode
 from celery_redlock.driver import monotonic
+from celery_redlock.guard import Facts, Guard
 from celery_redlock.lease import Claim
 from celery_redlock.node import SETTLED, Node
 from celery_redlock.quorum import EXTENDING, Round, Verb
@@ -31,6 +32,7 @@ from tests.support import wait_until
 
 PREFIX = "redlock:"
 LONG = 60.0
+OFF = Guard(False, LONG, print)
 
 
 class Heard(Round):
@@ -38,9 +40,9 @@ class Heard(Round):
 
     __slots__ = ("reply",)
 
-    def answer(self, node: int, reply: Any, now: float) -> None:
+    def answer(self, node: int, reply: Any, now: float, doubt: str = "") -> None:
         self.reply = reply
-        super().answer(node, reply, now)
+        super().answer(node, reply, now, doubt)
 
 
 class Subject:
@@ -95,8 +97,8 @@ class Fake(Subject):
 class Real(Subject):
     def __init__(self, server: LocalServer) -> None:
         self.admin = redis.Redis.from_url(server.url)
-        self.node = Node(0, parse_nodes([server.url])[0], PREFIX)
-        self.node.opened(self.node.connect(), monotonic())
+        self.node = Node(0, parse_nodes([server.url])[0], PREFIX, OFF, [f"{PREFIX}nonce"])
+        self.node.opened(*self.node.connect(), monotonic())
 
     def ask(self, verb: Verb, *claims: Claim) -> Any:
         round_ = Heard(verb, list(claims), monotonic(), 5.0)
@@ -501,8 +503,8 @@ class Wire:
 
 def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
-    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX), Wire()
-    node.opened(wire, 1.0)
+    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX, OFF, []), Wire()
+    node.opened(wire, Facts(), 1.0)
     mine = claim()
     attempt = quorum.acquire(mine, 1.0, 0.1)
     asked = next(attempt)
@@ -522,8 +524,8 @@ def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
 
 def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
     """Two releases by digest after SCRIPT FLUSH: the node dies when the first is sent as text."""
-    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX), Wire()
-    node.opened(wire, 1.0)
+    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX, OFF, []), Wire()
+    node.opened(wire, Facts(), 1.0)
     for mine in (claim("one"), claim("two")):
         (freeing,) = [next(quorum.release(mine, 1.0, 0.1))]
         node.ask(freeing, encode(freeing, PREFIX), 1.0)

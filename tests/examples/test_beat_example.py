@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.examples.test_examples import EXAMPLES, environment, worker
+from tests.examples.test_examples import EXAMPLES, environment, servers, worker
 from tests.support import wait_until
 
-__all__ = ["environment"]  # a fixture
+__all__ = ["environment", "servers"]  # fixtures
 
 pytestmark = pytest.mark.worker
 

@@ -14,12 +14,19 @@ from pathlib import Path
 import pytest
 
 from celery_redlock import Redlock
-from celery_redlock.server import LocalServer
+from celery_redlock.server import LocalServer, start_servers
 from tests.support import wait_until
 
 pytestmark = pytest.mark.worker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LocalServer]]:
+    """Nodes that may vote as soon as they are started: the examples leave the restart guard on."""
+    with start_servers(5, config=["--appendonly", "yes", "--appendfsync", "always"]) as five:
+        yield five
 
 
 @pytest.fixture

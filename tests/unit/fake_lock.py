@@ -99,6 +99,9 @@ class FakeRedlock(Redlock):
         for module in ("hold", "lock"):
             patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
 
+    def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:
+        return []
+
     def tokens(self, resource: str) -> set[str | None]:
         """What the nodes hold for a resource."""
         return {node.token(resource, self.clock()) for node in self.fakes}

@@ -21,6 +21,7 @@ PURE = {
     "quorum",
     "channel",
     "commands",
+    "guard",
     "key",
     "settings",
     "events",
@@ -37,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "quorum": {"lease"},
     "channel": {"quorum"},
     "commands": {"errors", "quorum"},
+    "guard": {"lease"},
     "canonical": {"errors"},
     "key": {"canonical", "errors"},
     "settings": {"errors", "address"},  # address: inside a function, see below
@@ -50,8 +52,14 @@ ALLOWED: dict[str, set[str]] = {
     "helper": {"board", "address", "driver", "keeper"},
     "custody": {"board", "errors", "helper", "lease"},  # board, helper: inside a function
     "replies": {"errors", "redis"},
-    "node": {"address", "channel", "commands", "errors", "green", "quorum", "replies", "redis"},
-    "driver": {"address", "bell", "commands", "errors", "green", "lease", "node", "quorum"},
+    "handshake": {"errors", "guard", "redis"},
+    "node": {
+        *("address", "channel", "commands", "errors", "green", "guard", "handshake", "quorum"),
+        *("replies", "redis"),
+    },
+    "driver": {
+        *("address", "bell", "commands", "errors", "green", "guard", "lease", "node", "quorum"),
+    },
     "watchdog": {"lease"},
     "native": {"driver", "events", "green", "lease", "watchdog"},
     "refusal": {"errors", "lease", "quorum"},
@@ -61,7 +69,7 @@ ALLOWED: dict[str, set[str]] = {
     "lock": {
         *("errors", "lease", "quorum", "channel", "key", "settings", "events"),
         *("address", "bell", "commands", "custody", "driver", "green", "native", "wakeup"),
-        *("watchdog", "hold", "refusal"),
+        *("guard", "watchdog", "hold", "refusal"),
     },
 }
 # Besides what stands above. task and worker name each other: whoever can take a lock must have the

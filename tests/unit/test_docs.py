@@ -138,6 +138,7 @@ def test_options_exist(page: str) -> None:
         assert name in settings.TASK, f"{page}: lock_{name}"
 
 
+@pytest.mark.defaults
 def test_the_table_of_options_is_the_one_in_the_code() -> None:
     spec = importlib.util.spec_from_file_location("make_settings", ROOT / "docs/make_settings.py")
     assert spec and spec.loader
@@ -175,7 +176,7 @@ def test_classes_exist(page: str) -> None:
         "EVALSHA",
         "DEL",
         "FLUSHALL",
-        *("NULL", "SELECT", "UPDATE", "SET", "PUT", "ETag"),
+        *("INFO", "NULL", "SELECT", "UPDATE", "SET", "PUT", "ETag"),
     }  # Celery's, Redis', SQL's, HTTP's
     for span in spans(page):
         name = re.fullmatch(r"([A-Z]\w+)(\(.*\))?", span)
@@ -315,6 +316,7 @@ def test_numbers_are_those_of_the_code(page: str, text: str) -> None:
     assert text in " ".join(read(page).split())
 
 
+@pytest.mark.defaults
 def test_the_defaults_in_the_signature_of_redlock() -> None:
     defaults = celery_redlock.Redlock.__init__.__kwdefaults__ or {}
     assert len(defaults) >= 5

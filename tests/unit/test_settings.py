@@ -43,12 +43,14 @@ def test_every_default_passes_its_own_check_and_is_explained(option: Any) -> Non
     assert option.about.endswith(".")
 
 
+@pytest.mark.defaults
 def test_defaults() -> None:
     settings = read_settings(app_with())
     assert settings == Settings(
         nodes=NODES,
         prefix="redlock:",
         node_timeout=0.25,
+        restart_guard="uptime",
         enabled=True,
         beat=True,  # the nodes are named
         beat_on_unavailable="hold",

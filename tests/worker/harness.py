@@ -69,6 +69,7 @@ class Cluster:
             "result_backend": broker.url,
             "broker_connection_retry_on_startup": True,
             "redlock_nodes": [lock_url(node) for node in nodes],
+            "redlock_restart_guard": "off",  # they have just been started
             "redlock_wait": 0.1,
             "redlock_retry_backoff": 0.2,
             "redlock_retry_backoff_max": 0.5,
@@ -82,7 +83,7 @@ class Cluster:
         self.app = Celery("tests.worker.sender", set_as_current=False)
         self.app.conf.update(self.conf)
         self.app.conf.result_backend = f"{__name__}:{PolledBackend.__name__}+{broker.url}"
-        self.redlock = Redlock([lock_url(node) for node in nodes], ttl=30.0)
+        self.redlock = Redlock([lock_url(node) for node in nodes], ttl=30.0, restart_guard="off")
         self.client = redis.Redis.from_url(broker.url)
 
     def close(self) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from celery_redlock.server import LocalServer, start_servers
 from tests.worker.harness import READY, Cluster, Worker
 
 pytestmark = pytest.mark.worker
@@ -113,3 +115,61 @@ def test_workers_start_without_their_nodes(cluster: Cluster, key: str) -> None:
         worker.said(f"work[{sent.id}] waits (unavailable, attempt 1")
         assert cluster.runs(key) == []
         cluster.client.delete("celery")
+
+
+# -- Nodes that are none, and nodes that may not vote yet
+
+
+def node_refusal(cluster: Cluster, nodes: list[str]) -> str:
+    """The one line that says why a worker does not start with these nodes."""
+    said = refusal(cluster, redlock_nodes=nodes)
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if "celery_redlock: node " in line]
+    return line
+
+
+def test_one_server_under_two_names(cluster: Cluster) -> None:
+    with LocalServer(unix_socket=True) as server:
+        socket = f"unix://{server.socket_path}"
+        line = node_refusal(cluster, [server.url, socket, cluster.nodes[0].url])
+        assert f"127.0.0.1:{server.port}" in line and server.socket_path in line
+        assert "the same server" in line
+
+
+def test_a_replica_or_a_member_of_a_cluster(cluster: Cluster) -> None:
+    master = cluster.nodes[0]
+    config = ["--replicaof", "127.0.0.1", str(master.port)]
+    with LocalServer(config=config) as replica:
+        line = node_refusal(cluster, [master.url, replica.url])
+        assert f"node 127.0.0.1:{replica.port} cannot be one: it is a replica" in line
+        assert f"of 127.0.0.1:{master.port}" in line
+    with LocalServer(config=["--cluster-enabled", "yes"]) as member:
+        line = node_refusal(cluster, [member.url])
+        assert f"node 127.0.0.1:{member.port} cannot be one: it is a member of a Redis" in line
+
+
+def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
+    """The worker says so, once for all its processes; its tasks wait, and then run."""
+    config = ["--maxmemory-policy", "allkeys-lru"]
+    with start_servers(3, config=config) as nodes:
+        urls = [node.url for node in nodes]
+        conf: dict[str, Any] = {
+            "redlock_nodes": urls,
+            "redlock_restart_guard": "uptime",
+            "redlock_ttl": 2.0,
+            "task_annotations": {"tests.worker.tasks.late": {"lock_ttl": 8.0}},
+        }
+        with cluster.worker("-c", "3", **conf) as worker:
+            sent = [cluster.send("work", f"{key}{number}") for number in range(6)]
+            worker.said(" The longest ttl in use is ")
+            # That of another task, of which this worker knows.
+            assert set(re.findall(r"The longest ttl in use is (\S+) s", worker.text)) == {"8"}
+            worker.said("waits (unavailable, attempt 1", 10)
+            for node in nodes:
+                name = f"node 127.0.0.1:{node.port}"
+                assert worker.text.count(f"{name} started ") == 1
+                assert worker.text.count(f"{name} evicts keys") == 1
+            lines = [line for line in worker.text.splitlines() if "The longest ttl in use" in line]
+            assert all("WARNING/MainProcess" in line for line in lines)
+            for one in sent:
+                assert cluster.result(one, 60) == {"retries": 0, "token": True}

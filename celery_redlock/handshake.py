@@ -1,0 +1,89 @@
+"""What a node is asked about itself, right behind the handshake of a new connection.
+
+One write and one read, in the thread that connects: blocking, and nobody's turn. A user that may
+not ask (see the ACL rule in the docs) has no INFO. Then one thing can still be found out, that two
+addresses lead to one server: each of them gets a nonce, a key with a random name, and looks for the
+others' nonces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import NoPermissionError, ResponseError
+
+from .errors import NodeError
+from .guard import Facts, fsync_of
+
+__all__ = ["introduce"]
+
+SECTIONS = ("server", "replication", "memory", "persistence", "cluster")
+NONCE_TTL = 60.0
+"""Seconds a nonce lives: nodes that are reached within this time are told apart."""
+
+
+def introduce(connection: Any, *, guarded: bool, index: int, nonces: Sequence[str]) -> Facts:
+    """Ask a node about itself. Blocks, for the connection's timeout at most.
+
+    Args:
+        connection: A connection of redis-py's, connected.
+        guarded: Whether it matters if the node keeps what it has acknowledged.
+        index: Which of the nodes it is.
+        nonces: A key per node, known to us alone.
+
+    Raises:
+        NodeError: What it answered is no answer.
+        redis.RedisError, OSError: It does not answer, or refuses for another reason than rights.
+    """
+    info: list[str] = []
+    for reply in _ask(connection, [("INFO", section) for section in SECTIONS]):
+        if isinstance(reply, ResponseError):
+            if not _forbidden(reply):
+                raise reply
+            return _by_nonce(connection, str(reply), index, nonces)
+        info.append(_text(reply))
+    facts = Facts.of("\n".join(info))
+    if not (guarded and facts.appends):
+        return facts
+    (config,) = _ask(connection, [("CONFIG", "GET", "*appendfsync*")])
+    if isinstance(config, ResponseError):
+        return facts
+    words = [_text(word) for word in config]
+    return Facts.of("\n".join(info), fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+
+
+def _by_nonce(connection: Any, denied: str, index: int, nonces: Sequence[str]) -> Facts:
+    set_ours = ("SET", nonces[index], str(index), "PX", str(int(NONCE_TTL * 1000)))
+    others = [other for other in range(len(nonces)) if other != index]
+    # In this order: of two that do it at the same time, one at least finds the other's.
+    replies = _ask(connection, [set_ours, *(("GET", nonces[other]) for other in others)])
+    found = [
+        other
+        for other, reply in zip(others, replies[1:], strict=True)
+        if reply is not None and not isinstance(reply, ResponseError)
+    ]
+    return Facts(denied=" ".join(denied.split())[:100], twin=found[0] if found else None)
+
+
+def _ask(connection: Any, commands: Sequence[tuple[str, ...]]) -> list[Any]:
+    """The replies to some commands, written at once; error replies are among them."""
+    connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+    replies: list[Any] = []
+    for _ in commands:
+        try:
+            replies.append(connection.read_response())
+        except ResponseError as error:
+            replies.append(error)
+    return replies
+
+
+def _forbidden(error: ResponseError) -> bool:
+    """Not permitted (ACL), or renamed away."""
+    return isinstance(error, NoPermissionError) or "unknown command" in str(error).lower()
+
+
+def _text(reply: Any) -> str:
+    if not isinstance(reply, bytes):
+        raise NodeError(f"answered INFO with a {type(reply).__name__} that is no answer to it")
+    return reply.decode("utf-8", "replace")

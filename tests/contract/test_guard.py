@@ -1,0 +1,407 @@
+"""Who may vote, on real servers: the restarted, the promoted, the durable; and who is no node."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.lease import drift
+from celery_redlock.quorum import Vote
+from celery_redlock.server import LocalServer, start_servers
+from tests.conftest import as_new
+from tests.support import wait_until
+
+TTL = 2.0
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+NO_INFO = "on >SECRET resetkeys ~redlock:* resetchannels &redlock:* nocommands +get +set +del" + (
+    " +pexpire +pttl +eval +evalsha +publish +client|setname"
+)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO)
+    return caplog
+
+
+@pytest.fixture
+def lock() -> Iterator[Callable[..., Redlock]]:
+    """Makes locks with the guard on, and closes them."""
+    made: list[Redlock] = []
+
+    def make(nodes: list[Any], **options: Any) -> Redlock:
+        urls = [node.url if isinstance(node, LocalServer) else node for node in nodes]
+        made.append(Redlock(urls, **{"ttl": TTL, "restart_guard": "uptime", **options}))
+        return made[-1]
+
+    yield make
+    for redlock in made:
+        redlock.close()
+
+
+@pytest.fixture(scope="module")
+def three_durable() -> Iterator[list[LocalServer]]:
+    with start_servers(3, config=DURABLE) as three:
+        yield three
+
+
+@pytest.fixture
+def durable(three_durable: list[LocalServer]) -> list[LocalServer]:
+    """Servers that may vote as soon as they are started; empty."""
+    as_new(three_durable)
+    return three_durable
+
+
+def admin(server: LocalServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=5, decode_responses=True)
+
+
+def votes(redlock: Redlock, resource: str = "r") -> list[Vote]:
+    """What each node answers to somebody who asks for a free resource, and does not get it."""
+    with pytest.raises(QuorumUnavailable) as refusal:
+        redlock.acquire(resource)
+    return [vote.vote for vote in refusal.value.votes]
+
+
+# -- Restarts
+
+
+def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    before = time.monotonic()
+    with LocalServer() as server:
+        started = time.monotonic()
+        redlock = lock([server])
+        with pytest.raises(QuorumUnavailable) as refusal:
+            redlock.acquire("r")
+        (vote,) = refusal.value.votes
+        assert vote.vote is Vote.SILENT
+        what = r"started \d s ago: it may have forgotten locks, and has no vote for another \d\.\d"
+        assert re.fullmatch(rf"{what} s", vote.detail)
+        assert vote.detail in str(refusal.value)
+        (line,) = [text for text in log.messages if "has no vote" in text]
+        assert re.match(rf"node 127\.0\.0\.1:{server.port} {what} s\. ", line)
+        with admin(server) as client:  # it was asked, and the request was undone
+            wait_until(lambda: not client.keys("*"), 1, "it is undone")
+
+        redlock.release(wait_until(lambda: try_it(redlock), 10, "it votes"))
+        since = time.monotonic()
+        assert since - before > TTL + drift(TTL)
+        assert since - started < TTL + drift(TTL) + 2.0  # whole seconds, and a busy machine
+        assert len([text for text in log.messages if "has no vote" in text]) == 1
+
+
+def try_it(redlock: Redlock) -> Any:
+    with contextlib.suppress(QuorumUnavailable):
+        return redlock.acquire("r")
+
+
+def test_a_node_that_forgot_does_not_help_another_to_a_second_grant(
+    durable: list[LocalServer], lock: Callable[..., Redlock]
+) -> None:
+    """X has a bare quorum, one of its nodes forgets: the rest and that one are no quorum."""
+    with start_servers(1) as (forgetful,):
+        # It must vote first: for the one who takes the lock, the guard is off.
+        nodes: list[Any] = [durable[0], forgetful, durable[1]]
+        holder = lock([durable[0], forgetful, "redis://127.0.0.1:1"], ttl=30, restart_guard="off")
+        lease = holder.acquire("r")
+        forgetful.restart()
+        guarded, careless = lock(nodes, ttl=30), lock(nodes, ttl=30, restart_guard="off")
+        for _ in range(2):
+            with pytest.raises(ResourceHeld) as refusal:
+                guarded.acquire("r")
+            assert [vote.vote for vote in refusal.value.votes] == [Vote.NO, Vote.SILENT, Vote.YES]
+        found = guarded.holder("r")  # "free" from the one that forgot is no answer
+        assert found is not None and found.nodes == 1
+        assert not lease.lost
+        careless.release(careless.acquire("r"))  # what the guard is for
+
+
+def test_a_running_lock_sees_a_restart_and_an_old_run_again(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    with start_servers(3) as servers:
+        redlock = lock(servers, ttl=1.0)
+        redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
+        for server in servers:  # the same runs, on new connections
+            with admin(server) as client:
+                client.client_kill_filter(_type="normal", skipme=True)
+        redlock.release(redlock.acquire("r"))
+        for server in servers[:2]:
+            server.restart()
+        wait_until(
+            lambda: [node.channel.up for node in redlock._driver.nodes] == [True] * 3,
+            10,
+            "all are connected",
+            every=0.001,
+        )
+        assert votes(redlock) == [Vote.SILENT, Vote.SILENT, Vote.YES]
+        assert len([text for text in log.messages if "has no vote" in text]) == 5
+
+
+def test_held_locks_survive_the_restart_of_every_node(
+    lock: Callable[..., Redlock],
+) -> None:
+    """One after the other: an extension counts on a node that has no vote yet."""
+    with start_servers(3) as servers:
+        redlock = lock(servers, ttl=30.0, restart_guard="off")
+        guarded = lock(servers, ttl=30.0)
+        lease = redlock.acquire("r")
+        # Who has the guard on takes the lease over: nobody can acquire with fresh nodes.
+        guarded._claims[lease.token] = redlock._claims[lease.token]
+        guarded.connect()
+        for server in servers:
+            server.restart()
+            wait_until(
+                lambda: extended_everywhere(guarded, lease), 10, "it is set on the new node again"
+            )
+        assert guarded.extend(lease).remaining() > 25
+        other = lock(servers, ttl=30.0, restart_guard="off")
+        with pytest.raises(ResourceHeld):
+            other.acquire("r")
+
+
+def extended_everywhere(redlock: Redlock, lease: Any) -> bool:
+    """Extend; whether every node holds the lease now."""
+    redlock.extend(lease)
+    holder = redlock.holder("r")
+    return holder is not None and holder.nodes == 3
+
+
+@pytest.mark.parametrize("longer", ["of the instance", "asked for", "named by a check"])
+def test_the_longest_ttl_counts(lock: Callable[..., Redlock], longer: str) -> None:
+    with LocalServer() as server:
+        redlock = lock([server], ttl=100.0 if longer == "of the instance" else TTL)
+        if longer == "asked for":
+            with pytest.raises(QuorumUnavailable):
+                redlock.acquire("other", ttl=100.0)
+        elif longer == "named by a check":
+            (warning,) = redlock.check(ttl=100.0)
+            assert "The longest ttl in use is 100 s" in warning
+        with pytest.raises(QuorumUnavailable, match=r"no vote for another (9\d|10\d)\.\d s"):
+            redlock.acquire("r", ttl=TTL)
+
+
+def test_off_lets_everybody_vote(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    with LocalServer() as server:
+        redlock = lock([server], ttl=30.0, restart_guard="off")
+        redlock.release(redlock.acquire("r"))
+        assert f":{server.port} " not in log.text
+
+
+def test_a_durable_node_votes_at_once(
+    durable: list[LocalServer], lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    redlock = lock(durable, ttl=30.0)
+    lease = redlock.acquire("r")
+    for server in durable:
+        server.restart()
+    with pytest.raises(ResourceHeld):  # they have forgotten nothing
+        lock(durable, ttl=30.0).acquire("r")
+    assert redlock.release(redlock.extend(lease))
+    assert not [text for text in log.messages if "vote" in text or "forgotten" in text]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ("--appendonly", "yes", "--appendfsync", "everysec"),
+        (*DURABLE, "--no-appendfsync-on-rewrite", "yes"),
+        ("--appendonly", "no", "--appendfsync", "always"),
+    ],
+    ids=["every second", "not while it is rewritten", "no file"],
+)
+def test_what_is_not_quite_durable_is_not(
+    lock: Callable[..., Redlock], config: tuple[str, ...]
+) -> None:
+    with LocalServer(config=config) as server:
+        assert votes(lock([server])) == [Vote.SILENT]
+
+
+def test_a_durable_node_that_may_not_say_so_counts_as_forgetful(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    with LocalServer(config=DURABLE) as server:
+        with admin(server) as client:
+            client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split(), "+info")
+        redlock = lock([f"redis://lock:SECRET@127.0.0.1:{server.port}"])
+        assert votes(redlock) == [Vote.SILENT]
+        assert "has an append-only file, but does not say" in log.text
+        with admin(server) as client:
+            client.execute_command("ACL", "SETUSER", "lock", "+config|get")
+            client.client_kill_filter(_type="normal", skipme=True)
+        redlock.release(redlock.acquire("r"))
+
+
+# -- Replicas
+
+
+def follow(replica: LocalServer, master: LocalServer) -> None:
+    with admin(replica) as client:
+        client.replicaof("127.0.0.1", master.port)
+        wait_until(
+            lambda: client.info("replication")["master_link_status"] == "up", 20, "it is in sync"
+        )
+
+
+def promote(replica: LocalServer) -> None:
+    with admin(replica) as client:
+        client.replicaof("NO", "ONE")
+
+
+def test_a_replica_is_refused(lock: Callable[..., Redlock]) -> None:
+    with start_servers(2) as (master, replica):
+        follow(replica, master)
+        redlock = lock([master, replica])
+        words = (
+            rf"node 127\.0\.0\.1:{replica.port} cannot be one: it is a replica"
+            rf" \(READONLY\) of 127\.0\.0\.1:{master.port}; name its master"
+        )
+        for ask in (redlock.check, lambda: redlock.acquire("r"), lambda: redlock.holder("r")):
+            with pytest.raises(ConfigurationError, match=words):
+                ask()
+
+
+def test_a_promoted_replica_is_treated_like_a_restart(lock: Callable[..., Redlock]) -> None:
+    """It has been up for long, and may lack what its master acknowledged last."""
+    with start_servers(2) as (master, replica):
+        follow(replica, master)
+        trusted = lock([master], ttl=0.5)
+        trusted.release(wait_until(lambda: try_it(trusted), 10, "the old ones are trusted"))
+        promote(replica)
+        redlock = lock([replica], ttl=0.5)
+        with pytest.raises(QuorumUnavailable, match=r"was a replica, met 0 s ago.* no vote for"):
+            redlock.acquire("r")
+        redlock.release(wait_until(lambda: try_it(redlock), 10, "it is trusted"))
+
+
+def test_a_node_that_becomes_a_replica_is_silent_and_loud(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    with start_servers(3) as servers, LocalServer() as master:
+        redlock = lock(servers, ttl=0.5)
+        redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
+        follow(servers[0], master)
+
+        def is_out() -> bool:
+            redlock.release(redlock.acquire("r"))  # the others go on
+            return bool(redlock._driver.nodes[0].misfit)
+
+        wait_until(is_out, 10, "it is out")
+        promote(servers[0])
+
+        def is_back() -> bool:
+            redlock.release(redlock.acquire("r"))
+            return not redlock._driver.nodes[0].misfit
+
+        wait_until(is_back, 10, "it is back")
+        errors = [r.getMessage() for r in log.records if r.levelno == logging.ERROR]
+        (error,) = errors
+        assert f"node 127.0.0.1:{servers[0].port} cannot be one: it is a replica" in error
+        assert f"node 127.0.0.1:{servers[0].port} was a replica, met 0 s ago" in log.text
+
+
+# -- Not independent, not masters
+
+
+def test_a_member_of_a_cluster_is_refused(lock: Callable[..., Redlock]) -> None:
+    with LocalServer(config=["--cluster-enabled", "yes"]) as server:
+        redlock = lock([server])
+        with pytest.raises(ConfigurationError, match="a member of a Redis Cluster"):
+            redlock.acquire("r")
+
+
+def test_one_server_under_two_names_is_refused(lock: Callable[..., Redlock]) -> None:
+    with LocalServer(unix_socket=True) as server, start_servers(1) as (another,):
+        redlock = lock([server, another, f"unix://{server.socket_path}"])
+        names = rf"(127\.0\.0\.1:{server.port}|{re.escape(server.socket_path)})"
+        words = rf"node {names} cannot be one: it is the same server as {names}, and would vote"
+        for ask in (redlock.check, redlock.connect, lambda: redlock.try_acquire("r")):
+            with pytest.raises(ConfigurationError, match=words) as refusal:
+                ask()
+            found = re.findall(names, str(refusal.value))
+            assert len(set(found)) == 2
+
+
+def test_one_server_under_two_names_is_found_without_info(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    """By a nonce that is written through one and read through the other."""
+    with LocalServer(unix_socket=True) as server, start_servers(2) as (one, two):
+        for node in (server, one, two):
+            with admin(node) as client:
+                client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split())
+        urls = [f"redis://lock:SECRET@127.0.0.1:{node.port}" for node in (server, one, two)]
+        redlock = lock([urls[0], urls[1], f"unix://lock:SECRET@{server.socket_path}"])
+        with pytest.raises(ConfigurationError, match="is the same server as") as refusal:
+            redlock.acquire("r")
+        assert server.socket_path in str(refusal.value) and str(server.port) in str(refusal.value)
+        # Three that are three do work, without a guard, and that is said once.
+        log.clear()
+        redlock = lock(urls, ttl=30.0)
+        redlock.release(redlock.acquire("r"))
+        (_line,) = [text for text in log.messages if "does not tell us about itself" in text]
+        assert "SECRET" not in log.text
+        with admin(one) as client:
+            for key in client.keys("*"):
+                assert re.fullmatch("redlock:nonce:[0-9a-f]{32}", key)
+                assert 0 < client.pttl(key) <= 60_000
+
+
+def test_nodes_that_are_away_are_no_error(
+    durable: list[LocalServer], lock: Callable[..., Redlock]
+) -> None:
+    redlock = lock([durable[0], durable[1], "redis://127.0.0.1:1"])
+    assert redlock.check() == []
+    redlock.release(redlock.acquire("r"))
+    assert lock(["redis://127.0.0.1:1"]).check() == []
+
+
+def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
+    durable: list[LocalServer], lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+) -> None:
+    """A worker has been checked at its start. Its children do not fail a task for what is later."""
+    with LocalServer(config=DURABLE) as third:
+        redlock = lock([durable[0], durable[1], third])
+        assert redlock.check() == []
+        follow(third, durable[0])
+        redlock.release(redlock.acquire("r"))
+        wait_until(lambda: "cannot be one: it is a replica" in log.text, 5, "it is said")
+        promote(third)
+
+
+def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCaptureFixture) -> None:
+    config = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru", *DURABLE]
+    with LocalServer(config=config) as server:
+        redlock = lock([server])
+        redlock.release(redlock.acquire("r"))
+        (line,) = [text for text in log.messages if "evict" in text]
+        assert f"node 127.0.0.1:{server.port} evicts keys" in line and "allkeys-lru" in line
+        assert redlock.check() == []  # said already
+        assert lock([server]).check() == [line]
+
+
+def test_a_node_is_asked_about_itself_once_a_connection(lock: Callable[..., Redlock]) -> None:
+    """The guard costs nothing per operation."""
+    with LocalServer(config=DURABLE) as server, admin(server) as client:
+
+        def asked() -> int:
+            stats = client.info("commandstats")
+            return sum(v["calls"] for name, v in stats.items() if name.startswith("cmdstat_config"))
+
+        before = asked()
+        redlock = lock([server])
+        for _ in range(20):
+            redlock.release(redlock.acquire("r"))
+        assert asked() == before + 1

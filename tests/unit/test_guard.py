@@ -1,0 +1,267 @@
+"""The restart guard's verdicts: facts and the time in, who may vote out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from celery_redlock.guard import ALWAYS, Facts, Guard, fsync_of
+from celery_redlock.lease import Claim, drift
+from celery_redlock.quorum import Round, Verb, Vote
+
+TTL = 30.0
+NOW = 1000.0
+INFO = """\
+# Server\r
+redis_version:7.0.15\r
+run_id:abc\r
+uptime_in_seconds:5\r
+# Replication\r
+role:master\r
+master_replid2:0000000000000000000000000000000000000000\r
+# Memory\r
+maxmemory_policy:noeviction\r
+# Persistence\r
+aof_enabled:0\r
+# Cluster\r
+cluster_enabled:0\r
+"""
+FRESH = Facts.of(INFO)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def guard(said: list[str]) -> Guard:
+    return Guard(True, TTL, said.append)
+
+
+def trusted_at(guard: Guard, began: float) -> float:
+    """The first moment without a doubt, by asking."""
+    low, high = began, NOW + 1e6
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if guard.doubt(FRESH, began, middle) else (low, middle)
+    return high
+
+
+def test_what_a_node_says_is_read() -> None:
+    assert (FRESH.run_id, FRESH.uptime, FRESH.role, FRESH.eviction) == (
+        *("abc", 5.0, "master"),
+        "noeviction",
+    )
+    assert not FRESH.cluster and not FRESH.history and not FRESH.appends and not FRESH.misfit
+    other = INFO.replace("aof_enabled:0", "aof_enabled:1").replace("enabled:0", "enabled:1")
+    facts = Facts.of(other, "always")
+    assert facts.cluster and facts.appends and facts.durable
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "uptime_in_seconds:-1", "uptime_in_seconds:x"])
+def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
+    facts = Facts.of(text)
+    assert facts.uptime is None and not facts.misfit and not facts.durable
+
+
+def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
+    guard: Guard,
+) -> None:
+    began = guard.began(FRESH, NOW)
+    # It says five seconds; both ends are cut to whole ones, so that may have been a bit over four.
+    assert began == NOW - 4.0
+    assert trusted_at(guard, began) == pytest.approx(NOW - 4.0 + TTL + drift(TTL), abs=1e-5)
+
+
+def test_a_node_that_has_been_up_for_long_is_trusted_at_once(guard: Guard) -> None:
+    up = TTL + drift(TTL) + 1
+    assert guard.doubt(FRESH, guard.began(replace(FRESH, uptime=up - 0.01), NOW), NOW)
+    assert not guard.doubt(FRESH, guard.began(replace(FRESH, run_id="b", uptime=up), NOW), NOW)
+
+
+def test_a_server_of_less_than_a_second_is_no_older_than_now(guard: Guard) -> None:
+    assert guard.began(replace(FRESH, uptime=0.0), NOW) == NOW
+
+
+def test_the_same_run_met_again_is_no_restart(guard: Guard) -> None:
+    began = guard.began(FRESH, NOW)
+    assert guard.began(replace(FRESH, uptime=6.0), NOW + 2, ("abc", NOW)) == began
+    assert guard.began(replace(FRESH, run_id="new", uptime=0.0), NOW + 9, ("abc", NOW)) == NOW + 9
+
+
+def test_a_longer_ttl_makes_the_pause_longer(guard: Guard) -> None:
+    began = guard.began(FRESH, NOW)
+    guard.expect(10.0)
+    assert guard.longest == TTL
+    guard.expect(300.0)
+    assert trusted_at(guard, began) == pytest.approx(began + 300 + drift(300), abs=1e-5)
+
+
+def test_a_durable_node_is_trusted_at_once(guard: Guard) -> None:
+    keeps = replace(FRESH, appends=True, fsync="always")
+    assert guard.began(keeps, NOW) == ALWAYS
+    for forgets in (
+        replace(keeps, fsync="everysec"),
+        replace(keeps, fsync=""),
+        replace(keeps, appends=False),
+        replace(keeps, history="f" * 40),
+    ):
+        assert guard.doubt(forgets, guard.began(forgets, NOW), NOW)
+
+
+@pytest.mark.parametrize(
+    ("config", "when"),
+    [
+        ({"appendfsync": "always", "no-appendfsync-on-rewrite": "no"}, "always"),
+        ({"appendfsync": "always"}, "always"),
+        (
+            {"appendfsync": "always", "no-appendfsync-on-rewrite": "yes"},
+            "not while it is rewritten",
+        ),
+        ({"appendfsync": "everysec", "no-appendfsync-on-rewrite": "no"}, "everysec"),
+        ({}, ""),
+    ],
+)
+def test_when_the_file_is_written_through(config: dict[str, str], when: str) -> None:
+    assert fsync_of(config) == when
+
+
+def test_a_promoted_replica_may_have_been_promoted_just_now(guard: Guard) -> None:
+    promoted = replace(FRESH, uptime=1e6, history="f" * 40)
+    began = guard.began(promoted, NOW)
+    assert began == NOW
+    # Known from now on, also to the processes that are forked: no new pause for each of them.
+    assert guard.began(promoted, NOW + 50) == NOW
+    assert guard.saying(print).began(promoted, NOW + 60) == NOW
+    # Promoted once more is another matter.
+    assert guard.began(replace(promoted, history="e" * 40), NOW + 70) == NOW + 70
+
+
+def test_another_server_at_the_address_may_have_forgotten_all(guard: Guard) -> None:
+    """It is older than the run that we knew there: no restart of that one."""
+    guard.began(FRESH, NOW)
+    other = replace(FRESH, run_id="other", uptime=1e6)
+    assert guard.began(other, NOW + 100, ("abc", NOW)) == NOW + 100
+
+
+def test_off_trusts_everybody(said: list[str]) -> None:
+    guard = Guard(False, TTL, said.append)
+    for facts in (FRESH, replace(FRESH, history="f" * 40)):
+        assert guard.began(facts, NOW) == ALWAYS
+        assert not guard.doubt(facts, ALWAYS, NOW)
+
+
+def test_without_facts_there_is_no_guard_and_that_is_said_once(
+    guard: Guard, said: list[str]
+) -> None:
+    mute = Facts(denied="no permission to INFO")
+    assert guard.began(mute, NOW) == ALWAYS
+    guard.welcome("a:1", mute, ALWAYS, NOW)
+    guard.welcome("b:1", mute, ALWAYS, NOW)
+    (line,) = said
+    assert "node a:1 does not tell us about itself (no permission to INFO)" in line
+
+
+def test_a_new_node_is_announced_once_a_run(guard: Guard, said: list[str]) -> None:
+    began = guard.began(FRESH, NOW)
+    for _ in range(2):
+        guard.welcome("a:1", FRESH, began, NOW)
+        guard.saying(said.append).welcome("a:1", FRESH, began, NOW)
+    (line,) = said
+    assert line.startswith(
+        "node a:1 started 4 s ago: it may have forgotten locks, and has no vote for another 26.3 s"
+    )
+    assert "restart_guard='off'" in line
+    again = replace(FRESH, run_id="again")
+    guard.welcome("a:1", again, guard.began(again, NOW), NOW)
+    assert len(said) == 2
+
+
+def test_eviction_is_warned_of_once(guard: Guard, said: list[str]) -> None:
+    evicts = replace(FRESH, uptime=1e6, eviction="allkeys-lru")
+    for _ in range(2):
+        guard.welcome("a:1", evicts, guard.began(evicts, NOW), NOW)
+    (line,) = said
+    assert "maxmemory-policy allkeys-lru" in line
+
+
+def test_who_is_no_node() -> None:
+    replica = replace(FRESH, role="slave", master="10.0.0.9:6379")
+    assert "a replica (READONLY) of 10.0.0.9:6379" in replica.misfit
+    assert "Redis Cluster" in replace(FRESH, cluster=True).misfit
+
+
+def test_one_server_under_two_names(guard: Guard) -> None:
+    other = replace(FRESH, run_id="other")
+    assert guard.twin(2, [FRESH, other, FRESH]) == 0
+    assert guard.twin(1, [FRESH, other, FRESH]) is None
+    assert guard.twin(1, [Facts(), Facts(), None]) is None  # they say nothing
+    assert guard.twin(1, [Facts(), Facts(twin=0)]) == 0  # a nonce says it
+    assert guard.twin(0, [None, FRESH]) is None
+
+
+# -- What a vote under doubt is worth
+
+
+def ballot(verb: Verb, granted: bool = False) -> tuple[Round, Claim]:
+    claim = Claim("r", "token", 10.0, 3)
+    if granted:
+        for node in (0, 1):
+            claim.acknowledged(node, 0.0, 0.1)
+        assert claim.grant(0.1)
+    return Round(verb, [claim], 1.0, 1.0), claim
+
+
+@pytest.mark.parametrize("reply", [None, "token"])
+def test_its_yes_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
+    round_, claim = ballot(Verb.ACQUIRE)
+    round_.answer(0, reply, 1.1, "started 1 s ago")
+    assert (round_.votes[0], round_.details[0]) == (Vote.SILENT, "started 1 s ago")
+    round_.answer(1, reply, 1.1)
+    round_.answer(2, "another", 1.1)
+    assert (round_.yes, round_.silent) == (1, 1)
+    assert not claim.grant(1.2)
+
+
+def test_its_yes_is_silence_however_late() -> None:
+    round_, claim = ballot(Verb.ACQUIRE)
+    for node in (0, 1):
+        round_.answer(node, None, 1.1)
+    assert claim.grant(1.1)
+    round_.close("decided")
+    before = list(claim.expiries)
+    round_.answer(2, None, 1.2, "started 1 s ago")
+    assert claim.expiries == before
+
+
+def test_its_no_is_a_no() -> None:
+    round_, _claim = ballot(Verb.ACQUIRE)
+    round_.answer(0, "another", 1.1, "started 1 s ago")
+    assert (round_.votes[0], round_.details[0]) == (Vote.NO, "another")
+
+
+def test_what_it_knows_of_a_holder_is_heard_and_free_is_not() -> None:
+    round_, _claim = ballot(Verb.PEEK)
+    round_.answer(0, ("another", 3.0), 1.1, "started 1 s ago")
+    round_.answer(1, None, 1.1, "started 1 s ago")
+    assert round_.votes[:2] == [Vote.YES, Vote.SILENT]
+
+
+@pytest.mark.parametrize("outcome", ["1", "2"])
+def test_its_extension_of_a_held_lease_counts(outcome: str) -> None:
+    """Until the old deadline nobody else can hold it: nothing of theirs can be forgotten."""
+    round_, claim = ballot(Verb.EXTEND, granted=True)
+    round_.answer(0, "1", 1.1)
+    round_.answer(2, outcome, 1.1, "started 1 s ago")
+    assert round_.confirmed() == [claim]
+    assert claim.deadline == pytest.approx(11.0 - drift(10.0))
+
+
+def test_its_extension_counts_for_nothing_after_the_old_deadline() -> None:
+    round_, claim = ballot(Verb.EXTEND, granted=True)
+    late = claim.deadline + 0.01
+    round_.answer(0, "1", late)
+    round_.answer(2, "1", late, "started 1 s ago")
+    assert not claim.held(late) and claim.lost == "expired"
