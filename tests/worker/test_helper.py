@@ -105,7 +105,8 @@ def test_a_program_of_its_own_can_have_a_helper_too(cluster: Cluster, key: str) 
     code = f"""
 import ctypes, os, time
 from celery_redlock import Redlock
-redlock = Redlock({[node.url for node in cluster.nodes]!r}, ttl=1.0, keeper="process")
+nodes = {[node.url for node in cluster.nodes]!r}
+redlock = Redlock(nodes, ttl=1.0, keeper="process", restart_guard="off")
 with redlock.lock("k:{key}") as lease:
     ctypes.PyDLL(None).usleep(3_000_000)
     lease.ensure()
