@@ -191,7 +191,11 @@ class Round:
         elif self.verb is Verb.FENCE:
             if not reply and self.claims[0].forgotten(node, now):
                 self.amnesiac.append(node)
-            self._vote(node, Vote.YES if reply else Vote.NO)
+            # A node that has forgotten another's vote of a moment ago does not answer for him.
+            if reply and doubt:
+                self.silence(node, doubt)
+            else:
+                self._vote(node, Vote.YES if reply else Vote.NO)
         elif self.verb is Verb.PEEK:
             if reply is None and doubt:
                 self.silence(node, doubt)

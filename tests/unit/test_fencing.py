@@ -142,6 +142,18 @@ def test_a_node_that_has_lost_our_key_meanwhile_counts_no_more() -> None:
     assert mine.granted_at is None
 
 
+def test_a_node_that_may_have_forgotten_locks_confirms_no_number() -> None:
+    steps, _ballot = asked(claim(3), [100, 101, None])
+    fence: Round = steps.send(NOW + 0.02)
+    fence.answer(0, True, NOW + 0.03)
+    fence.answer(2, True, NOW + 0.03, "started 1 s ago")
+    assert (fence.yes, fence.silent, fence.decided) == (1, 1, False)
+    assert fence.details[2] == "started 1 s ago"
+    fence.answer(1, False, NOW + 0.03, "started 1 s ago")
+    assert fence.amnesiac == [1]  # what it does not hold it does not hold
+    assert steps.send(NOW + 0.04).verb is Verb.UNDO
+
+
 def test_the_time_that_is_left_is_looked_at_after_the_second_round() -> None:
     mine = claim(3)
     steps, _ballot = asked(mine, [100, 101, None])
