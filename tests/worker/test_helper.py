@@ -13,18 +13,18 @@ import pytest
 
 from celery_redlock import ConfigurationError, Redlock
 from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker, died
+from tests.worker.harness import Cluster, Worker, died, pool
 
 pytestmark = pytest.mark.worker
 
 TTL = 1.0
 """Of `short_ttl`; seconds."""
-POOLS = {"solo": ("-P", "solo"), "threads": ("-P", "threads", "-c", "2"), "prefork": ("-c", "2")}
+POOLS = ("solo", "threads", "prefork", "gevent", "eventlet")
 
 
-@pytest.fixture(params=POOLS)
+@pytest.fixture(params=[pool(name) for name in POOLS])
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    with cluster.worker(*POOLS[request.param], redlock_keeper="process") as worker:
+    with cluster.worker("-P", request.param, "-c", "2", redlock_keeper="process") as worker:
         yield worker
 
 
