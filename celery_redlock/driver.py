@@ -27,7 +27,7 @@ from .errors import ConfigurationError, NodeError
 from .green import READABLE, poll
 from .guard import Facts, Guard
 from .lease import quorum_of
-from .node import Node
+from .node import Node, close_round
 from .quorum import Round, Steps
 
 __all__ = ["Driver", "monotonic"]
@@ -200,7 +200,7 @@ class Driver:
         with self._turn:
             for round_ in rounds:
                 waited = round_.until - round_.sent
-                for index in round_.close(f"no answer within {waited:.3f} s"):
+                for index in close_round(round_, f"no answer within {waited:.3f} s"):
                     self.nodes[index].complain(round_.verb, f"no answer within {waited:.3f} s")
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> None:

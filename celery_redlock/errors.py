@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .lease import Holder, Lease
+    from .lease import Holder, Lease, Owner
     from .quorum import NodeVote
 
 __all__ = [
@@ -116,6 +116,10 @@ class LeaseLost(RedlockError):
         lease: The lease as it was last known.
         reason: `"refused"` (a quorum no longer holds our token), `"expired"` (the deadline passed
             without a quorum of extensions) or `"max_lifetime"`.
+        owner: Who held it: host, process and, in a task, its id.
+        task: The name of the task that held it; empty outside tasks.
+        held_for: Seconds from the grant until the loss was noticed.
+        votes: What each node answered last, one per node.
     """
 
     def __init__(
@@ -125,10 +129,18 @@ class LeaseLost(RedlockError):
         resource: str | None = None,
         lease: Lease | None = None,
         reason: str = "expired",
+        owner: Owner | None = None,
+        task: str = "",
+        held_for: float = 0.0,
+        votes: Sequence[NodeVote] = (),
     ) -> None:
         super().__init__(message, resource=resource)
         self.lease = lease
         self.reason = reason
+        self.owner = owner
+        self.task = task
+        self.held_for = held_for
+        self.votes = tuple(votes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A task's result is for others to read; the token is not.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from .errors import LeaseLost
 from .lease import Lease
 
 __all__ = ["Listener", "emit", "heard", "subscribe", "unsubscribe"]
@@ -32,8 +33,12 @@ class Listener:
     def extended(self, lease: Lease) -> None:
         """A quorum renewed a lease."""
 
-    def lost(self, lease: Lease, reason: str) -> None:
-        """A lease ended before its holder released it: the work may overlap with another's."""
+    def lost(self, loss: LeaseLost) -> None:
+        """A lease ended before its holder released it: the work may overlap with another's.
+
+        `loss` says which `lease`, why (`reason`), who held it (`owner`, `task`), for how long
+        (`held_for`), and what each node answered last (`votes`).
+        """
 
     def released(self, lease: Lease, held: bool) -> None:
         """A lock was given back; `held` tells whether it was ours to the end."""

@@ -20,6 +20,7 @@ from .driver import monotonic
 from .errors import ConfigurationError, LeaseLost, RedlockError, printable
 from .events import emit
 from .lease import Claim, Lease, Owner
+from .refusal import last_votes
 
 if TYPE_CHECKING:
     from .lock import Redlock
@@ -57,6 +58,7 @@ class HeldLease:
         on_lost: Called, in another thread, if the lease is lost.
         owner: Who asks, for others to read; host and process if None.
         max_lifetime: Seconds after which it is no longer extended; None for never.
+        task: The name of the task it is held for; empty outside tasks.
     """
 
     def __init__(
@@ -82,6 +84,8 @@ class HeldLease:
         self._fencing = fencing
         self._pid = os.getpid()
         self._claim: Claim | None = None
+        self._held_for: float | None = None
+        self.task = ""
         self._outer: HeldLease | None = None
 
     def __repr__(self) -> str:
@@ -232,11 +236,17 @@ class HeldLease:
         """The error that says how the lease ended."""
         claim = self._held()
         reason = claim.lost or "expired"
+        if self._held_for is None:
+            self._held_for = monotonic() - (claim.granted_at or 0.0)
         return LeaseLost(
             f"{self.resource}: the lease is over ({reason}); another may hold it now, stop writing",
             resource=self.resource,
             lease=self.lease,
             reason=reason,
+            owner=Owner.of(claim.token),
+            task=self.task,
+            held_for=self._held_for,
+            votes=last_votes(claim, self._redlock.nodes),
         )
 
     def _enclosing(self) -> HeldLease | None:
@@ -258,8 +268,9 @@ class HeldLease:
     def _lost(self, claim: Claim) -> None:
         """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
         self._redlock._custody.strike_off(claim)
-        self._say_lost(claim, monotonic() - (claim.granted_at or 0.0))
-        emit("lost", self.lease, claim.lost)
+        loss = self.loss()
+        self._say_lost(loss)
+        emit("lost", loss)
         if self.on_lost is not None:
             # In a thread of its own: a slow callback must not starve the leases of others.
             name = f"celery_redlock lost {self.resource}"
@@ -267,13 +278,16 @@ class HeldLease:
                 target=self._tell, args=(self.on_lost,), name=name, daemon=True
             ).start()
 
-    def _say_lost(self, claim: Claim, held_for: float) -> None:
+    def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
-            "lost the lock %s held by %s, after %.1f s: %s; its work may overlap with another's",
+            "lost the lock %s held by %s%s, after %.1f s: %s (%s); its work may overlap with"
+            " another's",
             printable(self.resource),
-            Owner.of(claim.token),
-            held_for,
-            claim.lost,
+            loss.owner,
+            f" ({loss.task})" if loss.task else "",
+            loss.held_for,
+            loss.reason,
+            ", ".join(map(str, loss.votes)),
         )
 
     def _tell(self, on_lost: Callable[[HeldLease], object]) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .errors import LeaseLost, printable
@@ -59,6 +59,7 @@ class Claim:
         proposal: What its fencing token is to be at least; None: it asks for none.
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
+        silent: Nodes that did not answer the last request for it, and why not.
         kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
             is asked before the lease is called lost.
     """
@@ -75,6 +76,7 @@ class Claim:
         "lost",
         "proposal",
         "resource",
+        "silent",
         "token",
         "ttl",
         "written",
@@ -95,6 +97,7 @@ class Claim:
         self.kept: Callable[[], Sequence[float]] | None = None
         self._learnt: list[float] | None = None
         self._answered = [NEVER] * nodes
+        self.silent: Mapping[int, str] = {}
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""

@@ -443,6 +443,7 @@ class Redlock:
                 self._driver.run(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
+            claim.silent = refusal.silent(ballot)
             if fencing:
                 self._last_fence = max(self._last_fence, claim.fencing_token or 0)
             if heard():
@@ -515,6 +516,10 @@ class Redlock:
         ballots = driver.run_all(
             [partial(quorum.extend, batch, patience=patience, verb=verb) for batch in batches]
         )
+        for ballot in ballots:
+            silent = refusal.silent(ballot)
+            for claim in ballot.claims:
+                claim.silent = silent
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         for claim in renewed:
             self._custody.renewed(claim)

@@ -26,7 +26,7 @@ from .handshake import introduce
 from .quorum import EXTENDING, Round, Verb
 from .replies import SIZE, Replies, reason
 
-__all__ = ["Node"]
+__all__ = ["Node", "close_round"]
 
 logger = logging.getLogger("celery_redlock.node")
 
@@ -40,6 +40,13 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def close_round(round_: Round, reason: str) -> list[int]:
+    """Take the nodes that have not answered for silent; which they were."""
+    with _claims:
+        return round_.close(reason)
+
 
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""

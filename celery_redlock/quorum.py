@@ -115,6 +115,7 @@ class Round:
     __slots__ = (
         "_confirmed",
         "_full",
+        "_missing",
         "amnesiac",
         "claims",
         "closed",
@@ -152,6 +153,7 @@ class Round:
         self.amnesiac: list[int] = []
         self._confirmed = [0] * len(claims)
         self._full = 0
+        self._missing: list[tuple[Claim, int, float]] = []
 
     def begin(self) -> None:
         """The driver is about to write, and nobody can write between: drop what has ended.
@@ -206,8 +208,7 @@ class Round:
 
     def _extended(self, node: int, outcomes: str, now: float) -> None:
         for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
-            missing = outcome != RENEWED and not claim.outdated(node, self.sent)
-            if missing and claim.forgotten(node, now):
+            if outcome != RENEWED and self._missing_at(claim, node, now):
                 self.amnesiac.append(node)
             if outcome == REFUSED:
                 continue
@@ -216,6 +217,15 @@ class Round:
             if self._confirmed[position] == self.quorum:
                 self._full += 1
         self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
+
+    def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
+        """`node` does not hold it. Whether it should have."""
+        if self.verb is Verb.RENEW and not self.closed:
+            # The others' answers first: who renews in another's stead may not know yet of all the
+            # nodes that hold it, and would give it up for one that does not.
+            self._missing.append((claim, node, now))
+            return claim.expiries[node] > now
+        return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
 
     def silence(self, node: int, reason: str) -> None:
         """A node will not answer this round, or its answer is of no use."""
@@ -268,6 +278,8 @@ class Round:
         else:
             late = []
         self.closed = True
+        for claim, node, now in self._missing:
+            self._missing_at(claim, node, now)
         return late
 
     def confirmed(self) -> list[Claim]:

@@ -10,10 +10,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
-from .lease import Holder, Owner, token_digest
+from .lease import NEVER, Claim, Holder, Owner, token_digest
 from .quorum import NOT_WAITED_FOR, NodeVote, Round, Verb, Vote
 
-__all__ = ["free_in", "holder", "if_for_ever", "refusal", "unavailable"]
+__all__ = [
+    "free_in",
+    "holder",
+    "if_for_ever",
+    "last_votes",
+    "refusal",
+    "silent",
+    "unavailable",
+]
 
 
 def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
@@ -101,6 +109,26 @@ def if_for_ever(error: NotAcquired, ballot: Round, nodes: Sequence[str], key: st
         votes=error.votes,
         holder=who,
     )
+
+
+def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
+    """What each node answered to the last request for `claim`, as far as it did."""
+    votes = []
+    for index, name in enumerate(nodes):
+        if index in claim.silent:
+            votes.append(NodeVote(name, Vote.SILENT, claim.silent[index]))
+        else:
+            votes.append(NodeVote(name, Vote.NO if claim.expiries[index] == NEVER else Vote.YES))
+    return votes
+
+
+def silent(ballot: Round) -> dict[int, str]:
+    """The nodes that have not answered in a round, and why not."""
+    return {
+        index: NOT_WAITED_FOR if vote is None else str(detail)
+        for index, (vote, detail) in enumerate(zip(ballot.votes, ballot.details, strict=True))
+        if vote is None or vote is Vote.SILENT
+    }
 
 
 def _votes(ballot: Round, nodes: Sequence[str]) -> list[NodeVote]:

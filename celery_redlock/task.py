@@ -116,6 +116,7 @@ class TaskLock:
             options.max_lifetime,
             fencing=options.fencing,
         )
+        held.task = task.name if task is not None else ""
         if options.on_lost == "raise":
             block = Interruptible(held.loss)
             held.on_lost = lambda _held: block.strike()

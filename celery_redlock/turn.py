@@ -24,10 +24,10 @@ from celery.utils.time import maybe_make_aware
 
 from .canonical import escape
 from .driver import monotonic
-from .errors import QuorumUnavailable, ResourceHeld
+from .errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .hold import HeldLease
 from .key import shortened
-from .lease import Claim, Holder, Owner
+from .lease import Holder, Owner
 from .lock import Redlock
 from .outage import Outage
 from .settings import MIN_TTL
@@ -94,13 +94,13 @@ class TickClaim(HeldLease):
 
     tick = ""
 
-    def _say_lost(self, claim: Claim, held_for: float) -> None:
+    def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
             "%s is still being sent after %.1f s: its claim has ended (%s), and another beat sends"
             " it; does the broker hang?",
             self.tick,
-            held_for,
-            claim.lost,
+            loss.held_for,
+            loss.reason,
         )
 
 

@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "canonical": {"errors"},
     "key": {"canonical", "errors"},
     "settings": {"errors", "address"},  # address: inside a function, see below
-    "events": {"lease"},
+    "events": {"errors", "lease"},
     "address": {"errors", "redis"},
     "bell": set(),
     "green": set(),
@@ -65,7 +65,7 @@ ALLOWED: dict[str, set[str]] = {
     "refusal": {"errors", "lease", "quorum"},
     "outage": {"errors"},
     "wakeup": {"address", "bell", "errors", "lease", "replies", "redis", "tenacity"},
-    "hold": {"driver", "errors", "events", "lease"},
+    "hold": {"driver", "errors", "events", "lease", "refusal"},
     "lock": {
         *("errors", "lease", "quorum", "channel", "key", "settings", "events"),
         *("address", "bell", "commands", "custody", "driver", "green", "native", "wakeup"),

@@ -6,13 +6,15 @@ import logging
 import math
 import os
 import threading
+import time
 from typing import Any
 
 import pytest
 
-from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
+from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease, driver
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.hold import HeldLease, Unlocked
+from celery_redlock.lease import Lease
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 
@@ -257,9 +259,11 @@ def test_a_repr_shows_no_token(redlock: FakeRedlock) -> None:
 class Witness(Listener):
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
+        self.losses: list[LeaseLost] = []
 
-    def lost(self, lease: Any, reason: str) -> None:
-        self.heard.append(("lost", lease.resource, reason))
+    def lost(self, loss: LeaseLost) -> None:
+        self.losses.append(loss)
+        self.heard.append(("lost", loss.resource, loss.reason))
 
     def released(self, lease: Any, held: bool) -> None:
         self.heard.append(("released", lease.resource, held))
@@ -292,11 +296,52 @@ def test_a_loss_is_told(
         assert witness.heard == [("lost", "r", "refused")]
         (record,) = [record for record in caplog.records if "lost the lock r" in record.message]
         assert record.levelno == logging.ERROR
+        assert f"held by pid {os.getpid()} on " in record.message
         assert "after 3.0 s: refused" in record.message
+        for node in redlock.nodes:
+            assert f"{node} {'no' if node in redlock.nodes[:3] else 'yes'}" in record.message
+        (loss,) = witness.losses
+        assert (loss.task, loss.reason, loss.held_for) == ("", "refused", pytest.approx(3.0))
+        assert loss.owner is not None and loss.owner.pid == os.getpid()
+        assert [vote.vote.value for vote in loss.votes] == ["no", "no", "no", "yes", "yes"]
         assert held.token not in caplog.text
         redlock.watchdog.tend()
         assert len(told) == 1
     assert witness.heard[1:] == [("released", "r", False)]
+
+
+def test_a_loss_tells_which_nodes_are_silent_and_for_how_long_it_was_held(
+    redlock: FakeRedlock, witness: Witness
+) -> None:
+    with redlock.lock("r") as held:
+        redlock.driver.dead |= {1, 2, 3}
+        for _ in range(40):
+            redlock.clock.advance(0.25)
+            redlock.watchdog.tend()
+        assert held.lost
+        (loss,) = witness.losses
+        assert loss.reason == "expired"
+        assert loss.held_for == pytest.approx(10.0, abs=0.3)
+        assert [vote.vote.value for vote in loss.votes] == ["yes", *["silent"] * 3, "yes"]
+        assert all(vote.detail for vote in loss.votes[1:4])
+        redlock.clock.advance(60.0)
+        with pytest.raises(LeaseLost) as raised:
+            held.ensure()
+        assert raised.value.held_for == loss.held_for  # not until it was asked again
+        assert raised.value.votes == loss.votes
+
+
+def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not hasattr(time, "CLOCK_BOOTTIME"):
+        pytest.skip("this system has no clock that does")
+    clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 100.0}
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: clocks[clock])
+    lease = Lease("r", "t", 10.0, 110.0, driver.monotonic)
+    assert not lease.lost
+    clocks[time.CLOCK_BOOTTIME] += 3600.0  # its lid was closed
+    assert lease.lost
 
 
 def test_an_on_lost_that_raises_harms_nobody(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import LeaseLost
+from celery_redlock import LeaseLost, interrupt
 from celery_redlock.interrupt import SIGNAL, Interruptible, _blocks
 
 RACES = 2000
@@ -312,3 +312,55 @@ def test_strikes_that_race_with_the_end(where: Callable[..., None]) -> None:
         where(work)
     finally:
         sys.setswitchinterval(interval)
+
+
+class Greenlet:
+    """The body's, as a strike sees it: it is thrown into when the hub runs."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Callable[[], None]] = []
+        self.thrown: list[BaseException] = []
+        monkeypatch.setattr(interrupt, "current", lambda: self)
+        monkeypatch.setattr(interrupt, "in_hub", self.calls.append)
+
+    def throw(self, error: BaseException) -> None:
+        self.thrown.append(error)
+
+    def hub_runs(self) -> None:
+        while self.calls:
+            self.calls.pop(0)()
+
+
+def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    greenlet = Greenlet(monkeypatch)
+    block = Interruptible(loss)
+
+    def body() -> None:
+        block.strike()
+        assert greenlet.thrown == []  # it runs, and so no other may be struck for it
+        greenlet.hub_runs()
+        block.strike()
+        greenlet.hub_runs()
+
+    block.run(body)
+    (error,) = greenlet.thrown
+    assert isinstance(error, LeaseLost) and error.reason == "refused"
+
+
+def test_a_greenlet_is_not_struck_after_the_body_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    greenlet = Greenlet(monkeypatch)
+    block = Interruptible(loss)
+    block.run(block.strike)
+    greenlet.hub_runs()
+    assert greenlet.thrown == []
+
+
+def test_a_greenlet_struck_before_the_body_does_not_begin_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    greenlet = Greenlet(monkeypatch)
+    block = Interruptible(loss)
+    block.strike()
+    with pytest.raises(LeaseLost):
+        block.run(lambda: pytest.fail("it has begun"))
+    assert greenlet.calls == []

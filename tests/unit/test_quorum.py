@@ -240,6 +240,22 @@ def test_a_keeper_waits_for_all_answers_and_a_holder_for_a_quorum_of_them() -> N
         assert round_.decided
 
 
+def test_a_keeper_gives_up_nothing_before_it_has_all_answers() -> None:
+    """It knows of three of the five nodes that hold it, and hears first from one that does not."""
+    held = claim()
+    for node in range(3):
+        held.acknowledged(node, NOW, NOW)
+    assert held.grant(NOW)
+    round_ = next(quorum.extend([held], NOW + 1.0, PATIENCE, verb=Verb.RENEW))
+    round_.answer(0, "0", NOW + 1.01)
+    assert round_.amnesiac == [0]
+    for node in range(1, 5):
+        round_.answer(node, "1", NOW + 1.02)
+    round_.close("late")
+    assert held.held(NOW + TTL)
+    assert held.expiries[0] < NOW
+
+
 def test_what_a_node_said_last_counts_in_whatever_order_it_is_read() -> None:
     """Two connections to a node: what one says may be read long after what the other says."""
     held = claim(granted=True)
@@ -249,8 +265,8 @@ def test_what_a_node_said_last_counts_in_whatever_order_it_is_read() -> None:
     )
     late.answer(0, "2", NOW + 2.1)  # set again
     early.answer(0, "0", NOW + 2.2)  # it was missing then
+    early.close("late")
     assert held.expiries[0] == NOW + 2.0 + TTL
-    assert early.amnesiac == []
     late.answer(1, "0", NOW + 2.1)  # it is another's now
     early.answer(1, "1", NOW + 2.2)  # it was ours then
     assert held.expiries[1] < NOW

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -30,6 +31,7 @@ from celery_redlock import (
     current_lease,
     locked,
 )
+from celery_redlock.driver import monotonic
 from celery_redlock.events import Listener, subscribe
 from tests.worker.log import VARIABLE, note, runs_of
 
@@ -47,8 +49,13 @@ else:
 class Witness(Listener):
     """Puts what a listener is told into the bodies' log."""
 
-    def lost(self, lease: Any, reason: str) -> None:
-        note("lost", lease.resource, "", reason)
+    def lost(self, loss: LeaseLost) -> None:
+        note("lost", str(loss.resource), "", loss.reason)
+        owner = loss.owner
+        assert owner is not None
+        votes = [vote.vote.value for vote in loss.votes]
+        who = [loss.task, owner.task_id, owner.host, owner.pid]
+        note("loss", str(loss.resource), "", [*who, loss.held_for, loss.reason, votes])
 
 
 subscribe(Witness())
@@ -66,6 +73,10 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str 
         end = time.monotonic() + seconds
         if kind == "one sleep":
             time.sleep(seconds)
+        if kind == "recv":
+            ours, _theirs = socket.socketpair()
+            ours.settimeout(seconds)
+            ours.recv(1)
         if kind == "gil":
             ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # keeps the GIL, unlike CDLL
         while time.monotonic() < end and not (until and os.path.exists(until)):
@@ -251,6 +262,17 @@ def one_sleep(self: Task, key: str, seconds: float) -> None:
 def lost_log(self: Task, key: str, seconds: float, kind: str = "sleep") -> bool:
     occupy(self, key, seconds, kind)
     return current_lease().lost
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
+def punctual(self: Task, key: str, seconds: float, kind: str) -> list[Any]:
+    """Why it was told to stop, how long after its deadline, and whether its lease says the same."""
+    try:
+        occupy(self, key, seconds, kind)
+    except LeaseLost:
+        lease = current_lease()
+        return [lease.loss().reason, monotonic() - lease.lease.deadline, lease.lost]
+    return ["not told", 0.0, False]
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
