@@ -6,7 +6,8 @@ from celery_redlock import Redlock
 
 
 def connect(urls: list[str]) -> Pair:
-    redlock = Redlock(urls, ttl=10, fencing=True)
+    # Servers that have just been started.
+    redlock = Redlock(urls, ttl=10, fencing=True, restart_guard="off")
     return redlock.acquire, lambda resource, lease: redlock.release(lease)
 
 
