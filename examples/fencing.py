@@ -85,7 +85,8 @@ DATABASES = {"SQLite": SQLite, "PostgreSQL": PostgreSQL}
 def late(database: str, place: str) -> None:
     """The holder that will be stopped, in a process of its own."""
     redlock = Redlock(os.environ["REDLOCK_NODES"].split(","), ttl=1.0)
-    with redlock.lock("apples", fencing=True) as lease:
+    # Waits, for nodes that have just been started: they have no vote for a ttl.
+    with redlock.lock("apples", wait=20.0, fencing=True) as lease:
         lease.ensure()  # the last check; all is well
         print(lease.fencing_token, flush=True)
         sys.stdin.readline()  # here it is stopped, for longer than its lease can last
