@@ -241,6 +241,7 @@ def test_what_we_make_of_an_address_weakens_nothing() -> None:
         connection = address.connection()
         assert connection.cert_reqs == ssl.CERT_REQUIRED
         assert connection.check_hostname is True
+        assert address.arguments["ssl_check_hostname"] is True  # redis-py 5 has another default
         assert not address.unverified
     kept = {"ssl_min_version": ssl.TLSVersion.TLSv1_3, "ssl_ciphers": "ECDHE+AESGCM"}
     (address,) = parse_nodes([{**mapping, **kept, "ssl_ca_certs": "ca.pem"}])
