@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+import types
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +20,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_redlock.key import MAX_BYTES
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 from tests.worker.harness import READY, TASKS, Cluster, Worker
@@ -28,7 +30,9 @@ pytestmark = pytest.mark.worker
 
 @pytest.fixture(scope="module", params=["prefork", "threads"])
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
-    with cluster.worker("-c", "3", "-P", request.param) as worker:
+    accepted = {"accept_content": ["json", "pickle"]}
+    cluster.app.conf.update(accepted)
+    with cluster.worker("-c", "3", "-P", request.param, **accepted) as worker:
         yield worker
 
 
@@ -123,6 +127,33 @@ def test_the_id_of_a_running_task_is_no_key_to_its_lock(
     assert first.task == holder.id
     cluster.settled(timeout=10.0)
     cluster.free(key, within=3.0)
+
+
+# -- Arguments
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["x" * 1_000_000, "\ud800", float("nan"), 10**4000, {"": [{}] * 1000}, "\x00\x1b[2J\u202e"],
+    ids=["1 MB", "a lone surrogate", "NaN", "a huge number", "nested", "for terminals"],
+)
+def test_an_argument_of_any_kind_has_a_short_printable_key(
+    cluster: Cluster, worker: Worker, argument: Any
+) -> None:
+    resource = cluster.result(cluster.send("keyed", argument))
+    assert len(resource) <= MAX_BYTES and resource.isascii() and resource.isprintable()
+    assert cluster.result(cluster.send("keyed", argument)) == resource
+
+
+def test_an_argument_without_a_stable_text_fails_its_own_task_and_never_runs_unlocked(
+    cluster: Cluster, worker: Worker
+) -> None:
+    """A silent `repr` with an address in it would never lock anything."""
+    sent = cluster.send("keyed", types.SimpleNamespace(a=1), serializer="pickle")
+    worker.said("holds a types.SimpleNamespace, which has no stable text")
+    assert f"ConfigurationError: argument 'args' of {TASKS}.keyed" in worker.text
+    assert f"keyed[{sent.id}] succeeded" not in worker.text
+    assert cluster.result(cluster.send("add", 1, 2)) == 3
 
 
 # -- Secrets
