@@ -46,6 +46,7 @@ class Facts:
         appends: Whether it has an append-only file.
         fsync: When that is written through to the disk; empty if it does not say.
         eviction: Its `maxmemory-policy`; empty if it does not say.
+        scripts: Why it runs no scripts; empty if it does.
         denied: Why it does not tell us anything; empty if it does.
         twin: Index of a node that is this same server, as a nonce has shown; None if none is.
     """
@@ -59,6 +60,7 @@ class Facts:
     appends: bool = False
     fsync: str = ""
     eviction: str = ""
+    scripts: str = ""
     denied: str = ""
     twin: int | None = None
 
@@ -90,6 +92,8 @@ class Facts:
         """Why it cannot be a node, whatever the other nodes are; empty if it can."""
         if self.role not in ("", "master"):
             return f"it is a replica (READONLY) of {self.master}; name its master"
+        if self.scripts:
+            return f"it runs no scripts, so no lock could be given back there: {self.scripts}"
         if self.cluster:
             return "it is a member of a Redis Cluster (cluster_enabled:1), no independent master"
         return ""

@@ -15,10 +15,13 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from .errors import NodeError
 from .guard import Facts, fsync_of
+from .replies import reason
 
 __all__ = ["introduce"]
 
 SECTIONS = ("server", "replication", "memory", "persistence", "cluster")
+SCRIPTS = (("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0"))
+"""Without them a lock could be taken and not be given back."""
 NONCE_TTL = 60.0
 """Seconds a nonce lives: nodes that are reached within this time are told apart."""
 
@@ -37,7 +40,13 @@ def introduce(connection: Any, *, guarded: bool, index: int, nonces: Sequence[st
         redis.RedisError, OSError: It does not answer, or refuses for another reason than rights.
     """
     info: list[str] = []
-    for reply in _ask(connection, [("INFO", section) for section in SECTIONS]):
+    *sections, script, digest = _ask(
+        connection, [*(("INFO", section) for section in SECTIONS), *SCRIPTS]
+    )
+    mute = next((why for why in map(_why_forbidden, (script, digest)) if why), "")
+    if mute:
+        return Facts(scripts=mute)
+    for reply in sections:
         if isinstance(reply, ResponseError):
             if not _forbidden(reply):
                 raise reply
@@ -76,6 +85,11 @@ def _ask(connection: Any, commands: Sequence[tuple[str, ...]]) -> list[Any]:
         except ResponseError as error:
             replies.append(error)
     return replies
+
+
+def _why_forbidden(reply: Any) -> str:
+    """Why a node does not do what it was asked for, if it never will; without our words."""
+    return reason(reply) if isinstance(reply, ResponseError) and _forbidden(reply) else ""
 
 
 def _forbidden(error: ResponseError) -> bool:

@@ -11,7 +11,9 @@ from tests.contract.proxy import Proxy
 __all__ = ["Impostor"]
 
 ASKED = (b"\r\nEVAL\r\n", b"\r\nEVALSHA\r\n", b"\r\nNX\r\n$3\r\nGET\r\n")
-"""What the requests of a lock contain, and those of a handshake do not."""
+"""What the requests of a lock contain."""
+HANDSHAKE = b"\r\nreturn 1\r\n"
+"""What only a handshake contains."""
 
 
 class Impostor(Proxy):
@@ -40,7 +42,8 @@ class Impostor(Proxy):
         with contextlib.suppress(OSError):
             while data := client.recv(1_048_576):
                 self.requests += 1
-                if self.reply is None or not any(words in data for words in ASKED):
+                lock = any(words in data for words in ASKED) and HANDSHAKE not in data
+                if self.reply is None or not lock:
                     server.sendall(data)
                     continue
                 self.asked += 1

@@ -52,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     "helper": {"board", "address", "driver", "keeper"},
     "custody": {"board", "errors", "helper", "lease"},  # board, helper: inside a function
     "replies": {"errors", "redis"},
-    "handshake": {"errors", "guard", "redis"},
+    "handshake": {"errors", "guard", "replies", "redis"},
     "node": {
         *("address", "channel", "commands", "errors", "green", "guard", "handshake", "quorum"),
         *("replies", "redis"),

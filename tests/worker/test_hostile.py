@@ -271,6 +271,28 @@ def test_a_worker_that_refuses_to_start_does_not_say_the_password(
         worker.kill()
 
 
+def test_a_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> None:
+    with LocalServer(config=["--rename-command", "EVAL", ""]) as mute:
+        nodes = [mute.url, *(node.url for node in cluster.nodes[1:3])]
+        worker = Worker(cluster, ("-c", "1"), {"redlock_nodes": nodes})
+        try:
+            assert worker.ended(READY) != 0
+            assert f"127.0.0.1:{mute.port} cannot be one: it runs no scripts" in worker.text
+        finally:
+            worker.kill()
+
+
+def test_a_wrong_password_is_said_when_a_worker_starts(cluster: Cluster) -> None:
+    """And the worker starts: a minority that refuses us costs nothing."""
+    with LocalServer(password="another") as other:
+        wrong = f"redis://:{CANARY}@127.0.0.1:{other.port}/0"
+        nodes = [wrong, *(node.url for node in cluster.nodes[1:3])]
+        with cluster.worker("-c", "1", redlock_nodes=nodes) as worker:
+            worker.said(f"node 127.0.0.1:{other.port} refuses us: AUTH")
+            assert cluster.result(cluster.send("add", 1, 2)) == 3
+            search({"the log": [worker.text]})
+
+
 def test_the_search_finds_what_it_searches_for(cluster: Cluster, key: str) -> None:
     lease = cluster.redlock.acquire(f"k:{key}")
     with pytest.raises(AssertionError, match="there"):
