@@ -1,0 +1,46 @@
+"""The table of hostile input names its tests; they exist, so it cannot rot."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.channel import OWED
+from celery_redlock.key import MAX_BYTES
+from celery_redlock.lock import LONGEST
+from celery_redlock.replies import LARGEST
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")
+ROWS = [line for line in PAGE.splitlines() if re.match(r"\| (?!---)", line)]
+NAMED = re.findall(r"`(\w+)::(\w+)`", PAGE)
+UNTESTED = ["a password that the server did not ask for"]
+"""Rows that say that nothing happens."""
+
+
+@pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)))
+def test_a_test_that_the_table_names_exists(file: str, name: str) -> None:
+    found = [path.read_text("utf-8") for path in TESTS.rglob(f"{file}.py")]
+    assert any(re.search(rf"^def {name}\(", text, re.M) for text in found)
+
+
+def test_every_row_names_a_test() -> None:
+    rows = [row for row in ROWS if not row.endswith("| shown by |")]
+    assert len(rows) >= 35
+    silent = [row.split("|")[1].strip() for row in rows if "::" not in row]
+    assert silent == UNTESTED
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"after {LARGEST} bytes",
+        f"more than {LONGEST} characters",
+        f"at most {MAX_BYTES} printable ASCII bytes",
+        f"| {OWED}; of more the oldest",
+    ],
+)
+def test_numbers_are_those_of_the_code(words: str) -> None:
+    assert words in PAGE
