@@ -163,14 +163,14 @@ def test_a_server_signed_by_another_is_no_node(
 def test_without_a_certificate_of_ours_nothing_is_asked(
     ports: list[int], ours: Authority, lock: Callable[..., Redlock]
 ) -> None:
-    refused(lock(urls(ports, arguments(ours, None))), "3 of 3 nodes do not answer")
+    refused(lock(urls(ports, arguments(ours, None))), "3 of 3 nodes")
 
 
 def test_with_anothers_certificate_nothing_is_asked(
     ports: list[int], ours: Authority, theirs: Authority, lock: Callable[..., Redlock]
 ) -> None:
     strangers = theirs.sign("worker", "DNS:worker")
-    refused(lock(urls(ports, arguments(ours, strangers))), "3 of 3 nodes do not answer")
+    refused(lock(urls(ports, arguments(ours, strangers))), "3 of 3 nodes")
 
 
 @pytest.mark.parametrize("form", ["URLs", "mappings"])
@@ -216,7 +216,7 @@ def test_tls_to_a_plain_port_is_over_in_a_moment_and_costs_nobody(
         assert redlock.release(redlock.acquire(f"r{number}")) is True
     assert time.monotonic() - begun < 20 * 0.05
     begun = time.monotonic()
-    with pytest.raises(QuorumUnavailable, match="3 of 3 nodes do not answer"):
+    with pytest.raises(QuorumUnavailable, match="3 of 3 nodes"):
         lock(mistaken[:3]).acquire("r")
     assert time.monotonic() - begun < CONNECT_TIMEOUT + 1.5
 
