@@ -25,7 +25,7 @@ __all__ = ["NativeWatchdog"]
 
 logger = logging.getLogger("celery_redlock.watchdog")
 
-TALKATIVE = ("celery_redlock.node", "celery_redlock.driver")
+TALKATIVE = ("celery_redlock.node",)
 """The loggers of what runs in the native thread."""
 
 

@@ -46,6 +46,18 @@ def test_cold_shutdown(cluster: Cluster, name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_body_exits(cluster: Cluster, name: str, key: str) -> None:
+    """SystemExit in the body: where it ends the worker, and where it does not, the lock is free."""
+    with cluster.worker("-P", name, "-c", "5"):
+        sent = cluster.send("work", key, 0.5, "SystemExit")
+        cluster.entered(key)
+        contender = cluster.contend(key)
+        contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
+        assert cluster.runs(key, sent)[0].ended
+    cluster.client.flushdb()
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_worker_is_killed(cluster: Cluster, name: str, key: str) -> None:
     """Nobody is left to free its locks: the ttl does."""
     with cluster.worker("-P", name, "-c", "5") as worker:
