@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
+from celery_redlock.engine import LONGEST
 from celery_redlock.lease import Lease, Owner
-from celery_redlock.lock import LONGEST
 from celery_redlock.server import LocalServer
 from celery_redlock.settings import DAY, MIN_TTL
 from tests.support import wait_until

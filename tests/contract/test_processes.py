@@ -222,7 +222,7 @@ def _spawned(urls: list[str], results: Any) -> None:
 
 
 def test_a_spawned_process_makes_its_own(redlock: Redlock, urls: list[str]) -> None:
-    lease = redlock.acquire("r")
+    lease = redlock.acquire("r", ttl=60.0)  # the child takes its time to start
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     child = context.Process(target=_spawned, args=(urls, results))

@@ -96,7 +96,7 @@ class FakeRedlock(Redlock):
         self._driver = self.driver = fake
         watchdog: Any = FakeWatchdog(self, self.clock)
         self._watchdog = self.watchdog = watchdog
-        for module in ("hold", "lock"):
+        for module in ("hold", "lock", "engine"):
             patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:

@@ -66,10 +66,13 @@ ALLOWED: dict[str, set[str]] = {
     "outage": {"errors"},
     "wakeup": {"address", "bell", "errors", "lease", "replies", "redis", "tenacity"},
     "hold": {"driver", "errors", "events", "lease", "refusal"},
+    "engine": {
+        *("address", "commands", "custody", "driver", "errors", "events", "green", "guard"),
+        *("lease", "native", "quorum", "refusal", "settings", "wakeup", "watchdog"),
+    },
     "lock": {
-        *("errors", "lease", "quorum", "channel", "key", "settings", "events"),
-        *("address", "bell", "commands", "custody", "driver", "green", "native", "wakeup"),
-        *("guard", "watchdog", "hold", "refusal"),
+        *("address", "custody", "driver", "engine", "errors", "events", "hold", "lease"),
+        *("quorum", "refusal", "settings"),
     },
 }
 # Besides what stands above. task and worker name each other: whoever can take a lock must have the

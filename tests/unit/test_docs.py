@@ -203,7 +203,7 @@ def test_the_front_door_is_short_and_its_limits_come_first() -> None:
 
 
 def methods(kind: type[Any]) -> set[str]:
-    return {name for name in vars(kind) if not name.startswith("_")}
+    return {name for name in dir(kind) if not name.startswith("_")}
 
 
 def test_hooks_are_all_of_them() -> None:

@@ -1,0 +1,301 @@
+"""What goes on inside a `Redlock`: its claims, from the first request to the last.
+
+It binds the pure algorithm (`quorum.py`) to real nodes (`driver.py`), keeps what is held alive
+(`watchdog.py`), has it noted for a keeper (`custody.py`) and wakes who waits (`wakeup.py`).
+Connections, threads and claims belong to one process: after a fork the child starts with none, and
+never owns, extends or releases what its parent took.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from . import quorum, refusal
+from .address import Address
+from .commands import FENCE_SUFFIX
+from .custody import Custody
+from .driver import Driver, monotonic
+from .errors import ConfigurationError, NotAcquired, ResourceHeld
+from .events import emit, heard
+from .green import patched
+from .guard import Guard
+from .lease import Claim, Lease, Owner
+from .native import NativeWatchdog
+from .quorum import Round, Verb
+from .settings import MIN_TTL, check_option
+from .wakeup import Wakeup
+from .watchdog import Watchdog
+
+__all__ = ["Engine"]
+
+node_logger = logging.getLogger("celery_redlock.node")
+
+MANY = 1000
+"""Leases after which those left to expire are forgotten."""
+LONGEST = 512
+"""Characters of a resource's name. What a node's connection takes at once is finite."""
+BATCH = 200
+"""Leases in one request: keeps a node's other clients from waiting a whole tick."""
+
+
+class Engine:
+    """The claims of one process on one set of nodes, and the parts that serve them.
+
+    Args:
+        addresses: The nodes.
+        ttl: What a claim has if none is asked for; seconds.
+        prefix: What the keys on the nodes begin with.
+        node_timeout: How long to wait for an answer at most; seconds.
+        fencing: Whether claims get a fencing token where nothing else is said.
+        guarded: Whether nodes that may have forgotten locks have no vote.
+        custody: Tells a keeper in another process what is held here.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        ttl: float,
+        prefix: str,
+        node_timeout: float,
+        fencing: bool,
+        guarded: bool,
+        custody: Custody,
+    ) -> None:
+        self._addresses = addresses
+        self.ttl = ttl
+        self.prefix = prefix
+        self.node_timeout = node_timeout
+        self.fencing = fencing
+        self._last_fence = 0
+        self._custody = custody
+        self._guard = Guard(guarded, ttl, node_logger.warning)
+        self._checked = False
+        self._start()
+        _instances.add(self)
+
+    def _start(self) -> None:
+        """Begin afresh in this process: no connection, no thread, no lease."""
+        self._owner = Owner(socket.gethostname(), os.getpid())
+        self._driver = Driver(self._addresses, self.prefix, self._guard, strict=not self._checked)
+        self._wakeup = Wakeup(self._addresses, self.prefix)
+        self._watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
+        if patched():
+            driver = partial(Driver, self._addresses, self.prefix, strict=False)  # it only extends
+            self._watchdog = NativeWatchdog(
+                driver, self._renew, self._renewed, self._extend, monotonic
+            )
+        self._claims: dict[str, Claim] = {}
+        self._many = MANY
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes' addresses, without credentials."""
+        return tuple(address.name for address in self._addresses)
+
+    def _patience(self, ttl: float) -> float:
+        return min(self.node_timeout, ttl / 10)
+
+    def _lease(self, claim: Claim) -> Lease:
+        return Lease(
+            claim.resource, claim.token, claim.ttl, claim.deadline, monotonic, claim.fencing_token
+        )
+
+    def _fenced(self, fencing: bool | None) -> bool:
+        return self.fencing if fencing is None else bool(check_option("fencing", fencing))
+
+    def _proposal(self) -> int:
+        """What the next fencing token is to be at least: microseconds since 1970, or what follows
+        the largest this instance was granted, whatever the wall clock says."""
+        return max(self._last_fence + 1, time.time_ns() // 1000)
+
+    def _claim(self, resource: str, ttl: float | None, owner: Owner | None) -> Claim:
+        if not isinstance(resource, str) or not resource:
+            raise ConfigurationError(
+                f"a resource is a name, not {resource!r}: give a string that is not empty"
+            )
+        if resource.endswith(FENCE_SUFFIX):
+            raise ConfigurationError(
+                f"a resource may not be named {resource!r}: what ends in {FENCE_SUFFIX!r} is the"
+                " key of a fencing token; give it another end"
+            )
+        if len(resource) > LONGEST:
+            raise ConfigurationError(
+                f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
+                f" every request bears it; {resource[:20]!r}... has {len(resource)}: put a digest"
+                " of it into the name"
+            )
+        ttl = self.ttl if ttl is None else check_option("ttl", ttl)
+        if ttl > self._guard.longest:
+            self._guard.expect(ttl)
+        token = (owner or self._owner).token(os.urandom(16).hex())
+        return Claim(resource, token, ttl, len(self._addresses))
+
+    def _acquire(
+        self,
+        resource: str,
+        ttl: float | None,
+        wait: float,
+        owner: Owner | None,
+        adopt: Callable[[Claim], None],
+        patience: float | None = None,
+        fencing: bool = False,
+    ) -> Claim:
+        """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
+        try:
+            return self._try(resource, ttl, owner, adopt, patience, fencing)
+        except NotAcquired:
+            if wait <= 0:
+                raise
+        with self._wakeup.waiting(resource) as waiter:
+
+            def again() -> Claim:
+                waiter.forget()
+                return self._try(resource, ttl, owner, adopt, patience, fencing)
+
+            return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(resource)))
+
+    def _try(
+        self,
+        resource: str,
+        ttl: float | None,
+        owner: Owner | None,
+        adopt: Callable[[Claim], None],
+        patience: float | None,
+        fencing: bool,
+    ) -> Claim:
+        claim = self._claim(resource, ttl, owner)
+        adopt(claim)
+        self._remember(claim)
+        patience = self._patience(claim.ttl) if patience is None else patience
+        try:
+            ballot = self._driver.run(
+                # The proposal is made after `now`: who is stopped in between asks too late.
+                lambda now: quorum.acquire(
+                    claim, now, patience, self._proposal() if fencing else None
+                )
+            )
+        except BaseException:
+            if claim.ended:  # struck while it was being undone: some nodes may not know of it
+                self._driver.run(lambda now: quorum.undo(claim, now))
+            raise
+        if claim.granted_at is not None:
+            claim.silent = refusal.silent(ballot)
+            if fencing:
+                self._last_fence = max(self._last_fence, claim.fencing_token or 0)
+            if heard():
+                emit("acquired", self._lease(claim))
+            return claim
+        self._forget(claim)
+        error = refusal.refusal(resource, ballot, self.nodes, claim.ttl)
+        if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
+            look = self._driver.run(lambda now: quorum.peek(claim, now, patience))
+            error = refusal.if_for_ever(error, look, self.nodes, self.prefix + resource)
+        raise self._refused(error)
+
+    def _remember(self, claim: Claim) -> None:
+        self._claims[claim.token] = claim
+        if len(self._claims) > self._many:
+            now = monotonic()
+            # Leases that were left to expire.
+            for token, old in list(self._claims.items()):
+                if old.granted_at is not None and not old.held(now):
+                    self._claims.pop(token, None)
+            self._many = MANY + 2 * len(self._claims)
+
+    def _forget(self, claim: Claim) -> None:
+        self._claims.pop(claim.token, None)
+        self._custody.strike_off(claim)
+
+    def _release(self, claim: Claim) -> bool:
+        self._watchdog.drop(claim)
+        try:
+            held = self._driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
+        except BaseException:
+            self._driver.run(lambda now: quorum.release(claim, now, 0.0))
+            raise
+        finally:
+            self._forget(claim)
+        if heard() and claim.granted_at is not None:
+            emit("released", self._lease(claim), held)
+        return held
+
+    def _keep(self, claim: Claim, seconds: float, patience: float | None) -> bool:
+        """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""
+        self._watchdog.drop(claim)
+        if not claim.held(monotonic()):
+            self._release(claim)  # set again now, it would keep the next holder out
+            return False
+        self._custody.strike_off(claim)  # nor may a keeper shorten it again
+        claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
+        try:
+            patience = self.node_timeout if patience is None else patience
+            ballot = self._driver.run(lambda now: quorum.extend([claim], now, patience))
+        finally:
+            claim.ended = True
+            self._claims.pop(claim.token, None)
+        return bool(ballot.confirmed())
+
+    def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
+        """Renew many, for the watchdog; which were renewed."""
+        renewed = self._renew(claims, self._driver, Verb.EXTEND)
+        self._renewed(renewed)
+        return renewed
+
+    def _renew(
+        self, claims: Sequence[Claim], driver: Driver, verb: Verb = Verb.RENEW
+    ) -> list[Claim]:
+        now = monotonic()
+        # The first of them to end is to be told in time, and the next that is due has its turn.
+        patience = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
+        patience = max(0.001, min(patience, self._watchdog.next_due - now))
+        batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
+        ballots = driver.run_all(
+            [partial(quorum.extend, batch, patience=patience, verb=verb) for batch in batches]
+        )
+        for ballot in ballots:
+            silent = refusal.silent(ballot)
+            for claim in ballot.claims:
+                claim.silent = silent
+        renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
+        for claim in renewed:
+            self._custody.renewed(claim)
+        return renewed
+
+    def _renewed(self, claims: Sequence[Claim]) -> None:
+        if heard():
+            for claim in claims:
+                emit("extended", self._lease(claim))
+
+    def _peek(self, resource: str, timeout: float | None = None) -> Round:
+        claim = self._claim(resource, None, None)
+        patience = self.node_timeout if timeout is None else timeout
+        ballot = self._driver.run(lambda now: quorum.peek(claim, now, patience))
+        if ballot.yes < ballot.quorum:
+            raise self._refused(refusal.unavailable(resource, ballot, self.nodes))
+        return ballot
+
+    def _refused(self, error: NotAcquired) -> NotAcquired:
+        if isinstance(error, ResourceHeld):
+            emit("held", error.resource, error.holder)
+        else:
+            emit("unavailable", error.resource, error.votes)
+        return error
+
+
+_instances: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
+    for engine in list(_instances):
+        engine._custody.forked()
+        engine._start()
+
+
+os.register_at_fork(after_in_child=_after_fork)
