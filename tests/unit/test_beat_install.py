@@ -10,7 +10,7 @@ from celery import Celery
 from celery.beat import Scheduler
 from celery.signals import beat_init
 
-from celery_redlock import install
+from celery_redlock import ConfigurationError, install
 from celery_redlock.beat import Guard, guard
 from celery_redlock.lock import Redlock
 from tests.unit.fake_lock import FakeRedlock
@@ -191,3 +191,27 @@ def test_a_bad_setting_ends_a_beat_by_the_signal_too(caplog: Log) -> None:
     with pytest.raises(SystemExit):
         beat_init.send(sender=beat(redlock_beat=3, redlock_nodes=NODES))
     assert any(record.levelno == logging.CRITICAL for record in caplog.records)
+
+
+def test_nodes_that_are_none_end_the_beat(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
+) -> None:
+    def check() -> list[str]:
+        raise ConfigurationError("node a:1 cannot be one: it is a replica")
+
+    monkeypatch.setattr(redlock, "check", check)
+    service = beat(redlock_nodes=NODES)
+    with pytest.raises(SystemExit) as raised:
+        guard(service)
+    assert raised.value.code == 1
+    assert caplog.messages == ["celery_redlock: node a:1 cannot be one: it is a replica"]
+    assert not is_guarded(service)
+
+
+def test_what_is_to_be_said_of_the_nodes_is_said_by_the_beat(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
+) -> None:
+    monkeypatch.setattr(redlock, "check", lambda: ["node a:1 started 3 s ago, 100 %"])
+    guard(beat(redlock_nodes=NODES))
+    (record,) = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert record.getMessage() == "node a:1 started 3 s ago, 100 %"
