@@ -25,6 +25,8 @@ __all__ = ["NativeWatchdog"]
 
 logger = logging.getLogger("celery_redlock.watchdog")
 
+CONNECT = 0.1
+"""Seconds to wait for a quorum of connections. Nothing later waits: leases may be ending."""
 TALKATIVE = ("celery_redlock.node",)
 """The loggers of what runs in the native thread."""
 
@@ -112,6 +114,7 @@ class NativeWatchdog:
         for name in TALKATIVE:
             logging.getLogger(name).addFilter(relay)
         driver = self._driver()
+        driver.connect(CONNECT)  # now, and not when the first lease falls due
         while not self._closed:
             now = self._clock()
             with self._lock:

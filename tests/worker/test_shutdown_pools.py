@@ -1,4 +1,4 @@
-"""Workers of one process that are told to stop, or are killed, while a body runs."""
+"""Workers of one process whose first body is struck by misfortune: each test has its own worker."""
 
 from __future__ import annotations
 
@@ -70,3 +70,22 @@ def test_worker_is_killed(cluster: Cluster, name: str, key: str) -> None:
     wait_until(lambda: contender.entered, 3.0, "the contender has the lock")
     assert contender.entered is not None and contender.entered - death < 1.5  # the ttl is 1.0
     cluster.client.flushdb()
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_majority_is_gone_before_the_first_extension(
+    cluster: Cluster, name: str, key: str
+) -> None:
+    """Whatever must be connected first, the body hears of its loss in time."""
+    with cluster.worker("-P", name, "-c", "5"):
+        sent = cluster.send("punctual", key, 20.0, "sleep")
+        cluster.entered(key)
+        for node in cluster.nodes[:3]:
+            node.pause()
+        try:
+            reason, late, lost = cluster.result(sent)
+        finally:
+            for node in cluster.nodes[:3]:
+                node.resume()
+    assert (reason, lost) == ("expired", True)
+    assert 0.0 <= late < 0.3  # it was 0.4 where the first extension waited for connections
