@@ -19,6 +19,10 @@ ACL_RULE = _RULE[1].split()
 """The rule in the docs, as the worker tests' nodes have it: see `with_acl_user`."""
 
 
+TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
+"""The end of a lease's token, nonce and all: what no log, error or event may show."""
+
+
 def with_acl_user() -> list[str]:
     """The `config` of a server that knows the user of the docs' ACL rule."""
     return ["--user", "redlock", *ACL_RULE]

@@ -10,6 +10,7 @@ import pytest
 
 from celery_redlock.server import LocalServer, start_servers
 from tests.beat.harness import Site
+from tests.support import TOKEN
 
 PASSWORD = "canary-7f3a"
 
@@ -32,7 +33,7 @@ def server() -> Iterator[LocalServer]:
 def site(
     servers: list[LocalServer], server: LocalServer, tmp_path: Path
 ) -> Iterator[Callable[..., Site]]:
-    """Makes sites; at the end all beats are dead, and none has ever printed the password."""
+    """Makes sites; at the end all beats are dead, and none has ever printed a secret."""
     made: list[Site] = []
 
     def make(kind: str = "persistent", **options: Any) -> Site:
@@ -43,3 +44,4 @@ def site(
     for one in made:
         one.close()
         assert PASSWORD not in one.text()
+        assert not TOKEN.search(one.text())

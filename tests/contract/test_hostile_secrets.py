@@ -30,11 +30,9 @@ from celery_redlock.address import parse_nodes
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.server import LocalServer
 from tests.contract.impostor import Impostor
-from tests.support import wait_until
+from tests.support import TOKEN, wait_until
 
 CANARY = "s3cr3t-c4n4ry"
-TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
-"""The end of a token, nonce and all."""
 
 
 class Everything(Listener):

@@ -17,7 +17,7 @@ import pytest
 
 from celery_redlock.demo.journal import Reader
 from celery_redlock.demo.judge import Story, judge
-from tests.support import wait_until
+from tests.support import TOKEN, wait_until
 
 pytestmark = pytest.mark.worker
 
@@ -100,6 +100,8 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     assert "ticks sent without a quorum .................. 0\n" in said
     assert str(demo.timeline) in said
     assert "Traceback" not in said
+    kept = [path.read_text("utf-8", "replace") for path in demo.directory.rglob("kept/**/*.*")]
+    assert len(kept) > 2 and not any(TOKEN.search(text) for text in [said, *kept])
 
     story = Story.of(Reader(demo.directory / "kept").new())
     assert {body.task for body in story.bodies} >= story.sent.keys()

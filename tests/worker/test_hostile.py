@@ -7,7 +7,6 @@ stolen nor left behind.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 import types
@@ -22,7 +21,7 @@ import redis
 
 from celery_redlock.key import MAX_BYTES
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support import TOKEN, wait_until
 from tests.worker.harness import READY, TASKS, Cluster, Worker
 
 pytestmark = pytest.mark.worker
@@ -159,7 +158,6 @@ def test_an_argument_without_a_stable_text_fails_its_own_task_and_never_runs_unl
 # -- Secrets
 
 CANARY = "s3cr3t-c4n4ry"
-TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
 
 
 @contextmanager
