@@ -25,7 +25,7 @@ from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
 from tests.faults.messages import judge_messages
 from tests.faults.mutants import MUTANTS
-from tests.faults.nemesis import GUARD, PHASES, SLEEPERS, Nemesis, Phase
+from tests.faults.nemesis import DIRECTED, GUARD, PHASES, Nemesis, Phase
 from tests.faults.oracle import Problem, Verdict, judge
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import TTL, VISIBILITY, Stage
@@ -138,9 +138,10 @@ def campaign(
         phases = PHASES + ((GUARD,) if guarded else ())
     if planted is not None:
         phases = tuple(
-            phase for phase in (*PHASES, GUARD, SLEEPERS) if phase.name in planted.phases
+            phase for phase in (*PHASES, GUARD, *DIRECTED) if phase.name in planted.phases
         )
         options |= planted.conf
+        seconds = min(seconds, planted.seconds)
     with Stage(path, seed, mutant=mutant, **options) as stage:
         wait_until(
             lambda: all(worker.ready for worker in stage.workers), START, "the workers are ready"
@@ -271,7 +272,7 @@ def main() -> int:
             said = phase
             print(f"{time.monotonic() - begin:6.1f} s  {phase}", flush=True)
 
-    phases = tuple(phase for phase in (*PHASES, GUARD, SLEEPERS) if phase.name in options.phase)
+    phases = tuple(phase for phase in (*PHASES, GUARD, *DIRECTED) if phase.name in options.phase)
     with tempfile.TemporaryDirectory(prefix="redlock-faults-") as directory:
         report = campaign(
             (options.keep or Path(directory)) / "run",

@@ -25,6 +25,7 @@ class Mutant:
         phases: The phases of the nemesis that are likely to show it.
         finds: Words of the problems that must be found, of which one suffices.
         conf: Configuration instead of, or besides, a patch.
+        seconds: How long there are faults at most.
     """
 
     what: str
@@ -32,6 +33,7 @@ class Mutant:
     phases: tuple[str, ...]
     finds: tuple[str, ...]
     conf: tuple[tuple[str, Any], ...] = ()
+    seconds: float = 120.0
 
 
 def plant(name: str) -> None:
@@ -137,7 +139,7 @@ MUTANTS: dict[str, Mutant] = {
     "free-before-death": Mutant(
         "what a child held is freed when it is dead, not when it is to die",
         _free_before_death,
-        ("processes",),
+        ("endings",),
         WITHIN,
     ),
     "guard-off": Mutant(
@@ -154,5 +156,7 @@ MUTANTS: dict[str, Mutant] = {
         ("not told", "untrue", *WITHIN),
     ),
     "leak": Mutant("a lock is freed at every ending", _leak, ("processes",), ("not freed", "key")),
-    "swallow": Mutant("a task that waits is not lost", _swallow, ("nodes",), ("message",)),
+    "swallow": Mutant(
+        "a task that waits is not lost", _swallow, ("nodes",), ("message",), seconds=15.0
+    ),
 }

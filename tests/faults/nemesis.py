@@ -46,6 +46,9 @@ GUARD = Phase("memory", 0.5, 0.0, 8.0, only=("forget_one_of_three",))
 """Only where a guard is on."""
 SLEEPERS = Phase("sleepers", 0.0, 0.0, 0.3, only=("stop_worker",))
 """Whole workers are stopped, lose what they held, and wake. For who looks for one kind of bug."""
+ENDINGS = Phase("endings", 0.0, 0.0, 0.3, only=("terminate", "kill_child"))
+"""Bodies are ended from outside, while others wait for what they hold. The same."""
+DIRECTED = (SLEEPERS, ENDINGS)
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 

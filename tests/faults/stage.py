@@ -37,7 +37,7 @@ HELPED = "threads"
 """The worker that has a helper process, which frees what it held when it is killed."""
 POOLS: dict[str, tuple[str, ...]] = {
     "one": ("-c", "2"),
-    "two": ("-c", "2"),
+    "two": ("-c", "2", "--max-tasks-per-child", "60"),
     HELPED: ("-P", "threads", "-c", "4"),
 }
 """The workers, and what they are started with."""
@@ -177,6 +177,8 @@ class Worker:
         conf = {**self.stage.conf, "redlock_nodes": [link.url for link in self.links]}
         if self.name == HELPED:
             conf["redlock_keeper"] = "process"
+        if self.name == "two":
+            conf["worker_soft_shutdown_timeout"] = 1.0  # what is a cold shutdown elsewhere
         environment = {
             **os.environ,
             "TEST_CONF": json.dumps(conf),

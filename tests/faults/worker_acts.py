@@ -117,12 +117,23 @@ class WorkerActs(Crew):
                 worker.signal_all(signal.SIGSTOP)
                 for resource in sorted(held[worker]):
                     self.feeder.send(resource, 2 * TTL)
-                yield TTL * self.choose.choice((0.5, 1.2, self.choose.uniform(1.1, 1.9)))
+                yield 0.5 * TTL
+                if self.choose.random() < 0.8:
+                    yield 0.7 * TTL
+                    yield from self._taken(held[worker], worker)
                 self._contend(*sorted(held[worker]))
                 yield 0.3
             finally:
                 worker.signal_all(signal.SIGCONT)
                 worker.stopped = False
+
+    def _taken(self, resources: set[str], worker: Worker) -> Steps:
+        """Wait a little until another worker's body runs there."""
+        for _look in range(int(1.3 * TTL / 0.1)):
+            running = self._running(prefork=False)
+            if any(line.resource in resources and p.main != worker.pid for p, line in running):
+                return
+            yield 0.1
 
     def warm(self) -> Steps:
         yield from self._restart("worker restart, warm", signal.SIGTERM)
