@@ -19,13 +19,12 @@ from typing import Any
 
 import redis
 
-from celery_redlock.settings import GLOBAL
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
 from tests.faults.messages import judge_messages
 from tests.faults.mutants import MUTANTS
-from tests.faults.nemesis import DIRECTED, GUARD, PHASES, Nemesis, Phase
+from tests.faults.nemesis import DIRECTED, PHASES, Nemesis, Phase
 from tests.faults.oracle import Problem, Verdict, judge
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import TTL, VISIBILITY, Stage
@@ -38,7 +37,6 @@ DRAIN = VISIBILITY + 45.0
 """Seconds after the last fault within which every task must have come to an end."""
 LIVE = 4.0
 """Seconds between two looks at the verdict, where the first violation ends the run."""
-GUARDED = "restart_guard" in GLOBAL
 
 
 @dataclass
@@ -133,13 +131,9 @@ def campaign(
         **options: As of `Stage`.
     """
     planted = MUTANTS.get(mutant)
-    guarded = GUARDED
-    if not phases:
-        phases = PHASES + ((GUARD,) if guarded else ())
+    phases = phases or PHASES
     if planted is not None:
-        phases = tuple(
-            phase for phase in (*PHASES, GUARD, *DIRECTED) if phase.name in planted.phases
-        )
+        phases = tuple(phase for phase in (*PHASES, *DIRECTED) if phase.name in planted.phases)
         options |= planted.conf
         seconds = min(seconds, planted.seconds)
     with Stage(path, seed, mutant=mutant, **options) as stage:
@@ -148,7 +142,7 @@ def campaign(
         )
         feeder = Feeder(stage.app, stage.results, seed)
         sentry = Sentry(stage.nodes, RESOURCES, stage.journal)
-        nemesis = Nemesis(stage, feeder, seed, seconds, phases, guarded=guarded)
+        nemesis = Nemesis(stage, feeder, seed, seconds, phases)
         faults = nemesis.chronicle.faults
         begin = now()
         first: float | None = None
@@ -272,7 +266,7 @@ def main() -> int:
             said = phase
             print(f"{time.monotonic() - begin:6.1f} s  {phase}", flush=True)
 
-    phases = tuple(phase for phase in (*PHASES, GUARD, *DIRECTED) if phase.name in options.phase)
+    phases = tuple(phase for phase in (*PHASES, *DIRECTED) if phase.name in options.phase)
     with tempfile.TemporaryDirectory(prefix="redlock-faults-") as directory:
         report = campaign(
             (options.keep or Path(directory)) / "run",

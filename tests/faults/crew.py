@@ -21,23 +21,15 @@ class Crew:
         feeder: Publishes what an act needs: bodies to strike, and tasks that wait for their locks.
         chronicle: Where it is written down.
         choose: All choices are made with it.
-        guarded: Nodes that forgot have no vote for a while: they may come back at once.
     """
 
     def __init__(
-        self,
-        stage: Stage,
-        feeder: Feeder,
-        chronicle: Chronicle,
-        choose: random.Random,
-        *,
-        guarded: bool = False,
+        self, stage: Stage, feeder: Feeder, chronicle: Chronicle, choose: random.Random
     ) -> None:
         self.stage = stage
         self.feeder = feeder
         self.chronicle = chronicle
         self.choose = choose
-        self.guarded = guarded
         self._ended: set[Worker] = set()
 
     def _contend(self, *resources: str, many: int = 2) -> None:

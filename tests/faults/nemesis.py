@@ -40,10 +40,9 @@ PHASES = (
     Phase("network", 5.0, 0.7, 8.0),
     Phase("processes", 5.0, 8.0, 0.7),
     Phase("majority", 3.0, 0.0, 5.0, only=("lose_majority",)),
+    Phase("memory", 0.5, 0.0, 8.0, only=("forget_one_of_three",)),
     Phase("all", 2.5, 2.5, 2.5),
 )
-GUARD = Phase("memory", 0.5, 0.0, 8.0, only=("forget_one_of_three",))
-"""Only where a guard is on."""
 SLEEPERS = Phase("sleepers", 0.0, 0.0, 0.3, only=("stop_worker",))
 """Whole workers are stopped, lose what they held, and wake. For who looks for one kind of bug."""
 ENDINGS = Phase("endings", 0.0, 0.0, 0.3, only=("terminate", "kill_child"))
@@ -61,7 +60,6 @@ class Nemesis:
         seed: Of all choices.
         seconds: How long in all.
         phases: Which; shuffled anew each time all were.
-        guarded: As of `Acts`.
     """
 
     def __init__(
@@ -71,14 +69,12 @@ class Nemesis:
         seed: int,
         seconds: float,
         phases: tuple[Phase, ...] = PHASES,
-        *,
-        guarded: bool = False,
     ) -> None:
         self.chronicle = Chronicle()
         self.phase = PRACTICE
         self._seconds = seconds
         self._random = random.Random(f"{seed}/nemesis")
-        self._acts = Acts(stage, feeder, self.chronicle, self._random, guarded=guarded)
+        self._acts = Acts(stage, feeder, self.chronicle, self._random)
         self._phases = self._shuffled(phases)
         # All are seen once, even in a short run.
         self._length = max(4.0, min(20.0, seconds / len(phases)))
