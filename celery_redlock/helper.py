@@ -120,11 +120,11 @@ def main() -> None:
     addresses = parse_nodes(config["nodes"])
     # It only extends and frees, and that any node may do; its client has said what is to be said.
     driver = Driver(addresses, config["prefix"], strict=False)
-    driver.connect(0)
     board = Board(len(addresses), config["fd"], config["ring"])
     keeper = Keeper(board, driver, config["node_timeout"])
     alone: list[float] = []
     keeper.wait_also(stdin)
+    keeper.connect()
 
     def client_gone() -> None:
         keeper.wait_no_more(stdin)

@@ -72,8 +72,13 @@ class Keeper:
 
     def run(self) -> None:
         """Keep, for ever."""
+        self.connect()
         while True:
             self.turn()
+
+    def connect(self) -> None:
+        """Begin to connect, and do not wait for it later: what is late has no time."""
+        self._driver.connect(0.1)
 
     def turn(self, also: Mapping[int, Callable[[], None]] | None = None) -> None:
         """Wait for something to do, and do it.

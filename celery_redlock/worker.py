@@ -74,7 +74,6 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     redlock = Redlock.from_app(sender.app)
     board = redlock._custody.board
     if board is not None and not redlock._custody.own_process:
-        redlock.connect(timeout=0)
         keeper = Keeper(board, redlock._driver, redlock.node_timeout)
         threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
