@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from celery_redlock.settings import GLOBAL
 from tests.worker.harness import Cluster, Worker
+from tests.worker.scenarios import POOLS
 from tests.worker.stage import VERSION, Monitor, Stage, until
 
 TTL = 1.0
@@ -90,14 +90,9 @@ PAUSED = ("C call that keeps the GIL", "SIGSTOP")
 PROCESS = {"redlock_keeper": "process"}
 SETUPS = [
     Setup("prefork", "prefork"),
-    Setup("threads", "threads", loses=PAUSED),
-    Setup("solo", "solo", loses=PAUSED),
+    *(Setup(pool, pool, loses=PAUSED) for pool in POOLS[1:]),
+    *(Setup(f'{pool}, `redlock_keeper="process"`', pool, PROCESS) for pool in POOLS[1:]),
 ]
-if "keeper" in GLOBAL:
-    SETUPS += [
-        Setup('threads, `redlock_keeper="process"`', "threads", PROCESS),
-        Setup('solo, `redlock_keeper="process"`', "solo", PROCESS),
-    ]
 
 
 def strained_by() -> list[Strain]:

@@ -30,6 +30,9 @@ VERSION = tuple(int(part) for part in celery.__version__.split(".")[:2])
 
 BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "ttl", "never taken"
 
+GONE = -1
+"""Stands for a process that connected, spoke and ended before it could be looked up."""
+
 
 class Monitor:
     """All that a node is told about locks, in its order."""
@@ -98,7 +101,7 @@ class Monitor:
     def extended_by(self, resource: str, task: str) -> set[int]:
         """The processes that asked for an extension of a task's locks."""
         return {
-            self._pids[source]
+            self._pids.get(source, GONE)
             for source, words in self._about(resource)
             if source != "lua"
             and any("PEXPIRE" in word for word in words)
@@ -114,7 +117,7 @@ class Monitor:
                 if not token and words[0].upper() == "SET" and task in words[2]:
                     token = words[2]
             elif asker and words[0].upper() == "DEL":
-                return self._pids[asker]
+                return self._pids.get(asker, GONE)
         return None
 
 
@@ -204,7 +207,12 @@ class Stage:
 
     def by(self) -> str:
         """Who freed the task's first lock."""
-        return self.process(self.monitor.freed_by(f"k:{self.key}", self.sent.id))
+        pid = self.monitor.freed_by(f"k:{self.key}", self.sent.id)
+        if pid == GONE:
+            self.worker.said(f"freed k:{self.key}")
+            (line,) = [one for one in self.worker.text.splitlines() if f"freed k:{self.key}" in one]
+            return KEEPER if "helper]" in line else MAIN
+        return self.process(pid)
 
     def extenders(self) -> set[int]:
         """The processes that extended the task's first lock."""

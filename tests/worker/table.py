@@ -182,8 +182,9 @@ def main() -> int:
     held: dict[str, dict[str, Held | None]] = {}
     if not part:
         with world() as (cluster, monitor), ThreadPoolExecutor(ABREAST) as threads:
-            found = threads.map(partial(strain, cluster, monitor), SETUPS)
-            held = {setup.name: cells for setup, cells in zip(SETUPS, found, strict=True)}
+            setups = [setup for setup in SETUPS if setup.pool in INSTALLED]
+            found = threads.map(partial(strain, cluster, monitor), setups)
+            held = {setup.name: cells for setup, cells in zip(setups, found, strict=True)}
     parts: list[Mapping[str, object]] = [*measured.values(), *held.values()]
     rows = [row for one in parts for row in one.values()]
     failed = rows.count(None)

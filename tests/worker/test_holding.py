@@ -7,13 +7,27 @@ from collections.abc import Iterator
 import pytest
 
 from tests.worker.harness import Cluster, Worker
+from tests.worker.harness import pool as param
 from tests.worker.holding import SETUPS, SOFT, Setup, Strain, bear, strained_by
 from tests.worker.stage import Monitor
 
 pytestmark = pytest.mark.worker
 
+OFTEN = ("prefork", "threads", "solo", 'threads, `redlock_keeper="process"`')
+"""In `make test`; the others take minutes, and `make endings` plays them as well."""
 
-@pytest.fixture(scope="module", params=SETUPS, ids=str)
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(
+            setup,
+            marks=[*param(setup.pool).marks, *([] if setup.name in OFTEN else [pytest.mark.slow])],
+            id=str(setup),
+        )
+        for setup in SETUPS
+    ],
+)
 def setup(request: pytest.FixtureRequest) -> Setup:
     setup: Setup = request.param
     return setup
