@@ -75,13 +75,15 @@ def timeout_and_death(stage: Stage, ending: Ending) -> Row:
 
 
 def connection_loss(stage: Stage, ending: Ending) -> Row:
-    """The worker itself takes its own message again, on its new connection."""
+    """Its worker itself may take the message again, on its new connection; or the second does."""
     stage.begin(ending.task)
     _overdue(stage)
     stage.cluster.client.client_kill_filter(_type="normal", skipme=True)
-    _copy_is_kept_out(stage, stage.worker)
-    _first_ends(stage)
-    return _end(stage, ending, (BODY,))
+    stage.worker.said("Connection to broker lost")
+    with begin_again(stage, **SETTINGS) as second:
+        _copy_is_kept_out(stage, stage.worker, second)
+        _first_ends(stage)
+        return _end(stage, ending, (BODY,))
 
 
 RETRY, SKIP = "until_told_retry", "until_told_skip"

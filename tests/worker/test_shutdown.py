@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.worker.harness import Cluster
@@ -16,6 +18,13 @@ ENDINGS = [
     for pool in POOLS
     for ending in played_on(pool, own=True)
 ]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(cluster: Cluster) -> Iterator[None]:
+    """What one that fails has left with the broker must not disturb the others."""
+    yield
+    cluster.client.flushdb()
 
 
 @pytest.mark.parametrize(("pool", "ending"), ENDINGS, ids=str)
