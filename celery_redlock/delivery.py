@@ -24,7 +24,16 @@ from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
 from .settings import TaskOptions
 
-__all__ = ["ATTEMPTS", "LEASE", "Delivery", "Skipped", "first_call", "lease_of"]
+__all__ = [
+    "ATTEMPTS",
+    "LEASE",
+    "Delivery",
+    "Skipped",
+    "first_call",
+    "is_redelivered",
+    "lease_of",
+    "mark_copy",
+]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -141,8 +150,7 @@ class Delivery:
     @property
     def _redelivered(self) -> bool:
         """Whether the broker says that this message was with a worker before."""
-        info = self._request.delivery_info
-        return not self._copy and isinstance(info, Mapping) and bool(info.get("redelivered"))
+        return not self._copy and is_redelivered(self._request.delivery_info)
 
     def _is_copy(self, refusal: ResourceHeld) -> bool:
         """Whether the holder is this very message, delivered before: it may still come to its end.
@@ -242,6 +250,17 @@ def lease_of(request: Any) -> HeldLease | None:
     """
     held = getattr(request, LEASE, None)
     return held if isinstance(held, HeldLease) else None
+
+
+def is_redelivered(delivery_info: Any) -> bool:
+    """Whether the broker says that this message was with a worker before."""
+    return isinstance(delivery_info, Mapping) and bool(delivery_info.get("redelivered"))
+
+
+def mark_copy(request: dict[str, Any]) -> None:
+    """Note in a message's headers that its first delivery is at work."""
+    given = request.get(ATTEMPTS)
+    request[ATTEMPTS] = {**(given if isinstance(given, Mapping) else {}), "copy": True}
 
 
 def _attempts(request: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from celery import _state, signals
 
-from .delivery import lease_of
+from .delivery import is_redelivered, lease_of, mark_copy
 from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
@@ -38,6 +38,21 @@ def release(sender: Any = None, **_signal: Any) -> None:
     held = lease_of(request)
     if held is not None:
         held.release()
+
+
+def received(request: Any = None, **_signal: Any) -> None:
+    """The main process: is this message at work here already?
+
+    After a lost connection a worker may be given its own message again, and begin with it only when
+    the first has ended: too late to meet its lock.
+    """
+    if lock_of(request.task) is None or not is_redelivered(request.delivery_info):
+        return
+    from celery.worker import state  # of no use to producers
+
+    at_work = (other for other in tuple(state.active_requests) if other is not request)
+    if any(other.id == request.id for other in at_work):
+        mark_copy(request.request_dict)
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
@@ -139,6 +154,7 @@ def install() -> None:
     for ending in ("task_postrun", "task_success", "task_failure", "task_retry"):
         signal = getattr(signals, ending)
         signal.connect(release, weak=False, dispatch_uid=f"celery_redlock.{ending}")
+    signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")
     signals.worker_ready.connect(announce, weak=False, dispatch_uid="celery_redlock.announce")
     signals.worker_ready.connect(keep, weak=False, dispatch_uid="celery_redlock.keep")

@@ -6,17 +6,19 @@ Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from celery import states
 from celery.exceptions import Ignore, Retry
+from celery.worker import state
 
 from celery_redlock import SingletonTask
 from celery_redlock.delivery import ATTEMPTS
 from celery_redlock.hold import HeldLease
 from celery_redlock.lease import Lease, Owner
+from celery_redlock.worker import received
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
@@ -99,11 +101,11 @@ def test_a_copy_does_not_run_when_the_first_has_succeeded(
     assert "is done: this was a second delivery" in caplog.text
 
 
-@pytest.mark.parametrize("state", [None, states.STARTED, states.RETRY, states.FAILURE])
-def test_a_copy_runs_when_the_first_has_not_succeeded(declare: Any, state: str | None) -> None:
+@pytest.mark.parametrize("before", [None, states.STARTED, states.RETRY, states.FAILURE])
+def test_a_copy_runs_when_the_first_has_not_succeeded(declare: Any, before: str | None) -> None:
     task = declare()
-    if state:
-        task.backend.store_result("the-id", None, state)
+    if before:
+        task.backend.store_result("the-id", None, before)
     assert deliver(task, **COPY)[0] == "ran"
 
 
@@ -158,3 +160,45 @@ def test_a_copy_whose_first_ends_while_it_waits(
     assert isinstance(result, Ignore)
     assert asked == [0.0, None]
     assert sent == []
+
+
+class Received:
+    """What a main process knows of a message."""
+
+    def __init__(self, task: Any, id: str = "the-id", redelivered: bool = True) -> None:
+        self.task = task
+        self.id = id
+        self.delivery_info = {"redelivered": redelivered}
+        self.request_dict: dict[str, Any] = {ATTEMPTS: "forged"}
+
+    @property
+    def copy(self) -> bool:
+        return self.request_dict[ATTEMPTS] == {"copy": True}
+
+
+@pytest.fixture
+def at_work(declare: Any) -> Iterator[Received]:
+    """A request whose body runs in this worker."""
+    request = Received(declare(), redelivered=False)
+    state.active_requests.add(request)
+    yield request
+    state.active_requests.discard(request)
+
+
+def test_the_main_process_knows_a_copy_of_what_is_at_work(at_work: Received, declare: Any) -> None:
+    again = Received(declare())
+    received(again)
+    assert again.copy
+    assert deliver(again.task, **again.request_dict)[0] == "ran"
+    again.task.backend.store_result("the-id", "first", states.SUCCESS)
+    assert isinstance(deliver(again.task, **again.request_dict)[0], Ignore)
+
+
+def test_the_main_process_knows_what_is_no_copy(at_work: Received, declare: Any, app: Any) -> None:  # noqa: F811
+    received(at_work)
+    others = [Received(declare(), id="other"), Received(declare(), redelivered=False)]
+    unlocked = Received(app.task(name="unlocked")(lambda: None))
+    for request in (*others, unlocked):
+        received(request)
+    assert not any(request.copy for request in (at_work, *others, unlocked))
+    assert others[0].request_dict == {ATTEMPTS: "forged"}
