@@ -197,8 +197,12 @@ def test_the_main_process_knows_a_copy_of_what_is_at_work(at_work: Received, dec
 def test_the_main_process_knows_what_is_no_copy(at_work: Received, declare: Any, app: Any) -> None:  # noqa: F811
     received(at_work)
     others = [Received(declare(), id="other"), Received(declare(), redelivered=False)]
-    unlocked = Received(app.task(name="unlocked")(lambda: None))
-    for request in (*others, unlocked):
+
+    @app.task(name="unlocked")
+    def unlocked() -> None: ...
+
+    others.append(Received(unlocked))
+    for request in others:
         received(request)
-    assert not any(request.copy for request in (at_work, *others, unlocked))
+    assert not any(request.copy for request in (at_work, *others))
     assert others[0].request_dict == {ATTEMPTS: "forged"}

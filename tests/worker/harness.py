@@ -32,7 +32,7 @@ from tests.worker.log import Line, Run
 
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.worker.tasks"
-READY = 20.0
+READY = 60.0
 """Seconds for a worker to start, on a machine that is busy."""
 SOON = 1.0
 """Seconds within which a lock must be free after the end, or the death, of its body."""
