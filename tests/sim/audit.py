@@ -135,7 +135,7 @@ class Auditor(Audit):
             freed_on = book.freed.get(over.link.index) if book is not None else None
             # What the dead have written travels on, while others free what they held.
             known = freed_on is over or not (over.link.breaks or over.link.process.dead)
-            if freed_on is not None and known:
+            if before is None and freed_on is not None and known:
                 self._fail("I5", f"{claim.token} was set on node {server.index} after its release")
 
     def freed(self, server: Server, over: Connection, claim: Claim) -> None:

@@ -1,0 +1,104 @@
+"""A model of the algorithm, all of whose states are looked at (`redlock.pml`), by Spin.
+
+The simulator tries long schedules of the code itself; this tries every schedule of a small copy of
+its rules. It is skipped where Spin or a C compiler is missing (Debian: `apt install spin gcc`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.lease import drift, quorum_of
+from celery_redlock.watchdog import EVERY
+
+MODEL = Path(__file__).with_name("redlock.pml")
+
+# What is taken away, as Spin is told of it; and what is then found.
+BROKEN = {
+    "a minority is a quorum": (["-DQUORUM=1"], "HOLDING"),
+    "a node that forgot votes at once": (["-DAMNESIA"], "HOLDING"),
+    "a release deletes whatever is there": (["-DBLIND_RELEASE"], "owner"),
+    "an answer after the deadline revives a lease": (["-DREVIVE"], "HOLDING"),
+    "a release travels on a connection of its own": (["-DTWO_CONNECTIONS"], "freed"),
+    "a lease counts from the answer": (["-DFROM_ANSWER"], "HOLDING"),
+    "the whole ttl is counted as held": (["-DDRIFT=0"], "HOLDING"),
+    "any answer confirms an extension": (["-DANY_ANSWER"], "HOLDING"),
+    "the token of one attempt serves the next": (["-DTOKEN_KEPT", "-DTRIES=2"], "freed"),
+}
+
+
+def defines() -> dict[str, str]:
+    """The model's constants."""
+    lines = re.findall(r"^#define (\w+) +([^/\n]+)", MODEL.read_text(), re.MULTILINE)
+    return {name: value.strip() for name, value in lines}
+
+
+def test_the_models_numbers_are_those_of_the_code() -> None:
+    model = defines()
+    nodes, ttl, allowance = int(model["N"]), int(model["TTL"]), int(model["DRIFT"])
+    assert int(model["QUORUM"]) == quorum_of(nodes)
+    # A tick is as long as the watchdog waits; the drift is paid in whole ticks, upwards.
+    assert ttl * EVERY == 1
+    assert allowance == math.ceil(drift(ttl))
+    assert model["AWAY"] == "(TTL + DRIFT)"  # `guard.Guard.span`
+
+
+@pytest.fixture(scope="session")
+def tools() -> None:
+    for tool in ("spin", "gcc"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed (Debian: apt install spin gcc)")
+
+
+def verify(where: Path, *options: str) -> str:
+    """Look at all states of the model; what the verifier says."""
+    steps = [
+        ["spin", *options, "-a", str(MODEL)],
+        ["gcc", "-O1", "-DSAFETY", "-DCOLLAPSE", "-DMEMLIM=2000", "-o", "pan", "pan.c"],
+        ["./pan", "-m1000000", "-w22"],
+    ]
+    for step in steps:
+        done = subprocess.run(step, cwd=where, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, f"{step}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+    return done.stdout
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        (["-DCRASHES=0"], 500_000),
+        # With a crash, and two ticks to the ttl. (With three: `python -m tests.spin.whole`.)
+        (["-DTTL=2"], 100_000),
+        (["-DTTL=2", "-DTRIES=2", "-DCRASHES=0"], 10_000),
+    ],
+    ids=["no crash", "a crash", "two tries"],
+)
+def test_no_state_breaks_a_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], least: int
+) -> None:
+    said = verify(tmp_path, *options)
+    states = int(float(re.search(r"([\d.e+]+) states, stored", said)[1]))  # type: ignore[index]
+    with capsys.disabled():
+        print(f" {' '.join(options)}: {states} states", end="")
+    assert "errors: 0" in said, said[-3000:]
+    assert "max search depth too small" not in said
+    assert "out of memory" not in said
+    assert states > least
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("what", BROKEN)
+def test_without_a_rule_or_a_premise_there_is_a_counterexample(tmp_path: Path, what: str) -> None:
+    options, assertion = BROKEN[what]
+    said = verify(tmp_path, "-DTTL=2", *options)
+    assert "errors: 1" in said, said[-3000:]
+    violated = re.search(r"assertion violated (.*)", said)
+    assert violated is not None and assertion in violated[1], said[-3000:]
+    assert (tmp_path / "redlock.pml.trail").exists()
