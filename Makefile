@@ -2,7 +2,7 @@
 # is already so, the check costs one start of Python.
 PYTHON ?= python3
 BIN := .venv/bin
-WORLDS ?= 20000
+WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
 # Two workers suit two cores; a file's tests stay together because they share its servers.

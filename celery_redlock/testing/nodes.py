@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..channel import Channel
+from ..guard import ALWAYS, Facts
 from ..quorum import Round
 from .fakes import FakeNode
 
@@ -24,11 +25,19 @@ class Server:
         self.up = True
         self.frozen_until = 0.0
         self.refuses_until = self.full_until = 0.0
-        self.connections: list[Connection] = []
+        self.runs = 0
+        self.started: float | None = None  # by its own clock; None: long ago
 
     def clock(self, now: float) -> float:
         """This node's time at the true time `now`."""
         return self.rate * now + self.offset
+
+    def facts(self, now: float) -> Facts:
+        """What it says of itself at the true time `now`; one with a memory is durable."""
+        if self.started is None:
+            return Facts(run_id=f"{self.index}.0", uptime=1e6)
+        uptime = float(int(self.clock(now) - self.started))
+        return Facts(run_id=f"{self.index}.{self.runs}", uptime=uptime)
 
 
 class Connection:
@@ -64,4 +73,6 @@ class Link:
         self.failures = 0
         self.connections = 0
         self.breaks = 0
+        self.facts: Facts | None = None
+        self.opened = self.began = ALWAYS
         self.requests_cut = self.replies_cut = 0.0

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
+from ..guard import ALWAYS, Guard
 from ..lease import Claim
 from ..quorum import EXTENDING, Round
 from ..watchdog import Schedule, Watched
@@ -50,6 +51,7 @@ class Process:
         self.schedule = Schedule()
         self._tending = False
         self._ticks = 0
+        self.guard = Guard(knobs.guard, knobs.ttl, lambda warning: None)
         servers = knobs.servers or range(knobs.nodes)
         self.links = [Link(self, i, world.servers[s]) for i, s in enumerate(servers)]
         for link in self.links:
@@ -155,7 +157,7 @@ class Process:
             round_.silence(link.index, str(reply))
         else:
             try:
-                round_.answer(link.index, reply, now)
+                round_.answer(link.index, reply, now, self._doubt(link, now))
             except (TypeError, ValueError):
                 round_.silence(link.index, "no answer to such a request")
             connection.proven = True
@@ -163,6 +165,12 @@ class Process:
         if connection.replies:
             world.at(max(world.now, connection.replies[0][0]), world._return, connection)
         self._settle(round_)
+
+    def _doubt(self, link: Link, now: float) -> str:
+        """As in Node._answer: why a node's vote does not count yet."""
+        if now < link.began + self.guard.span and link.facts is not None:
+            return self.guard.doubt(link.facts, link.began, now)
+        return ""
 
     def _settle(self, round_: Round) -> None:
         if round_.decided:
@@ -254,6 +262,11 @@ class Process:
         link.connections += 1
         key = key_of(self.world.seed, "net", self.index, link.index, link.connections)
         link.connection = Connection(link, key, self.world.now)
+        if self.guard.on:  # as in Node.opened
+            facts, now = link.server.facts(self.world.now), self.clock()
+            before = (link.facts.run_id, link.opened) if link.facts else ("", ALWAYS)
+            link.began = self.guard.began(facts, now, before)
+            link.facts, link.opened = facts, now
         for round_ in link.channel.connected(self.clock()):
             self.world.send(link, round_)
 

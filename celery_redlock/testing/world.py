@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -202,6 +203,8 @@ class World:
         server.up = False
         if forgets:
             server.node.forget()
+            server.runs += 1
+            server.started = math.inf
         for process in self.processes:
             for link in process.links:
                 if link.server is server and link.connection is not None:
@@ -210,6 +213,8 @@ class World:
 
     def _revive(self, server: Server) -> None:
         server.up = True
+        if server.started == math.inf:
+            server.started = server.clock(self.now)
 
     def _fork(self, process: Process) -> None:
         child = Process(self, len(self.processes), process.host, connected=False)

@@ -10,6 +10,7 @@ from unittest import mock
 
 from celery_redlock import quorum
 from celery_redlock.channel import Channel
+from celery_redlock.guard import Guard
 from celery_redlock.lease import Claim
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import Board, Keeper, Link, Note, Operation, Process, Worker
@@ -157,3 +158,7 @@ def fork_releases() -> list[Any]:
 
 def release_swallowed() -> list[Any]:
     return [(Worker, "clean_up", lambda self, claim: setattr(claim, "ended", True))]
+
+
+def guard_off() -> list[Any]:
+    return [(Guard, "doubt", lambda self, facts, began, now: "")]

@@ -212,7 +212,7 @@ def _watchdog_asleep() -> list[Any]:
 
 
 def _back_at_once(knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:
-    return knobs, [
+    return replace(knobs, guard=False), [
         replace(fault, lasts=0.02 * knobs.ttl) if fault.kind == "crash" else fault
         for fault in faults
     ]
@@ -390,8 +390,9 @@ MUTANTS: dict[str, Mutant] = {
         invariants=("I3",),
         seed=18,
     ),
+    "guard-off": Mutant("the restart guard trusts every node", actor_mutants.guard_off, seed=16),
     "immediate-restart": Mutant(
-        "a node that forgot everything votes at once", twist=_back_at_once, premise=True, seed=215
+        "a node that forgot everything votes at once", twist=_back_at_once, premise=True, seed=107
     ),
-    "clock-jump": Mutant("a node's clock jumps", twist=_clock_jumps, premise=True, seed=51),
+    "clock-jump": Mutant("a node's clock jumps", twist=_clock_jumps, premise=True, seed=21),
 }

@@ -66,7 +66,22 @@ def furnish(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Knob
                 processes=() if kind == "full" else some_processes,
             )
         )
+    if not knobs.fencing and some() < 0.3:
+        return _guarded(rng, knobs, faults, span)
     return knobs, faults
+
+
+def _guarded(
+    rng: random.Random, knobs: Knobs, faults: list[Fault], span: float
+) -> tuple[Knobs, list[Fault]]:
+    """With the restart guard on, nodes that forget may be back at once, and several at a time."""
+    lasts = knobs.ttl * rng.choice((0.0, 0.02, 0.3))
+    faults = [replace(f, lasts=lasts) if f.kind == "crash" else f for f in faults]
+    for _ in range(rng.choice((1, 2, 4))):
+        part = rng.choice((0.3, 0.6))
+        some = tuple(n for n in range(knobs.nodes) if rng.random() < part)
+        faults.append(Fault("crash", rng.uniform(0.0, span), lasts, nodes=some))
+    return replace(knobs, guard=True), faults
 
 
 def _on_keepers(rng: random.Random, fault: Fault, processes: int) -> Fault:

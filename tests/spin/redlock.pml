@@ -45,6 +45,7 @@
 
 typedef Client {
   byte phase;
+  bit overtaken;   /* with REVIVE: another was granted the lock since it was lost */
   byte tries;
   byte token
 };
@@ -111,6 +112,10 @@ inline ask(c, i, verb) {
   :: LINK(c, i).first == NOTHING && LINK(c, i).other == NOTHING && !LINK(c, i).waits &&
      LINK(c, i).expiry < TTL ->
      LINK(c, i).first = verb;
+     if
+     :: LINK(c, i).token != client[c].token -> LINK(c, i).freed = 0
+     :: else
+     fi;
      LINK(c, i).token = client[c].token;
      LINK(c, i).waits = 1;
      LINK(c, i).worth = TTL;
@@ -127,7 +132,6 @@ inline begin(c) {
 #else
   client[c].token = client[c].token + CLIENTS;
 #endif
-  LINK(c, 0).freed = 0; LINK(c, 1).freed = 0; LINK(c, 2).freed = 0;
   ask(c, 0, SET); ask(c, 1, SET); ask(c, 2, SET)
 }
 
@@ -154,8 +158,9 @@ inline read_answer(c, i) {
   LINK(c, i).worth = 0;
 #ifdef REVIVE
   if
-  :: client[c].phase == LOST && IN_TIME(c) -> client[c].phase = HOLDING;
-     assert(client[1 - c].phase != HOLDING)
+  :: client[c].phase == LOST && IN_TIME(c) ->
+     assert(!client[c].overtaken);
+     client[c].phase = HOLDING
   :: else
   fi;
 #endif
@@ -181,6 +186,7 @@ inline undo(c, i) {
 
 inline give_back(c) {
   client[c].phase = IDLE;
+  client[c].overtaken = 0;
   undo(c, 0); undo(c, 1); undo(c, 2)
 }
 
@@ -205,9 +211,11 @@ inline free(c, i) {
      node[i].left = 0
   :: else
   fi;
-  LINK(c, i).freed = (LINK(c, i).first != NOTHING && LINK(c, i).other != NOTHING) ||
-                     LINK(c, i).second != NOTHING || client[c].phase == HOLDING ||
-                     client[c].phase == ASKING
+#ifdef TOKEN_KEPT
+  LINK(c, i).freed = 1
+#else
+  LINK(c, i).freed = (LINK(c, i).second || (LINK(c, i).first && LINK(c, i).other))
+#endif
 }
 
 inline carry_out(c, i) {
@@ -330,23 +338,29 @@ inline order(i, j) {
   fi
 }
 
-inline order_all() { order(0, 1); order(1, 2); order(0, 1) }
-inline sort() { d_step { order_all() } }
+inline sort() { d_step { order(0, 1); order(1, 2); order(0, 1) } }
+
+#ifdef REVIVE
+#define REVIVED(c) (client[c].phase == LOST)
+#else
+#define REVIVED(c) 0
+#endif
 
 #define OF_CLIENT(c) \
   :: d_step { client[c].phase == IDLE && client[c].tries > 0 && \
-              (c == 0 || client[0].tries < TRIES) -> begin(c); order_all() /* both are alike */ } \
+              (c == 0 || client[0].tries < TRIES) -> begin(c) /* both are alike */ } \
   :: d_step { client[c].phase == ASKING && IN_TIME(c) -> client[c].phase = HOLDING; \
-              assert(client[1 - c].phase != HOLDING) /* mutual exclusion */ } \
+              assert(client[1 - c].phase != HOLDING); /* mutual exclusion */ \
+              client[1 - c].overtaken = REVIVED(1 - c) } \
   :: d_step { client[c].phase == HOLDING -> \
-              ask(c, 0, EXTEND); ask(c, 1, EXTEND); ask(c, 2, EXTEND); order_all() } \
-  :: d_step { client[c].phase != IDLE -> give_back(c); order_all() }
+              ask(c, 0, EXTEND); ask(c, 1, EXTEND); ask(c, 2, EXTEND) } \
+  :: d_step { client[c].phase != IDLE -> give_back(c) }
 
 #define OF_LINK(c, i) \
-  :: atomic { LINK(c, i).first != NOTHING && node[i].away == 0 -> carry_out(c, i); sort() } \
+  :: atomic { LINK(c, i).first != NOTHING && node[i].away == 0 -> carry_out(c, i) } \
   :: d_step { LINK(c, i).other != NOTHING && node[i].away == 0 -> \
-              free(c, i); LINK(c, i).other = NOTHING; order_all() } \
-  :: d_step { LINK(c, i).reply != NOTHING -> read_answer(c, i); order_all() }
+              free(c, i); LINK(c, i).other = NOTHING } \
+  :: d_step { LINK(c, i).reply != NOTHING -> read_answer(c, i) }
 
 init {
   d_step {
@@ -355,17 +369,22 @@ init {
   }
 end:
   do
-  :: d_step { true -> tick(); order_all() }
-  OF_CLIENT(0)
-  OF_CLIENT(1)
-  :: atomic { crashes > 0 -> crash(0); sort() }
-  :: atomic { crashes > 0 -> crash(1); sort() }
-  :: atomic { crashes > 0 -> crash(2); sort() }
-  OF_LINK(0, 0)
-  OF_LINK(0, 1)
-  OF_LINK(0, 2)
-  OF_LINK(1, 0)
-  OF_LINK(1, 1)
-  OF_LINK(1, 2)
+  :: atomic {
+    if
+    :: d_step { true -> tick() }
+    OF_CLIENT(0)
+    OF_CLIENT(1)
+    :: atomic { crashes > 0 -> crash(0) }
+    :: atomic { crashes > 0 -> crash(1) }
+    :: atomic { crashes > 0 -> crash(2) }
+    OF_LINK(0, 0)
+    OF_LINK(0, 1)
+    OF_LINK(0, 2)
+    OF_LINK(1, 0)
+    OF_LINK(1, 1)
+    OF_LINK(1, 2)
+    fi;
+    sort()
+  }
   od
 }
