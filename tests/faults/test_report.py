@@ -1,0 +1,62 @@
+"""What a run prints, and its exit code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.faults import campaign
+from tests.faults.chronicle import Fault
+from tests.faults.oracle import Problem, Verdict
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **more: Any) -> int:
+    problems = more.pop("problems", [])
+    faults = [Fault("node stop", 104.0, 106.0, nodes=(1,)), Fault("cut", 1.0, 2.0, "one")]
+    report = campaign.Report(
+        7, 60.0, Verdict(problems=problems), faults, {"node stop": 1, "cut": 1}, {}, 100.0, **more
+    )
+    monkeypatch.setattr(campaign, "campaign", lambda *_all, **_options: report)
+    monkeypatch.setattr("sys.argv", ["campaign", "--seed", "7", *arguments])
+    return campaign.main()
+
+
+def test_a_run_without_a_violation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch) == 0
+    text = capsys.readouterr().out
+    for words in (
+        "faults injected:     2 (1 x node stop, 1 x cut)",
+        "bodies run: 0",
+        "0 within both validities, 0 past one",
+        "longest block:",
+        "lost messages:       0",
+        "no violation",
+    ):
+        assert words in text
+
+
+def test_a_violation_is_told_with_the_seed_and_what_was_done_around_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problem = Problem("overlap within both validities", 105.0, "this AND that")
+    assert run(monkeypatch, problems=[problem]) == 1
+    text = capsys.readouterr().out
+    assert "VIOLATION 5.000 s: overlap within both validities: this AND that" in text
+    assert "4.000 .. 6.000  node stop" in text
+    assert "cut one" not in text
+    assert "1 VIOLATIONS with seed 7" in text
+
+
+def test_a_planted_bug_must_be_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "--mutant", "leak") == 1
+    assert "leak: NOT FOUND in 60 s" in capsys.readouterr().out
+    other = Problem("untrue", 105.0, "not what this bug does")
+    assert run(monkeypatch, "--mutant", "leak", problems=[other]) == 1
+    found = Problem("not freed", 105.0, "this")
+    assert run(monkeypatch, "--mutant", "leak", problems=[found], first=8.0) == 0
+    assert "leak: FOUND after 8 s" in capsys.readouterr().out
