@@ -319,7 +319,7 @@ MUTANTS: dict[str, Mutant] = {
         "a keeper counts answers that it read after the old deadline",
         actor_mutants.keepers_old_deadline_ignored,
         invariants=("I2",),
-        seed=1506,
+        seed=4632,
     ),
     "loss-revoked": Mutant(
         "a holder who was told of its loss believes a keeper who comes later",
