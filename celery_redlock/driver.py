@@ -45,7 +45,8 @@ BACKOFF, BACKOFF_MAX = 0.05, 1.0
 JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
 SLICE = 0.002
-"""Seconds of polling at a time while a connection is being made that the poll set lacks."""
+"""Seconds of polling at a time for what the poll set lacks: a connection that is being made, room
+in a socket's buffer."""
 
 
 def _clock() -> int:
@@ -207,6 +208,9 @@ class Driver:
         """Let answers come in: poll for everybody, or sleep while another thread does."""
         if self._connecting and any(node.channel.awaited for node in self.nodes):
             timeout = min(timeout, SLICE)
+        clogged = [node for node in self.nodes if node.unsent]
+        if clogged:
+            timeout = min(timeout, SLICE)
         polling = False
         try:
             with self._turn:
@@ -227,6 +231,8 @@ class Driver:
                     node = self.nodes[index]
                     node.receive(now)
                     self._reconnect(node)
+                for node in clogged:
+                    node.flush()
                 self._ring()
         except BaseException:
             with self._turn:

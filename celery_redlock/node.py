@@ -61,6 +61,7 @@ class Node:
         connection: The connection, or None while there is none.
         failures: Attempts to connect since it last proved to work; sets the backoff.
         facts: What it last said of itself, or None before it has.
+        unsent: What is yet to be written to the connection.
         misfit: Why it cannot be a node, as it was last seen; empty if it can.
     """
 
@@ -71,6 +72,7 @@ class Node:
         self.name = address.name
         self.channel = Channel(index)
         self.connection: Any = None
+        self.unsent = b""
         self.facts: Facts | None = None
         self.misfit = ""
         self._guard = guard
@@ -122,6 +124,7 @@ class Node:
         self._guard.welcome(self.name, facts, self._began, now)
         self.facts, self.misfit = facts, ""
         self.connection = connection
+        self.unsent = b""
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
         self._proven = self._loaded = False
@@ -282,14 +285,26 @@ class Node:
             self._drop(why)
 
     def _write(self, payload: bytes) -> None:
-        assert self.connection is not None
+        # The socket takes at once what its buffer has room for: on a real network less than many
+        # extensions have. How much can wait is bounded by the channel, which asks no stalled node.
+        self.unsent += payload
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the socket has not taken yet."""
+        if self.connection is None:
+            return
         try:
-            whole = self.connection._sock.send(payload) == len(payload)
+            sent = self.connection._sock.send(self.unsent)
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            return
         except OSError as error:
             self._broke(error)
+        except BaseException:
+            self._drop("interrupted", blame=False)
+            raise
         else:
-            if not whole:
-                self._drop("it takes no more requests")
+            self.unsent = self.unsent[sent:]
 
     def _broke(self, error: Exception) -> None:
         """A read or a write failed: the node's fault, or a time limit's that struck in it."""

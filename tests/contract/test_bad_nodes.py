@@ -375,3 +375,23 @@ def test_a_first_release_frees_a_late_node_though_nobody_hears_of_it_any_more(se
     with redis.Redis(port=servers[4].port) as client:
         wait_until(lambda: not client.exists("redlock:r"), 2.0, "the late node has freed it")
     redlock.close()
+
+
+def test_more_than_a_socket_takes_at_once_is_written_in_time(servers):
+    """Thousands of leases are extended in one go; a socket's buffer begins with 16 KiB."""
+    redlock = Redlock([server.url for server in servers], ttl=20.0)
+    names = [f"{number}:" + "n" * 500 for number in range(1000)]
+    claims = [redlock._claims[redlock.acquire(name).token] for name in names]
+    connections = [node.connection for node in redlock._driver.nodes]
+    for connection in connections:
+        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    deadlines = [claim.deadline for claim in claims]
+    redlock._extend(claims)
+
+    def extended() -> bool:
+        redlock.release(redlock.acquire("behind them all"))
+        return all(claim.deadline > old for claim, old in zip(claims, deadlines, strict=True))
+
+    wait_until(extended, 5.0, "all are extended")
+    assert [node.connection for node in redlock._driver.nodes] == connections
+    redlock.close()
