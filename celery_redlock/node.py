@@ -124,7 +124,6 @@ class Node:
         self._guard.welcome(self.name, facts, self._began, now)
         self.facts, self.misfit = facts, ""
         self.connection = connection
-        self.unsent = b""
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
         self._proven = self._loaded = False
@@ -201,7 +200,7 @@ class Node:
 
     def close(self) -> None:
         """Close the connection, if there is one."""
-        connection, self.connection = self.connection, None
+        connection, self.connection, self.unsent = self.connection, None, b""
         if connection is not None:
             connection.disconnect()
 
@@ -296,6 +295,7 @@ class Node:
             return
         try:
             sent = self.connection._sock.send(self.unsent)
+            self.unsent = self.unsent[sent:]
         except (BlockingIOError, ssl.SSLWantWriteError):
             return
         except OSError as error:
@@ -303,8 +303,6 @@ class Node:
         except BaseException:
             self._drop("interrupted", blame=False)
             raise
-        else:
-            self.unsent = self.unsent[sent:]
 
     def _broke(self, error: Exception) -> None:
         """A read or a write failed: the node's fault, or a time limit's that struck in it."""
