@@ -30,6 +30,8 @@ VERSION = tuple(int(part) for part in celery.__version__.split(".")[:2])
 
 BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "ttl", "never taken"
 
+SLOW = 2.0
+"""Seconds in which a node has been told of a release, though it may be the last; a ttl is silent."""
 GONE = -1
 """Stands for a process that connected, spoke and ended before it could be looked up."""
 
@@ -207,7 +209,10 @@ class Stage:
 
     def by(self) -> str:
         """Who freed the task's first lock."""
-        pid = self.monitor.freed_by(f"k:{self.key}", self.sent.id)
+        resource, task = f"k:{self.key}", self.sent.id
+        with contextlib.suppress(AssertionError):  # a quorum of other nodes may be faster
+            wait_until(lambda: self.monitor.freed_by(resource, task), SLOW, "this node is told")
+        pid = self.monitor.freed_by(resource, task)
         if pid == GONE:
             self.worker.said(f"freed k:{self.key}")
             (line,) = [one for one in self.worker.text.splitlines() if f"freed k:{self.key}" in one]
