@@ -31,7 +31,7 @@ VERSION = tuple(int(part) for part in celery.__version__.split(".")[:2])
 BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "ttl", "never taken"
 
 SLOW = 2.0
-"""Seconds in which a node has been told of a release, though it may be the last; a ttl is silent."""
+"""Seconds within which a node is told of a release, though it may be the last; of a ttl, never."""
 GONE = -1
 """Stands for a process that connected, spoke and ended before it could be looked up."""
 
