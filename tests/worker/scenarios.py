@@ -97,8 +97,8 @@ def as_it_takes_it(newest: str, older: str, since: tuple[int, int]) -> str:
     return newest if since <= VERSION else older
 
 
-# Billiard 4.3 reports a SystemExit itself, which a Celery before 5.6 cannot write as a result.
-EXITED = as_it_takes_it("FAILURE", "PENDING", (5, 6))
+# Billiard 4.3 reports a SystemExit itself, which a Celery before 5.7 cannot write as a result.
+EXITED = as_it_takes_it("FAILURE", "PENDING", (5, 7))
 
 # Acknowledged when the body has ended, whatever is configured: solo, and greenlets before 5.7.
 LATE = ("solo",) if VERSION >= (5, 7) else ("solo", "gevent", "eventlet")
@@ -163,7 +163,7 @@ ENDINGS = (
     Ending("cold shutdown, late ack", "late", args=(LONG,), act=cold_then_another, runs=2,
            worker={}),
     Ending("SIGTERM to the whole group", args=(LONG,), act=group, worker={},
-           state=as_it_takes_it("FAILURE", "PENDING or FAILURE", (5, 6))),
+           state=as_it_takes_it("FAILURE", "PENDING or FAILURE", (5, 7))),
     Ending("`kill -9` of the main process", "short_ttl", args=(LONG,), act=kill_main,
            state="PENDING", by=(TTL, KEEPER), within=1.5, worker={}, pools=POOLS,
            unacknowledged=LATE),
