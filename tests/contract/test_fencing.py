@@ -221,9 +221,11 @@ def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: list[LocalServer]) 
         return current_lease().fencing_token
 
     tasks = {
-        "class": app.task(token, name="a", base=SingletonTask, lock_key="r", lock_fencing=True),
-        "decorator": app.task(locked("r", fencing=True)(token), name="b"),
-        "neither": app.task(token, name="c", base=SingletonTask, lock_key="r"),
+        "class": app.task(
+            token, name="a", shared=False, base=SingletonTask, lock_key="r", lock_fencing=True
+        ),
+        "decorator": app.task(locked("r", fencing=True)(token), name="b", shared=False),
+        "neither": app.task(token, name="c", shared=False, base=SingletonTask, lock_key="r"),
     }
     first, second = tasks["class"](), tasks["decorator"]()
     assert first is not None and second is not None and second > first
@@ -239,8 +241,10 @@ def test_it_can_be_usual_for_an_app(servers: list[LocalServer]) -> None:
     def token() -> int | None:
         return current_lease().fencing_token
 
-    usual = app.task(token, name="a", base=SingletonTask, lock_key="r")
-    without = app.task(token, name="b", base=SingletonTask, lock_key="r", lock_fencing=False)
+    usual = app.task(token, name="a", shared=False, base=SingletonTask, lock_key="r")
+    without = app.task(
+        token, name="b", shared=False, base=SingletonTask, lock_key="r", lock_fencing=False
+    )
     assert usual() is not None
     assert without() is None
     redlock = Redlock.from_app(app)

@@ -5,6 +5,7 @@ The bundled server has no TLS: these run against Debian's redis-server.
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import socket
@@ -12,6 +13,7 @@ import ssl
 import subprocess
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -105,6 +107,11 @@ def lock(request: pytest.FixtureRequest) -> Iterator[Callable[..., Redlock]]:
     yield make
     for one in made:
         one.close()
+        one._driver.close(wait=5.0)
+    with warnings.catch_warnings():
+        # redis-py leaves a socket whose handshake fails to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def arguments(authority: Authority, client: tuple[Path, Path] | None) -> dict[str, str]:
