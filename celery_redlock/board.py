@@ -8,8 +8,9 @@ extend, and frees what a dead one has left. Back the other way go the expiries t
 acknowledged; the holder takes them for its own when its own are over, so that the two never
 contradict each other.
 
-No lock is shared: who is stopped in the midst of a note must stop nobody else. Holder and keeper
-each write words of their own, and what only means something together is covered by a checksum.
+No process waits for another: who is stopped in the midst of a note must stop nobody else. Holder
+and keeper each write words of their own, and what only means something together is covered by a
+checksum.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import fcntl
 import mmap
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
+from .green import native_lock
 from .lease import NEVER, Claim
 
 __all__ = ["MAX_NODES", "Board", "Note"]
@@ -35,13 +36,12 @@ BLOCKS, SLOTS = 1024, 8
 
 _WORD = 8
 _SLOT = 1024
-_BLOCK = _SLOT * (1 + SLOTS)
-_HEADER = 64
+_BLOCK = _SLOT * SLOTS
+_HEADER = (1 + BLOCKS) * _WORD
 _SIZE = _HEADER + BLOCKS * _BLOCK
 
-# Words of the header, of a block and of a slot.
-_PERIOD, _HIGH = 0, 1
-_PID = 0
+# Words of the header and of a slot.
+_PERIOD, _PIDS = 0, 1
 _KIND, _SERIAL, _TTL, _UNTIL, _SHAPE, _KEPT_SUM, _HELD = range(7)
 _KEPT = _HELD + MAX_NODES
 _TEXT = (_KEPT + MAX_NODES) * _WORD
@@ -110,7 +110,9 @@ class Board:
         self.read = True  # by the process that made the board
 
     def _begin(self) -> None:
-        self._lock = threading.Lock()
+        # Between threads of this process, a native one among them where threads are greenlets. None
+        # waits for anything while it has it.
+        self._lock = native_lock()
         self._mine: list[int] = []
         self._used: dict[int, Claim] = {}
         # No two notes have the same, whoever wrote them: what is kept for one must not be taken for
@@ -126,14 +128,17 @@ class Board:
         if len(text) > _SLOT - _TEXT:
             return
         with self._lock:
+            blocks = len(self._mine)
             slot = self._free_slot()
             if slot is None:
                 return
-            self._used[slot] = claim
             self._serial += 1
             serial = self._serial
-        word, nodes = slot // _WORD, self.nodes
-        words, seconds = self._words, self._seconds
+            word = slot // _WORD
+            claim.kept = partial(self._kept, word, serial)
+            self._used[slot] = claim  # last: a strike before this leaves the slot free
+            news = len(self._mine) > blocks
+        nodes, words, seconds = self.nodes, self._words, self._seconds
         words[word + _KIND] = _EMPTY
         words[word + _SERIAL] = serial
         seconds[word + _TTL] = claim.ttl
@@ -142,36 +147,52 @@ class Board:
         self._bytes[slot + _TEXT : slot + _TEXT + len(text)] = text
         words[word + _SHAPE] = _shape(len(resource), len(text), _checksum(serial, claim.ttl, text))
         words[word + _KIND] = _ASKING
-        claim.kept = partial(self._kept, word, serial)
-        # It looks this often, and would come too late.
-        if claim.ttl < 4 * seconds[_PERIOD]:
+        # A block is to be watched; or it looks this often, and would come too late.
+        if news or claim.ttl < 4 * seconds[_PERIOD]:
             self._knock()
 
     def hold(self, claim: Claim, until: float) -> None:
         """It is granted, and to be extended until `until`; seconds."""
-        word = self._word_of(claim)
-        if word is not None:
-            self._seconds[word + _UNTIL] = until
-            self.renewed(claim)
-            self._words[word + _KIND] = _HOLDING
+        with self._lock:
+            word = self._word_of(claim)
+            if word is not None:
+                self._seconds[word + _UNTIL] = until
+                self._write_held(word, claim)
+                self._words[word + _KIND] = _HOLDING
 
     def renewed(self, claim: Claim) -> None:
         """Its holder was acknowledged later expiries; or a node has forgotten."""
-        word = self._word_of(claim)
-        if word is not None:
-            for node, expiry in enumerate(claim.acknowledgements()):
-                self._seconds[word + _HELD + node] = expiry
+        with self._lock:
+            word = self._word_of(claim)
+            if word is not None:
+                self._write_held(word, claim)
+
+    def leave(self, claim: Claim) -> None:
+        """It is about to be released: nobody is to extend it, but to free it if its holder dies."""
+        with self._lock:
+            word = self._word_of(claim)
+            if word is not None:
+                self._words[word + _KIND] = _ASKING
 
     def strike_off(self, claim: Claim) -> None:
         """It is released, lost or left to expire: nobody is to extend or to free it."""
-        word = self._word_of(claim)
-        if word is not None:
-            self._words[word + _KIND] = _EMPTY
-            claim.kept = None
-            self._used.pop(word * _WORD, None)
+        with self._lock:
+            word = self._word_of(claim)
+            if word is not None:
+                self._words[word + _KIND] = _EMPTY
+                del self._used[word * _WORD]
+                claim.kept = None
 
     def _word_of(self, claim: Claim) -> int | None:
-        return None if claim.kept is None else claim.kept.args[0]  # type: ignore[attr-defined]
+        """Where its note stands, while it does: a moment later the place may be another's."""
+        if claim.kept is None:
+            return None
+        word: int = claim.kept.args[0]  # type: ignore[attr-defined]
+        return word if self._used.get(word * _WORD) is claim else None
+
+    def _write_held(self, word: int, claim: Claim) -> None:
+        for node, expiry in enumerate(claim.acknowledgements()):
+            self._seconds[word + _HELD + node] = expiry
 
     def _kept(self, word: int, serial: int) -> Sequence[float]:
         """What the keeper was acknowledged for a note, per node; nothing, if that is not whole."""
@@ -179,30 +200,31 @@ class Board:
         return expiries if self._words[word + _KEPT_SUM] == _sum(serial, expiries) else ()
 
     def _free_slot(self) -> int | None:
-        """One that no claim of ours uses; one that a strike has left behind is free as well."""
-        used = self._used
+        """One that no claim of ours uses. One that is being released still does."""
         for slot in self._mine:
-            claim = used.get(slot)
-            if claim is None or claim.ended:
+            if slot not in self._used:
                 return slot
         block = self._take_block()
         if block is None:
             return None
-        self._mine += range(block + _SLOT, block + _BLOCK, _SLOT)
-        return block + _SLOT
+        self._mine += range(block, block + _BLOCK, _SLOT)
+        return block
 
     def _take_block(self) -> int | None:
-        fcntl.lockf(self.fd, fcntl.LOCK_EX)
-        try:
-            for number in range(BLOCKS):
-                block = _HEADER + number * _BLOCK
-                if self._words[block // _WORD + _PID] == 0:
-                    self._words[block // _WORD + _PID] = os.getpid()
-                    self._words[_HIGH] = max(self._words[_HIGH], number + 1)
-                    self._knock()
-                    return block
-        finally:
-            fcntl.lockf(self.fd, fcntl.LOCK_UN)
+        words = self._words
+        for number in range(BLOCKS):
+            if words[_PIDS + number]:
+                continue
+            try:
+                fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+            except OSError:
+                continue  # another process is just taking this one
+            try:
+                if not words[_PIDS + number]:
+                    words[_PIDS + number] = os.getpid()
+                    return _HEADER + number * _BLOCK
+            finally:
+                fcntl.lockf(self.fd, fcntl.LOCK_UN, 1, number)
         return None
 
     def _knock(self) -> None:
@@ -213,15 +235,13 @@ class Board:
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """All blocks that a process has taken, each with its pid."""
-        for number in range(self._words[_HIGH]):
-            block = _HEADER + number * _BLOCK
-            pid = self._words[block // _WORD + _PID]
+        for number, pid in enumerate(self._words[_PIDS : _PIDS + BLOCKS].tolist()):
             if pid:
-                yield block, pid
+                yield _HEADER + number * _BLOCK, pid
 
     def notes(self, block: int) -> Iterator[Note]:
         """What stands in a block, but for notes that are being written."""
-        for slot in range(block + _SLOT, block + _BLOCK, _SLOT):
+        for slot in range(block, block + _BLOCK, _SLOT):
             note = self._read(slot)
             if note is not None:
                 yield note
@@ -243,6 +263,11 @@ class Board:
         held = kind == _HOLDING
         return Note(slot, serial, held, resource, token, ttl, until, expiries, kept)
 
+    def stands(self, slot: int, serial: int) -> bool:
+        """Whether a note is still there, and its holder wants it extended."""
+        word = slot // _WORD
+        return self._words[word + _SERIAL] == serial and self._words[word + _KIND] == _HOLDING
+
     def keep(self, note: Note, expiries: Sequence[float]) -> None:
         """Tell the holder what was acknowledged in its stead."""
         word = note.slot // _WORD
@@ -252,9 +277,9 @@ class Board:
 
     def clear(self, block: int) -> None:
         """Give a dead process's block to whoever comes next."""
-        for slot in range(block + _SLOT, block + _BLOCK, _SLOT):
+        for slot in range(block, block + _BLOCK, _SLOT):
             self._words[slot // _WORD + _KIND] = _EMPTY
-        self._words[block // _WORD + _PID] = 0
+        self._words[_PIDS + (block - _HEADER) // _BLOCK] = 0
 
     def looks_every(self, period: float) -> None:
         """Say how often the keeper looks; seconds."""

@@ -100,6 +100,11 @@ class Custody:
         if self.board is not None:
             self.board.renewed(claim)
 
+    def leave(self, claim: Claim) -> None:
+        """It is about to be released."""
+        if self.board is not None:
+            self.board.leave(claim)
+
     def strike_off(self, claim: Claim) -> None:
         """It is released, lost, or left to expire."""
         if self.board is not None:

@@ -214,6 +214,7 @@ class Engine:
 
     def _release(self, claim: Claim) -> bool:
         self._watchdog.drop(claim)
+        self._custody.leave(claim)
         try:
             held = self._driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
         except BaseException:

@@ -100,9 +100,15 @@ class Helper:
                 self._process.pid,
                 self._process.returncode,
             )
-            if self._closed.wait(pause):
+            while not self._closed.wait(pause):
+                try:
+                    self._process = self._spawn()
+                    break
+                except OSError as error:  # no memory, too many processes or files: not for ever
+                    pause = min(2 * pause, AGAIN_MAX)
+                    logger.error("cannot start the helper process that keeps the locks: %s", error)
+            else:
                 return
-            self._process = self._spawn()
 
 
 def main() -> None:

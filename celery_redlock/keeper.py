@@ -149,7 +149,7 @@ class Keeper:
             if claim.lost is None or not news:
                 return claim
         # Unknown; or lost, as far as was known here, but its holder has known better.
-        fresh = Claim(note.resource, note.token, note.ttl, self._board.nodes)
+        fresh = _Charge(self._board, note)
         if claim is None and note.kept:
             fresh.expiries = list(note.kept)  # of a keeper that is no more; now this one's
         fresh.learn(note.expiries)
@@ -224,6 +224,25 @@ class Keeper:
             return os.pidfd_open(pid)
         except OSError:
             return None  # gone, or not to be watched
+
+
+class _Charge(Claim):
+    """A claim of another process. It ends when the note is struck off, whenever that is."""
+
+    __slots__ = ("_board", "_name")
+
+    def __init__(self, board: Board, note: Note) -> None:
+        self._board = board
+        self._name = (note.slot, note.serial)
+        super().__init__(note.resource, note.token, note.ttl, board.nodes)
+
+    @property
+    def ended(self) -> bool:
+        return not self._board.stands(*self._name)
+
+    @ended.setter
+    def ended(self, _ended: bool) -> None:
+        """That is not for the keeper to say."""
 
 
 def _is_dead(pid: int) -> bool:

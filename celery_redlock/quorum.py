@@ -224,7 +224,8 @@ class Round:
             # The others' answers first: who renews in another's stead may not know yet of all the
             # nodes that hold it, and would give it up for one that does not.
             self._missing.append((claim, node, now))
-            return claim.expiries[node] > now
+            # One that was released meanwhile, over another connection, is rightly missing.
+            return claim.expiries[node] > now and not claim.ended
         return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
 
     def silence(self, node: int, reason: str) -> None:

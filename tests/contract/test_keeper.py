@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -160,6 +161,29 @@ def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
     assert len(said) == 1  # said once
     assert "lost the lock r held by pid" in said[0].getMessage()
     assert lease.lost
+
+
+def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
+    keeper: Keeper,
+    held: Callable[..., HeldLease],
+    servers: list[LocalServer],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The keeper may be stopped between looking and asking, for as long as you like."""
+    lease = held("r")
+    run_all, rounds = keeper._driver.run_all, []
+
+    def stopped_before(operations: list[Any]) -> Any:
+        lease.release()
+        rounds.extend(run_all(operations))
+        return rounds
+
+    monkeypatch.setattr(keeper._driver, "run_all", stopped_before)
+    wait_until(lambda: keeper.turn() or rounds, TTL, "it has come to extend")
+    assert tokens(servers, "r") == 0
+    work(keeper, 2 * TTL)
+    assert caplog.text == ""
 
 
 def child_that_holds(redlock: Redlock, resource: str) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import math
 import os
+import signal
+import threading
 
 import pytest
 
@@ -78,11 +81,55 @@ def test_many_are_noted_and_slots_are_used_again(board: Board) -> None:
     assert len(list(board.blocks())) == blocks
 
 
-def test_a_slot_whose_claim_ended_unnoticed_is_free(board: Board) -> None:
-    """A time limit may strike between ending a claim and striking it off."""
-    for i in range(10 * SLOTS):
-        posted(board, f"r{i}").ended = True
-    assert len(list(board.blocks())) == 1
+def test_a_slot_is_nobody_elses_while_its_claim_is_being_released(board: Board) -> None:
+    """Another thread may post meanwhile. Its note must outlive the end of this release."""
+    first = granted(board, resource="first")
+    board.leave(first)
+    first.ended = True  # and nodes are being told
+    granted(board, resource="second")
+    assert [(n.resource, n.held) for n in notes(board)] == [("first", False), ("second", True)]
+    board.strike_off(first)
+    assert [(note.resource, note.held) for note in notes(board)] == [("second", True)]
+
+
+def test_whoever_is_late_writes_into_nobody_elses_note(board: Board) -> None:
+    """A watchdog that was about to write when the claim was released, and its place taken."""
+    first = granted(board, resource="first")
+    kept = first.kept
+    board.strike_off(first)
+    second = granted(board, resource="second")
+    first.kept = kept  # as the other thread still sees it
+    first.expiries = [900.0] * NODES
+    before = notes(board)
+    board.renewed(first)
+    board.hold(first, 900.0)
+    board.leave(first)
+    board.strike_off(first)
+    assert notes(board) == before
+    board.strike_off(second)
+    assert notes(board) == []
+
+
+def test_a_process_stopped_while_it_takes_a_block_stops_nobody(board: Board) -> None:
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            fcntl.lockf(board.fd, fcntl.LOCK_EX, 1, 0)  # of the first block
+            os.write(theirs, b"!")
+            os.kill(os.getpid(), signal.SIGSTOP)
+        finally:
+            os._exit(0)
+    try:
+        assert os.read(ours, 1) == b"!"
+        os.waitid(os.P_PID, child, os.WSTOPPED)
+        posting = threading.Thread(target=posted, args=(board, "goes on"), daemon=True)
+        posting.start()
+        posting.join(5.0)
+        assert [note.resource for note in notes(board)] == ["goes on"]
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def test_a_name_too_long_for_the_board_is_not_noted(board: Board) -> None:

@@ -256,6 +256,15 @@ def test_a_keeper_gives_up_nothing_before_it_has_all_answers() -> None:
     assert held.expiries[0] < NOW
 
 
+def test_what_was_released_meanwhile_over_another_connection_is_no_amnesia() -> None:
+    held = claim(granted=True)
+    round_ = next(quorum.extend([held], NOW + 1.0, PATIENCE, verb=Verb.RENEW))
+    round_.begin()
+    held.ended = True
+    round_.answer(0, "0", NOW + 1.01)
+    assert round_.amnesiac == []
+
+
 def test_what_a_node_said_last_counts_in_whatever_order_it_is_read() -> None:
     """Two connections to a node: what one says may be read long after what the other says."""
     held = claim(granted=True)
