@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "bell": set(),
     "green": set(),
     "interrupt": {"errors", "green"},
-    "board": {"lease"},
+    "board": {"green", "lease"},
     "keeper": {"board", "driver", "lease", "quorum"},
     "helper": {"board", "address", "driver", "keeper"},
     "custody": {"board", "errors", "helper", "lease"},  # board, helper: inside a function
