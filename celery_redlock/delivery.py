@@ -53,6 +53,9 @@ FEW, MANY = 10**9, 10**6
 """Counts that no header may exceed: of retries, and of attempts."""
 LONG = 200
 """Characters of a task's id; Celery's own have 36."""
+SPLIT = 0.3
+"""Seconds to try on, at least, where nobody holds it: of those who tried at once, one will have it.
+Were all of them sent away, or skipped, the work would be done by none."""
 PREDECESSOR = 2.0
 """Seconds to wait for a predecessor that has published us and is about to end."""
 
@@ -104,6 +107,8 @@ class Delivery:
             except ResourceHeld as refusal:
                 if self._predecessor(refusal):
                     self._held.acquire(wait=PREDECESSOR)
+                elif _split(refusal):
+                    self._held.acquire(wait=max(SPLIT, self._options.wait))
                 elif self._redelivered:
                     self._copy = self._is_copy(refusal)
                     self._held.acquire()
@@ -261,6 +266,12 @@ def mark_copy(request: dict[str, Any]) -> None:
     """Note in a message's headers that its first delivery is at work."""
     given = request.get(ATTEMPTS)
     request[ATTEMPTS] = {**(given if isinstance(given, Mapping) else {}), "copy": True}
+
+
+def _split(refusal: ResourceHeld) -> bool:
+    """Whether its nodes were shared among several who tried, so that none of them has a quorum."""
+    holder = refusal.holder
+    return holder is not None and not refusal.for_ever and holder.nodes < holder.quorum
 
 
 def _attempts(request: Any) -> dict[str, Any]:

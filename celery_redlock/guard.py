@@ -216,10 +216,10 @@ def _advice(facts: Facts, longest: float) -> str:
     elif facts.appends and not facts.fsync:
         why = "It has an append-only file, but does not say if it is appendfsync always."
     else:
-        why = "A node with appendfsync always is trusted at once."
+        why = "Only one that is configured with appendonly yes and appendfsync always needs none."
     return (
-        f"{why} The longest ttl in use is {longest:g} s; restart_guard='off' gives up this"
-        " protection"
+        f"There is nothing to do but to wait: the longest ttl in use is {longest:g} s. {why}"
+        " redlock_restart_guard = 'off' gives up this protection"
     )
 
 

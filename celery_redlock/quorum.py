@@ -174,17 +174,18 @@ class Round:
             reply: What `commands.decode` made of the answer.
             now: When it was read; seconds.
             doubt: Why the node may have forgotten locks, or empty. "It is free" is then no answer
-                at all. "It is held", and "yours is extended" are: see `guard.py`.
+                at all; nor is "it is held" to who tries to acquire: by another that tries, for all
+                it can tell. "Yours is extended" is one: see `guard.py`.
         """
         if self.verb is Verb.ACQUIRE:
             # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
             # its answer was lost. A number, where we want one: either of these. Else: another's.
             claim = self.claims[0]
             fenced = claim.proposal is not None
-            if not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
-                self._vote(node, Vote.NO, reply)
-            elif doubt:
+            if doubt:
                 self.silence(node, doubt)
+            elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
+                self._vote(node, Vote.NO, reply)
             else:
                 claim.acknowledged(node, self.sent, now)
                 self._vote(node, Vote.YES, reply if fenced else None)

@@ -104,12 +104,14 @@ def announce(sender: Any = None, **_signal: Any) -> None:
     redlock = Redlock.from_app(app)
     nodes = redlock.nodes
     logger.info(
-        "tasks are locked on %d node%s (%s), quorum %d, ttl %g s",
+        "tasks are locked on %d node%s (%s), quorum %d, ttl %g s, keeper %s, restart guard %s",
         len(nodes),
         "" if len(nodes) == 1 else "s",
         ", ".join(nodes),
         quorum_of(len(nodes)),
         redlock.ttl,
+        app.conf.get("redlock_keeper", "thread"),
+        app.conf.get("redlock_restart_guard", "uptime"),
     )
     if len(nodes) % 2 == 0:
         logger.warning(

@@ -186,7 +186,7 @@ def test_the_longest_ttl_counts(lock: Callable[..., Redlock], longer: str) -> No
                 redlock.acquire("other", ttl=100.0)
         elif longer == "named by a check":
             (warning,) = redlock.check(ttl=100.0)
-            assert "The longest ttl in use is 100 s" in warning
+            assert "the longest ttl in use is 100 s" in warning
         with pytest.raises(QuorumUnavailable, match=r"no vote for another (9\d|10\d)\.\d s"):
             redlock.acquire("r", ttl=TTL)
 

@@ -173,7 +173,7 @@ def test_a_new_node_is_announced_once_a_run(guard: Guard, said: list[str]) -> No
     assert line.startswith(
         "node a:1 started 4 s ago: it may have forgotten locks, and has no vote for another 26.3 s"
     )
-    assert "restart_guard='off'" in line
+    assert "restart_guard = 'off'" in line
     again = replace(FRESH, run_id="again")
     guard.welcome("a:1", again, guard.began(again, NOW), NOW)
     assert len(said) == 2
@@ -236,10 +236,11 @@ def test_its_yes_is_silence_however_late() -> None:
     assert claim.expiries == before
 
 
-def test_its_no_is_a_no() -> None:
+def test_its_no_is_silence_as_well() -> None:
+    """It may hold no more than another's attempt, which cannot succeed any more than this one."""
     round_, _claim = ballot(Verb.ACQUIRE)
     round_.answer(0, "another", 1.1, "started 1 s ago")
-    assert (round_.votes[0], round_.details[0]) == (Vote.NO, "another")
+    assert (round_.votes[0], round_.details[0]) == (Vote.SILENT, "started 1 s ago")
 
 
 def test_what_it_knows_of_a_holder_is_heard_and_free_is_not() -> None:

@@ -34,7 +34,8 @@ from celery_redlock import (
 )
 from celery_redlock.delivery import ATTEMPTS
 from celery_redlock.hold import HeldLease
-from celery_redlock.lease import Owner
+from celery_redlock.lease import Claim, Owner
+from celery_redlock.quorum import Verb
 from celery_redlock.settings import TASK
 from celery_redlock.task import lock_of, resource_of
 from tests.unit.fake_lock import FakeRedlock
@@ -600,6 +601,34 @@ def test_only_a_predecessor_is_waited_for(
         assert isinstance(result, Retry)
         assert asked == [None]
         assert len(sent) == 1
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "retry"])
+def test_a_split_vote_is_no_conflict(
+    app: Any, redlock: FakeRedlock, sent: list[Any], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """Two others tried at the same moment: were all three to go away, nobody would do the work."""
+    others = [Claim("k", token, 10.0, 5) for token in ("one", "two")]
+    for node, other in zip(redlock.fakes, (others * 2), strict=False):
+        node.execute(Verb.ACQUIRE, [other], redlock.clock())
+    acquire = HeldLease.acquire
+    asked: list[float | None] = []
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        asked.append(wait)
+        if wait is not None:  # they have undone it meanwhile
+            for node in redlock.fakes:
+                node.held.clear()
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+
+    @app.task(base=SingletonTask, lock_key="k", lock_on_conflict=policy, lock_wait=0.0)
+    def work() -> str:
+        return "ran"
+
+    result, _info = deliver(work)
+    assert (result, asked, sent) == ("ran", [None, 0.3], [])
 
 
 @pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])

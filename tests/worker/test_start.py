@@ -161,9 +161,9 @@ def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
         }
         with cluster.worker("-c", "3", **conf) as worker:
             sent = [cluster.send("work", f"{key}{number}") for number in range(6)]
-            worker.said(" The longest ttl in use is ")
+            worker.said(" the longest ttl in use is ")
             # That of another task, of which this worker knows.
-            assert set(re.findall(r"The longest ttl in use is (\S+) s", worker.text)) == {"8"}
+            assert set(re.findall(r"the longest ttl in use is (\S+) s", worker.text)) == {"8"}
             worker.said("waits (unavailable, attempt 1", 10)
             for node in nodes:
                 name = f"node 127.0.0.1:{node.port}"
