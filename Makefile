@@ -5,8 +5,9 @@ BIN := .venv/bin
 WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
-# Two workers suit two cores; a file's tests stay together because they share its servers.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# Three workers suit two cores, for tests wait more than they work; a file's tests stay together
+# because they share its servers.
+PYTEST_ARGS ?= -n 3 --dist loadfile
 
 .PHONY: help demo test lint types sim faults faults-beat endings bench matrix clean
 
@@ -44,6 +45,7 @@ types:
 sim:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m tests.sim.campaign --worlds $(WORLDS)
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/spin
 
 faults:
 	@$(PYTHON) .ci/bootstrap.py test

@@ -139,6 +139,13 @@ class Process:
             assert link.connection is not None
             link.connection.proven = True  # the node is not to blame
             link.breaks += 1
+            # What is on its way there already may arrive behind a release on the next connection.
+            self.world.adrift |= {
+                (claim.token, link.index)
+                for round_ in link.channel.unanswered
+                if round_ is not operation.round
+                for claim in round_.claims
+            }
             self.drop(link)
             raise
 

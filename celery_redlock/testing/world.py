@@ -24,6 +24,10 @@ class World:
         faults: What goes wrong in it.
         audit: Is told what happens.
         trace: Keep a line of text for every event.
+
+    Attributes:
+        adrift: Tokens and nodes of requests that were on their way on a connection which a strike
+            closed.
     """
 
     def __init__(
@@ -35,6 +39,7 @@ class World:
         trace: bool = False,
     ) -> None:
         self.seed, self.knobs, self.faults = seed, knobs, tuple(faults)
+        self.adrift: set[tuple[str, int]] = set()
         self.audit = audit or Audit()
         self.now = 0.0
         self.operations = self.grants = 0

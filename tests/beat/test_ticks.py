@@ -108,7 +108,11 @@ def test_a_dead_beat_is_replaced_at_the_normal_time(site: Sites) -> None:
     for here in sites:
         here.beats[1].started()
         if here.kind == "persistent":  # with a memory of its own
-            here.beats[1].said(f"interval (every-2s) was sent by pid {here.beats[0].pid} on ")
+            wait_until(
+                lambda here=here: "(every-2s) was sent by pid " in here.text(),
+                10.0,
+                "one was second",
+            )
     last = {}
     for here in sites:
         *_, last[here.kind] = here.sent("interval", len(here.messages("interval")) + 1)

@@ -258,7 +258,7 @@ def test_a_full_node_keeps_what_is_held(
 
 def test_a_replica_that_answers_0_has_not_proved_a_release(servers: list[LocalServer]) -> None:
     """It says the same as a node where the key is another's."""
-    with LocalServer() as empty, ExitStack() as stack:
+    with LocalServer(config=["--repl-diskless-sync-delay", "0"]) as empty, ExitStack() as stack:
         redlock = Redlock([s.url for s in servers[:3]], ttl=TTL)
         stack.callback(redlock.close)
         lease = redlock.acquire("r")

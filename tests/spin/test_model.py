@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,8 +93,17 @@ def test_no_state_breaks_a_promise(
     assert states > least
 
 
+LONG = ("-DREVIVE", "-DDRIFT=0", "-DANY_ANSWER")
+"""A quarter of a minute each; `make sim` runs them."""
+
+
+def broken(what: str) -> Any:
+    options, _assertion = BROKEN[what]
+    return pytest.param(what, marks=[pytest.mark.slow] if set(LONG) & set(options) else [])
+
+
 @pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", [broken(what) for what in BROKEN])
 def test_without_a_rule_or_a_premise_there_is_a_counterexample(tmp_path: Path, what: str) -> None:
     options, assertion = BROKEN[what]
     depth = 100 if "-DREVIVE" in options else 1_000_000  # else it takes minutes
