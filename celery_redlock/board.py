@@ -35,16 +35,17 @@ BLOCKS, SLOTS = 1024, 8
 """A process takes a block of slots, and another when that is full. Untouched ones cost nothing."""
 
 _WORD = 8
-_SLOT = 1024
+_SLOT = 2048
 _BLOCK = _SLOT * SLOTS
 _HEADER = (1 + BLOCKS) * _WORD
 _SIZE = _HEADER + BLOCKS * _BLOCK
 
 # Words of the header and of a slot.
 _PERIOD, _PIDS = 0, 1
-_KIND, _SERIAL, _TTL, _UNTIL, _SHAPE, _KEPT_SUM, _HELD = range(7)
+_KIND, _SERIAL, _TTL, _UNTIL, _SHAPE, _HELD = range(6)
 _KEPT = _HELD + MAX_NODES
-_TEXT = (_KEPT + MAX_NODES) * _WORD
+_AREA = 2 + MAX_NODES  # checksum, count, expiries; there are two, so that one is always whole
+_TEXT = (_KEPT + 2 * _AREA) * _WORD
 
 _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 
@@ -195,9 +196,19 @@ class Board:
             self._seconds[word + _HELD + node] = expiry
 
     def _kept(self, word: int, serial: int) -> Sequence[float]:
-        """What the keeper was acknowledged for a note, per node; nothing, if that is not whole."""
-        expiries = self._seconds[word + _KEPT : word + _KEPT + self.nodes].tolist()
-        return expiries if self._words[word + _KEPT_SUM] == _sum(serial, expiries) else ()
+        """What the keeper was acknowledged for a note, per node; empty for nothing."""
+        newest = self._newest(word, serial)
+        return newest[2] if newest is not None else ()
+
+    def _newest(self, word: int, serial: int) -> tuple[int, int, list[float]] | None:
+        """The last that was written whole: its count, where it stands, and the expiries."""
+        whole = []
+        for area in (word + _KEPT, word + _KEPT + _AREA):
+            count = self._words[area + 1]
+            expiries = self._seconds[area + 2 : area + 2 + self.nodes].tolist()
+            if self._words[area] == _sum(serial, count, expiries):
+                whole.append((count, area, expiries))
+        return max(whole, default=None)
 
     def _free_slot(self) -> int | None:
         """One that no claim of ours uses. One that is being released still does."""
@@ -270,10 +281,14 @@ class Board:
 
     def keep(self, note: Note, expiries: Sequence[float]) -> None:
         """Tell the holder what was acknowledged in its stead."""
-        word = note.slot // _WORD
+        first = note.slot // _WORD + _KEPT
+        newest = self._newest(note.slot // _WORD, note.serial)
+        count, area = (newest[0] + 1, newest[1]) if newest is not None else (1, first + _AREA)
+        area = first if area != first else first + _AREA  # the other one
+        self._words[area + 1] = count
         for node, expiry in enumerate(expiries):
-            self._seconds[word + _KEPT + node] = expiry
-        self._words[word + _KEPT_SUM] = _sum(note.serial, expiries)
+            self._seconds[area + 2 + node] = expiry
+        self._words[area] = _sum(note.serial, count, expiries)
 
     def clear(self, block: int) -> None:
         """Give a dead process's block to whoever comes next."""
@@ -298,8 +313,8 @@ def _memory() -> int:
     return fd
 
 
-def _sum(serial: int, expiries: Sequence[float]) -> int:
-    return zlib.crc32(struct.pack(f"q{len(expiries)}d", serial, *expiries))
+def _sum(serial: int, count: int, expiries: Sequence[float]) -> int:
+    return zlib.crc32(struct.pack(f"qq{len(expiries)}d", serial, count, *expiries))
 
 
 def _checksum(serial: int, ttl: float, text: bytes) -> int:
@@ -307,8 +322,8 @@ def _checksum(serial: int, ttl: float, text: bytes) -> int:
 
 
 def _shape(resource: int, text: int, checksum: int) -> int:
-    return resource | text << 10 | checksum << 20
+    return resource | text << 11 | checksum << 22
 
 
 def _from_shape(shape: int) -> tuple[int, int, int]:
-    return shape & 0x3FF, shape >> 10 & 0x3FF, shape >> 20
+    return shape & 0x7FF, shape >> 11 & 0x7FF, shape >> 22

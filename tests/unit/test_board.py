@@ -179,9 +179,23 @@ def test_half_of_what_a_keeper_writes_is_not_read(board: Board) -> None:
     claim = granted(board)
     (note,) = notes(board)
     board.keep(note, [150.0] * NODES)
-    board._seconds[note.slot // 8 + 7 + MAX_NODES] = 900.0
+    _count, area, _expiries = board._newest(note.slot // 8, note.serial) or (0, 0, [])
+    board._seconds[area + 2] = 900.0
     assert list(notes(board)[0].kept) == []
     assert not claim.held(111.0)
+
+
+def test_while_a_keeper_writes_what_it_wrote_before_is_read(board: Board) -> None:
+    """It may be stopped in the midst: its word of before is no reason to call a lease lost."""
+    claim = granted(board)
+    (note,) = notes(board)
+    for expiry in (120.0, 130.0, 140.0):
+        board.keep(note, [expiry] * NODES)
+        assert list(notes(board)[0].kept) == [expiry] * NODES
+    _count, area, _expiries = board._newest(note.slot // 8, note.serial) or (0, 0, [])
+    board._seconds[area + 2] = 900.0
+    assert list(notes(board)[0].kept) == [130.0] * NODES
+    assert claim.held(129.0)
 
 
 def test_a_dead_ones_block_is_for_whoever_comes_next(board: Board) -> None:
