@@ -5,9 +5,8 @@ BIN := .venv/bin
 WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
-# Three workers suit two cores, for tests wait more than they work; a file's tests stay together
-# because they share its servers.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+# Two workers suit two cores; a file's tests stay together because they share its servers.
+PYTEST_ARGS ?= -n 2 --dist loadfile
 
 .PHONY: help demo test lint types sim faults faults-beat endings bench matrix clean
 

@@ -200,7 +200,7 @@ class Board:
         newest = self._newest(word, serial)
         return newest[2] if newest is not None else ()
 
-    def _newest(self, word: int, serial: int) -> tuple[int, int, list[float]] | None:
+    def _newest(self, word: int, serial: int) -> tuple[int, int, Sequence[float]] | None:
         """The last that was written whole: its count, where it stands, and the expiries."""
         whole = []
         for area in (word + _KEPT, word + _KEPT + _AREA):

@@ -32,7 +32,7 @@ STEADY = 5.0
 """Seconds that a helper must live for the next one to be started without delay."""
 AGAIN, AGAIN_MAX = 0.05, 5.0
 """Seconds before it is started again, doubled up to this while it does not live."""
-LINGER = 0.5
+LINGER = 0.8
 """Seconds that it waits for the processes of a client that is gone to be dead as well."""
 
 
@@ -114,7 +114,7 @@ class Helper:
 def main() -> None:
     """The helper: keep what stands on the board until the client is gone."""
     from .address import parse_nodes
-    from .driver import Driver, monotonic
+    from .driver import Driver
     from .keeper import Keeper
 
     # Whoever ends the worker by a signal to all of its group must not end this first.
@@ -128,20 +128,19 @@ def main() -> None:
     driver = Driver(addresses, config["prefix"], strict=False)
     board = Board(len(addresses), config["fd"], config["ring"])
     keeper = Keeper(board, driver, config["node_timeout"])
-    alone: list[float] = []
+    alone: list[bool] = []
     keeper.wait_also(stdin)
     keeper.connect()
 
     def client_gone() -> None:
         keeper.wait_no_more(stdin)
-        alone.append(monotonic())
+        alone.append(True)
 
     also: dict[int, Callable[[], None]] = {stdin: client_gone}
     while not alone:
         keeper.turn(also)
     # Its children, too, may hold something; they are being killed, and are not dead yet.
-    while any(board.blocks()) and monotonic() < alone[0] + LINGER:
-        keeper.turn()
+    keeper.finish(LINGER)
 
 
 def _line(fd: int) -> bytes:

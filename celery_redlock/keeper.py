@@ -95,6 +95,23 @@ class Keeper:
             with contextlib.suppress(BaseException):
                 select.select([], [], [], self._period)
 
+    def finish(self, patience: float) -> None:
+        """Free what the processes of a client that is gone leave as they die; extend nothing.
+
+        Args:
+            patience: How long they may take to die, in seconds.
+        """
+        until = monotonic() + patience
+        while True:
+            # Asked once more after the last moment: this process may have stood still as well.
+            over = monotonic() >= until
+            for block, pid in list(self._board.blocks()):
+                if self._dead(block, pid):
+                    self._bury(block, pid)
+            if over or not any(self._board.blocks()):
+                return
+            select.select([], [], [], OFTEN)
+
     def _await(self, also: Mapping[int, Callable[[], None]]) -> None:
         period = self._period
         if None in self._watched.values():

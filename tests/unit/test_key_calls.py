@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from celery_redlock.key import KeyMaker
 from tests.unit.test_key_properties import fold
 
-CASES = int(os.environ.get("KEY_CASES", 4000))
+CASES = int(os.environ.get("KEY_CASES", 2000))
 """With the six thousand of `test_key_properties.py` ten thousand; more at night."""
 
 

@@ -44,6 +44,12 @@ def pool(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{name} is not installed"))
 
 
+def often(name: str) -> Any:
+    """As `pool`, where greenlets are much like threads: those are seen by `-m slow`."""
+    marks = [*pool(name).marks, *([pytest.mark.slow] if name in ("gevent", "eventlet") else [])]
+    return pytest.param(name, marks=marks)
+
+
 class PolledBackend(RedisBackend):
     """Where results are asked for; nothing is subscribed to, so nothing outlives a test."""
 

@@ -13,7 +13,7 @@ import pytest
 
 from celery_redlock import ConfigurationError, Redlock
 from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker, died, pool
+from tests.worker.harness import Cluster, Worker, died, often
 
 pytestmark = pytest.mark.worker
 
@@ -22,7 +22,7 @@ TTL = 1.0
 POOLS = ("solo", "threads", "prefork", "gevent", "eventlet")
 
 
-@pytest.fixture(params=[pool(name) for name in POOLS])
+@pytest.fixture(params=[often(name) for name in POOLS])
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
     with cluster.worker("-P", request.param, "-c", "2", redlock_keeper="process") as worker:
         yield worker

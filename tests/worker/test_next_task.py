@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.harness import Cluster
-from tests.worker.harness import pool as param
+from tests.worker.harness import often as param
 from tests.worker.scenarios import POOLS
 
 pytestmark = pytest.mark.worker
