@@ -143,8 +143,8 @@ class Delivery:
 
         Its message is sent before its lock is freed, so it is about to end.
         """
-        owner = refusal.holder.owner if refusal.holder else None
-        if owner is None or not owner.task_id:
+        owner = _other_task(refusal)
+        if owner is None:
             return False
         if owner.task_id == _short(self._request.id):
             # `self.replace()` gives its own id to what takes its place.
@@ -162,8 +162,8 @@ class Delivery:
 
         Seen after a lost connection to the broker, and after a `visibility_timeout`.
         """
-        owner = refusal.holder.owner if refusal.holder else None
-        if owner is None or not owner.task_id:
+        owner = _other_task(refusal)
+        if owner is None:
             return False
         same_try = owner.retries == _count(self._request.retries, FEW)
         return same_try and owner.task_id == _short(self._request.id)
@@ -266,6 +266,12 @@ def mark_copy(request: dict[str, Any]) -> None:
     """Note in a message's headers that its first delivery is at work."""
     given = request.get(ATTEMPTS)
     request[ATTEMPTS] = {**(given if isinstance(given, Mapping) else {}), "copy": True}
+
+
+def _other_task(refusal: ResourceHeld) -> Owner | None:
+    """Which delivery of a task holds the lock, if it is one."""
+    owner = refusal.holder.owner if refusal.holder else None
+    return owner if owner is not None and owner.task_id else None
 
 
 def _split(refusal: ResourceHeld) -> bool:

@@ -18,6 +18,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from .address import Address
@@ -26,9 +27,9 @@ from .commands import encode
 from .errors import ConfigurationError, NodeError
 from .green import READABLE, poll
 from .guard import Facts, Guard
-from .lease import quorum_of
+from .lease import Claim, quorum_of
 from .node import Node, close_round
-from .quorum import Round, Steps
+from .quorum import Round, Steps, Verb, extend
 
 __all__ = ["Driver", "monotonic"]
 
@@ -44,6 +45,8 @@ BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
 JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
+BATCH = 200
+"""Leases in one request: keeps a node's other clients from waiting a whole tick."""
 SLICE = 0.002
 """Seconds of polling at a time for what the poll set lacks: a connection that is being made, room
 in a socket's buffer."""
@@ -161,6 +164,21 @@ class Driver:
             except StopIteration as stop:
                 results.append(stop.value)
         return results
+
+    def extend(
+        self, claims: Sequence[Claim], patience: float, verb: Verb = Verb.EXTEND
+    ) -> list[Round]:
+        """Extend many, in as few requests as no node minds; the rounds.
+
+        Args:
+            claims: What to extend.
+            patience: How long to wait for the answers; seconds.
+            verb: See `quorum.extend`.
+        """
+        batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
+        return self.run_all(
+            [partial(extend, batch, patience=patience, verb=verb) for batch in batches]
+        )
 
     def close(self, wait: float = 0.0) -> None:
         """Close all connections; what is not released is left to its ttl.

@@ -40,8 +40,6 @@ MANY = 1000
 """Leases after which those left to expire are forgotten."""
 LONGEST = 512
 """Characters of a resource's name. What a node's connection takes at once is finite."""
-BATCH = 200
-"""Leases in one request: keeps a node's other clients from waiting a whole tick."""
 
 
 class Engine:
@@ -255,10 +253,7 @@ class Engine:
         # The first of them to end is to be told in time, and the next that is due has its turn.
         patience = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
         patience = max(0.001, min(patience, self._watchdog.next_due - now))
-        batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
-        ballots = driver.run_all(
-            [partial(quorum.extend, batch, patience=patience, verb=verb) for batch in batches]
-        )
+        ballots = driver.extend(claims, patience, verb)
         for ballot in ballots:
             silent = refusal.silent(ballot)
             for claim in ballot.claims:

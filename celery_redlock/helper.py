@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,6 @@ STEADY = 5.0
 """Seconds that a helper must live for the next one to be started without delay."""
 AGAIN, AGAIN_MAX = 0.05, 5.0
 """Seconds before it is started again, doubled up to this while it does not live."""
-LINGER = 0.8
-"""Seconds that it waits for the processes of a client that is gone to be dead as well."""
 
 
 class Helper:
@@ -127,20 +125,7 @@ def main() -> None:
     # It only extends and frees, and that any node may do; its client has said what is to be said.
     driver = Driver(addresses, config["prefix"], strict=False)
     board = Board(len(addresses), config["fd"], config["ring"])
-    keeper = Keeper(board, driver, config["node_timeout"])
-    alone: list[bool] = []
-    keeper.wait_also(stdin)
-    keeper.connect()
-
-    def client_gone() -> None:
-        keeper.wait_no_more(stdin)
-        alone.append(True)
-
-    also: dict[int, Callable[[], None]] = {stdin: client_gone}
-    while not alone:
-        keeper.turn(also)
-    # Its children, too, may hold something; they are being killed, and are not dead yet.
-    keeper.finish(LINGER)
+    Keeper(board, driver, config["node_timeout"], client=stdin).run()
 
 
 def _line(fd: int) -> bytes:

@@ -21,7 +21,6 @@ import logging
 import math
 import os
 import select
-from collections.abc import Callable, Mapping
 from functools import partial
 
 from . import quorum
@@ -42,9 +41,10 @@ OFTEN, SELDOM = 0.02, 0.5
 """Seconds between two looks, at least and at most."""
 UNWATCHED = 0.1
 """Seconds between two looks where the system cannot tell of a death by itself."""
+LINGER = 0.8
+"""Seconds for the processes of a client that is gone to be dead as well."""
 SILENCE = 0.5
 """Seconds for a holder to tell of its loss itself."""
-BATCH = 100
 
 Name = tuple[int, int]
 """A note's slot and serial."""
@@ -57,9 +57,13 @@ class Keeper:
         board: What others hold.
         driver: The nodes, over connections of the keeper's own.
         node_timeout: How long to wait for a node, in seconds.
+        client: What ends when the client does whose board it is: a descriptor; None for the client
+            itself, which ends with us.
     """
 
-    def __init__(self, board: Board, driver: Driver, node_timeout: float) -> None:
+    def __init__(
+        self, board: Board, driver: Driver, node_timeout: float, client: int | None = None
+    ) -> None:
         self._board = board
         self._driver = driver
         self._node_timeout = node_timeout
@@ -68,40 +72,34 @@ class Keeper:
         self._watched: dict[int, int | None] = {}  # pidfd by block
         self._poll = select.poll()
         self._poll.register(board.ring, select.POLLIN)
+        self._alone = False
+        self._client = client
+        if client is not None:
+            self._poll.register(client, select.POLLIN)
         self._period = SELDOM
 
     def run(self) -> None:
-        """Keep, for ever."""
-        self.connect()
-        while True:
-            self.turn()
-
-    def connect(self) -> None:
-        """Begin to connect, and do not wait for it later: what is late has no time."""
+        """Keep, until the client is gone; then free what its processes leave as they die."""
+        # Begun now and not waited for later: what is late has no time.
         self._driver.connect(0.1)
+        while not self._alone:
+            self.turn()
+        self._finish()
 
-    def turn(self, also: Mapping[int, Callable[[], None]] | None = None) -> None:
-        """Wait for something to do, and do it.
-
-        Args:
-            also: More to wait for, and what to call then, by descriptor.
-        """
+    def turn(self) -> None:
+        """Do what is to be done, and wait for more."""
         try:
             self._look()
-            self._await(also or {})
+            self._await()
         except BaseException:
             # Leases must not end for one bug; the next look may do better.
             logger.exception("could not keep the locks of other processes")
             with contextlib.suppress(BaseException):
                 select.select([], [], [], self._period)
 
-    def finish(self, patience: float) -> None:
-        """Free what the processes of a client that is gone leave as they die; extend nothing.
-
-        Args:
-            patience: How long they may take to die, in seconds.
-        """
-        until = monotonic() + patience
+    def _finish(self) -> None:
+        """Free what is left by processes that are being killed; extend nothing more."""
+        until = monotonic() + LINGER
         while True:
             # Asked once more after the last moment: this process may have stood still as well.
             over = monotonic() >= until
@@ -112,24 +110,16 @@ class Keeper:
                 return
             select.select([], [], [], OFTEN)
 
-    def _await(self, also: Mapping[int, Callable[[], None]]) -> None:
+    def _await(self) -> None:
         period = self._period
         if None in self._watched.values():
             period = min(period, UNWATCHED)
         for fd, _event in self._poll.poll(period * 1000):
-            if fd in also:
-                also[fd]()
+            if fd == self._client:
+                self._alone = True
             elif fd == self._board.ring:
                 with contextlib.suppress(BlockingIOError):
                     os.read(fd, 4096)
-
-    def wait_also(self, fd: int) -> None:
-        """Let `turn` wait for this descriptor as well."""
-        self._poll.register(fd, select.POLLIN)
-
-    def wait_no_more(self, fd: int) -> None:
-        """Undo that."""
-        self._poll.unregister(fd)
 
     def _look(self) -> None:
         """At the whole board: who is dead, what is late."""
@@ -176,13 +166,7 @@ class Keeper:
     def _extend(self, late: list[tuple[Note, Claim]], now: float) -> None:
         claims = [claim for _note, claim in late]
         patience = min(min(c.deadline - now, c.ttl / 10, self._node_timeout) for c in claims)
-        batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
-        self._driver.run_all(
-            [
-                partial(quorum.extend, batch, patience=max(0.001, patience), verb=Verb.RENEW)
-                for batch in batches
-            ]
-        )
+        self._driver.extend(claims, max(0.001, patience), Verb.RENEW)
         for note, claim in late:
             self._board.keep(note, claim.acknowledgements())
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import pytest
 
 from celery_redlock import Redlock
+from celery_redlock.driver import Driver
 from celery_redlock.lease import Claim
 from celery_redlock.quorum import Round, Steps
 from celery_redlock.testing import FakeClock, FakeNode
@@ -39,6 +40,8 @@ class FakeDriver:
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         return [self.run(operation) for operation in operations]
+
+    extend: Any = Driver.extend
 
     def connect(self, timeout: float = 0.0) -> None:
         pass

@@ -13,6 +13,7 @@ import redis
 
 from celery_redlock import LeaseLost
 from tests.worker.harness import Cluster, Worker
+from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker
 
@@ -74,10 +75,7 @@ def test_what_a_stopped_child_has_lost_it_learns_when_it_goes_on(
     sent = cluster.send("short_ttl", key, 30.0)
     run = cluster.entered(key)
     with stopped(run.pid):
-        for node in cluster.nodes[:3]:
-            with redis.Redis(port=node.port) as client:
-                assert client.delete(f"redlock:k:{key}") == 1
-                client.set(f"redlock:k:{key}", "a thief", px=20_000)
+        steal(cluster, key)
         worker.said(f"process {run.pid} is stopped or busy and has not noticed", 5 * TTL)
     with pytest.raises(LeaseLost):
         cluster.result(sent)
