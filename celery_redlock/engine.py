@@ -27,8 +27,8 @@ from .green import patched
 from .guard import Guard
 from .lease import Claim, Lease, Owner
 from .native import NativeWatchdog
+from .options import MIN_TTL, check_option
 from .quorum import Round, Verb
-from .settings import MIN_TTL, check_option
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 

@@ -18,7 +18,8 @@ from .errors import ConfigurationError, LeaseLost, ResourceHeld
 from .events import emit
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner
-from .settings import check_option, read_settings
+from .options import check_option
+from .settings import read_settings
 
 __all__ = ["Redlock"]
 

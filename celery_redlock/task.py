@@ -16,13 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
-from .delivery import Delivery, Skipped, first_call
+from .delivery import Delivery, first_call
 from .errors import ConfigurationError
 from .hold import HeldLease, Unlocked
 from .interrupt import Interruptible
 from .key import KeyMaker
 from .lock import Redlock
-from .settings import TASK, TaskOptions, check_task_options, read_settings, resolve
+from .options import TASK, TaskOptions
+from .settings import check_task_options, read_settings, resolve
+from .skipped import Skipped
 
 __all__ = [
     "SingletonTask",

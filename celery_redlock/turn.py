@@ -29,8 +29,8 @@ from .hold import HeldLease
 from .key import shortened
 from .lease import Holder, Owner
 from .lock import Redlock
+from .options import MIN_TTL
 from .outage import Outage
-from .settings import MIN_TTL
 from .tick import Tick, current_tick
 
 __all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]

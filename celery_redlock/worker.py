@@ -17,7 +17,8 @@ from typing import Any
 
 from celery import _state, signals
 
-from .delivery import is_redelivered, lease_of, mark_copy
+from .attempts import is_redelivered, mark_copy
+from .delivery import lease_of
 from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock

@@ -11,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import Redlock
+from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.settings import GLOBAL
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ import redis
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.address import parse_nodes
-from celery_redlock.delivery import ATTEMPTS, _attempts
+from celery_redlock.attempts import ATTEMPTS, attempts_of
 from celery_redlock.server import LocalServer
 from celery_redlock.task import TaskLock
 from celery_redlock.wakeup import Waiter, Wakeup
@@ -171,7 +171,7 @@ def test_a_waiter_survives_a_subscription_that_breaks_as_it_subscribes(
 
 def test_forged_times_of_any_size_are_no_times() -> None:
     for since in (10**400, -(10**400), 1e300, float("nan"), float("inf"), True, "1"):
-        attempts = _attempts({ATTEMPTS: {"since": since}})
+        attempts = attempts_of({ATTEMPTS: {"since": since}})
         assert abs(attempts["since"] - time.time()) < 60
 
 

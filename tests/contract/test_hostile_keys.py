@@ -16,8 +16,8 @@ import redis
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
 from celery_redlock.engine import LONGEST
 from celery_redlock.lease import Lease, Owner
+from celery_redlock.options import DAY, MIN_TTL
 from celery_redlock.server import LocalServer
-from celery_redlock.settings import DAY, MIN_TTL
 from tests.support import wait_until
 
 KINDS: dict[str, Callable[[redis.Redis], object]] = {

@@ -114,12 +114,12 @@ def _swallow() -> None:
     """A task that met a held lock is put off, and never sent again."""
     from celery.exceptions import Retry
 
-    from celery_redlock.delivery import Delivery
+    from celery_redlock.conflict import Refused
 
     def later(self: Any, why: str, refusal: Exception) -> Any:
         raise Retry(str(refusal), exc=refusal, when=1.0)
 
-    Delivery._later = later  # type: ignore[method-assign]
+    Refused.later = later  # type: ignore[method-assign]
 
 
 def _nothing() -> None: ...

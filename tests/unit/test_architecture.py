@@ -23,6 +23,7 @@ PURE = {
     "commands",
     "guard",
     "key",
+    "options",
     "settings",
     "events",
     "outage",
@@ -41,7 +42,8 @@ ALLOWED: dict[str, set[str]] = {
     "guard": {"lease"},
     "canonical": {"errors"},
     "key": {"canonical", "errors"},
-    "settings": {"errors", "address"},  # address: inside a function, see below
+    "options": {"errors", "address"},  # address: inside a function, see below
+    "settings": {"errors", "options"},
     "events": {"errors", "lease"},
     "address": {"errors", "redis"},
     "bell": set(),
@@ -68,29 +70,32 @@ ALLOWED: dict[str, set[str]] = {
     "hold": {"driver", "errors", "events", "lease", "refusal"},
     "engine": {
         *("address", "commands", "custody", "driver", "errors", "events", "green", "guard"),
-        *("lease", "native", "quorum", "refusal", "settings", "wakeup", "watchdog"),
+        *("lease", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
     },
     "lock": {
         *("address", "custody", "driver", "engine", "errors", "events", "hold", "lease"),
-        *("quorum", "refusal", "settings"),
+        *("options", "quorum", "refusal", "settings"),
     },
 }
 # Besides what stands above. task and worker name each other: whoever can take a lock must have the
 # handlers connected that free it.
 CELERY_SIDE: dict[str, set[str]] = {
-    "delivery": {"errors", "hold", "lease", "settings", "celery"},
+    "skipped": set(),
+    "attempts": set(),
+    "conflict": {"attempts", "errors", "options", "skipped", "celery"},
+    "delivery": {"attempts", "conflict", "errors", "hold", "lease", "options", "celery"},
     "task": {
-        *("delivery", "errors", "hold", "interrupt", "key", "lock", "settings"),
-        *("worker", "celery"),
+        *("delivery", "errors", "hold", "interrupt", "key", "lock", "options", "settings"),
+        *("skipped", "worker", "celery"),
     },
     "worker": {
-        *("delivery", "errors", "lease", "lock", "settings", "task", "celery"),
+        *("attempts", "delivery", "errors", "lease", "lock", "settings", "task", "celery"),
         *("beat", "keeper"),  # inside functions: no other process needs them
     },
     "tick": {"celery"},
     "turn": {
-        *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "outage", "settings"),
-        *("tick", "celery"),
+        *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "options"),
+        *("outage", "tick", "celery"),
     },
     "beat": {"driver", "errors", "lease", "lock", "settings", "turn", "celery"},
 }

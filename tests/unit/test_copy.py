@@ -15,7 +15,7 @@ from celery.exceptions import Ignore, Retry
 from celery.worker import state
 
 from celery_redlock import SingletonTask
-from celery_redlock.delivery import ATTEMPTS
+from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.hold import HeldLease
 from celery_redlock.lease import Lease, Owner
 from celery_redlock.worker import received

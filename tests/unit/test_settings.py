@@ -10,16 +10,8 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError
-from celery_redlock.settings import (
-    GLOBAL,
-    TASK,
-    Settings,
-    TaskOptions,
-    check_option,
-    check_task_options,
-    read_settings,
-    resolve,
-)
+from celery_redlock.options import GLOBAL, TASK, TaskOptions, check_option
+from celery_redlock.settings import Settings, check_task_options, read_settings, resolve
 
 NODES = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 
@@ -84,7 +76,7 @@ def test_defaults() -> None:
         ("prefix", ""), ("prefix", b"redlock:"), ("prefix", None),
         ("enabled", 1), ("enabled", "yes"), ("enabled", None),
         ("key", ""), ("key", 3),
-        ("on_conflict", "wait"), ("on_conflict", None), ("on_conflict", "run"),
+        ("on_conflict", "wate"), ("on_conflict", None), ("on_conflict", "run"),
         ("on_unavailable", "skip"), ("on_unavailable", True),
         ("on_lost", "skip"), ("on_lost", None),
         ("nodes", NODES[0]), ("nodes", []), ("nodes", 5), ("nodes", [5]),

@@ -32,11 +32,11 @@ from celery_redlock import (
     current_lease,
     locked,
 )
-from celery_redlock.delivery import ATTEMPTS
+from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.hold import HeldLease
 from celery_redlock.lease import Claim, Owner
+from celery_redlock.options import TASK
 from celery_redlock.quorum import Verb
-from celery_redlock.settings import TASK
 from celery_redlock.task import lock_of, resource_of
 from tests.unit.fake_lock import FakeRedlock
 
@@ -95,7 +95,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ({"lock_ttl": 0}, "lock_ttl must be"),
         ({"lock_ttl": "10"}, "lock_ttl must be"),
         ({"lock_wait": -1}, "lock_wait must be"),
-        ({"lock_on_conflict": "wait"}, "lock_on_conflict must be one of"),
+        ({"lock_on_conflict": "wate"}, "lock_on_conflict must be one of"),
         ({"lock_on_unavailable": "skip"}, "lock_on_unavailable must be one of"),
         ({"lock_on_lost": "die"}, "lock_on_lost must be"),
         ({"lock_retry_backoff": 5, "lock_retry_backoff_max": 1}, "lock_retry_backoff_max must be"),
@@ -472,7 +472,8 @@ def test_after_its_deadline_a_task_fails(
     busy: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     now = 1e9
-    monkeypatch.setattr("celery_redlock.delivery.time", SimpleNamespace(time=lambda: now))
+    for module in ("attempts", "conflict"):
+        monkeypatch.setattr(f"celery_redlock.{module}.time", SimpleNamespace(time=lambda: now))
     task = busy(lock_retry_deadline=10.0)
     deliver(task)
     attempts = sent.pop().options["headers"][ATTEMPTS]

@@ -1,0 +1,364 @@
+"""The options, once: name, default, unit, check.
+
+Every option is either global (`redlock_x` in the Celery configuration), or of a task (`lock_x` on
+a `SingletonTask`, `x` in `@locked`), or both: then the global one is the default of the tasks.
+Durations are seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigurationError
+
+__all__ = ["DAY", "GLOBAL", "MIN_TTL", "TASK", "Option", "TaskOptions", "check_option"]
+
+MIN_TTL = 0.02
+"""Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
+DAY = 86_400.0
+MOST_SLOTS = 1000
+"""Bodies at a time per key; each has a name of its own on the nodes."""
+SCOPES = (
+    "while_executing",
+    "until_executing",
+    "until_executed",
+    "until_and_while_executing",
+    "until_expired",
+)
+CONFLICT_POLICIES = ("retry", "skip", "raise", "wait", "reject", "replace")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option.
+
+    Attributes:
+        name: Without prefix.
+        default: What it is if nobody says anything.
+        check: Raises ValueError with what is wrong and what to give instead; returns the value.
+        about: What it does, in one sentence, for the docs.
+    """
+
+    name: str
+    default: Any
+    check: Callable[[Any], Any]
+    about: str
+
+
+def _seconds(least: float = 0.0, *, none: bool = False, zero: bool = False) -> Any:
+    wanted = f"a number of seconds {'>=' if zero or least else '>'} {least:g}"
+
+    def check(value: Any) -> Any:
+        if value is None and none:
+            return None
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"must be {wanted}{', or None' if none else ''}")
+        if not math.isfinite(value) or value < least or (value == 0 and not zero):
+            raise ValueError(f"must be {wanted}")
+        return float(value)
+
+    return check
+
+
+def _ttl(value: Any) -> float:
+    seconds: float = _seconds(MIN_TTL)(value)
+    if seconds > DAY:
+        raise ValueError(
+            f"must be at most {DAY:g} (a day): a holder that dies blocks the resource for so long;"
+            " a lease is extended by itself while its task runs, so it can be short"
+        )
+    return seconds
+
+
+def _one_of(*names: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(map(repr, names))}")
+        return value
+
+    return check
+
+
+def _text(value: Any) -> Any:
+    if not isinstance(value, str) or not value:
+        raise ValueError("must be a string that is not empty")
+    return value
+
+
+def _flag(value: Any) -> Any:
+    if not isinstance(value, bool):
+        raise ValueError("must be True or False")
+    return value
+
+
+def _flag_or_none(value: Any) -> Any:
+    if value is not None and not isinstance(value, bool):
+        raise ValueError("must be True, False or None")
+    return value
+
+
+def _nodes(value: Any) -> Any:
+    if value is None:
+        return None
+    from .address import parse_nodes  # the one check that needs redis
+
+    parse_nodes(value, "redlock_nodes")
+    return value
+
+
+def _on_lost(value: Any) -> Any:
+    if value in ("raise", "log") or callable(value):
+        return value
+    raise ValueError("must be 'raise', 'log' or a callable that takes the lease")
+
+
+def _key(value: Any) -> Any:
+    return None if value is None else _text(value)
+
+
+def _on_conflict(value: Any) -> Any:
+    if callable(value):
+        return value
+    try:
+        return _one_of(*CONFLICT_POLICIES)(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{error}, or a callable that is given the holder and the request"
+        ) from None
+
+
+def _limit(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_SLOTS:
+        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}")
+    return value
+
+
+def _scope_name(value: Any) -> Any:
+    return None if value is None else _text(value)
+
+
+_SHARED = (
+    Option("ttl", 30.0, _ttl, "How long the nodes keep a lock that nobody extends; seconds."),
+    Option(
+        "wait",
+        0.5,
+        _seconds(zero=True),
+        "How long a task waits in its process for a lock before the conflict policy applies;"
+        " seconds. It occupies a pool slot meanwhile. A task that skips or raises on a conflict"
+        " does not wait unless it says so itself.",
+    ),
+    Option(
+        "retry_backoff",
+        1.0,
+        _seconds(),
+        "A task that must be retried later is sent again after a random time up to this, doubled"
+        " with every attempt; seconds.",
+    ),
+    Option("retry_backoff_max", 60.0, _seconds(), "The longest of these times; seconds."),
+    Option(
+        "retry_deadline",
+        3600.0,
+        _seconds(none=True),
+        "When to give up retrying and fail, counted from the first attempt; seconds, None for"
+        " never.",
+    ),
+    Option(
+        "max_lifetime",
+        DAY,
+        _seconds(none=True),
+        "How long a lock is extended at most, for tasks that hang; seconds, None for ever.",
+    ),
+    Option(
+        "fencing",
+        False,
+        _flag,
+        "Give every lease a fencing token, a number that grows with each grant of its resource:"
+        " what is written to can refuse the write of a holder that has been overtaken.",
+    ),
+)
+
+GLOBAL: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option(
+            "nodes",
+            None,
+            _nodes,
+            "The independent Redis masters: URLs, clients or mappings of connection arguments."
+            " If not set, the broker, where that is a Redis.",
+        ),
+        Option("prefix", "redlock:", _text, "What the keys on the nodes begin with."),
+        Option(
+            "node_timeout",
+            0.25,
+            _seconds(0.001),
+            "How long to wait for a node's answer, never more than a tenth of the ttl; seconds.",
+        ),
+        Option(
+            "keeper",
+            "thread",
+            _one_of("thread", "process"),
+            "What extends a lock for the process that holds it: a thread of it (in a prefork worker"
+            " the main process as well), or besides a small process of its own, which goes on while"
+            " a C call keeps the GIL, and frees at once what a killed process held; it takes about"
+            " 25 MB, and logs to stderr.",
+        ),
+        Option(
+            "restart_guard",
+            "uptime",
+            _one_of("uptime", "off"),
+            "A node that was started more recently than the longest ttl in use has no vote, for it"
+            " may have forgotten locks; unless it has `appendfsync always`. `off`: it votes.",
+        ),
+        Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
+        Option(
+            "beat",
+            None,
+            _flag_or_none,
+            "Send each tick of a periodic task once, however many beats run. None: if"
+            " `redlock_nodes` is set.",
+        ),
+        Option(
+            "beat_on_unavailable",
+            "hold",
+            _one_of("hold", "send"),
+            "If too few nodes answer a beat: hold what is due until they do, or send it, from every"
+            " beat.",
+        ),
+        *_SHARED,
+    )
+}
+
+TASK: Mapping[str, Option] = {
+    option.name: option
+    for option in (
+        Option(
+            "key",
+            None,
+            _key,
+            "What is exclusive: a template over the task's arguments, such as"
+            " `order:{order_id}`. None: the task's name and all its arguments.",
+        ),
+        *_SHARED,
+        Option(
+            "scope_name",
+            None,
+            _scope_name,
+            "What the key begins with, in place of the task's name: tasks that have the same share"
+            " their keys. None: the task's name where there is no template, else nothing.",
+        ),
+        Option("limit", 1, _limit, "How many bodies may run at a time per key."),
+        Option(
+            "scope",
+            "while_executing",
+            _one_of(*SCOPES),
+            "From when to when a key is taken: while the body runs; or from its publication on, by"
+            " a reservation.",
+        ),
+        Option(
+            "reserve_ttl",
+            None,
+            _seconds(MIN_TTL, none=True),
+            "How long the nodes keep a reservation; seconds. None: until the message expires, else"
+            " an hour, counted from its ETA.",
+        ),
+        Option(
+            "reserve_expires",
+            True,
+            _flag,
+            "A message published under a reservation expires no later than that.",
+        ),
+        Option(
+            "on_duplicate",
+            "existing",
+            _one_of("existing", "raise", "skip", "replace"),
+            "If another has the reservation when a task is published: return the result of that"
+            " one, raise DuplicateTask, return a result that says it was skipped, or revoke the one"
+            " that is queued and take its place.",
+        ),
+        Option(
+            "hold_for",
+            0.0,
+            _seconds(zero=True),
+            "How long a lock is kept at least, counted from when it was taken, though the body has"
+            " ended before; seconds.",
+        ),
+        Option(
+            "on_conflict",
+            "retry",
+            _on_conflict,
+            "If another holds the lock: send the task again later, skip it, raise ResourceHeld,"
+            " wait in its pool slot for up to `wait`, reject the message (to a dead letter"
+            " exchange), replace the holder (revoke it, and wait for its end); or what a function"
+            " says that is given the holder and the request.",
+        ),
+        Option(
+            "on_deadline",
+            "raise",
+            _one_of("raise", "skip", "reject"),
+            "What to do when `retry_deadline`, or the wait of the policies that wait, is over.",
+        ),
+        Option(
+            "on_unavailable",
+            "retry",
+            _one_of("retry", "raise", "run"),
+            "If too few nodes answer: send the task again later, raise QuorumUnavailable, or run"
+            " it without a lock.",
+        ),
+        Option(
+            "on_lost",
+            "raise",
+            _on_lost,
+            "If the lease is lost while the task runs: raise LeaseLost in it, only log it, or call"
+            " a function with the lease.",
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """The options of a task, all of them: its own, else the app's, else the defaults."""
+
+    key: str | None
+    ttl: float
+    wait: float
+    retry_backoff: float
+    retry_backoff_max: float
+    retry_deadline: float | None
+    max_lifetime: float | None
+    fencing: bool
+    scope_name: str | None
+    limit: int
+    scope: str
+    reserve_ttl: float | None
+    reserve_expires: bool
+    on_duplicate: str
+    hold_for: float
+    on_conflict: str | Callable[..., Any]
+    on_deadline: str
+    on_unavailable: str
+    on_lost: str | Callable[..., object]
+
+
+def check_option(name: str, value: Any, label: str | None = None) -> Any:
+    """The value of one option, checked.
+
+    Args:
+        name: Without prefix.
+        value: What was given.
+        label: What the user calls it, for the error.
+
+    Raises:
+        ConfigurationError: It cannot work; says why and what to give instead.
+    """
+    option = TASK.get(name) or GLOBAL[name]
+    try:
+        return option.check(value)
+    except ConfigurationError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(f"{label or name} {error}; it is {value!r}") from None

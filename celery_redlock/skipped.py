@@ -1,0 +1,27 @@
+"""What a task returns whose body was not run, since another holds its lock."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["Skipped"]
+
+
+class Skipped(dict[str, Any]):
+    """What a task returns that was skipped since another held its lock. A dict, to be stored.
+
+    `Skipped.of(result)` finds it again in a result that went through a backend.
+    """
+
+    def __init__(self, resource: str, holder: str) -> None:
+        super().__init__(celery_redlock="skipped", resource=resource, holder=holder)
+
+    @classmethod
+    def of(cls, result: object) -> Skipped | None:
+        """The marker, if `result` is one; else None."""
+        if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
+            return cls(str(result.get("resource", "")), str(result.get("holder", "")))
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self["resource"], self["holder"])
