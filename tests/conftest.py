@@ -13,6 +13,7 @@ from redis.retry import Retry
 from celery_redlock import Redlock
 from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
+from tests import rabbitmq as local_rabbitmq
 
 
 @pytest.fixture(autouse=True)
@@ -48,6 +49,15 @@ def server() -> Iterator[LocalServer]:
     """One more server, a sixth where a test uses `servers` as well: a broker, a single node."""
     with LocalServer() as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[str]:
+    """The URL of a RabbitMQ. It takes seconds to start: one for all tests, queues of their own."""
+    if local_rabbitmq.missing():
+        pytest.skip(local_rabbitmq.missing())
+    with local_rabbitmq.start_rabbitmq() as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)

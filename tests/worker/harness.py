@@ -61,17 +61,34 @@ class PolledBackend(RedisBackend):
 
 
 class Cluster:
-    """Five lock nodes, a broker, an app to send with, the bodies' log; workers are added to it."""
+    """Five lock nodes, a broker, an app to send with, the bodies' log; workers are added to it.
+
+    Args:
+        nodes: The lock nodes.
+        broker: Where results are, and messages unless `broker_url` says otherwise.
+        path: A directory for logs.
+        broker_url: A broker that is no Redis: see `tests.rabbitmq`.
+        tasks: The module of the app that the workers run.
+        **conf: Settings of Celery and of the locks.
+    """
 
     def __init__(
-        self, nodes: list[LocalServer], broker: LocalServer, path: Path, **conf: Any
+        self,
+        nodes: list[LocalServer],
+        broker: LocalServer,
+        path: Path,
+        *,
+        broker_url: str = "",
+        tasks: str = TASKS,
+        **conf: Any,
     ) -> None:
         self.nodes = nodes
         self.broker = broker
         self.log = str(path / "bodies.log")
         self.path = path
+        self.tasks = tasks
         self.conf: dict[str, Any] = {
-            "broker_url": broker.url,
+            "broker_url": broker_url or broker.url,
             "result_backend": broker.url,
             "broker_connection_retry_on_startup": True,
             "redlock_nodes": [lock_url(node) for node in nodes],
@@ -101,10 +118,10 @@ class Cluster:
     # -- tasks ---------------------------------------------------------------------------------
 
     def signature(self, task: str, *args: Any, **kwargs: Any) -> Any:
-        return self.app.signature(f"{TASKS}.{task}", args=args, kwargs=kwargs)
+        return self.app.signature(f"{self.tasks}.{task}", args=args, kwargs=kwargs)
 
     def send(self, task: str, *args: Any, **options: Any) -> AsyncResult[Any]:
-        return self.app.send_task(f"{TASKS}.{task}", args=args, **options)
+        return self.app.send_task(f"{self.tasks}.{task}", args=args, **options)
 
     def result(self, sent: AsyncResult[Any], timeout: float = 10.0) -> Any:
         """What a task returned; raises what it raised."""
@@ -149,7 +166,11 @@ class Cluster:
                 thread.join(5.0)
 
     def settled(self, timeout: float = 5.0) -> None:
-        """Wait until no message is anywhere: none lost in a worker, none left in a queue."""
+        """Wait until no message is anywhere: none lost in a worker, none left in a queue.
+
+        With Redis as the broker: another does not tell what its consumers have not acknowledged.
+        """
+        assert self.conf["broker_url"] == self.broker.url
         wait_until(
             lambda: not self.client.llen("celery") and not self.client.hlen("unacked"),
             timeout,
@@ -277,7 +298,7 @@ class Worker:
             "PYTHONPATH": str(ROOT),
             "C_FORCE_ROOT": "1",  # Celery's leave to take pickles as root: ours alone arrive
         }
-        command = [sys.executable, "-m", "celery", "-A", TASKS, "worker", "-l", "INFO"]
+        command = [sys.executable, "-m", "celery", "-A", cluster.tasks, "worker", "-l", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
         with open(self.output, "ab") as output:
