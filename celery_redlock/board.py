@@ -26,7 +26,7 @@ from functools import partial
 from typing import NamedTuple
 
 from .green import native_lock
-from .lease import NEVER, Claim
+from .lease import NEVER, Claim, shown
 
 __all__ = ["MAX_NODES", "Board", "Note"]
 
@@ -47,6 +47,9 @@ _KEPT = _HELD + MAX_NODES
 _AREA = 2 + MAX_NODES  # checksum, count, expiries; there are two, so that one is always whole
 _TEXT = (_KEPT + 2 * _AREA) * _WORD
 
+_LENGTH = 2
+"""Bytes that tell how long a name is: any character may be in it."""
+
 _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 
 
@@ -57,6 +60,7 @@ class Note(NamedTuple):
         slot: Where it stands.
         serial: Tells it from an earlier note in the same slot.
         held: Whether it is granted; else its nodes are still being asked.
+        resources: What is held, or asked for; all of it under one token.
         until: When extension ends (`max_lifetime`), in seconds of the clock of leases.
         expiries: Per node, what its holder was acknowledged.
         kept: Per node, what a keeper was; empty for nothing.
@@ -65,12 +69,17 @@ class Note(NamedTuple):
     slot: int
     serial: int
     held: bool
-    resource: str
+    resources: tuple[str, ...]
     token: str
     ttl: float
     until: float
     expiries: Sequence[float]
     kept: Sequence[float]
+
+    @property
+    def resource(self) -> str:
+        """What is held, for people."""
+        return shown(self.resources)
 
 
 class Board:
@@ -124,8 +133,8 @@ class Board:
         """Note a token before it is written to any node. Without room there is no note."""
         if not self.read:
             return
-        resource = claim.resource.encode("utf-8", "surrogatepass")
-        text = resource + claim.token.encode("utf-8", "surrogatepass")
+        names = b"".join([_named(name) for name in claim.resources])
+        text = names + claim.token.encode("utf-8", "surrogatepass")
         if len(text) > _SLOT - _TEXT:
             return
         with self._lock:
@@ -146,7 +155,7 @@ class Board:
         for node in range(nodes):
             seconds[word + _HELD + node] = NEVER
         self._bytes[slot + _TEXT : slot + _TEXT + len(text)] = text
-        words[word + _SHAPE] = _shape(len(resource), len(text), _checksum(serial, claim.ttl, text))
+        words[word + _SHAPE] = _shape(len(names), len(text), _checksum(serial, claim.ttl, text))
         words[word + _KIND] = _ASKING
         # A block is to be watched; or it looks this often, and would come too late.
         if news or claim.ttl < 4 * seconds[_PERIOD]:
@@ -263,16 +272,16 @@ class Board:
         if kind == _EMPTY:
             return None
         ttl, until = self._seconds[word + _TTL], self._seconds[word + _UNTIL]
-        resource_length, length, checksum = _from_shape(self._words[word + _SHAPE])
+        names_length, length, checksum = _from_shape(self._words[word + _SHAPE])
         text = bytes(self._bytes[slot + _TEXT : slot + _TEXT + min(length, _SLOT - _TEXT)])
         if checksum != _checksum(serial, ttl, text):
             return None
         expiries = self._seconds[word + _HELD : word + _HELD + self.nodes].tolist()
         kept = self._kept(word, serial)
-        resource = text[:resource_length].decode("utf-8", "surrogatepass")
-        token = text[resource_length:].decode("utf-8", "surrogatepass")
+        resources = tuple(_names(text[:names_length]))
+        token = text[names_length:].decode("utf-8", "surrogatepass")
         held = kind == _HOLDING
-        return Note(slot, serial, held, resource, token, ttl, until, expiries, kept)
+        return Note(slot, serial, held, resources, token, ttl, until, expiries, kept)
 
     def stands(self, slot: int, serial: int) -> bool:
         """Whether a note is still there, and its holder wants it extended."""
@@ -321,8 +330,20 @@ def _checksum(serial: int, ttl: float, text: bytes) -> int:
     return zlib.crc32(text, zlib.crc32(struct.pack("qd", serial, ttl)))
 
 
-def _shape(resource: int, text: int, checksum: int) -> int:
-    return resource | text << 11 | checksum << 22
+def _named(name: str) -> bytes:
+    text = name.encode("utf-8", "surrogatepass")
+    return len(text).to_bytes(_LENGTH, "big") + text
+
+
+def _names(text: bytes) -> Iterator[str]:
+    while text:
+        end = _LENGTH + int.from_bytes(text[:_LENGTH], "big")
+        yield text[_LENGTH:end].decode("utf-8", "surrogatepass")
+        text = text[end:]
+
+
+def _shape(names: int, text: int, checksum: int) -> int:
+    return names | text << 11 | checksum << 22
 
 
 def _from_shape(shape: int) -> tuple[int, int, int]:

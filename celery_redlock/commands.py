@@ -26,68 +26,98 @@ FENCE_LIFE = b"%d" % (7 * 86_400_000)
 FENCE_LIMIT = 2**53 - 1
 """Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
-# A key of another type is not ours, and no reason to fail the other keys. Any other error is no
-# answer at all, and least of all a no.
+# A claim may be of several keys: all of them or none. They stand side by side, the first with its
+# token, the others with nothing. A key of another type is not ours, and no reason to fail the other
+# claims. Any other error is no answer at all, and least of all a no.
 EXTEND = b"""\
-local votes = {}
-for i, key in ipairs(KEYS) do
-  local token, ttl = ARGV[2 * i - 1], ARGV[2 * i]
-  local held = redis.pcall('GET', key)
-  votes[i] = '0'
-  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-  if held == token then
-    redis.call('PEXPIRE', key, ttl)
-    votes[i] = '1'
-  elseif held == false and redis.pcall('SET', key, token, 'PX', ttl).ok then
-    votes[i] = '2'
+local votes, last = {}, 0
+while last < #KEYS do
+  local first, vote = last + 1, '1'
+  local token, ttl = ARGV[2 * first - 1], ARGV[2 * first]
+  repeat
+    last = last + 1
+    local held = redis.pcall('GET', KEYS[last])
+    if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+    if held == false then
+      if vote == '1' then vote = '2' end
+    elseif held ~= token then
+      vote = '0'
+    end
+  until ARGV[2 * last + 1] ~= ''
+  if vote == '1' then
+    for i = first, last do redis.call('PEXPIRE', KEYS[i], ttl) end
+  elseif vote == '2' then
+    for i = first, last do
+      if not redis.pcall('SET', KEYS[i], token, 'PX', ttl).ok then vote = '0' end
+    end
   end
+  votes[#votes + 1] = vote
 end
 return table.concat(votes)"""
 
 # Never for less than there is: the holder may just have left it locked for longer.
 RENEW = b"""\
-local votes = {}
-for i, key in ipairs(KEYS) do
-  local held = redis.pcall('GET', key)
-  votes[i] = '0'
-  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-  if held == ARGV[2 * i - 1] then
-    local ttl = ARGV[2 * i]
-    if redis.call('PTTL', key) < tonumber(ttl) then redis.call('PEXPIRE', key, ttl) end
-    votes[i] = '1'
+local votes, last = {}, 0
+while last < #KEYS do
+  local first, vote = last + 1, '1'
+  local token, ttl = ARGV[2 * first - 1], ARGV[2 * first]
+  repeat
+    last = last + 1
+    local held = redis.pcall('GET', KEYS[last])
+    if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+    if held ~= token then vote = '0' end
+  until ARGV[2 * last + 1] ~= ''
+  for i = first, vote == '1' and last or 0 do
+    if redis.call('PTTL', KEYS[i]) < tonumber(ttl) then redis.call('PEXPIRE', KEYS[i], ttl) end
   end
+  votes[#votes + 1] = vote
 end
 return table.concat(votes)"""
 
 UNDO = b"""\
-local held = redis.pcall('GET', KEYS[1])
-if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-if held == ARGV[1] then return redis.call('DEL', KEYS[1]) end
-return 0"""
+local freed = 0
+for _, key in ipairs(KEYS) do
+  local held = redis.pcall('GET', key)
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+  if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
+end
+return freed == #KEYS and 1 or 0"""
 
 # Every release is announced, whoever held the key here: a waiter counts the nodes that announce.
 RELEASE = b"""\
-local held, freed = redis.pcall('GET', KEYS[1]), 0
-if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-if held == ARGV[1] then freed = redis.call('DEL', KEYS[1]) end
-redis.pcall('PUBLISH', KEYS[1], '')
-return freed"""
+local freed = 0
+for _, key in ipairs(KEYS) do
+  local held = redis.pcall('GET', key)
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+  if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
+  redis.pcall('PUBLISH', key, '')
+end
+return freed == #KEYS and 1 or 0"""
 
 RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()
 
 PEEK = b"""\
-local held = redis.pcall('GET', KEYS[1])
-if type(held) == 'table' then
-  if not string.find(held.err, 'WRONGTYPE') then return held end
-  held = '%b'
+local seen = {}
+for _, key in ipairs(KEYS) do
+  local held = redis.pcall('GET', key)
+  if type(held) == 'table' then
+    if not string.find(held.err, 'WRONGTYPE') then return held end
+    held = '%b'
+  end
+  seen[#seen + 1] = held
+  seen[#seen + 1] = redis.call('PTTL', key)
 end
-return {held, redis.call('PTTL', KEYS[1])}""" % FOREIGN.encode()
+return seen""" % FOREIGN.encode()
 
-# SET with NX and GET together needs Redis 7.0; this is the same for 6.2.
+# For several keys. And for one, where a server does not know SET with NX and GET together (Redis
+# 6.2): our own token is here if an earlier answer was lost.
 ACQUIRE = b"""\
-local held = redis.call('GET', KEYS[1])
-if not held then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
-return held"""
+for _, key in ipairs(KEYS) do
+  local held = redis.call('GET', key)
+  if held and held ~= ARGV[1] then return held end
+end
+for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'PX', ARGV[2]) end
+return false"""
 
 # With a fencing token: the key as above, and the last token, raised, in one atomic step. Our own
 # token is here if an earlier answer was lost; a larger number does no harm. '%.0f': Lua would
@@ -132,20 +162,26 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
     verb = round_.verb
     if verb in EXTENDING:
         script = EXTEND if verb is Verb.EXTEND else RENEW
-        keys = [_bytes(prefix + claim.resource) for claim in round_.claims]
-        values = [v for c in round_.claims for v in (_bytes(c.token), _milliseconds(c.ttl))]
+        keys, values = [], []
+        for claim in round_.claims:
+            keys += [_bytes(prefix + name) for name in claim.resources]
+            values += [_bytes(claim.token), _milliseconds(claim.ttl)]
+            values += [b""] * 2 * (len(claim.resources) - 1)
         return _command(b"EVAL", script, b"%d" % len(keys), *keys, *values)
-    claim = round_.claims[0]
-    key = _bytes(prefix + claim.resource)
     if verb is Verb.PEEK:
-        return _command(b"EVAL", PEEK, b"1", key)
+        keys = [_bytes(prefix + name) for claim in round_.claims for name in claim.resources]
+        return _command(b"EVAL", PEEK, b"%d" % len(keys), *keys)
+    claim = round_.claims[0]
+    keys = [_bytes(prefix + name) for name in claim.resources]
+    count = b"%d" % len(keys)
     token = _bytes(claim.token)
     if verb is Verb.UNDO:
-        return _command(b"EVAL", UNDO, b"1", key, token)
+        return _command(b"EVAL", UNDO, count, *keys, token)
     if verb is Verb.RELEASE:
         if plain:
-            return _command(b"EVAL", RELEASE, b"1", key, token)
-        return _command(b"EVALSHA", RELEASE_DIGEST, b"1", key, token)
+            return _command(b"EVAL", RELEASE, count, *keys, token)
+        return _command(b"EVALSHA", RELEASE_DIGEST, count, *keys, token)
+    key = keys[0]
     if verb is Verb.FENCE:
         fence = (key + _FENCE_SUFFIX, token, b"%d" % (claim.fencing_token or 0), FENCE_LIFE)
         return _command(b"EVAL", FENCE, b"2", key, *fence)
@@ -153,8 +189,8 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
     if claim.proposal is not None:
         fence = (key + _FENCE_SUFFIX, token, ttl, b"%d" % claim.proposal)
         return _command(b"EVAL", ACQUIRE_FENCED, b"2", key, *fence, FENCE_LIFE)
-    if plain:
-        return _command(b"EVAL", ACQUIRE, b"1", key, token, ttl)
+    if plain or len(keys) > 1:
+        return _command(b"EVAL", ACQUIRE, count, *keys, token, ttl)
     return _command(b"SET", key, token, b"NX", b"GET", b"PX", ttl)
 
 
@@ -178,14 +214,29 @@ def decode(round_: Round, reply: Any) -> Any:
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):
                 return votes
         elif verb is Verb.PEEK:
-            token, milliseconds = reply
-            left = math.inf if milliseconds == -1 else milliseconds / 1000
-            return None if token is None else (_text(token), left)
+            seen = [_seen(*pair) for pair in zip(reply[::2], reply[1::2], strict=True)]
+            places = iter(seen)
+            answers = [_one([next(places) for _ in c.resources]) for c in round_.claims]
+            if next(places, seen) is seen:
+                return answers if len(answers) > 1 else answers[0]
         elif isinstance(reply, int):
             return reply > 0
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, AttributeError, StopIteration):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
+
+
+def _seen(token: bytes | None, milliseconds: int) -> tuple[str, float] | None:
+    """What a node holds under one key: a token, and for how long yet in seconds."""
+    if token is None:
+        return None
+    return _text(token), math.inf if milliseconds == -1 else milliseconds / 1000
+
+
+def _one(seen: list[tuple[str, float] | None]) -> tuple[str, float] | None:
+    """Of the keys of a claim: the first that is held, and until the last of them is free."""
+    held = [pair for pair in seen if pair is not None]
+    return (held[0][0], max(left for _token, left in held)) if held else None
 
 
 _FENCE_SUFFIX = FENCE_SUFFIX.encode()

@@ -77,7 +77,7 @@ class Delivery:
         except QuorumUnavailable as refusal:
             if self._options.on_unavailable == "run":
                 logger.warning("%s runs WITHOUT its lock: %s", self._name, refusal)
-                lease: HeldLease = Unlocked(self._held.resource, self._held._redlock)
+                lease: HeldLease = Unlocked(self._held.resources, self._held._redlock)
                 setattr(self._request, LEASE, lease)
                 with lease:
                     return body()

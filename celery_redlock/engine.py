@@ -25,7 +25,7 @@ from .errors import ConfigurationError, NotAcquired, ResourceHeld
 from .events import emit, heard
 from .green import patched
 from .guard import Guard
-from .lease import Claim, Lease, Owner
+from .lease import Claim, Lease, Owner, names_of, shown
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
 from .quorum import Round, Verb
@@ -40,6 +40,52 @@ MANY = 1000
 """Leases after which those left to expire are forgotten."""
 LONGEST = 512
 """Characters of a resource's name. What a node's connection takes at once is finite."""
+MOST = 100
+"""Names in one claim: while a node sets them it serves nobody else."""
+
+Resources = str | Sequence[str]
+"""A name, or several of which a claim gets all or none."""
+
+
+def checked_names(resource: Resources) -> tuple[str, ...]:
+    """The names of a claim, each once.
+
+    Raises:
+        ConfigurationError: One of them cannot be one.
+    """
+    if isinstance(resource, str):
+        return (_checked(resource),)
+    if not isinstance(resource, (list, tuple, set, frozenset)) or not resource:
+        raise ConfigurationError(
+            f"a resource is a name, not {resource!r}: give a string that is not empty, or a list of"
+            " such"
+        )
+    names = names_of([_checked(name) for name in resource])
+    if len(names) > MOST:
+        raise ConfigurationError(
+            f"one lock holds at most {MOST} resources, not {len(names)}: give what they have in"
+            " common a name, and lock that"
+        )
+    return names
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f"a resource is a name, not {name!r}: give a string that is not empty"
+        )
+    if name.endswith(FENCE_SUFFIX):
+        raise ConfigurationError(
+            f"a resource may not be named {name!r}: what ends in {FENCE_SUFFIX!r} is the"
+            " key of a fencing token; give it another end"
+        )
+    if len(name) > LONGEST:
+        raise ConfigurationError(
+            f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
+            f" every request bears it; {name[:20]!r}... has {len(name)}: put a digest"
+            " of it into the name"
+        )
+    return name
 
 
 class Engine:
@@ -101,42 +147,41 @@ class Engine:
 
     def _lease(self, claim: Claim) -> Lease:
         return Lease(
-            claim.resource, claim.token, claim.ttl, claim.deadline, monotonic, claim.fencing_token
+            claim.resource,
+            claim.token,
+            claim.ttl,
+            claim.deadline,
+            monotonic,
+            claim.fencing_token,
+            claim.resources,
         )
 
-    def _fenced(self, fencing: bool | None) -> bool:
-        return self.fencing if fencing is None else bool(check_option("fencing", fencing))
+    def _fenced(self, fencing: bool | None, names: Sequence[str]) -> bool:
+        fenced = self.fencing if fencing is None else bool(check_option("fencing", fencing))
+        if fenced and len(names) > 1:
+            raise ConfigurationError(
+                f"{shown(names)}: a fencing token is of one resource, and its numbers grow with the"
+                " grants of that one alone; for several resources give fencing=False, or lock them"
+                " one after the other"
+            )
+        return fenced
 
     def _proposal(self) -> int:
         """What the next fencing token is to be at least: microseconds since 1970, or what follows
         the largest this instance was granted, whatever the wall clock says."""
         return max(self._last_fence + 1, time.time_ns() // 1000)
 
-    def _claim(self, resource: str, ttl: float | None, owner: Owner | None) -> Claim:
-        if not isinstance(resource, str) or not resource:
-            raise ConfigurationError(
-                f"a resource is a name, not {resource!r}: give a string that is not empty"
-            )
-        if resource.endswith(FENCE_SUFFIX):
-            raise ConfigurationError(
-                f"a resource may not be named {resource!r}: what ends in {FENCE_SUFFIX!r} is the"
-                " key of a fencing token; give it another end"
-            )
-        if len(resource) > LONGEST:
-            raise ConfigurationError(
-                f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
-                f" every request bears it; {resource[:20]!r}... has {len(resource)}: put a digest"
-                " of it into the name"
-            )
+    def _claim(self, resource: Resources, ttl: float | None, owner: Owner | None) -> Claim:
+        names = checked_names(resource)
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         if ttl > self._guard.longest:
             self._guard.expect(ttl)
         token = (owner or self._owner).token(os.urandom(16).hex())
-        return Claim(resource, token, ttl, len(self._addresses))
+        return Claim(names, token, ttl, len(self._addresses))
 
     def _acquire(
         self,
-        resource: str,
+        resource: Resources,
         ttl: float | None,
         wait: float,
         owner: Owner | None,
@@ -150,7 +195,7 @@ class Engine:
         except NotAcquired:
             if wait <= 0:
                 raise
-        with self._wakeup.waiting(resource) as waiter:
+        with self._wakeup.waiting(*names_of(resource)) as waiter:
 
             def again() -> Claim:
                 waiter.forget()
@@ -160,7 +205,7 @@ class Engine:
 
     def _try(
         self,
-        resource: str,
+        resource: Resources,
         ttl: float | None,
         owner: Owner | None,
         adopt: Callable[[Claim], None],
@@ -190,10 +235,11 @@ class Engine:
                 emit("acquired", self._lease(claim))
             return claim
         self._forget(claim)
-        error = refusal.refusal(resource, ballot, self.nodes, claim.ttl)
+        error = refusal.refusal(claim.resource, ballot, self.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = self._driver.run(lambda now: quorum.peek(claim, now, patience))
-            error = refusal.if_for_ever(error, look, self.nodes, self.prefix + resource)
+            keys = [self.prefix + name for name in claim.resources]
+            error = refusal.if_for_ever(error, look, self.nodes, keys)
         raise self._refused(error)
 
     def _remember(self, claim: Claim) -> None:
@@ -268,12 +314,12 @@ class Engine:
             for claim in claims:
                 emit("extended", self._lease(claim))
 
-    def _peek(self, resource: str, timeout: float | None = None) -> Round:
+    def _peek(self, resource: Resources, timeout: float | None = None) -> Round:
         claim = self._claim(resource, None, None)
         patience = self.node_timeout if timeout is None else timeout
         ballot = self._driver.run(lambda now: quorum.peek(claim, now, patience))
         if ballot.yes < ballot.quorum:
-            raise self._refused(refusal.unavailable(resource, ballot, self.nodes))
+            raise self._refused(refusal.unavailable(claim.resource, ballot, self.nodes))
         return ballot
 
     def _refused(self, error: NotAcquired) -> NotAcquired:

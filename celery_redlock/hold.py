@@ -11,15 +11,16 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from .driver import monotonic
 from .errors import ConfigurationError, LeaseLost, RedlockError, printable
 from .events import emit
-from .lease import Claim, Lease, Owner
+from .lease import Claim, Lease, Owner, names_of, shown
 from .refusal import last_votes
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class HeldLease:
     """A lock that is held, extended by itself, until it is given back. Also a context manager.
 
     Attributes:
-        resource: What is exclusive.
+        resource: What is exclusive; several names in one text, where it is more than one.
+        resources: Each of these names.
         on_lost: Called, in another thread, if the lease is lost.
         owner: Who asks, for others to read; host and process if None.
         max_lifetime: Seconds after which it is no longer extended; None for never.
@@ -64,7 +66,7 @@ class HeldLease:
     def __init__(
         self,
         redlock: Redlock,
-        resource: str,
+        resource: str | Iterable[str],
         ttl: float | None = None,
         wait: float = 0.0,
         max_lifetime: float | None = None,
@@ -73,7 +75,8 @@ class HeldLease:
         patience: float | None = None,
         fencing: bool = False,
     ) -> None:
-        self.resource = resource
+        self.resources = names_of(resource)
+        self.resource = shown(self.resources)
         self._redlock = redlock
         self._ttl = ttl
         self._wait = wait
@@ -86,23 +89,32 @@ class HeldLease:
         self._claim: Claim | None = None
         self._held_for: float | None = None
         self.task = ""
-        self._outer: HeldLease | None = None
+        # What it acquires itself, and whose locks it shares besides, inside of these.
+        self._own = self.resources
+        self._outers: tuple[HeldLease, ...] = ()
+        self._shared = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {printable(self.resource)}, {self.remaining():.3f} s left>"
 
     def __enter__(self) -> HeldLease:
-        outer = self._enclosing()
-        if outer is not None:
+        outers, rest = self._enclosing()
+        for outer in outers:
             outer.ensure()  # sharing a lease that is over would be running unlocked
             if self._fencing and outer.fencing_token is None and not isinstance(outer, Unlocked):
                 raise ConfigurationError(
                     f"{self.resource}: fencing is asked for inside a lock of the same resource that"
                     " has no fencing token; ask for it where the lock is taken, in the outer one"
                 )
-            self._outer = outer
-            return outer
-        self.acquire()
+        if len(outers) == 1 and not rest:
+            self._shared += 1
+            return outers[0]
+        self._outers, self._own = outers, rest
+        if rest:
+            self.acquire()
+        else:
+            self._claim = None
+            _stack.set((*_stack.get(), self))
         return self
 
     def __exit__(
@@ -111,8 +123,8 @@ class HeldLease:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._outer is not None:
-            self._outer = None
+        if self._shared:
+            self._shared -= 1
         else:
             self.release()
 
@@ -130,7 +142,7 @@ class HeldLease:
         wait = self._wait if wait is None else wait
         try:
             claim = self._redlock._acquire(
-                self.resource,
+                self._own,
                 self._ttl,
                 wait,
                 self.owner,
@@ -193,6 +205,7 @@ class HeldLease:
 
     def _leave(self) -> None:
         """No longer what this thread's work runs under."""
+        self._outers, self._own = (), self.resources
         _stack.set(tuple(other for other in _stack.get() if other is not self))
 
     @property
@@ -208,7 +221,11 @@ class HeldLease:
     @property
     def lease(self) -> Lease:
         """The lease as it stands now: a value that no extension changes."""
-        return self._redlock._lease(self._held())
+        lease = self._redlock._lease(self._held())
+        if not self._outers:
+            return lease
+        deadline = min(lease.deadline, *(outer.lease.deadline for outer in self._outers))
+        return replace(lease, resource=self.resource, resources=self.resources, deadline=deadline)
 
     @property
     def lost(self) -> bool:
@@ -219,9 +236,15 @@ class HeldLease:
         """Seconds that are certainly left, if no further extension succeeds."""
         claim = self._claim
         now = monotonic()
+        if self._outers:
+            shared = min(outer.remaining() for outer in self._outers)
+            if claim is None or shared <= 0.0:
+                return shared
+        else:
+            shared = math.inf
         if claim is None or not claim.held(now) or self._pid != os.getpid():
             return 0.0  # a fork's child holds nothing of its parent's
-        return claim.deadline - now
+        return min(shared, claim.deadline - now)
 
     def ensure(self, seconds: float = 0.0) -> None:
         """Raise unless the lock is ours for more than `seconds` from now. Call it before a write.
@@ -234,6 +257,9 @@ class HeldLease:
 
     def loss(self) -> LeaseLost:
         """The error that says how the lease ended."""
+        for outer in self._outers:
+            if outer.lost:
+                return outer.loss()
         claim = self._held()
         reason = claim.lost or "expired"
         if self._held_for is None:
@@ -249,18 +275,25 @@ class HeldLease:
             votes=last_votes(claim, self._redlock.nodes),
         )
 
-    def _enclosing(self) -> HeldLease | None:
+    def _enclosing(self) -> tuple[tuple[HeldLease, ...], tuple[str, ...]]:
+        """Those it is nested in that hold some of its resources; and which none of them holds."""
+        outers: list[HeldLease] = []
+        rest = self.resources
         for held in reversed(_stack.get()):
-            same = held.resource == self.resource and held._redlock is self._redlock
-            if same and held._pid == os.getpid():
-                return held
-        return None
+            if held._redlock is self._redlock and held._pid == os.getpid():
+                left = tuple(name for name in rest if name not in held.resources)
+                if len(left) < len(rest):
+                    outers.append(held)
+                    rest = left
+        return tuple(outers), rest
 
     def _adopt(self, claim: Claim) -> None:
         self._claim = claim
         self._redlock._custody.post(claim)
 
     def _held(self) -> Claim:
+        if self._claim is None and self._outers:
+            return self._outers[0]._held()
         if self._claim is None:
             raise RedlockError(f"{self.resource} was never acquired", resource=self.resource)
         return self._claim
@@ -318,9 +351,12 @@ class Unlocked(HeldLease):
         redlock: Whose lock it stands for: a lock of the same inside is not asked for either.
     """
 
-    def __init__(self, resource: str, redlock: Any = None) -> None:
-        self.resource = resource
+    def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
+        self.resources = names_of(resource)
+        self.resource = shown(self.resources)
         self._redlock = redlock
+        self._outers = ()
+        self._shared = 0
         self.owner = None
         self._pid = os.getpid()
 
@@ -353,7 +389,7 @@ class Unlocked(HeldLease):
     @property
     def lease(self) -> Lease:
         """A lease that never ends, of nothing."""
-        return Lease(self.resource, "", math.inf, math.inf, monotonic)
+        return Lease(self.resource, "", math.inf, math.inf, monotonic, resources=self.resources)
 
     @property
     def lost(self) -> bool:

@@ -186,7 +186,7 @@ class Keeper:
     def _bury(self, block: int, pid: int) -> None:
         """Free what a dead process has left on the board."""
         left = list(self._board.notes(block))
-        claims = [Claim(n.resource, n.token, n.ttl, self._board.nodes) for n in left]
+        claims = [Claim(n.resources, n.token, n.ttl, self._board.nodes) for n in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
         for note, done in zip(left, freed, strict=True):
@@ -235,7 +235,7 @@ class _Charge(Claim):
     def __init__(self, board: Board, note: Note) -> None:
         self._board = board
         self._name = (note.slot, note.serial)
-        super().__init__(note.resource, note.token, note.ttl, board.nodes)
+        super().__init__(note.resources, note.token, note.ttl, board.nodes)
 
     @property
     def ended(self) -> bool:

@@ -19,12 +19,12 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .errors import LeaseLost, printable
 
-__all__ = ["NEVER", "Claim", "Holder", "Lease", "Owner", "drift", "quorum_of"]
+__all__ = ["NEVER", "Claim", "Holder", "Lease", "Owner", "drift", "names_of", "quorum_of", "shown"]
 
 NEVER = -math.inf
 
@@ -44,13 +44,31 @@ def drift(ttl: float) -> float:
     return DRIFT_RATE * ttl + DRIFT_FLOOR
 
 
+def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:
+    """One name or several: each once, in an order that is the same whoever asks."""
+    return (resource,) if isinstance(resource, str) else tuple(sorted(set(resource)))
+
+
+def shown(resources: Sequence[str]) -> str:
+    """Some names as one, for people."""
+    return " + ".join(resources)
+
+
 class Claim:
     """What one token may claim: its expiry at every node, and the deadline that follows.
 
     The mutable book-keeping behind a `Lease`. A claim is *pending* until it is granted, then
     *held* until it is lost or ended. Every attempt makes a new one, with a new token.
 
+    Args:
+        resource: What it claims: a name, or several of which it gets all or none.
+        token: The proof of who holds it.
+        ttl: For how long the nodes are asked; seconds.
+        nodes: How many there are.
+
     Attributes:
+        resource: What is exclusive, for people.
+        resources: Its names on the nodes, each once, in their order.
         expiries: Per node, send time of the last acknowledged request plus ttl, in seconds.
         deadline: The lease is held while the clock is before this; seconds.
         written: Per node, whether a request that may set our token was ever written to it.
@@ -76,14 +94,16 @@ class Claim:
         "lost",
         "proposal",
         "resource",
+        "resources",
         "silent",
         "token",
         "ttl",
         "written",
     )
 
-    def __init__(self, resource: str, token: str, ttl: float, nodes: int) -> None:
-        self.resource = resource
+    def __init__(self, resource: str | Iterable[str], token: str, ttl: float, nodes: int) -> None:
+        self.resources = names_of(resource)
+        self.resource = shown(self.resources)
         self.token = token
         self.ttl = ttl
         self.expiries = [NEVER] * nodes
@@ -216,7 +236,7 @@ class Lease:
     """A resource that is ours until a deadline. A value: extending one returns a new one.
 
     Attributes:
-        resource: What is exclusive.
+        resource: What is exclusive; several names in one text, where it is more than one.
         token: The random proof of who holds it, new for every attempt. Not a fencing token: the
             resource cannot tell an old one from a new one by it.
         ttl: What the nodes were asked for, in seconds.
@@ -224,6 +244,7 @@ class Lease:
         clock: The monotonic clock of the driver that granted it.
         fencing_token: Larger than that of any earlier holder of the resource, so the resource can
             refuse a write that comes late; None unless asked for (`fencing=True`).
+        resources: Each name of what is exclusive.
     """
 
     resource: str
@@ -232,6 +253,7 @@ class Lease:
     deadline: float
     clock: Callable[[], float] = field(repr=False, compare=False)
     fencing_token: int | None = None
+    resources: tuple[str, ...] = field(default=(), repr=False)
 
     def remaining(self, now: float | None = None) -> float:
         """Seconds left, drift already deducted (the paper's *validity*); 0.0 when over."""

@@ -13,7 +13,7 @@ from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
 from .custody import Custody
 from .driver import Driver, monotonic
-from .engine import Engine
+from .engine import Engine, Resources, checked_names
 from .errors import ConfigurationError, LeaseLost, ResourceHeld
 from .events import emit
 from .hold import HeldLease
@@ -133,7 +133,7 @@ class Redlock(Engine):
 
     def try_acquire(
         self,
-        resource: str,
+        resource: Resources,
         *,
         ttl: float | None = None,
         owner: Owner | None = None,
@@ -151,7 +151,7 @@ class Redlock(Engine):
 
     def acquire(
         self,
-        resource: str,
+        resource: Resources,
         *,
         ttl: float | None = None,
         wait: float = 0.0,
@@ -161,7 +161,7 @@ class Redlock(Engine):
         """Acquire a lease. It is not extended by itself: for that, see `lock()`.
 
         Args:
-            resource: What must be exclusive.
+            resource: What must be exclusive; or several such, of which it gets all or none.
             ttl: Seconds; the instance's if None.
             wait: How long to go on trying, in seconds; 0 tries once.
             owner: Who asks, for others to read; host and process if None.
@@ -178,7 +178,7 @@ class Redlock(Engine):
 
         check_option("wait", wait)
         try:
-            fenced = self._fenced(fencing)
+            fenced = self._fenced(fencing, checked_names(resource))
             return self._lease(self._acquire(resource, ttl, wait, owner, adopt, fencing=fenced))
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
@@ -247,7 +247,7 @@ class Redlock(Engine):
 
     def lock(
         self,
-        resource: str,
+        resource: Resources,
         *,
         ttl: float | None = None,
         wait: float = 0.0,
@@ -259,10 +259,11 @@ class Redlock(Engine):
         """A lock for a `with` block: acquired at its begin, extended meanwhile, then released.
 
         A block inside a block of the same resource and thread (or greenlet, or asyncio task)
-        shares the lock; only the outermost frees it.
+        shares the lock; only the outermost frees it. Of several resources it shares those that are
+        held, and acquires the rest: then it waits while it holds, for as long as `wait` says.
 
         Args:
-            resource: What must be exclusive.
+            resource: What must be exclusive; or several such, of which it gets all or none.
             ttl: Seconds; the instance's if None.
             wait: How long to go on trying, in seconds.
             max_lifetime: Seconds after which it is no longer extended; None for never.
@@ -272,7 +273,8 @@ class Redlock(Engine):
 
         Raises:
             NotAcquired: On entering the block.
-            ConfigurationError: On entering a block inside one that has no fencing token to share.
+            ConfigurationError: A name cannot be one, or fencing is asked for several. On entering
+                a block inside one that has no fencing token to share.
         """
         check_option("wait", wait)
         check_option("max_lifetime", max_lifetime)
@@ -280,8 +282,9 @@ class Redlock(Engine):
             raise ConfigurationError(
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
-        fenced = self._fenced(fencing)
-        return HeldLease(self, resource, ttl, wait, max_lifetime, on_lost, owner, fencing=fenced)
+        names = checked_names(resource)
+        fenced = self._fenced(fencing, names)
+        return HeldLease(self, names, ttl, wait, max_lifetime, on_lost, owner, fencing=fenced)
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:

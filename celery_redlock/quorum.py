@@ -55,7 +55,8 @@ class Verb(enum.Enum):
     FENCE = "fence"
     """Raise the fencing token to ours, only where our token still holds the key."""
     PEEK = "peek"
-    """Who holds it, and for how long yet?"""
+    """Who holds it, and for how long yet? Of several names: the first holder, and how long until
+    all are free."""
 
 
 class Vote(enum.Enum):
@@ -101,13 +102,13 @@ class Round:
 
     Attributes:
         verb: What is asked.
-        claims: For what; one, but for a round of extensions, which may carry many.
+        claims: For what; one, but for extensions and for PEEK, which may carry many.
         sent: The time before the first byte was sent: what leases are counted from; seconds.
         until: When unanswered nodes are taken for silent; seconds.
         targets: Node indexes that are asked.
         votes: Per node, its vote so far, None while it is open.
         details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
-            it is silent, what it holds (PEEK).
+            it is silent, what it holds (PEEK; of many claims a list).
         closed: Nobody waits for this round any more. Late answers still count for the lease.
         amnesiac: Nodes that no longer held a token before its time.
     """
@@ -200,7 +201,7 @@ class Round:
             else:
                 self._vote(node, Vote.YES if reply else Vote.NO)
         elif self.verb is Verb.PEEK:
-            if reply is None and doubt:
+            if doubt and (reply is None or (len(self.claims) > 1 and None in reply)):
                 self.silence(node, doubt)
             else:
                 self._vote(node, Vote.YES, reply)

@@ -84,14 +84,16 @@ def free_in(ballot: Round) -> float:
     return float(sorted(left)[ballot.quorum - 1])
 
 
-def if_for_ever(error: NotAcquired, ballot: Round, nodes: Sequence[str], key: str) -> NotAcquired:
+def if_for_ever(
+    error: NotAcquired, ballot: Round, nodes: Sequence[str], keys: Sequence[str]
+) -> NotAcquired:
     """The error to raise for another program's key: says so if it will never go away.
 
     Args:
         error: For the ACQUIRE round that was not granted.
         ballot: A PEEK round after it.
         nodes: The nodes' addresses.
-        key: The key's whole name, with its prefix.
+        keys: The whole names of what was asked for, with their prefix.
     """
     found = {
         name: detail[0]
@@ -101,9 +103,10 @@ def if_for_ever(error: NotAcquired, ballot: Round, nodes: Sequence[str], key: st
     if not error.resource or len(found) <= len(nodes) - ballot.quorum:
         return error
     who = holder(error.resource, list(found.values()), ballot.quorum, math.inf)
+    key = ("the key " if len(keys) == 1 else "one of the keys ") + ", ".join(keys)
     return ResourceHeld(
-        f"{error.resource} is held for ever, by {who}: the key {key} on {', '.join(found)} has no"
-        " ttl, so no lock of ours. Nobody will free it: delete it if its owner does not need it,"
+        f"{error.resource} is held for ever, by {who}: {key} on {', '.join(found)} has no ttl, so"
+        " it is no lock of ours. Nobody will free it: delete it if its owner does not need it,"
         " else choose another redlock_prefix",
         resource=error.resource,
         votes=error.votes,

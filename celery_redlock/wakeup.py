@@ -136,28 +136,30 @@ class Wakeup:
         self._started = False
 
     @contextmanager
-    def waiting(self, resource: str) -> Iterator[Waiter]:
-        """A waiter for `resource`, as long as the block runs."""
-        channel = (self._prefix + resource).encode("utf-8", "surrogatepass")
+    def waiting(self, *resources: str) -> Iterator[Waiter]:
+        """A waiter for news of any of `resources`, as long as the block runs."""
+        channels = [(self._prefix + r).encode("utf-8", "surrogatepass") for r in resources]
         waiter = Waiter(self._quorum)
         with self._lock:
             if not self._started:
                 self._started = True
                 for ear in self._ears:
                     ear.start()
-            self._waiters.setdefault(channel, []).append(waiter)
+            for channel in channels:
+                self._waiters.setdefault(channel, []).append(waiter)
             for ear in self._ears:
                 # Asked again where somebody listens already: the confirmation is this one's news.
-                ear.tell(b"SUBSCRIBE", channel)
+                ear.tell(b"SUBSCRIBE", *channels)
         try:
             yield waiter
         finally:
             with self._lock:
-                self._waiters[channel].remove(waiter)
-                if not self._waiters[channel]:
-                    del self._waiters[channel]
-                    for ear in self._ears:
-                        ear.tell(b"UNSUBSCRIBE", channel)
+                for channel in channels:
+                    self._waiters[channel].remove(waiter)
+                    if not self._waiters[channel]:
+                        del self._waiters[channel]
+                        for ear in self._ears:
+                            ear.tell(b"UNSUBSCRIBE", channel)
 
     def close(self) -> None:
         """Stop listening, and wake everybody: there is nothing to wait for any more."""
@@ -212,14 +214,14 @@ class _Ear:
         if self._closing.is_set():
             self._hang_up()
 
-    def tell(self, command: bytes, channel: bytes) -> None:
+    def tell(self, command: bytes, *channels: bytes) -> None:
         if self.connection is None:
             return
-        self._unconfirmed += 1
+        self._unconfirmed += len(channels)
         if self._unconfirmed > MOST:
             self._hang_up()
             return
-        packed = self.connection.pack_command(command, channel)
+        packed = self.connection.pack_command(command, *channels)
         try:
             self._socket.sendall(b"".join(packed))
         except OSError:

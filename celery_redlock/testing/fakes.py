@@ -49,19 +49,16 @@ class FakeNode:
         """Do what a round asks for; what `Round.answer` takes for a reply."""
         if verb in EXTENDING:
             return "".join([self._extend(verb, claim, now) for claim in claims])
-        claim = claims[0]
-        token = self.token(claim.resource, now)
-        if verb is Verb.ACQUIRE:
-            if claim.proposal is not None:
-                return self._acquire_fenced(claim, token, now)
-            if token is None:
-                self._set(claim, None, now)
-            return token
-        if verb is Verb.FENCE:
-            return self._fence(claim, token)
         if verb is Verb.PEEK:
-            return None if token is None else (token, self.held[claim.resource][1] - now)
-        return self._delete(claim, token)
+            seen = [self._peek(claim, now) for claim in claims]
+            return seen if len(seen) > 1 else seen[0]
+        claim = claims[0]
+        if verb is Verb.FENCE:
+            return self._fence(claim, self.token(claim.resources[0], now))
+        if verb is Verb.ACQUIRE:
+            return self._acquire(claim, now)
+        freed = [self._delete(claim, name, self.token(name, now)) for name in claim.resources]
+        return all(freed)
 
     def forget(self) -> None:
         """Lose all memory."""
@@ -82,41 +79,60 @@ class FakeNode:
         """Put a key of another type, without an expiry, under the name of `resource`."""
         self.held[resource] = (FOREIGN, float("inf"))
 
-    def _acquire_fenced(self, claim: Claim, token: str | None, now: float) -> str | int:
-        if token is not None and token != claim.token:
-            return token
-        fence = max(claim.proposal or 0, self.fences.get(claim.resource, 0) + 1)
-        self.fences[claim.resource] = fence
-        self._set(claim, token, now)
+    def _acquire(self, claim: Claim, now: float) -> str | int | None:
+        tokens = [self.token(name, now) for name in claim.resources]
+        held = next((token for token in tokens if token not in (None, claim.token)), None)
+        if held is not None:
+            return held
+        if claim.proposal is not None:
+            return self._acquire_fenced(claim, tokens[0], now)
+        if len(tokens) == 1 and tokens[0] is not None:
+            return claim.token  # SET NX GET: what is there stays as it is
+        for name, token in zip(claim.resources, tokens, strict=True):
+            self._set(claim, name, token, now)
+        return None
+
+    def _acquire_fenced(self, claim: Claim, token: str | None, now: float) -> int:
+        (name,) = claim.resources
+        fence = max(claim.proposal or 0, self.fences.get(name, 0) + 1)
+        self.fences[name] = fence
+        self._set(claim, name, token, now)
         return fence
 
     def _fence(self, claim: Claim, token: str | None) -> bool:
         if token != claim.token:
             return False
         fence = claim.fencing_token or 0
-        self.fences[claim.resource] = max(fence, self.fences.get(claim.resource, 0))
+        self.fences[claim.resources[0]] = max(fence, self.fences.get(claim.resources[0], 0))
         return True
 
+    def _peek(self, claim: Claim, now: float) -> tuple[str, float] | None:
+        held = [name for name in claim.resources if self.token(name, now) is not None]
+        if not held:
+            return None
+        return self.held[held[0]][0], max(self.held[name][1] for name in held) - now
+
     def _extend(self, verb: Verb, claim: Claim, now: float) -> str:
-        token = self.token(claim.resource, now)
-        if token == claim.token:
-            self._set(claim, token, now)
-            return quorum.RENEWED
-        if token is None and verb is Verb.EXTEND and not self.full:
-            self._set(claim, None, now)
-            return quorum.SET_AGAIN
-        return quorum.REFUSED
+        tokens = {name: self.token(name, now) for name in claim.resources}
+        if any(token not in (None, claim.token) for token in tokens.values()):
+            return quorum.REFUSED
+        whole = None not in tokens.values()
+        if not whole and (verb is Verb.RENEW or self.full):
+            return quorum.REFUSED
+        for name, token in tokens.items():
+            self._set(claim, name, token, now)
+        return quorum.RENEWED if whole else quorum.SET_AGAIN
 
-    def _set(self, claim: Claim, before: str | None, now: float) -> None:
+    def _set(self, claim: Claim, name: str, before: str | None, now: float) -> None:
         # A server counts whole milliseconds, from one that has begun already.
-        self.held[claim.resource] = (claim.token, int(now * 1000) / 1000 + claim.ttl)
+        self.held[name] = (claim.token, int(now * 1000) / 1000 + claim.ttl)
         if self.witness is not None:
-            self.witness(claim.resource, before, claim.token, claim)
+            self.witness(name, before, claim.token, claim)
 
-    def _delete(self, claim: Claim, token: str | None) -> bool:
+    def _delete(self, claim: Claim, name: str, token: str | None) -> bool:
         if token != claim.token:
             return False
-        del self.held[claim.resource]
+        del self.held[name]
         if self.witness is not None:
-            self.witness(claim.resource, token, None, claim)
+            self.witness(name, token, None, claim)
         return True

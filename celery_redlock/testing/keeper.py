@@ -24,10 +24,10 @@ LATE, LOOKS, OFTEN, SELDOM = 1 / 2, 1 / 10, 0.02, 0.5  # as in keeper.py
 class Note:
     """What a process says of a lease, and what its keeper was acknowledged for it."""
 
-    __slots__ = ("expiries", "held", "kept", "resource", "token", "ttl")
+    __slots__ = ("expiries", "held", "kept", "resources", "token", "ttl")
 
     def __init__(self, claim: Claim) -> None:
-        self.resource, self.token, self.ttl = claim.resource, claim.token, claim.ttl
+        self.resources, self.token, self.ttl = claim.resources, claim.token, claim.ttl
         self.held = False
         self.expiries: Sequence[float] = [NEVER] * len(claim.expiries)
         self.kept: Sequence[float] = ()
@@ -109,7 +109,7 @@ class Keeper(Process):
 
     def _bury(self) -> None:
         for note in list(self.notes.values()):
-            claim = Claim(note.resource, note.token, note.ttl, len(note.expiries))
+            claim = Claim(note.resources, note.token, note.ttl, len(note.expiries))
             claim.written = [True] * len(note.expiries)
             steps = quorum.release(claim, self.clock(), self.world.knobs.node_timeout)
             Operation(self, steps, lambda _held: None).start()
@@ -145,7 +145,7 @@ class Keeper(Process):
             news = claim.learn(note.expiries)
             if claim.lost is None or not news:
                 return claim
-        fresh = self.known(note.resource, note.token, note.ttl, len(note.expiries))
+        fresh = self.known(note.resources, note.token, note.ttl, len(note.expiries))
         fresh.learn(note.expiries)
         if claim is None:
             fresh.learn(note.kept)

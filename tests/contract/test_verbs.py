@@ -166,7 +166,10 @@ def node(request: pytest.FixtureRequest) -> Subject:
     return subject
 
 
-def claim(token: str = "mine", resource: str = "r", ttl: float = LONG) -> Claim:
+Resource = str | tuple[str, ...]
+
+
+def claim(token: str = "mine", resource: Resource = "r", ttl: float = LONG) -> Claim:
     return Claim(resource, token, ttl, 1)
 
 
@@ -277,6 +280,157 @@ def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
     assert node.ask(Verb.UNDO, claim()) is False
     assert node.ask(Verb.RELEASE, claim()) is False
     assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
+
+
+# -- Several keys in one claim: all of them or none
+
+BOTH = ("a", "b")
+
+
+def holders(node: Subject, *names: str) -> list[str | None]:
+    seen = [node.ask(Verb.PEEK, claim("x", name)) for name in names]
+    return [None if held is None else held[0] for held in seen]
+
+
+def test_several_that_are_free_are_acquired_together(node: Subject) -> None:
+    assert node.ask(Verb.ACQUIRE, claim("mine", ("b", "a"), ttl=5.0)) is None
+    assert holders(node, "a", "b") == ["mine", "mine"]
+    for name in BOTH:
+        assert 4.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 5.0
+
+
+@pytest.mark.parametrize("held", BOTH)
+def test_if_one_of_several_is_held_none_is_touched(node: Subject, held: str) -> None:
+    node.ask(Verb.ACQUIRE, claim("theirs", held, ttl=5.0))
+    assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == "theirs"
+    other = "b" if held == "a" else "a"
+    assert holders(node, held, other) == ["theirs", None]
+    assert node.ask(Verb.PEEK, claim("x", held))[1] <= 5.0
+
+
+def test_a_key_of_another_type_holds_all_of_several(node: Subject) -> None:
+    node.occupy("b")
+    assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == commands.FOREIGN
+    assert holders(node, "a") == [None]
+    assert node.ask(Verb.PEEK, claim("x", BOTH)) == (commands.FOREIGN, math.inf)
+    for verb in EXTENDING:
+        assert node.ask(verb, claim("mine", BOTH)) == "0"
+    assert holders(node, "a") == [None]
+
+
+def test_our_own_token_under_some_of_several_counts_as_ours(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", "b"))
+    assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) is None
+    assert holders(node, *BOTH) == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("verb", EXTENDING)
+def test_several_that_are_held_are_renewed_together(node: Subject, verb: Verb) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
+    assert node.ask(verb, claim("mine", BOTH, ttl=50.0)) == "1"
+    for name in BOTH:
+        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
+
+
+@pytest.mark.parametrize("missing", [("a",), ("b",), BOTH])
+def test_what_is_missing_of_several_is_set_again(node: Subject, missing: Any) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
+    for name in missing:
+        node.drop(name)
+    assert node.ask(Verb.RENEW, claim("mine", BOTH, ttl=50.0)) == "0"
+    assert holders(node, *missing) == [None] * len(missing)
+    assert node.ask(Verb.EXTEND, claim("mine", BOTH, ttl=50.0)) == "2"
+    for name in BOTH:
+        token, left = node.ask(Verb.PEEK, claim("x", name))
+        assert token == "mine"
+        assert 49.0 < left <= 50.0
+
+
+@pytest.mark.parametrize("verb", EXTENDING)
+@pytest.mark.parametrize("taken", BOTH)
+@pytest.mark.parametrize("other_is", ["ours", "missing"])
+def test_if_one_of_several_is_anothers_none_is_extended(
+    node: Subject, verb: Verb, taken: str, other_is: str
+) -> None:
+    other = "b" if taken == "a" else "a"
+    if other_is == "ours":
+        node.ask(Verb.ACQUIRE, claim("mine", other, ttl=5.0))
+    node.ask(Verb.ACQUIRE, claim("theirs", taken, ttl=5.0))
+    assert node.ask(verb, claim("mine", BOTH, ttl=50.0)) == "0"
+    assert holders(node, taken, other) == ["theirs", "mine" if other_is == "ours" else None]
+    assert node.ask(Verb.PEEK, claim("x", BOTH))[1] <= 5.0
+
+
+def test_claims_of_one_key_and_of_several_are_extended_at_once_each_by_itself(
+    node: Subject,
+) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", ("a", "b")))
+    node.ask(Verb.ACQUIRE, claim("mine", "d"))
+    node.ask(Verb.ACQUIRE, claim("theirs", "f"))
+    claims = [claim("mine", r) for r in (("a", "b"), "c", "d", ("d", "e"), ("e", "f"), "f", "g")]
+    assert node.ask(Verb.RENEW, *claims) == "1010000"
+    assert node.ask(Verb.EXTEND, *claims) == "1212002"
+
+
+@pytest.mark.parametrize("verb", [Verb.UNDO, Verb.RELEASE])
+def test_of_several_only_ours_are_freed(node: Subject, verb: Verb) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", BOTH))
+    assert node.ask(verb, claim("other", BOTH)) is False
+    assert holders(node, *BOTH) == ["mine", "mine"]
+    node.drop("a")
+    node.ask(Verb.ACQUIRE, claim("theirs", "a"))
+    assert node.ask(verb, claim("mine", BOTH)) is False  # it was not ours to the end
+    assert holders(node, *BOTH) == ["theirs", None]
+    node.ask(verb, claim("theirs", "a"))
+    node.ask(Verb.ACQUIRE, claim("mine", BOTH))
+    assert node.ask(verb, claim("mine", BOTH)) is True
+    assert holders(node, *BOTH) == [None, None]
+
+
+def test_of_several_the_first_holder_is_told_and_when_all_are_free(node: Subject) -> None:
+    assert node.ask(Verb.PEEK, claim("x", ("a", "b", "c"))) is None
+    node.ask(Verb.ACQUIRE, claim("one", "b", ttl=5.0))
+    node.ask(Verb.ACQUIRE, claim("other", "c", ttl=50.0))
+    token, left = node.ask(Verb.PEEK, claim("x", ("a", "b", "c")))
+    assert token == "one"
+    assert 49.0 < left <= 50.0
+
+
+def test_many_claims_are_looked_at_at_once(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim("one", "b", ttl=5.0))
+    seen = node.ask(Verb.PEEK, *(claim("x", name) for name in ("a", "b", ("a", "b"))))
+    assert [None if held is None else held[0] for held in seen] == [None, "one", "one"]
+
+
+def test_a_release_of_several_is_announced_under_each_name(valkey: Real, debian: Real) -> None:
+    for real in (valkey, debian):
+        real.flush()
+        listener = real.admin.pubsub()
+        listener.subscribe(real.key("a"), real.key("b"))
+        news = [listener.get_message(timeout=5.0) for _ in BOTH]
+        assert [message["type"] for message in news] == ["subscribe"] * 2
+        real.ask(Verb.ACQUIRE, claim("mine", BOTH))
+        real.ask(Verb.UNDO, claim("mine", BOTH))  # says nothing
+        real.ask(Verb.ACQUIRE, claim("mine", "a"))
+        real.ask(Verb.RELEASE, claim("mine", BOTH))
+        news = [listener.get_message(timeout=5.0) for _ in BOTH]
+        assert [message["channel"] for message in news] == [real.key("a"), real.key("b")]
+        assert listener.get_message() is None
+        listener.close()
+
+
+def test_without_memory_none_of_several_is_set(valkey: Real, debian: Real) -> None:
+    for real in (valkey, debian):
+        real.flush()
+        real.ask(Verb.ACQUIRE, claim("mine", "a"))
+        try:
+            real.admin.config_set("maxmemory", 1)
+            assert real.ask(Verb.ACQUIRE, claim("mine", BOTH)).startswith("silent: OOM")
+            assert real.ask(Verb.EXTEND, claim("mine", BOTH)) == "0"
+            assert real.ask(Verb.EXTEND, claim("mine", "a")) == "1"
+        finally:
+            real.admin.config_set("maxmemory", 0)
+        assert set(real.admin.keys()) == {real.key("a")}
 
 
 # -- Fencing tokens
@@ -436,7 +590,8 @@ def test_the_world_has_productions_numbers() -> None:
 
 # -- The same commands, the same replies
 
-RESOURCES, TOKENS = st.sampled_from(["r", "s"]), st.sampled_from(["t", "u", "v"])
+NAME, TOKENS = st.sampled_from(["r", "s"]), st.sampled_from(["t", "u", "v"])
+RESOURCES = st.sampled_from(["r", "s", ("r", "s"), ("s", "q")])
 COMMANDS = st.one_of(
     st.tuples(
         st.sampled_from([Verb.ACQUIRE, Verb.ACQUIRE, Verb.UNDO, Verb.RELEASE, Verb.PEEK]),
@@ -448,9 +603,9 @@ COMMANDS = st.one_of(
     ),
     st.tuples(
         st.sampled_from([Verb.ACQUIRE, Verb.FENCE]),
-        st.tuples(st.tuples(TOKENS, RESOURCES, st.sampled_from([1, 2, 5, MICROSECONDS]))),
+        st.tuples(st.tuples(TOKENS, NAME, st.sampled_from([1, 2, 5, MICROSECONDS]))),
     ),
-    st.tuples(st.sampled_from(["drop", "occupy", "fence"]), RESOURCES),
+    st.tuples(st.sampled_from(["drop", "occupy", "fence"]), NAME),
     st.tuples(st.just("flush"), st.none()),
 )
 

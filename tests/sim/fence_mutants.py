@@ -46,7 +46,7 @@ def clocks_alone() -> list[Any]:
     def acquire(self: FakeNode, claim: Claim, token: str | None, now: float) -> Any:
         if token is not None and token != claim.token:
             return token
-        self._set(claim, token, now)
+        self._set(claim, claim.resource, token, now)
         return claim.proposal
 
     return [(FakeNode, "_acquire_fenced", acquire)]

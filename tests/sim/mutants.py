@@ -63,12 +63,12 @@ def planted(mutant: Mutant) -> Iterator[None]:
 
 
 def _blind_release() -> list[Any]:
-    def delete(self: FakeNode, claim: Claim, token: str | None) -> bool:
+    def delete(self: FakeNode, claim: Claim, name: str, token: str | None) -> bool:
         if token is None:
             return False
-        del self.held[claim.resource]
+        del self.held[name]
         if self.witness is not None:
-            self.witness(claim.resource, token, None, claim)
+            self.witness(name, token, None, claim)
         return True
 
     return [(FakeNode, "_delete", delete)]
@@ -80,7 +80,8 @@ def _overwriting_acquire() -> list[Any]:
     def careless(self: FakeNode, verb: Verb, claims: Any, now: float) -> Any:
         if verb is not Verb.ACQUIRE:
             return execute(self, verb, claims, now)
-        self._set(claims[0], self.token(claims[0].resource, now), now)
+        for name in claims[0].resources:
+            self._set(claims[0], name, self.token(name, now), now)
         return None
 
     return [(FakeNode, "execute", careless)]

@@ -1,0 +1,196 @@
+"""Several resources in one lock: all of them or none, and shared by who is nested in it."""
+
+from __future__ import annotations
+
+import pytest
+
+from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
+from celery_redlock.board import Board
+from celery_redlock.lease import Claim
+from tests.unit.fake_lock import FakeRedlock
+
+NAMES = ["account:1", "account:2"]
+
+
+@pytest.fixture
+def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+    return FakeRedlock(monkeypatch)
+
+
+def test_all_are_held_by_one_token_in_one_round(redlock: FakeRedlock) -> None:
+    with redlock.lock(NAMES) as held:
+        assert redlock.driver.rounds == ["acquire"]
+        assert redlock.tokens("account:1") == redlock.tokens("account:2") == {held.token}
+        assert held.resources == ("account:1", "account:2")
+        assert held.lease.resources == held.resources
+        assert str(held.resource) == "account:1 + account:2"
+    assert redlock.driver.rounds == ["acquire", "release"]
+    assert redlock.free("account:1") and redlock.free("account:2")
+
+
+@pytest.mark.parametrize("names", [["b", "a", "b"], ("a", "b"), {"a", "b"}])
+def test_neither_order_nor_repetition_makes_another_lock(
+    redlock: FakeRedlock, names: list[str]
+) -> None:
+    assert redlock.acquire(names).resources == ("a", "b")
+
+
+def test_the_same_name_twice_is_one(redlock: FakeRedlock) -> None:
+    assert redlock.acquire(["a", "a"]).resources == ("a",)
+    assert redlock.tokens("a") != {None}
+
+
+def test_one_that_is_held_keeps_out_of_all(redlock: FakeRedlock) -> None:
+    theirs = redlock.acquire("account:2")
+    with pytest.raises(ResourceHeld, match=r"account:1 \+ account:2 is held by pid"):
+        redlock.acquire(NAMES)
+    assert redlock.free("account:1")
+    redlock.release(theirs)
+    lease = redlock.try_acquire(NAMES)
+    assert lease is not None
+    assert redlock.try_acquire("account:1") is None
+    assert redlock.release(lease)
+
+
+def test_those_that_share_nothing_hinder_nobody(redlock: FakeRedlock) -> None:
+    assert redlock.try_acquire(["a", "b"]) and redlock.try_acquire(["c", "d"])
+
+
+def test_all_are_extended_or_the_lease_is_lost(redlock: FakeRedlock) -> None:
+    lease = redlock.acquire(NAMES)
+    redlock.clock.advance(5.0)
+    assert redlock.extend(lease).deadline > lease.deadline
+    for node in redlock.fakes:
+        del node.held["account:2"]
+    redlock.extend(lease)
+    assert redlock.tokens("account:2") == {lease.token}
+    for node in redlock.fakes[:3]:
+        del node.held["account:2"]
+        node.occupy("account:2")
+    with pytest.raises(LeaseLost, match=r"account:1 \+ account:2: a quorum"):
+        redlock.extend(lease)
+
+
+def test_what_is_not_a_list_of_names_is_refused(redlock: FakeRedlock) -> None:
+    for wrong in ([], ["a", ""], ["a", 3], 3, None, {"a": "b"}, b"ab"):
+        with pytest.raises(ConfigurationError, match="a resource is a name"):
+            redlock.lock(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="at most 100 resources, not 101"):
+        redlock.lock([str(number) for number in range(101)])
+    with pytest.raises(ConfigurationError, match="'#fence'"):
+        redlock.lock(["a", "b#fence"])
+    with pytest.raises(ConfigurationError, match="at most 512 characters"):
+        redlock.lock(["a", "b" * 513])
+
+
+def test_a_fencing_token_is_of_one_resource(redlock: FakeRedlock) -> None:
+    with pytest.raises(ConfigurationError, match="a fencing token is of one resource"):
+        redlock.lock(NAMES, fencing=True)
+    with pytest.raises(ConfigurationError, match="a fencing token is of one resource"):
+        redlock.acquire(NAMES, fencing=True)
+    redlock.fencing = True
+    with pytest.raises(ConfigurationError, match="fencing=False"):
+        redlock.lock(NAMES)
+    with redlock.lock(NAMES, fencing=False) as held:
+        assert held.fencing_token is None
+    assert redlock.acquire(["a", "a"]).fencing_token  # they are one
+
+
+# -- Nested
+
+
+def test_a_block_on_one_of_several_shares_the_lock(redlock: FakeRedlock) -> None:
+    with redlock.lock(NAMES) as outer:
+        with redlock.lock("account:1") as inner, redlock.lock(NAMES) as innermost:
+            assert inner is outer and innermost is outer
+        assert redlock.driver.rounds == ["acquire"]
+        assert not outer.lost
+
+
+def test_a_block_on_several_shares_what_is_held_and_takes_the_rest(redlock: FakeRedlock) -> None:
+    with redlock.lock("account:1") as outer:
+        with redlock.lock(NAMES) as inner:
+            assert inner is not outer
+            assert inner.resources == ("account:1", "account:2")
+            assert redlock.tokens("account:1") == {outer.token}
+            assert redlock.tokens("account:2") == {inner.token}
+            assert current_lease() is inner
+            with redlock.lock(NAMES) as innermost:
+                assert innermost is inner
+        assert current_lease() is outer
+        assert redlock.free("account:2")
+        assert redlock.tokens("account:1") == {outer.token}
+    assert redlock.free("account:1")
+
+
+def test_a_block_on_several_that_are_each_held_takes_none(redlock: FakeRedlock) -> None:
+    with redlock.lock("account:1") as one, redlock.lock("account:2") as other:
+        with redlock.lock(NAMES) as both:
+            assert redlock.driver.rounds == ["acquire"] * 2
+            assert both.remaining() == min(one.remaining(), other.remaining())
+            assert both.lease.resources == both.resources == ("account:1", "account:2")
+            assert not both.lost
+            both.ensure()
+        assert redlock.driver.rounds == ["acquire"] * 2
+        assert not one.lost and not other.lost
+
+
+def test_what_shares_a_lock_ends_with_it(redlock: FakeRedlock) -> None:
+    with redlock.lock("account:1", ttl=5.0) as outer, redlock.lock(NAMES) as inner:
+        assert inner.remaining() == outer.remaining() < 5.0
+        assert inner.lease.remaining() == outer.lease.remaining()
+        redlock.clock.advance(5.0)
+        assert inner.lost and inner.lease.lost
+        with pytest.raises(LeaseLost, match="account:1: the lease is over") as loss:
+            inner.ensure()
+        assert loss.value.resource == "account:1"
+        assert redlock.release(inner.lease)  # what it has taken itself is held
+
+
+def test_what_was_taken_besides_can_be_lost_alone(redlock: FakeRedlock) -> None:
+    with redlock.lock("account:1", ttl=9.0) as outer, redlock.lock(NAMES, ttl=5.0) as inner:
+        redlock.clock.advance(5.0)
+        assert inner.lost and not outer.lost
+        with pytest.raises(LeaseLost, match=r"account:1 \+ account:2: the lease is over"):
+            inner.ensure()
+
+
+def test_a_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(
+    redlock: FakeRedlock,
+) -> None:
+    theirs = redlock.acquire("account:2")
+    lock = redlock.lock(NAMES)
+    with redlock.lock("account:1") as outer:
+        with pytest.raises(ResourceHeld, match=r"^account:2 is held"), lock:
+            pass
+        assert redlock.tokens("account:1") == {outer.token}
+        assert current_lease() is outer
+    redlock.release(theirs)
+    with lock as held:  # and now all of them
+        assert redlock.tokens("account:1") == redlock.tokens("account:2") == {held.token}
+
+
+def test_one_lock_entered_three_times_is_freed_by_the_outermost(redlock: FakeRedlock) -> None:
+    lock = redlock.lock(NAMES)
+    with lock:
+        with lock:
+            with lock:
+                pass
+            assert not redlock.free("account:1")
+        assert not redlock.free("account:1")
+    assert redlock.free("account:1")
+
+
+# -- Noted for a keeper
+
+
+def test_a_note_tells_all_names(redlock: FakeRedlock) -> None:
+    board = Board(3)
+    board.read = True
+    names = ("a\0b", "order:1", "\ud800 " + "é" * 20)
+    board.post(Claim(names, "t|1", 10.0, 3))
+    board.post(Claim([f"{number}:{'x' * 500}" for number in range(9)], "t|2", 10.0, 3))  # no room
+    (note,) = [note for block, _pid in board.blocks() for note in board.notes(block)]
+    assert note.resources == tuple(sorted(names))
+    assert note.token == "t|1"
+    assert Claim(note.resources, "t", 10.0, 3).resources == note.resources
