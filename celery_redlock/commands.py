@@ -14,13 +14,15 @@ from typing import Any
 from .errors import NodeError
 from .quorum import EXTENDING, Round, Verb
 
-__all__ = ["FENCE_SUFFIX", "FOREIGN", "decode", "encode"]
+__all__ = ["FENCE_SUFFIX", "FOREIGN", "SLOT_SUFFIX", "base_of", "decode", "encode"]
 
 FOREIGN = "<not a lock>"
 """Stands for the token where a key of another type lies under our name: it is held, not by us."""
 
 FENCE_SUFFIX = "#fence"
 """Ends the key of a resource's last fencing token; no resource's own name may end so."""
+SLOT_SUFFIX = "#slot"
+"""With a number, ends the key of one of several holders of a resource; no name may end so."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
 """Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
 FENCE_LIMIT = 2**53 - 1
@@ -83,14 +85,15 @@ for _, key in ipairs(KEYS) do
 end
 return freed == #KEYS and 1 or 0"""
 
-# Every release is announced, whoever held the key here: a waiter counts the nodes that announce.
+# Every release is announced, whoever held the key here: a waiter counts the nodes that announce. A
+# slot's is announced under its resource's name, given as ARGV[2].
 RELEASE = b"""\
 local freed = 0
 for _, key in ipairs(KEYS) do
   local held = redis.pcall('GET', key)
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
-  redis.pcall('PUBLISH', key, '')
+  redis.pcall('PUBLISH', ARGV[2] or key, '')
 end
 return freed == #KEYS and 1 or 0"""
 
@@ -178,9 +181,12 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
     if verb is Verb.UNDO:
         return _command(b"EVAL", UNDO, count, *keys, token)
     if verb is Verb.RELEASE:
+        news = [token]
+        if SLOT_SUFFIX in claim.resources[0]:
+            news.append(_bytes(prefix + base_of(claim.resources[0])))
         if plain:
-            return _command(b"EVAL", RELEASE, count, *keys, token)
-        return _command(b"EVALSHA", RELEASE_DIGEST, count, *keys, token)
+            return _command(b"EVAL", RELEASE, count, *keys, *news)
+        return _command(b"EVALSHA", RELEASE_DIGEST, count, *keys, *news)
     key = keys[0]
     if verb is Verb.FENCE:
         fence = (key + _FENCE_SUFFIX, token, b"%d" % (claim.fencing_token or 0), FENCE_LIFE)
@@ -224,6 +230,12 @@ def decode(round_: Round, reply: Any) -> Any:
     except (TypeError, ValueError, AttributeError, StopIteration):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
+
+
+def base_of(name: str) -> str:
+    """The resource whose slot this is; of any other name, the name."""
+    base, _, number = name.rpartition(SLOT_SUFFIX)
+    return base if number.isascii() and number.isdecimal() else name
 
 
 def _seen(token: bytes | None, milliseconds: int) -> tuple[str, float] | None:

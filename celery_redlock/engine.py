@@ -8,8 +8,10 @@ never owns, extends or releases what its parent took.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import random
 import socket
 import time
 import weakref
@@ -18,14 +20,14 @@ from functools import partial
 
 from . import quorum, refusal
 from .address import Address
-from .commands import FENCE_SUFFIX
 from .custody import Custody
 from .driver import Driver, monotonic
 from .errors import ConfigurationError, NotAcquired, ResourceHeld
 from .events import emit, heard
 from .green import patched
 from .guard import Guard
-from .lease import Claim, Lease, Owner, names_of, shown
+from .lease import Claim, Lease, Owner, shown
+from .names import Resources, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
 from .quorum import Round, Verb
@@ -36,56 +38,10 @@ __all__ = ["Engine"]
 
 node_logger = logging.getLogger("celery_redlock.node")
 
+JITTER = random.SystemRandom()
+"""Not the module's own generator: that one is the application's, which may have seeded it."""
 MANY = 1000
 """Leases after which those left to expire are forgotten."""
-LONGEST = 512
-"""Characters of a resource's name. What a node's connection takes at once is finite."""
-MOST = 100
-"""Names in one claim: while a node sets them it serves nobody else."""
-
-Resources = str | Sequence[str]
-"""A name, or several of which a claim gets all or none."""
-
-
-def checked_names(resource: Resources) -> tuple[str, ...]:
-    """The names of a claim, each once.
-
-    Raises:
-        ConfigurationError: One of them cannot be one.
-    """
-    if isinstance(resource, str):
-        return (_checked(resource),)
-    if not isinstance(resource, (list, tuple, set, frozenset)) or not resource:
-        raise ConfigurationError(
-            f"a resource is a name, not {resource!r}: give a string that is not empty, or a list of"
-            " such"
-        )
-    names = names_of([_checked(name) for name in resource])
-    if len(names) > MOST:
-        raise ConfigurationError(
-            f"one lock holds at most {MOST} resources, not {len(names)}: give what they have in"
-            " common a name, and lock that"
-        )
-    return names
-
-
-def _checked(name: str) -> str:
-    if not isinstance(name, str) or not name:
-        raise ConfigurationError(
-            f"a resource is a name, not {name!r}: give a string that is not empty"
-        )
-    if name.endswith(FENCE_SUFFIX):
-        raise ConfigurationError(
-            f"a resource may not be named {name!r}: what ends in {FENCE_SUFFIX!r} is the"
-            " key of a fencing token; give it another end"
-        )
-    if len(name) > LONGEST:
-        raise ConfigurationError(
-            f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
-            f" every request bears it; {name[:20]!r}... has {len(name)}: put a digest"
-            " of it into the name"
-        )
-    return name
 
 
 class Engine:
@@ -156,8 +112,19 @@ class Engine:
             claim.resources,
         )
 
-    def _fenced(self, fencing: bool | None, names: Sequence[str]) -> bool:
+    def _fenced(self, fencing: bool | None, names: Sequence[str], limit: int = 1) -> bool:
         fenced = self.fencing if fencing is None else bool(check_option("fencing", fencing))
+        check_option("limit", limit)
+        if limit > 1 and len(names) > 1:
+            raise ConfigurationError(
+                f"{shown(names)}: a limit is of one resource; lock them one after the other, each"
+                " with its limit"
+            )
+        if limit > 1 and fenced:
+            raise ConfigurationError(
+                f"{shown(names)}: with limit={limit} there are as many holders at a time, and a"
+                " fencing token would refuse the writes of all but the last; give fencing=False"
+            )
         if fenced and len(names) > 1:
             raise ConfigurationError(
                 f"{shown(names)}: a fencing token is of one resource, and its numbers grow with the"
@@ -171,8 +138,9 @@ class Engine:
         the largest this instance was granted, whatever the wall clock says."""
         return max(self._last_fence + 1, time.time_ns() // 1000)
 
-    def _claim(self, resource: Resources, ttl: float | None, owner: Owner | None) -> Claim:
-        names = checked_names(resource)
+    def _claim(
+        self, names: Sequence[str], ttl: float | None = None, owner: Owner | None = None
+    ) -> Claim:
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         if ttl > self._guard.longest:
             self._guard.expect(ttl)
@@ -188,31 +156,68 @@ class Engine:
         adopt: Callable[[Claim], None],
         patience: float | None = None,
         fencing: bool = False,
+        limit: int = 1,
     ) -> Claim:
         """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
+        names = checked_names(resource)
+
+        def attempt(names: Sequence[str], shown_as: str = "") -> Claim:
+            claim = self._claim(names, ttl, owner)
+            claim.resource = shown_as or claim.resource
+            return self._attempt(claim, adopt, patience, fencing)
+
+        def once(known_full: bool = True) -> Claim:
+            try:
+                if limit > 1:
+                    return self._attempt_slots(names[0], limit, attempt, known_full)
+                return attempt(names)
+            except NotAcquired as error:
+                raise self._refused(error) from None
+
         try:
-            return self._try(resource, ttl, owner, adopt, patience, fencing)
+            return once(known_full=False)
         except NotAcquired:
             if wait <= 0:
                 raise
-        with self._wakeup.waiting(*names_of(resource)) as waiter:
+        with self._wakeup.waiting(*names) as waiter:
 
             def again() -> Claim:
                 waiter.forget()
-                return self._try(resource, ttl, owner, adopt, patience, fencing)
+                return once()
 
-            return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(resource)))
+            return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(names, limit)))
 
-    def _try(
+    def _attempt_slots(
         self,
-        resource: Resources,
-        ttl: float | None,
-        owner: Owner | None,
+        name: str,
+        limit: int,
+        attempt: Callable[[Sequence[str], str], Claim],
+        known_full: bool,
+    ) -> Claim:
+        """Acquire one of the slots of a name: any; and if that is taken, one that is seen free."""
+        names = slots(name, limit)
+        if not known_full:
+            with contextlib.suppress(ResourceHeld):
+                return attempt([JITTER.choice(names)], name)
+        ballot = self._peek(name, limit)
+        free = refusal.free(ballot)
+        JITTER.shuffle(free)
+        lost = None
+        for slot in free:
+            try:
+                return attempt([names[slot]], name)
+            except ResourceHeld as error:
+                lost = error.holder
+        raise refusal.all_held(name, ballot, self.nodes, lost)
+
+    def _attempt(
+        self,
+        claim: Claim,
         adopt: Callable[[Claim], None],
         patience: float | None,
         fencing: bool,
     ) -> Claim:
-        claim = self._claim(resource, ttl, owner)
+        """One attempt, whose claim is `claim`."""
         adopt(claim)
         self._remember(claim)
         patience = self._patience(claim.ttl) if patience is None else patience
@@ -240,7 +245,7 @@ class Engine:
             look = self._driver.run(lambda now: quorum.peek(claim, now, patience))
             keys = [self.prefix + name for name in claim.resources]
             error = refusal.if_for_ever(error, look, self.nodes, keys)
-        raise self._refused(error)
+        raise error
 
     def _remember(self, claim: Claim) -> None:
         self._claims[claim.token] = claim
@@ -314,12 +319,16 @@ class Engine:
             for claim in claims:
                 emit("extended", self._lease(claim))
 
-    def _peek(self, resource: Resources, timeout: float | None = None) -> Round:
-        claim = self._claim(resource, None, None)
+    def _peek(self, resource: Resources, limit: int = 1, timeout: float | None = None) -> Round:
+        """Ask who holds a resource, or each of its slots."""
+        names = checked_names(resource)
+        claims = [self._claim(names)]
+        if limit > 1:
+            claims = [self._claim([slot]) for slot in slots(names[0], limit)]
         patience = self.node_timeout if timeout is None else timeout
-        ballot = self._driver.run(lambda now: quorum.peek(claim, now, patience))
+        ballot = self._driver.run(lambda now: quorum.survey(claims, now, patience))
         if ballot.yes < ballot.quorum:
-            raise self._refused(refusal.unavailable(claim.resource, ballot, self.nodes))
+            raise refusal.unavailable(shown(names), ballot, self.nodes)
         return ballot
 
     def _refused(self, error: NotAcquired) -> NotAcquired:

@@ -60,6 +60,7 @@ class HeldLease:
         on_lost: Called, in another thread, if the lease is lost.
         owner: Who asks, for others to read; host and process if None.
         max_lifetime: Seconds after which it is no longer extended; None for never.
+        limit: How many may hold it at a time.
         task: The name of the task it is held for; empty outside tasks.
     """
 
@@ -74,6 +75,7 @@ class HeldLease:
         owner: Owner | None = None,
         patience: float | None = None,
         fencing: bool = False,
+        limit: int = 1,
     ) -> None:
         self.resources = names_of(resource)
         self.resource = shown(self.resources)
@@ -85,6 +87,7 @@ class HeldLease:
         self.owner = owner
         self._patience = patience
         self._fencing = fencing
+        self.limit = limit
         self._pid = os.getpid()
         self._claim: Claim | None = None
         self._held_for: float | None = None
@@ -105,6 +108,12 @@ class HeldLease:
                 raise ConfigurationError(
                     f"{self.resource}: fencing is asked for inside a lock of the same resource that"
                     " has no fencing token; ask for it where the lock is taken, in the outer one"
+                )
+            if outer.limit > self.limit:
+                raise ConfigurationError(
+                    f"{self.resource}: limit={self.limit} is asked for inside a lock of the same"
+                    f" resource with limit={outer.limit}, which does not keep so many out; give the"
+                    " outer one the smaller limit"
                 )
         if len(outers) == 1 and not rest:
             self._shared += 1
@@ -149,6 +158,7 @@ class HeldLease:
                 self._adopt,
                 self._patience,
                 self._fencing,
+                self.limit,
             )
             _stack.set((*_stack.get(), self))
             self._redlock._watchdog.watch(claim, self._lost, self.max_lifetime)
@@ -357,6 +367,7 @@ class Unlocked(HeldLease):
         self._redlock = redlock
         self._outers = ()
         self._shared = 0
+        self.limit = 1
         self.owner = None
         self._pid = os.getpid()
 

@@ -13,11 +13,12 @@ from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
 from .custody import Custody
 from .driver import Driver, monotonic
-from .engine import Engine, Resources, checked_names
-from .errors import ConfigurationError, LeaseLost, ResourceHeld
+from .engine import Engine
+from .errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from .events import emit
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner
+from .names import Resources, checked_names
 from .options import check_option
 from .settings import read_settings
 
@@ -138,6 +139,7 @@ class Redlock(Engine):
         ttl: float | None = None,
         owner: Owner | None = None,
         fencing: bool | None = None,
+        limit: int = 1,
     ) -> Lease | None:
         """Try once, without waiting. None if another holds the resource.
 
@@ -145,7 +147,7 @@ class Redlock(Engine):
             QuorumUnavailable: Too few nodes answered to tell.
         """
         try:
-            return self.acquire(resource, ttl=ttl, owner=owner, fencing=fencing)
+            return self.acquire(resource, ttl=ttl, owner=owner, fencing=fencing, limit=limit)
         except ResourceHeld:
             return None
 
@@ -157,6 +159,7 @@ class Redlock(Engine):
         wait: float = 0.0,
         owner: Owner | None = None,
         fencing: bool | None = None,
+        limit: int = 1,
     ) -> Lease:
         """Acquire a lease. It is not extended by itself: for that, see `lock()`.
 
@@ -166,6 +169,7 @@ class Redlock(Engine):
             wait: How long to go on trying, in seconds; 0 tries once.
             owner: Who asks, for others to read; host and process if None.
             fencing: Whether the lease gets a fencing token; the instance's if None.
+            limit: How many may hold it at a time.
 
         Raises:
             ResourceHeld: Another holds it.
@@ -178,8 +182,10 @@ class Redlock(Engine):
 
         check_option("wait", wait)
         try:
-            fenced = self._fenced(fencing, checked_names(resource))
-            return self._lease(self._acquire(resource, ttl, wait, owner, adopt, fencing=fenced))
+            fenced = self._fenced(fencing, checked_names(resource), limit)
+            return self._lease(
+                self._acquire(resource, ttl, wait, owner, adopt, fencing=fenced, limit=limit)
+            )
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
             # been a quorum's: who has seen us hold it waits for an announcement.
@@ -239,11 +245,34 @@ class Redlock(Engine):
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
-        ballot = self._peek(resource, timeout)
-        tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
-        if not tokens:
-            return None
-        return refusal.holder(resource, tokens, ballot.quorum, refusal.free_in(ballot))
+        found = self._holders(resource, 1, timeout)
+        return found[0] if found else None
+
+    def holders(self, resource: str, *, limit: int, timeout: float | None = None) -> list[Holder]:
+        """Who holds the slots of a `resource` that several may hold at a time.
+
+        Args:
+            resource: What may be held.
+            limit: How many may hold it.
+            timeout: How long to wait for the nodes, in seconds; the node timeout if None.
+
+        Raises:
+            QuorumUnavailable: Too few nodes answered to tell.
+        """
+        return self._holders(resource, check_option("limit", limit), timeout)
+
+    def _holders(self, resource: str, limit: int, timeout: float | None) -> list[Holder]:
+        try:
+            ballot = self._peek(resource, limit, timeout)
+        except QuorumUnavailable as error:
+            raise self._refused(error) from None
+        found = []
+        for slot in range(limit):
+            tokens = [held[0] for held in refusal.seen(ballot, slot) if held is not None]
+            if tokens:
+                free_in = refusal.free_in(ballot, slot)
+                found.append(refusal.holder(resource, tokens, ballot.quorum, free_in))
+        return found
 
     def lock(
         self,
@@ -255,6 +284,7 @@ class Redlock(Engine):
         on_lost: Callable[[HeldLease], object] | None = None,
         owner: Owner | None = None,
         fencing: bool | None = None,
+        limit: int = 1,
     ) -> HeldLease:
         """A lock for a `with` block: acquired at its begin, extended meanwhile, then released.
 
@@ -270,11 +300,12 @@ class Redlock(Engine):
             on_lost: Called, in another thread, if the lease is lost.
             owner: Who asks, for others to read.
             fencing: Whether the lease gets a fencing token; the instance's if None.
+            limit: How many may hold it at a time.
 
         Raises:
             NotAcquired: On entering the block.
-            ConfigurationError: A name cannot be one, or fencing is asked for several. On entering
-                a block inside one that has no fencing token to share.
+            ConfigurationError: A name cannot be one, or fencing or a limit is asked for several. On
+                entering a block inside one that has no fencing token to share, or a larger limit.
         """
         check_option("wait", wait)
         check_option("max_lifetime", max_lifetime)
@@ -283,8 +314,10 @@ class Redlock(Engine):
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
         names = checked_names(resource)
-        fenced = self._fenced(fencing, names)
-        return HeldLease(self, names, ttl, wait, max_lifetime, on_lost, owner, fencing=fenced)
+        fenced = self._fenced(fencing, names, limit)
+        return HeldLease(
+            *(self, names, ttl, wait, max_lifetime, on_lost, owner), fencing=fenced, limit=limit
+        )
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:

@@ -19,8 +19,9 @@ __all__ = ["DAY", "GLOBAL", "MIN_TTL", "TASK", "Option", "TaskOptions", "check_o
 MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
 DAY = 86_400.0
-MOST_SLOTS = 1000
-"""Bodies at a time per key; each has a name of its own on the nodes."""
+MOST_SLOTS = 100
+"""Bodies at a time per key; each has a name of its own on the nodes, and who finds one taken looks
+at all of them."""
 SCOPES = (
     "while_executing",
     "until_executing",

@@ -30,6 +30,7 @@ __all__ = [
     "free",
     "peek",
     "release",
+    "survey",
     "undo",
 ]
 
@@ -399,6 +400,11 @@ def free(claim: Claim, now: float, patience: float) -> Steps[bool]:
 
 def peek(claim: Claim, now: float, patience: float) -> Steps[Round]:
     """Ask all nodes who holds the resource. `details`: per node None or (token, seconds left)."""
-    ballot = Round(Verb.PEEK, [claim], now, patience)
+    return survey([claim], now, patience)
+
+
+def survey(claims: Sequence[Claim], now: float, patience: float) -> Steps[Round]:
+    """Ask that for many. `details`: per node a list of such; for one claim as from `peek`."""
+    ballot = Round(Verb.PEEK, claims, now, patience)
     yield ballot
     return ballot

@@ -14,11 +14,14 @@ from .lease import NEVER, Claim, Holder, Owner, token_digest
 from .quorum import NOT_WAITED_FOR, NodeVote, Round, Verb, Vote
 
 __all__ = [
+    "all_held",
+    "free",
     "free_in",
     "holder",
     "if_for_ever",
     "last_votes",
     "refusal",
+    "seen",
     "silent",
     "unavailable",
 ]
@@ -74,14 +77,64 @@ def holder(
     return Holder(resource, Owner.of(token), count, quorum, expires_in, token_digest(token))
 
 
-def free_in(ballot: Round) -> float:
-    """Seconds until a quorum is free, if nobody extends; from the answers to a PEEK round."""
-    left = [
-        (detail[1] if isinstance(detail, tuple) else 0.0)
-        for vote, detail in zip(ballot.votes, ballot.details, strict=True)
-        if vote is Vote.YES
-    ]
+def seen(ballot: Round, claim: int = 0) -> list[tuple[str, float] | None]:
+    """What the nodes that answered a PEEK hold for one of its claims: token, seconds left."""
+    pairs = zip(ballot.votes, ballot.details, strict=True)
+    details = [detail for vote, detail in pairs if vote is Vote.YES]
+    return [detail[claim] for detail in details] if len(ballot.claims) > 1 else details
+
+
+def free_in(ballot: Round, claim: int | None = None) -> float:
+    """Seconds until a quorum is free, if nobody extends; from the answers to a PEEK round.
+
+    Args:
+        ballot: The round.
+        claim: For which of its claims; the one that is free first if None.
+    """
+    if claim is None:
+        return min(free_in(ballot, number) for number in range(len(ballot.claims)))
+    left = [0.0 if held is None else held[1] for held in seen(ballot, claim)]
     return float(sorted(left)[ballot.quorum - 1])
+
+
+def free(ballot: Round) -> list[int]:
+    """Which of the claims of a PEEK round may be granted: nobody holds them at a quorum."""
+    numbers = range(len(ballot.claims))
+    return [n for n in numbers if seen(ballot, n).count(None) >= ballot.quorum]
+
+
+def all_held(
+    resource: str, ballot: Round, nodes: Sequence[str], lost: Holder | None
+) -> ResourceHeld:
+    """The error for a resource of which no slot could be had.
+
+    Args:
+        resource: What was asked for.
+        ballot: A PEEK round over its slots.
+        nodes: The nodes' addresses.
+        lost: Who has taken one that was free in this round, if there was one.
+    """
+
+    def promise(slot: int) -> tuple[bool, float]:
+        """Whether it is held by one; and for how long yet. Split among several it is free soon."""
+        tokens = [held[0] for held in seen(ballot, slot) if held is not None]
+        return max(Counter(tokens).values(), default=0) >= ballot.quorum, free_in(ballot, slot)
+
+    who = lost
+    if who is None:
+        first = min(range(len(ballot.claims)), key=promise)
+        tokens = [held[0] for held in seen(ballot, first) if held is not None]
+        who = holder(resource, tokens, ballot.quorum, free_in(ballot, first))
+    return ResourceHeld(
+        f"{resource} is held by as many as may, {len(ballot.claims)} at a time; one is {who}",
+        resource=resource,
+        votes=[
+            NodeVote(name, vote if vote is Vote.SILENT else Vote.NO)
+            for name, vote in zip(nodes, ballot.votes, strict=True)
+            if vote is not None
+        ],
+        holder=who,
+    )
 
 
 def if_for_ever(

@@ -14,8 +14,8 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
-from celery_redlock.engine import LONGEST
 from celery_redlock.lease import Lease, Owner
+from celery_redlock.names import LONGEST
 from celery_redlock.options import DAY, MIN_TTL
 from celery_redlock.server import LocalServer
 from tests.support import wait_until

@@ -23,6 +23,7 @@ PURE = {
     "commands",
     "guard",
     "key",
+    "names",
     "options",
     "settings",
     "events",
@@ -40,6 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "channel": {"quorum"},
     "commands": {"errors", "quorum"},
     "guard": {"lease"},
+    "names": {"commands", "errors", "lease"},
     "canonical": {"errors"},
     "key": {"canonical", "errors"},
     "options": {"errors", "address"},  # address: inside a function, see below
@@ -69,12 +71,12 @@ ALLOWED: dict[str, set[str]] = {
     "wakeup": {"address", "bell", "errors", "lease", "replies", "redis", "tenacity"},
     "hold": {"driver", "errors", "events", "lease", "refusal"},
     "engine": {
-        *("address", "commands", "custody", "driver", "errors", "events", "green", "guard"),
-        *("lease", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
+        *("address", "custody", "driver", "errors", "events", "green", "guard", "lease"),
+        *("names", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
     },
     "lock": {
         *("address", "custody", "driver", "engine", "errors", "events", "hold", "lease"),
-        *("options", "quorum", "refusal", "settings"),
+        *("names", "options", "quorum", "refusal", "settings"),
     },
 }
 # Besides what stands above. task and worker name each other: whoever can take a lock must have the

@@ -1,0 +1,81 @@
+"""The names of resources: which a user may give, and which are made of them.
+
+What is kept on the nodes besides locks has a name that ends in a suffix of its own; no resource may
+be named so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .commands import FENCE_SUFFIX, SLOT_SUFFIX
+from .errors import ConfigurationError
+from .lease import names_of
+
+__all__ = ["Resources", "checked_names", "slots"]
+
+LONGEST = 512
+"""Characters of a resource's name. What a node's connection takes at once is finite."""
+MOST = 100
+"""Names in one claim: while a node sets them it serves nobody else."""
+
+Resources = str | Sequence[str]
+"""A name, or several of which a claim gets all or none."""
+
+_OURS = {
+    re.escape(FENCE_SUFFIX): "the key of a fencing token",
+    re.escape(SLOT_SUFFIX) + "[0-9]+": "one of the slots of a lock with a limit",
+}
+
+
+def checked_names(resource: Resources) -> tuple[str, ...]:
+    """The names of a claim, each once.
+
+    Raises:
+        ConfigurationError: One of them cannot be one.
+    """
+    if isinstance(resource, str):
+        return (_checked(resource),)
+    if not isinstance(resource, (list, tuple, set, frozenset)) or not resource:
+        raise ConfigurationError(
+            f"a resource is a name, not {resource!r}: give a string that is not empty, or a list of"
+            " such"
+        )
+    names = names_of([_checked(name) for name in resource])
+    if len(names) > MOST:
+        raise ConfigurationError(
+            f"one lock holds at most {MOST} resources, not {len(names)}: give what they have in"
+            " common a name, and lock that"
+        )
+    return names
+
+
+def _checked(name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(
+            f"a resource is a name, not {name!r}: give a string that is not empty"
+        )
+    if "#" in name:
+        for suffix, what in _OURS.items():
+            if re.search(suffix + r"\Z", name):
+                raise ConfigurationError(
+                    f"a resource may not be named {name!r}: what ends so is {what}; give it"
+                    " another end"
+                )
+    if len(name) > LONGEST:
+        raise ConfigurationError(
+            f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
+            f" every request bears it; {name[:20]!r}... has {len(name)}: put a digest"
+            " of it into the name"
+        )
+    return name
+
+
+def slots(name: str, limit: int) -> list[str]:
+    """The names of a resource that `limit` may hold at a time; one of them is its own.
+
+    Whoever locks it without a limit, or with another, thus takes one of the same slots: there are
+    never more holders than the largest limit says.
+    """
+    return [name, *(f"{name}{SLOT_SUFFIX}{number}" for number in range(2, limit + 1))]
