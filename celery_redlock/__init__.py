@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from .errors import (
     ConfigurationError,
+    DuplicateTask,
     LeaseLost,
     NotAcquired,
     QuorumUnavailable,
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigurationError",
+    "DuplicateTask",
     "HeldLease",
     "Holder",
     "Lease",

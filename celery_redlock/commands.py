@@ -14,7 +14,15 @@ from typing import Any
 from .errors import NodeError
 from .quorum import EXTENDING, Round, Verb
 
-__all__ = ["FENCE_SUFFIX", "FOREIGN", "SLOT_SUFFIX", "base_of", "decode", "encode"]
+__all__ = [
+    "FENCE_SUFFIX",
+    "FOREIGN",
+    "RESERVED_SUFFIX",
+    "SLOT_SUFFIX",
+    "base_of",
+    "decode",
+    "encode",
+]
 
 FOREIGN = "<not a lock>"
 """Stands for the token where a key of another type lies under our name: it is held, not by us."""
@@ -23,6 +31,8 @@ FENCE_SUFFIX = "#fence"
 """Ends the key of a resource's last fencing token; no resource's own name may end so."""
 SLOT_SUFFIX = "#slot"
 """With a number, ends the key of one of several holders of a resource; no name may end so."""
+RESERVED_SUFFIX = "#reserved"
+"""Ends the key of a resource's reservation (`reservation.py`), likewise."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
 """Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
 FENCE_LIMIT = 2**53 - 1

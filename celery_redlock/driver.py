@@ -133,6 +133,11 @@ class Driver:
                 raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
             self._ready = True
 
+    @property
+    def ready(self) -> bool:
+        """Whether the first wait for connections is over: nothing waits for any from now on."""
+        return self._ready
+
     def run(self, operation: Callable[[float], Steps[T]]) -> T:
         """Run one operation to its end.
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ConfigurationError",
+    "DuplicateTask",
     "LeaseLost",
     "NodeError",
     "NotAcquired",
@@ -107,6 +108,25 @@ class ResourceHeld(NotAcquired):
 
 class QuorumUnavailable(NotAcquired):
     """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes."""
+
+
+class DuplicateTask(RedlockError):
+    """A task was not published, or not run: another has reserved its key (`on_duplicate="raise"`).
+
+    Attributes:
+        task_id: The id of the task that has.
+    """
+
+    def __init__(
+        self, message: str = "", task_id: str = "", *, resource: str | None = None
+    ) -> None:
+        super().__init__(message, resource=resource)
+        # What a result backend without pickle keeps of an exception.
+        self.args = (*self.args, task_id)
+        self.task_id = task_id
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class LeaseLost(RedlockError):

@@ -14,7 +14,14 @@ from typing import Any
 from .errors import ConfigurationError
 from .options import GLOBAL, TASK, Option, TaskOptions, check_option
 
-__all__ = ["Settings", "check_task_options", "given_names", "read_settings", "resolve"]
+__all__ = [
+    "Settings",
+    "check_reserving",
+    "check_task_options",
+    "given_names",
+    "read_settings",
+    "resolve",
+]
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,32 @@ def _consistent(values: Mapping[str, Any], prefix: str) -> None:
             f"{prefix}retry_backoff_max must be at least {prefix}retry_backoff;"
             f" they are {most:g} and {base:g}"
         )
+    scope, limit = values.get("scope", "while_executing"), values.get("limit", 1)
+    if limit > 1 and scope not in ("while_executing", "until_and_while_executing"):
+        raise ConfigurationError(
+            f"{prefix}limit is {limit}, but with {prefix}scope {scope!r} there is one task per key:"
+            " for several at a time and one in the queue use 'until_and_while_executing'"
+        )
+    if scope == "until_expired" and values.get("on_duplicate") == "replace":
+        raise ConfigurationError(
+            f"{prefix}on_duplicate 'replace' cannot be had with {prefix}scope 'until_expired':"
+            " the key is kept whatever becomes of its task, so nobody takes its place; use"
+            " 'until_executed', or another of 'existing', 'raise', 'skip'"
+        )
+
+
+def check_reserving(given: Mapping[str, Any], prefix: str) -> None:
+    """Options of a reservation need a scope that reserves.
+
+    Raises:
+        ConfigurationError: There is one without.
+    """
+    for name in ("reserve_ttl", "reserve_expires", "on_duplicate"):
+        if name in given and given.get("scope", "while_executing") == "while_executing":
+            raise ConfigurationError(
+                f"{prefix}{name} is for a reservation, and {prefix}scope 'while_executing' takes"
+                f" none: set {prefix}scope to 'until_executed' or another that begins with 'until'"
+            )
 
 
 def _broker(conf: Any) -> str:

@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
-from .delivery import Delivery, first_call
+from .arrival import Arrival
+from .delivery import first_call
 from .errors import ConfigurationError
 from .hold import HeldLease, Unlocked
 from .interrupt import Interruptible
 from .key import KeyMaker
 from .lock import Redlock
 from .options import TASK, TaskOptions
-from .settings import check_task_options, read_settings, resolve
+from .settings import check_reserving, check_task_options, read_settings, resolve
 from .skipped import Skipped
 
 __all__ = [
@@ -46,6 +47,9 @@ F = TypeVar("F")
 _celery_state: Any = _state  # its stubs lack most of it
 
 
+OF_CALL = ("scope", "on_duplicate", "reserve_ttl", "reserve_expires")
+"""Options that one call can be given: `apply_async(..., lock={...})`."""
+
 _MISSPELT = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # these are Celery's as well
 
 
@@ -59,6 +63,7 @@ class TaskLock:
 
     def __init__(self, own: Mapping[str, Any], prefix: str = "") -> None:
         self._own = check_task_options(own, prefix)
+        self._prefix = prefix
         self._keys: dict[tuple[str, bool, Callable[..., Any]], KeyMaker] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
@@ -75,6 +80,7 @@ class TaskLock:
                 " calls asyncio.run()"
             )
         KeyMaker(name, function, self._own.get("key"), bound=bound)
+        check_reserving(self._own, self._prefix)
 
     def resource(
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
@@ -94,6 +100,26 @@ class TaskLock:
         if options is None:
             options = self._options[app] = resolve(self._own, read_settings(app))
         return options
+
+    def options_of_call(self, app: Any, given: Any) -> TaskOptions:
+        """The options of one call, which was given `lock={...}`.
+
+        Raises:
+            ConfigurationError: One of them cannot be given to a call, or cannot work.
+        """
+        if not isinstance(given, Mapping):
+            raise ConfigurationError(
+                f"lock= takes a mapping, such as {{'scope': 'until_executed'}}, not {given!r}"
+            )
+        for name in given:
+            if name not in OF_CALL:
+                raise ConfigurationError(
+                    f"lock={{{name!r}: ...}}: a call can be given {', '.join(OF_CALL)}; declare"
+                    " the others with the task"
+                )
+        own = check_task_options({**self._own, **given})
+        check_reserving({"scope": own.get("scope"), **given}, "")
+        return resolve(own, read_settings(app))
 
     def run(
         self,
@@ -127,7 +153,11 @@ class TaskLock:
             held.on_lost = options.on_lost
         request = task.request_stack.top if task is not None else None
         if first_call(request):
-            return Delivery(task, request, held, options).run(body)
+            redlock = held._redlock
+            return Arrival(task, request, redlock, resource, options).run(held, body)
+        if options.scope == "until_executing":  # which excludes no body from another
+            with Unlocked(resource, held._redlock):
+                return body()
         try:  # not `with`: a time limit may strike between taking the lock and owing to free it
             held.__enter__()
             return body()

@@ -12,16 +12,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import _state, signals
 
+from .arrival import arrival_of, comes_back, note_of
 from .attempts import is_redelivered, mark_copy
 from .delivery import lease_of
 from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
+from .publish import wrap
+from .reservation import HEADER, Reservation, free_soon
 from .settings import given_names, read_settings
 from .task import TaskLock, lock_of
 
@@ -39,6 +42,43 @@ def release(sender: Any = None, **_signal: Any) -> None:
     held = lease_of(request)
     if held is not None:
         held.release()
+
+
+def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
+    """The body's process: this delivery is over, and what it was reserved for."""
+    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    arrival = arrival_of(request)
+    if arrival is not None:
+        arrival.end(state, retval)
+    else:  # it did not come to a body
+        note = note_of(request)
+        if note is not None and not comes_back(sender, state, retval):
+            _free(sender.app, note)
+
+
+def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
+    """The main process: a message was revoked or has expired; or, unseen, its body has died."""
+    if request is None:
+        request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    note = note_of(request)
+    if note is not None and arrival_of(request) is None:
+        _free(sender.app, note)
+
+
+def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
+    """The main process: a message cannot be read, or its task is not known here."""
+    headers = getattr(message, "headers", None)
+    if isinstance(headers, Mapping):
+        note = Reservation.of(headers.get(HEADER), headers.get("id"))
+        if note is not None:
+            _free(sender.app, note)
+
+
+def _free(app: Any, note: Reservation) -> None:
+    """Free what a message had that is over."""
+    enabled = app.conf.get("redlock_enabled", True)
+    if note.token and note.scope != "until_expired" and enabled:
+        free_soon(Redlock.from_app(app), note)
 
 
 def received(request: Any = None, **_signal: Any) -> None:
@@ -157,6 +197,14 @@ def install() -> None:
     for ending in ("task_postrun", "task_success", "task_failure", "task_retry"):
         signal = getattr(signals, ending)
         signal.connect(release, weak=False, dispatch_uid=f"celery_redlock.{ending}")
+    signals.task_postrun.connect(end, weak=False, dispatch_uid="celery_redlock.end")
+    for ending in ("task_revoked", "task_failure"):
+        signal = getattr(signals, ending)
+        signal.connect(over, weak=False, dispatch_uid=f"celery_redlock.over.{ending}")
+    for ending in ("task_rejected", "task_unknown"):
+        signal = getattr(signals, ending)
+        signal.connect(refused, weak=False, dispatch_uid=f"celery_redlock.refused.{ending}")
+    wrap()
     signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")
     signals.worker_ready.connect(announce, weak=False, dispatch_uid="celery_redlock.announce")

@@ -27,6 +27,7 @@ class FakeDriver:
         self.clock = clock
         self.dead: set[int] = set()
         self.rounds: list[str] = []
+        self.ready = True
 
     def run(self, operation: Callable[[float], Steps[T]]) -> T:
         try:
@@ -99,7 +100,7 @@ class FakeRedlock(Redlock):
         self._driver = self.driver = fake
         watchdog: Any = FakeWatchdog(self, self.clock)
         self._watchdog = self.watchdog = watchdog
-        for module in ("hold", "lock", "engine"):
+        for module in ("hold", "lock", "engine", "reservation"):
             patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:

@@ -84,14 +84,37 @@ ALLOWED: dict[str, set[str]] = {
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
     "attempts": set(),
+    "reservation": {
+        *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
+        *("quorum", "refusal"),
+    },
+    "arrival": {
+        *("attempts", "delivery", "errors", "hold", "lease", "lock", "names", "options"),
+        *("reservation", "skipped", "celery"),
+    },
+    "publish": {
+        *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),
+        *("skipped", "task", "celery", "kombu"),
+    },
     "conflict": {"attempts", "errors", "options", "skipped", "celery"},
     "delivery": {"attempts", "conflict", "errors", "hold", "lease", "options", "celery"},
     "task": {
-        *("delivery", "errors", "hold", "interrupt", "key", "lock", "options", "settings"),
+        *(
+            "arrival",
+            "delivery",
+            "errors",
+            "hold",
+            "interrupt",
+            "key",
+            "lock",
+            "options",
+            "settings",
+        ),
         *("skipped", "worker", "celery"),
     },
     "worker": {
-        *("attempts", "delivery", "errors", "lease", "lock", "settings", "task", "celery"),
+        *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
+        *("settings", "task", "celery"),
         *("beat", "keeper"),  # inside functions: no other process needs them
     },
     "tick": {"celery"},

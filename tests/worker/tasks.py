@@ -34,6 +34,7 @@ from celery_redlock import (
 from celery_redlock.driver import monotonic
 from celery_redlock.events import Listener, subscribe
 from tests.worker.log import VARIABLE, note, runs_of
+from tests.worker.reserving import declare
 
 NAME = "tests.worker.tasks"
 
@@ -92,6 +93,10 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", max_retries=3)
 def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> Any:
+    return _work(self, key, seconds, then)
+
+
+def _work(self: Task, key: str, seconds: float, then: str) -> Any:
     occupy(self, key, seconds)
     if then == "raise":
         raise ValueError("as asked")
@@ -115,7 +120,12 @@ def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> A
         os.kill(os.getpid(), signal.SIGKILL)
     if then == "SIGSEGV":
         ctypes.string_at(0)
+    if then in ("reject", "requeue") and runs_of(self.request.id) == 1:
+        raise Reject("as asked", requeue=then == "requeue")
     return {"retries": self.request.retries, "token": current_lease().token != ""}
+
+
+declare(app, _work)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", autoretry_for=(KeyError,),

@@ -1,0 +1,344 @@
+"""Publishing under a reservation, and what a duplicate gets.
+
+`Task.apply_async` is wrapped, once, for all tasks; of one whose scope reserves nothing it remains
+what it was. A reservation is taken before the message is sent, travels in a header of it, and is
+freed if it cannot be sent.
+
+What Celery itself sends has an id already, that others wait for (members of groups, chords and
+chains, callbacks, what replaces a task): that is sent in any case, and `arrival.py` decides.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import numbers
+import random
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from celery import _state, states
+from celery.app.task import Task
+from celery.result import EagerResult
+from celery.utils.time import maybe_iso8601, maybe_make_aware
+from kombu.utils.uuid import uuid
+
+from .arrival import HOUR, arrival_of
+from .attempts import LONG
+from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
+from .lease import Claim, Holder, Owner, names_of
+from .lock import Redlock
+from .options import MIN_TTL, TaskOptions
+from .reservation import (
+    HEADER,
+    LONGEST_TTL,
+    RESERVING,
+    Reservation,
+    claim_for,
+    free,
+    give_up,
+    holding,
+    keep,
+    take,
+)
+from .skipped import Skipped
+from .task import TaskLock, lock_of
+
+__all__ = ["wrap"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+_celery_state: Any = _state  # its stubs lack most of it
+
+SPLIT = 0.3
+"""Seconds to try on, where several publish at once and none gets a quorum."""
+PAUSE = 0.02
+"""Seconds between two tries then, at most."""
+REPLACING = 3
+"""How often to take the place of another, where others do so as well."""
+FROZEN = (
+    *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
+    "replaced_task_nesting",
+)
+"""Options of what is part of something larger."""
+
+
+def wrap(task_class: Any = Task) -> None:
+    """Wrap `apply_async` of all tasks. Again is nothing."""
+    original = task_class.apply_async
+    if getattr(original, "__redlock__", False):
+        return
+
+    @functools.wraps(original)
+    def apply_async(
+        self: Any,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: Any = None,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        lock = lock_of(self)
+        if lock is None:
+            if "lock" in options:
+                raise ConfigurationError(
+                    f"{self.name} takes no lock, so there is nothing that lock= could change for"
+                    " one call of it: give it SingletonTask as its base, or @locked"
+                )
+            return original(self, args, kwargs, task_id, *rest, **options)
+        given = options.pop("lock", None)
+        app = self.app
+        conf = app.conf
+        wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
+        reserves = wish.scope in RESERVING
+        if not reserves and given is None:
+            return original(self, args, kwargs, task_id, *rest, **options)
+        if conf.task_always_eager or not conf.get("redlock_enabled", True):
+            return original(self, args, kwargs, task_id, *rest, **options)
+
+        def send(task_id: Any, note: Reservation | None, expires: float | None) -> Any:
+            if note is not None:
+                headers = options.get("headers")
+                options["headers"] = {**(headers or {}), HEADER: note.header()}
+            if expires is not None:
+                options["expires"] = expires
+            return original(self, args, kwargs, task_id, *rest, **options)
+
+        return _Publication(self, app, lock, wish, args, kwargs, task_id, options, send).publish()
+
+    apply_async.__redlock__ = True  # type: ignore[attr-defined]
+    task_class.apply_async = apply_async
+
+
+class _Publication:
+    """One call of `apply_async`."""
+
+    def __init__(
+        self,
+        task: Any,
+        app: Any,
+        lock: TaskLock,
+        wish: TaskOptions,
+        args: Any,
+        kwargs: Any,
+        task_id: Any,
+        options: Mapping[str, Any],
+        send: Callable[[Any, Reservation | None, float | None], Any],
+    ) -> None:
+        self._task = task
+        self._app = app
+        self._lock = lock
+        self._wish = wish
+        self._args = args
+        self._kwargs = kwargs
+        self._task_id = task_id
+        self._options = options
+        self._send = send
+
+    def publish(self) -> Any:
+        task = self._task
+        try:
+            resource = self._lock.resource(task, task.run, self._args or (), self._kwargs or {})
+        except TypeError:
+            # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
+            return self._send(self._task_id, None, None)
+        wish = self._wish
+        names = names_of(resource)
+        note = Reservation(names, wish.scope, wish.on_duplicate, self._ttl(wish.reserve_ttl))
+        if wish.scope not in RESERVING:  # for this call
+            return self._send(self._task_id, note, None)
+        redlock = Redlock.from_app(self._app)
+        if self._task_id is not None:
+            kept = self._kept(redlock, names)
+            if kept is not None:
+                return kept()
+        frozen = self._frozen
+        task_id = self._task_id or uuid()
+        replaced = 0
+        until = 0.0
+        while True:
+            claim = claim_for(redlock, names, note.ttl, task_id)
+            try:
+                start = time.monotonic()
+                try:
+                    take(redlock, claim)
+                except ResourceHeld as refusal:
+                    holder = refusal.holder
+                except QuorumUnavailable as error:
+                    if wish.on_unavailable == "raise":
+                        raise
+                    logger.warning("%s is published without a reservation: %s", self._called, error)
+                    return self._send(task_id, note, None)
+                else:
+                    spent = time.monotonic() - start
+                    return self._send(task_id, *self._under(note, claim, spent))
+            except BaseException:  # also one that strikes in between
+                give_up(redlock, claim)
+                raise
+            if frozen:
+                return self._send(task_id, note, None)
+            if not _names_a_task(holder):
+                # Several have asked at once; or another program has our key.
+                now = time.monotonic()
+                until = until or now + SPLIT
+                if now < until and (holder is None or holder.owner is not None):
+                    time.sleep(random.uniform(0.001, PAUSE))
+                    continue
+                why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
+                logger.warning("%s is published without a reservation: %s", self._called, why)
+                return self._send(task_id, note, None)
+            assert holder is not None and holder.owner is not None
+            if wish.on_duplicate == "replace" and replaced < REPLACING:
+                replaced += 1
+                if self._replaces(redlock, claim, names, holder.owner):
+                    continue
+            return self._duplicate(task_id, note.resource, holder)
+
+    def _under(
+        self, note: Reservation, claim: Claim, spent: float
+    ) -> tuple[Reservation, float | None]:
+        """What the message says, and when it expires."""
+        expires = self._expires()
+        left = max(MIN_TTL, note.ttl - spent)
+        capped = self._wish.reserve_expires and (expires is None or expires > left)
+        marked = Reservation(
+            note.resources, note.scope, note.on_duplicate, note.ttl, claim.token, capped
+        )
+        return marked, left if capped else None
+
+    # -- A message that has a reservation ---------------------------------------------------------
+
+    def _kept(self, redlock: Redlock, names: tuple[str, ...]) -> Callable[[], Any] | None:
+        """How to send what has a reservation already: a retry, or what takes a task's place."""
+        headers = self._options.get("headers")
+        given = headers.get(HEADER) if isinstance(headers, Mapping) else None
+        note = Reservation.of(given, self._task_id)
+        current = _celery_state._task_stack.top
+        request = current.request_stack.top if current is not None else None
+        arrival = arrival_of(request)
+        if arrival is not None and arrival.task_id != self._task_id:
+            arrival = None
+        if arrival is not None and (note is None or not note.token):
+            note = arrival.note
+        if note is None or note.resources != names or not (note.token or note.begun):
+            return None
+
+        def send() -> Any:
+            ttl = min(note.ttl + self._delay(), LONGEST_TTL)
+            if note.begun:
+                return self._send(self._task_id, note, ttl if note.capped else None)
+            if arrival is not None:
+                arrival.pass_on(ttl)
+            elif note.scope != "until_expired":
+                keep(redlock, claim_for(redlock, names, ttl, token=note.token))
+            try:
+                return self._send(self._task_id, note, ttl if note.capped else None)
+            except BaseException:
+                if arrival is not None:
+                    arrival.passed_on = False
+                raise
+
+        return send
+
+    # -- A duplicate -----------------------------------------------------------------------------
+
+    def _duplicate(self, task_id: str, resource: str, holder: Holder) -> Any:
+        assert holder.owner is not None
+        other = holder.owner.task_id
+        policy = self._wish.on_duplicate
+        logger.debug("%s is a duplicate: %s", self._called, holder)
+        if policy == "raise":
+            raise DuplicateTask(
+                f"{self._called} is not published: {resource} is reserved by {holder.owner}",
+                other,
+                resource=resource,
+            )
+        if policy == "skip" or len(other) > LONG:  # shortened: there is no result of that name
+            marker = Skipped(resource, str(holder.owner))
+            return EagerResult(task_id, marker, states.SUCCESS, name=self._task.name)
+        return self._task.AsyncResult(other)
+
+    def _replaces(
+        self, redlock: Redlock, claim: Claim, names: tuple[str, ...], other: Owner
+    ) -> bool:
+        """Revoke the one that is queued, and free its place. False: it is running already."""
+        if len(other.task_id) > LONG:
+            return False
+        for name in names:
+            running = redlock.holder(name)
+            if running is not None and running.owner and running.owner.task_id == other.task_id:
+                return False
+        token = holding(redlock, claim)
+        owner = Owner.of(token) if token else None
+        if token and owner is not None and owner.task_id == other.task_id:
+            self._app.control.revoke(other.task_id)
+            logger.info("%s replaces task %s", self._called, printable(other.task_id))
+            old = claim_for(redlock, names, claim.ttl, token=token)
+            free(redlock, old, redlock.node_timeout)
+        return True
+
+    # -- Times -----------------------------------------------------------------------------------
+
+    def _ttl(self, reserve_ttl: float | None) -> float:
+        """How long it is reserved; seconds."""
+        if reserve_ttl is not None:
+            ttl = self._delay() + reserve_ttl
+        else:
+            expires = self._expires()
+            ttl = self._delay() + HOUR if expires is None else expires
+        return min(max(ttl, MIN_TTL), LONGEST_TTL)
+
+    def _delay(self) -> float:
+        """Seconds until it may start."""
+        later = self._options.get("countdown") or self._options.get("eta")
+        return max(0.0, self._seconds(later) or 0.0)
+
+    def _expires(self) -> float | None:
+        """Seconds until it expires; None if it does not."""
+        options = self._options
+        return self._seconds(options.get("expires", self._task.expires))
+
+    def _seconds(self, when: Any) -> float | None:
+        """From now on, as Celery reads it; None for what it will not take."""
+        try:
+            if when is None:
+                return None
+            if isinstance(when, str):
+                when = maybe_iso8601(when)
+            if isinstance(when, datetime):
+                aware = maybe_make_aware(when, self._app.timezone)
+                return float((aware - maybe_make_aware(self._app.now())).total_seconds())
+            if isinstance(when, numbers.Real):
+                return float(when)
+        except (ValueError, OverflowError, TypeError):
+            pass
+        return None
+
+    # --------------------------------------------------------------------------------------------
+
+    @property
+    def _frozen(self) -> bool:
+        """Whether others wait for this very message."""
+        options = self._options
+        if options.get("link") or options.get("link_error"):
+            return True  # callbacks of its own
+        if options.get("root_id") or options.get("parent_id"):
+            return True
+        return self._task_id is not None and any(options.get(name) for name in FROZEN)
+
+    @property
+    def _called(self) -> str:
+        return printable(self._task.name)
+
+
+def _names_a_task(holder: Holder | None) -> bool:
+    """Whether a task certainly has it: enough nodes say so, or the rest could not make a quorum."""
+    owner = holder.owner if holder is not None else None
+    return (
+        holder is not None
+        and owner is not None
+        and bool(owner.task_id)
+        and holder.nodes >= holder.quorum
+    )

@@ -1,0 +1,236 @@
+"""A reservation: a resource that is a message's from its publication on.
+
+A key of its own on the nodes, beside that of the lock, with a token of its own, which names the
+task. The token travels in a header of the message, so every process that sees the message's end can
+free it, by compare-and-delete. To lose one is no danger: the lock still decides who runs.
+
+A reservation is a claim like any other (`lease.py`), by the rounds of `quorum.py`; but nobody
+extends it while the message is in a queue.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from . import quorum, refusal
+from .attempts import short_id
+from .commands import RESERVED_SUFFIX
+from .driver import monotonic
+from .errors import printable
+from .lease import Claim, Owner, names_of, shown
+from .names import LONGEST, MOST, Resources
+from .options import MIN_TTL, SCOPES
+from .quorum import Round, Steps, Verb
+
+if TYPE_CHECKING:
+    from .lock import Redlock
+
+__all__ = [
+    "HEADER",
+    "LONGEST_TTL",
+    "RESERVING",
+    "Reservation",
+    "adopt",
+    "claim_for",
+    "free",
+    "free_soon",
+    "give_up",
+    "keep",
+    "start",
+    "take",
+]
+
+HEADER = "redlock_reservation"
+"""Message header: what its reservation is. Foreign input."""
+RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
+LONGEST_TTL = 1e10
+"""Seconds; an ETA in three hundred years."""
+LONGEST_TOKEN = 1000
+"""Characters."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """What a message says of its reservation.
+
+    Attributes:
+        resources: What its task locks, by its names.
+        scope: From when to when it is taken.
+        on_duplicate: What a duplicate gets.
+        ttl: What it was asked for, in seconds.
+        token: Proof that it is this message's; empty if the message has none.
+        capped: Whether the message was told to expire because of it.
+        begun: Whether its body had begun before: then there is nothing left to reserve.
+    """
+
+    resources: tuple[str, ...]
+    scope: str
+    on_duplicate: str
+    ttl: float
+    token: str = field(default="", repr=False)
+    capped: bool = False
+    begun: bool = False
+
+    @property
+    def resource(self) -> str:
+        """What its task locks, for people."""
+        return shown(self.resources)
+
+    def header(self) -> dict[str, Any]:
+        """As it stands in a message."""
+        header: dict[str, Any] = {
+            "resources": list(self.resources),
+            "scope": self.scope,
+            "on_duplicate": self.on_duplicate,
+            "ttl": self.ttl,
+        }
+        if self.token:
+            header["token"] = self.token
+        for name in ("capped", "begun"):
+            if getattr(self, name):
+                header[name] = True
+        return header
+
+    @classmethod
+    def of(cls, given: Any, task_id: Any) -> Reservation | None:
+        """What a message's header says; None if that is nothing, or nonsense.
+
+        Args:
+            given: The header's value.
+            task_id: The message's: another's reservation is none of its.
+        """
+        if not isinstance(given, Mapping):
+            return None
+        names, scope = given.get("resources"), given.get("scope")
+        policy, ttl, token = given.get("on_duplicate"), given.get("ttl"), given.get("token", "")
+        if not isinstance(names, (list, tuple)) or not 0 < len(names) <= MOST:
+            return None
+        if not all(isinstance(name, str) and 0 < len(name) <= LONGEST for name in names):
+            return None
+        if scope not in SCOPES or policy not in ("existing", "raise", "skip", "replace"):
+            return None
+        if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not math.isfinite(ttl):
+            return None
+        if not isinstance(token, str) or len(token) > LONGEST_TOKEN:
+            return None
+        owner = Owner.of(token) if token else None
+        if token and (owner is None or owner.task_id != short_id(task_id)):
+            token = ""  # such as of headers that were handed on to another message
+        ttl = min(max(float(ttl), MIN_TTL), LONGEST_TTL)
+        flags = {name: given.get(name) is True for name in ("capped", "begun")}
+        return cls(names_of(names), scope, policy, ttl, token, **flags)
+
+
+def claim_for(
+    redlock: Redlock, resource: Resources, ttl: float, task_id: str = "", token: str = ""
+) -> Claim:
+    """A claim on a reservation: of a message that is to be sent, or that has a token.
+
+    Args:
+        redlock: Where.
+        resource: What the task locks.
+        ttl: Seconds.
+        task_id: Whose it is to be.
+        token: Whose it is already.
+    """
+    if not token:
+        us = redlock._owner
+        token = Owner(us.host, us.pid, short_id(task_id)).token(os.urandom(16).hex())
+    names = [name + RESERVED_SUFFIX for name in names_of(resource)]
+    return Claim(names, token, ttl, len(redlock._addresses))
+
+
+def take(redlock: Redlock, claim: Claim) -> None:
+    """Take it: one round.
+
+    Raises:
+        ResourceHeld: Another has it.
+        QuorumUnavailable: Too few nodes answered.
+    """
+    patience = redlock._patience(claim.ttl)
+    ballot = redlock._driver.run(lambda now: quorum.acquire(claim, now, patience))
+    if claim.granted_at is None:
+        raise refusal.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
+
+
+def adopt(redlock: Redlock, claim: Claim) -> bool | None:
+    """Confirm it, for its ttl from now; where it has expired it is taken again.
+
+    Returns:
+        Whether it is ours; None if too few nodes answered to tell.
+    """
+    patience = redlock._patience(claim.ttl)
+    ballot = redlock._driver.run(lambda now: quorum.extend([claim], now, patience))
+    if ballot.confirmed() and claim.grant(monotonic()):
+        return True
+    if ballot.no <= len(ballot.votes) - ballot.quorum:
+        return None
+    redlock._driver.run(lambda now: quorum.undo(claim, now))
+    return False
+
+
+def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
+    """Free it as its body begins.
+
+    Returns:
+        Whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
+
+    """
+    ballot = redlock._driver.run(lambda now: _release(claim, now, redlock.node_timeout))
+    if ballot.yes >= ballot.quorum or ballot.yes + ballot.no < ballot.quorum:
+        return True, None
+    return False, holding(redlock, claim)
+
+
+def holding(redlock: Redlock, claim: Claim) -> str | None:
+    """The token that a quorum of nodes holds; None if there is none, or none can be told."""
+    ballot = redlock._driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
+    tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
+    return next((token for token in tokens if tokens.count(token) >= ballot.quorum), None)
+
+
+def keep(redlock: Redlock, claim: Claim) -> None:
+    """Let it last for its ttl from now, whoever waits. Nothing is waited for."""
+    redlock._driver.run(lambda now: quorum.extend([claim], now, 0.0))
+
+
+def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
+    """Free it. Nodes that are away are told when they are back.
+
+    Args:
+        redlock: Where.
+        claim: With the token of the message that is over.
+        patience: How long to wait for the nodes, in seconds; 0 only writes to them.
+    """
+    redlock._driver.run(lambda now: _release(claim, now, patience))
+
+
+def give_up(redlock: Redlock, claim: Claim) -> None:
+    """Its message was not sent: free what has been written of it."""
+    if any(claim.written):
+        free(redlock, claim)
+
+
+def free_soon(redlock: Redlock, note: Reservation) -> None:
+    """Free what a message had that is over. For a worker's main process: never waits."""
+    claim = claim_for(redlock, note.resources, note.ttl, token=note.token)
+    if redlock._driver.ready:
+        free(redlock, claim)
+        return
+    # The first to ask a node waits for the connections.
+    name = f"celery_redlock free {printable(note.resource)}"
+    threading.Thread(target=partial(free, redlock, claim), name=name, daemon=True).start()
+
+
+def _release(claim: Claim, now: float, patience: float) -> Steps[Round]:
+    claim.ended = True
+    claim.written = [True] * len(claim.written)  # by whoever sent it; so it is owed
+    ballot = Round(Verb.RELEASE, [claim], now, patience)
+    yield ballot
+    return ballot

@@ -1,0 +1,137 @@
+"""Reservations on real workers: taken when a task is published, freed at every ending."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock.lease import Owner
+from celery_redlock.options import SCOPES
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker
+from tests.worker.reserving import declare
+
+RESERVING = [scope for scope in SCOPES if scope != "while_executing"]
+
+
+class Reservations:
+    """The sender's tasks, and what the nodes hold for them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.tasks = declare(cluster.app, lambda *_args: None)
+        self._nodes = [redis.Redis.from_url(node.url) for node in cluster.nodes]
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.tasks[name]
+
+    def tokens(self, key: str) -> list[str]:
+        """What each node holds for the reservation, where it holds any."""
+        held = [node.get(f"redlock:k:{key}#reserved") for node in self._nodes]
+        return [token.decode() for token in held if isinstance(token, bytes)]
+
+    def of(self, key: str) -> str:
+        """The task that has it, by a quorum; empty if none has."""
+        ids = [owner.task_id for token in self.tokens(key) if (owner := Owner.of(token))]
+        return next((one for one in ids if ids.count(one) >= 3), "")
+
+    def left(self, key: str) -> float:
+        """Seconds until it expires, on the node that keeps it longest."""
+        return max(node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes) / 1000
+
+    def freed(self, key: str, within: float = 3.0) -> None:
+        wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
+
+
+@pytest.fixture(scope="module")
+def reservations(cluster: Cluster) -> Iterator[Reservations]:
+    reservations = Reservations(cluster)
+    yield reservations
+    reservations.close()
+
+
+@pytest.mark.parametrize("scope", RESERVING)
+def test_a_second_is_not_published(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
+) -> None:
+    task = reservations.tasks[scope]
+    first = task.apply_async((key,), countdown=0.5)
+    assert reservations.of(key) == first.id
+    second = task.delay(key)
+    assert second.id == first.id
+    cluster.result(first)
+    cluster.settled()
+    assert len(cluster.runs(key)) == 1
+    if scope == "until_expired":
+        assert reservations.of(key) == first.id
+        assert task.delay(key).id == first.id
+    else:
+        reservations.freed(key)
+        third = task.delay(key)
+        assert third.id != first.id
+        cluster.result(third)
+
+
+@pytest.mark.parametrize(
+    ("scope", "while_running"),
+    [
+        ("until_executing", "free"),
+        ("until_executed", "held"),
+        ("until_and_while_executing", "free"),
+        ("until_expired", "held"),
+    ],
+)
+@pytest.mark.parametrize("late", ["", "_late"])
+def test_what_a_scope_holds_while_the_body_runs(
+    cluster: Cluster,
+    worker: Worker,
+    reservations: Reservations,
+    key: str,
+    scope: str,
+    while_running: str,
+    late: str,
+) -> None:
+    task = reservations.tasks[scope + late]
+    first = task.delay(key, 0.5)
+    cluster.entered(key)
+    assert bool(reservations.tokens(key)) == (while_running == "held")
+    locked = cluster.redlock.holder(f"k:{key}")
+    assert (locked is None) == (scope == "until_executing")
+    cluster.result(first)
+    if scope != "until_expired":
+        reservations.freed(key)
+
+
+@pytest.mark.parametrize("then", ["raise", "retry", "ignore", "reject", "_exit", "SystemExit"])
+def test_every_end_of_a_body_frees_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, then: str
+) -> None:
+    for name in ("until_executed", "until_executed_late"):
+        one = f"{key}-{name}"
+        sent = reservations.tasks[name].delay(one, 0.1, then)
+        cluster.entered(one)
+        reservations.freed(one, 8.0)
+        if then == "retry":
+            assert cluster.result(sent)["retries"] == 3
+            assert len(cluster.runs(one)) == 4
+
+
+def test_a_retry_keeps_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    first = reservations.until_executed.delay(key, 0.05, "retry")
+    for turn in range(1, 4):
+        cluster.entered(key, turn)
+        wait_until(lambda: cluster.runs(key)[-1].ended, 3.0, "the body has ended")
+        assert reservations.of(key) == first.id
+        assert reservations.until_executed.delay(key).id == first.id
+    assert cluster.result(first)["retries"] == 3
+    reservations.freed(key)
+    assert len(cluster.runs(key)) == 4
