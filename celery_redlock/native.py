@@ -18,6 +18,7 @@ from functools import partial
 from .driver import Driver
 from .events import heard
 from .green import Doorbell, Errands, end_hub, native_ident, native_lock, start_native
+from .haste import haste
 from .lease import NEVER, Claim
 from .watchdog import BUSY, Schedule, Watched
 
@@ -123,7 +124,8 @@ class NativeWatchdog:
                 if due:
                     self._wakes = -math.inf  # nobody need ring: we are awake
             if due:
-                self._tend(driver, due)
+                with haste():
+                    self._tend(driver, due)
             else:
                 self._bell.wait(None if wakes == math.inf else max(BUSY, wakes - now))
         driver.close()

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from .haste import haste
 from .lease import Claim
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
@@ -194,6 +195,10 @@ class Watchdog:
         return self._schedule.take(self._clock())
 
     def _tend(self, due: Sequence[Watched]) -> None:
+        with haste():
+            self._round(due)
+
+    def _round(self, due: Sequence[Watched]) -> None:
         alive, over = self._schedule.part(due, self._clock())
         self._settle(over, ())
         renewed: Sequence[Claim] = ()

@@ -50,6 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     "address": {"errors", "redis"},
     "bell": set(),
     "green": set(),
+    "haste": {"green"},
     "interrupt": {"errors", "green"},
     "board": {"green", "lease"},
     "keeper": {"board", "driver", "lease", "quorum"},
@@ -64,8 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     "driver": {
         *("address", "bell", "commands", "errors", "green", "guard", "lease", "node", "quorum"),
     },
-    "watchdog": {"lease"},
-    "native": {"driver", "events", "green", "lease", "watchdog"},
+    "watchdog": {"haste", "lease"},
+    "native": {"driver", "events", "green", "haste", "lease", "watchdog"},
     "refusal": {"errors", "lease", "quorum"},
     "outage": {"errors"},
     "wakeup": {"address", "bell", "errors", "lease", "replies", "redis", "tenacity"},

@@ -44,8 +44,6 @@ def test_it_is_held(
     cluster: Cluster, monitor: Monitor, worker: Worker, key: str, setup: Setup, strain: Strain
 ) -> None:
     """Or lost, where nobody is left to extend it; and then the holder notices."""
-    if strain.name == "Python loop" and setup.name in ("threads", "solo"):
-        pytest.skip("one second of ttl is too short beside a loop; test_threads.py has four")
     seen = bear(strain, cluster, monitor, worker, key)
     assert seen.held == (strain.name not in setup.loses), seen
     assert bool(seen.noticed_by) == (not seen.held), seen

@@ -99,9 +99,7 @@ def test_a_majority_gone_for_longer_than_the_ttl(
     assert [reason for reason, _late, _lost in told] == ["expired"] * count
     assert all(lost for _reason, _late, lost in told)
     lates = sorted(late for _reason, late, _lost in told)
-    # Where a body computes beside it, the thread that tells waits for the GIL at every step.
-    crowded = kind == "loop" and name != "prefork"
-    assert 0.0 <= lates[0] < (6 if crowded else 1) * PUNCTUAL, lates
+    assert 0.0 <= lates[0] < PUNCTUAL, lates
     for i in range(count):
         (loss,) = cluster.lines("loss", f"k:{key}{i}")
         assert loss.detail[-1][:3] == ["silent"] * 3
