@@ -39,6 +39,7 @@ __all__ = [
     "adopt",
     "claim_for",
     "free",
+    "free_in",
     "free_soon",
     "give_up",
     "keep",
@@ -193,6 +194,13 @@ def holding(redlock: Redlock, claim: Claim) -> str | None:
     ballot = redlock._driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
     tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
     return next((token for token in tokens if tokens.count(token) >= ballot.quorum), None)
+
+
+def free_in(redlock: Redlock, resource: str) -> float | None:
+    """Seconds until a reservation ends by itself; None if too few nodes answered to tell."""
+    claim = claim_for(redlock, resource, MIN_TTL)
+    ballot = redlock._driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
+    return refusal.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 
 def keep(redlock: Redlock, claim: Claim) -> None:

@@ -95,7 +95,7 @@ def read_settings(app: Any) -> Settings:
     if values["beat"] is None:
         values["beat"] = values["nodes"] is not None
     if values["nodes"] is None:
-        values["nodes"] = [_broker(conf)] if values["enabled"] else []
+        values["nodes"] = [_moved(conf) or _broker(conf)] if values["enabled"] else []
     return Settings(**values)
 
 
@@ -154,22 +154,39 @@ def check_reserving(given: Mapping[str, Any], prefix: str) -> None:
             )
 
 
+def _moved(conf: Any) -> str | None:
+    """The Redis of celery-once or celery-singleton, where a project moves over (compat/).
+
+    Read wherever the locks are, so that all processes of an app agree whichever modules they load.
+    """
+    once = conf.get("ONCE")
+    own = once.get("settings") if isinstance(once, Mapping) else None
+    url = own.get("url") if isinstance(own, Mapping) else None
+    url = url or conf.get("singleton_backend_url")
+    return _as_node(url) if isinstance(url, str) else None
+
+
 def _broker(conf: Any) -> str:
     """The broker, where that is a Redis."""
     url = conf.get("broker_write_url") or conf.get("broker_url")
     if isinstance(url, (list, tuple)):
         url = url[0] if url else None
     if isinstance(url, str):
-        url = url.split(";")[0]
-        if url.startswith("redis+socket://"):
-            return "unix://" + url.removeprefix("redis+socket://")
-        if url.startswith(("redis://", "rediss://")):
-            return re.sub(
-                r"ssl_cert_reqs=CERT_(\w+)",
-                lambda m: m[0].replace("CERT_" + m[1], m[1].lower()),
-                url,
-            )
+        url = _as_node(url.split(";")[0])
+        if url.startswith(("unix://", "redis://", "rediss://")):
+            return url
     raise ConfigurationError(
         "redlock_nodes is not set and the broker is no Redis: set redlock_nodes to the URLs of one"
         " or more independent Redis masters, such as ['redis://10.0.0.1:6379/0', ...]"
+    )
+
+
+def _as_node(url: str) -> str:
+    """A URL as Celery writes them, as redis-py does."""
+    if url.startswith("redis+socket://"):
+        return "unix://" + url.removeprefix("redis+socket://")
+    return re.sub(
+        r"ssl_cert_reqs=CERT_(\w+)",
+        lambda m: m[0].replace("CERT_" + m[1], m[1].lower()),
+        url,
     )

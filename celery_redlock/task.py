@@ -153,7 +153,6 @@ class TaskLock:
             held.on_lost = options.on_lost
         request = task.request_stack.top if task is not None else None
         if first_call(request):
-            held.hold_for = options.hold_for
             redlock = held._redlock
             return Arrival(task, request, redlock, resource, options).run(held, body)
         if options.scope == "until_executing":  # which excludes no body from another
@@ -208,21 +207,13 @@ class SingletonTask(BaseTask):
     @classmethod
     def _declare(cls) -> None:
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
-        own: dict[str, Any] = {}
         for name, value in vars(cls).items():
             misspelt = name in _MISSPELT or name.startswith("redlock_")
             if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
-        for base in reversed(cls.__mro__):
-            for name, value in vars(base).items():
-                if not name.startswith("lock_"):
-                    continue
-                if name[5:] not in TASK and inspect.isfunction(value):
-                    continue  # a method of the user's own
-                own[name[5:]] = value.__func__ if isinstance(value, staticmethod) else value
         try:
-            cls.redlock = TaskLock(own, "lock_")
+            cls.redlock = TaskLock(cls._declared(), "lock_")
         except ConfigurationError as error:
             # A task is made when its app is finalized, far from where it is written.
             raise ConfigurationError(f"{task}: {error}") from None
@@ -230,6 +221,19 @@ class SingletonTask(BaseTask):
         if run is not inspect.getattr_static(BaseTask, "run"):
             plain = isinstance(run, staticmethod)
             cls.redlock.check(task, run.__func__ if plain else run, bound=not plain)
+
+    @classmethod
+    def _declared(cls) -> dict[str, Any]:
+        """The options that the class and its bases declare, by name, without prefix."""
+        own: dict[str, Any] = {}
+        for base in reversed(cls.__mro__):
+            for name, value in vars(base).items():
+                if not name.startswith("lock_"):
+                    continue
+                if name[5:] not in TASK and inspect.isfunction(value):
+                    continue  # a method of the user's own
+                own[name[5:]] = value.__func__ if isinstance(value, staticmethod) else value
+        return own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top

@@ -30,7 +30,7 @@ PURE = {
     "outage",
     "refusal",
 }
-SIDE_ROOMS = {"server", "testing", "demo"}
+SIDE_ROOMS = {"server", "testing", "demo", "compat"}
 
 # Module: what it may import of this package, and of others. The standard library is free to all,
 # but for the pure ring.

@@ -18,6 +18,7 @@ import pytest
 
 import celery_redlock
 from celery_redlock import beat, channel, lease, quorum, settings, tick, watchdog
+from celery_redlock.compat import once, singleton
 from celery_redlock.events import Listener
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,8 @@ WITH_CODE = [page for page in PAGES if blocks(page)]
 
 
 def test_there_is_code_to_check() -> None:
-    assert WITH_CODE == ["README.md", "docs/beat.md", "docs/fencing.md", "docs/settings.md"]
+    pages = ["docs/beat.md", "docs/fencing.md", "docs/migrating.md", "docs/settings.md"]
+    assert set(WITH_CODE) == {"README.md", *pages}
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
@@ -135,7 +137,8 @@ def test_options_exist(page: str) -> None:
     ):
         assert name.lower() in settings.GLOBAL, f"{page}: redlock_{name}"
     for name in re.findall(r"(?<!\w)lock_(\w+)", text):
-        assert name in settings.TASK, f"{page}: lock_{name}"
+        # celery-singleton's
+        assert name in settings.TASK or name == "expiry", f"{page}: lock_{name}"
 
 
 @pytest.mark.defaults
@@ -166,7 +169,7 @@ def test_modules_and_names_in_them_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_classes_exist(page: str) -> None:
-    places: list[ModuleType] = [celery_redlock, celery.exceptions, builtins]
+    places: list[ModuleType] = [celery_redlock, celery.exceptions, builtins, once, singleton]
     known = {"YES", "NO", "SILENT"}  # votes
     others = {
         "RETRY",
@@ -180,6 +183,7 @@ def test_classes_exist(page: str) -> None:
     }  # Celery's, Redis', SQL's, HTTP's
     others |= {"OOM", "MISCONF", "NOREPLICAS", "READONLY", "BUSY", "LOADING"}  # what nodes say
     others |= {"CLUSTERDOWN", "MASTERDOWN", "MOVED"}
+    others |= {"File", "Lock", "ONCE", "RateLimit", "REJECTED", "SETNX"}  # docs/migrating.md
     for span in spans(page):
         name = re.fullmatch(r"([A-Z]\w+)(\(.*\))?", span)
         if name and name[1] not in known | others and not name[1].startswith("CELERY_REDLOCK_"):

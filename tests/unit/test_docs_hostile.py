@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.channel import OWED
-from celery_redlock.engine import LONGEST
 from celery_redlock.key import MAX_BYTES
+from celery_redlock.names import LONGEST
 from celery_redlock.replies import LARGEST
 
 TESTS = Path(__file__).parents[1]

@@ -178,6 +178,11 @@ class Cluster:
             every=0.01,
         )
 
+    def unpark(self) -> None:
+        """Give the workers what was sent to the queue "parked", which none of them takes from."""
+        while self.client.rpoplpush("parked", "celery"):
+            pass
+
     # -- bodies --------------------------------------------------------------------------------
 
     def lines(self, kind: str | None = None, resource: str | None = None) -> list[Line]:

@@ -1,0 +1,167 @@
+"""celery-once's interface: `QueueOnce` and `AlreadyQueued`.
+
+A task is published under a reservation, until its body has ended, or with `unlock_before_run` until
+it begins. Its body, without `unlock_before_run`, runs under the lock as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from celery import states
+from celery.result import AsyncResult, EagerResult
+from celery.utils import uuid
+
+from celery_redlock.errors import ConfigurationError, DuplicateTask
+from celery_redlock.lock import Redlock
+from celery_redlock.reservation import free_in
+from celery_redlock.task import SingletonTask, install, resource_of
+
+from . import FOR_EVER, template
+
+__all__ = ["AlreadyQueued", "QueueOnce", "install"]
+
+DEFAULT_TIMEOUT = 3600.0
+"""Seconds; celery-once's."""
+OF_A_TASK = ("keys", "graceful", "timeout", "unlock_before_run")
+OF_A_CALL = ("graceful", "timeout")
+
+
+class AlreadyQueued(DuplicateTask):
+    """A task with the same key is queued, or runs.
+
+    Attributes:
+        countdown: Seconds until its reservation ends by itself. It is extended while that task
+            runs, and freed when that has ended.
+        message: The same in words.
+        task_id: Its id.
+    """
+
+    def __init__(self, countdown: float, task_id: str = "", *, resource: str | None = None) -> None:
+        self.message = f"Expires in {countdown} seconds"
+        super().__init__(self.message, task_id, resource=resource)
+        self.countdown = countdown
+
+
+def _checked(once: Any, known: Iterable[str], what: str) -> Mapping[str, Any]:
+    if not isinstance(once, Mapping):
+        raise ConfigurationError(f"{what} must be a mapping; it is {once!r}")
+    for name in once:
+        if name not in known:
+            raise ConfigurationError(f"{what} knows no {name!r}; there are: {', '.join(known)}")
+    keys = once.get("keys")
+    if isinstance(keys, str) or not isinstance(keys, Iterable | None):
+        raise ConfigurationError(
+            f"{what}: keys must be a list of names of arguments, such as ['order_id'];"
+            f" it is {keys!r}"
+        )
+    return once
+
+
+def _ttl(timeout: float | None) -> float:
+    return FOR_EVER if timeout is None else timeout
+
+
+class QueueOnce(SingletonTask):
+    """A task that is queued or runs once at a time per key: `@app.task(base=QueueOnce)`.
+
+    `once`, as an attribute of the class or a keyword of `app.task`:
+
+    - `keys`: the arguments that make the key, by name; all of them if it is not given.
+    - `graceful`: a duplicate's `apply_async` returns a result whose value is None, and does not
+      raise.
+    - `timeout`: how long the reservation of a message lasts whose end nobody sees, in seconds; None
+      for a day.
+    - `unlock_before_run`: the reservation ends when the body begins.
+
+    `apply_async(once={...})` takes `graceful` and `timeout` for one call.
+
+    Raises:
+        ConfigurationError: When the task is made: `once` holds something else, or what cannot work.
+    """
+
+    abstract = True
+    once: Mapping[str, Any] = {"graceful": False, "unlock_before_run": False}
+
+    @classmethod
+    def _declared(cls) -> dict[str, Any]:
+        once = _checked(cls.once, OF_A_TASK, "once")
+        moved: dict[str, Any] = {
+            "scope": "until_executing" if once.get("unlock_before_run") else "until_executed",
+            "reserve_expires": False,
+        }
+        if once.get("keys") is not None:
+            moved["key"] = template(str(getattr(cls, "name", cls.__name__)), list(once["keys"]))
+        if "timeout" in once:
+            moved["reserve_ttl"] = _ttl(once["timeout"])
+        return {**moved, **super()._declared()}
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Celery's: the task belongs to `app` from now on."""
+        super().on_bound(app)
+        _settings(app)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        *others: Any,
+        **options: Any,
+    ) -> Any:
+        """Publish the task, unless one with the same key is queued or runs.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            task_id: Of the new task.
+            *others: Celery's.
+            **options: Celery's; `once`, with `graceful` and `timeout` for this call; `lock` for the
+                reservation.
+
+        Returns:
+            The result of the new task. A duplicate that is graceful: one in state REJECTED, whose
+            value is None.
+
+        Raises:
+            AlreadyQueued: There is one, and this is not graceful.
+            ConfigurationError: `once` holds something else.
+        """
+        settings = _settings(self.app)
+        given = {
+            "timeout": settings.get("default_timeout", DEFAULT_TIMEOUT),
+            **self.once,
+            **_checked(options.pop("once", {}), OF_A_CALL, "apply_async(once=...)"),
+        }
+        ttl = _ttl(given["timeout"])
+        options["lock"] = {"reserve_ttl": ttl, **options.get("lock", {})}
+        # Compared by id, not asked to raise: in a canvas, whose ids are promised to others, a
+        # duplicate is published and finds out when it runs; there it shall be skipped, not fail.
+        task_id = task_id or uuid()
+        result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, *others, **options)
+        if result.id == task_id:
+            return result
+        if given.get("graceful"):
+            return EagerResult(None, None, states.REJECTED)  # type: ignore[arg-type]
+        resource = resource_of(self, args or (), kwargs or {}) or ""
+        left = free_in(Redlock.from_app(self.app), resource)
+        raise AlreadyQueued(ttl if left is None else left, str(result.id), resource=resource)
+
+
+def _settings(app: Any) -> Mapping[str, Any]:
+    """What `app.conf.ONCE["settings"]` says.
+
+    Raises:
+        ConfigurationError: It asks for what there is not.
+    """
+    conf = app.conf.get("ONCE") or {}
+    settings: Mapping[str, Any] = conf.get("settings") or {}
+    if settings.get("blocking"):
+        raise ConfigurationError(
+            "ONCE['settings']['blocking'] is not carried over: publishing a task never waits for"
+            " another one's end; remove it, and where a task must run later give it"
+            " lock_scope='while_executing', which waits its turn in the worker"
+        )
+    return settings

@@ -1,0 +1,153 @@
+"""celery-singleton's interface: `Singleton`, `DuplicateTaskError` and `clear_locks`.
+
+A task is published under a reservation until its body has ended; its body runs under the lock as
+well.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from celery.result import AsyncResult
+from celery.utils import uuid
+
+from celery_redlock.errors import ConfigurationError, DuplicateTask
+from celery_redlock.task import SingletonTask, install
+
+from . import FOR_EVER, template
+
+__all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+
+class DuplicateTaskError(DuplicateTask):
+    """A task with the same key is queued, or runs.
+
+    Attributes:
+        task_id: Its id.
+    """
+
+
+class Singleton(SingletonTask):
+    """A task that is queued or runs once at a time per key: `@app.task(base=Singleton)`.
+
+    A duplicate's `delay()` returns the result of the task that is queued, or runs.
+
+    Attributes:
+        unique_on: The arguments that make the key: one name, or a list; all of them if None.
+        raise_on_duplicate: A duplicate's `delay()` raises `DuplicateTaskError`. None: as
+            `singleton_raise_on_duplicate` says in the app's settings.
+        lock_expiry: How long the reservation of a message lasts whose end nobody sees, in seconds.
+            None: as `singleton_lock_expiry` says, else a day.
+
+    Raises:
+        ConfigurationError: When the task is made: an option cannot work.
+    """
+
+    abstract = True
+    unique_on: str | list[str] | tuple[str, ...] | None = None
+    raise_on_duplicate: bool | None = None
+    lock_expiry: float | None = None
+
+    @classmethod
+    def _declared(cls) -> dict[str, Any]:
+        moved: dict[str, Any] = {"scope": "until_executed", "reserve_expires": False}
+        unique_on = cls.unique_on
+        if unique_on:
+            if not isinstance(unique_on, (str, list, tuple, set, frozenset)):
+                raise ConfigurationError(
+                    "unique_on must be the name of an argument or a list of such names; it is"
+                    f" {unique_on!r}"
+                )
+            moved["key"] = template(
+                str(getattr(cls, "name", cls.__name__)),
+                [unique_on] if isinstance(unique_on, str) else list(unique_on),
+            )
+        if cls.lock_expiry is not None:
+            moved["reserve_ttl"] = cls.lock_expiry
+        declared = super()._declared()
+        declared.pop("expiry")  # it is called like an option of ours
+        return {**moved, **declared}
+
+    @classmethod
+    def on_bound(cls, app: Any) -> None:
+        """Celery's: the task belongs to `app` from now on."""
+        super().on_bound(app)
+        _check(app.conf)
+
+    def apply_async(
+        self,
+        args: Any = None,
+        kwargs: Any = None,
+        task_id: str | None = None,
+        producer: Any = None,
+        link: Any = None,
+        link_error: Any = None,
+        shadow: str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Publish the task, unless one with the same key is queued or runs.
+
+        Args:
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            task_id: Of the new task.
+            producer: Celery's, as are the following.
+            link: The same.
+            link_error: The same.
+            shadow: The same.
+            **options: Celery's, and `lock` for the reservation.
+
+        Returns:
+            The result of the new task, or of the one that is queued or runs.
+
+        Raises:
+            DuplicateTaskError: There is one, and `raise_on_duplicate` asks for this.
+        """
+        conf = self.app.conf
+        if self.lock_expiry is None:
+            expiry = conf.get("singleton_lock_expiry")
+            ttl = FOR_EVER if expiry is None else expiry
+            options["lock"] = {"reserve_ttl": ttl, **options.get("lock", {})}
+        task_id = task_id or uuid()
+        result: AsyncResult[Any] = super().apply_async(
+            args, kwargs, task_id, producer, link, link_error, shadow, **options
+        )
+        raises = self.raise_on_duplicate
+        if raises is None:
+            raises = conf.get("singleton_raise_on_duplicate")
+        # Compared by id, not asked to raise: see `once.py`.
+        if raises and result.id != task_id:
+            raise DuplicateTaskError(
+                f"Attempted to queue a duplicate of task ID {result.id}", str(result.id)
+            )
+        return result
+
+
+def clear_locks(app: Any) -> None:
+    """Does nothing, but for a line in the log.
+
+    There is nothing to clear: what a dead worker held is freed by the others, or by its ttl, and to
+    delete what a live one holds would let a second body run.
+    """
+    logger.warning(
+        "clear_locks() does nothing: what a dead worker has held is freed without it; remove it"
+    )
+
+
+def _check(conf: Any) -> None:
+    """Refuse what there is not.
+
+    Raises:
+        ConfigurationError: The app names its nodes in a way that cannot be carried over.
+    """
+    if conf.get("redlock_nodes") is not None:
+        return
+    for name in ("singleton_backend_class", "singleton_backend_kwargs"):
+        if conf.get(name):
+            raise ConfigurationError(
+                f"{name} is not carried over: remove it, and set redlock_nodes to the URLs of one"
+                " or more independent Redis masters"
+            )

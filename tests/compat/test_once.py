@@ -1,0 +1,178 @@
+"""celery-once's README, played: its code with the import changed, a real worker, a real Redis."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import chord, states
+
+from celery_redlock import DuplicateTask, Skipped
+from celery_redlock.compat.once import AlreadyQueued
+from tests.support import wait_until
+
+pytestmark = pytest.mark.worker
+
+HOUR = 60 * 60
+
+
+def test_a_second_delay_raises_until_the_first_has_ended(project: Any, once: Any) -> None:
+    first = once.example.delay(10)
+    with pytest.raises(AlreadyQueued):
+        once.example.delay(10)
+    with pytest.raises(AlreadyQueued):
+        once.example.apply_async(args=(10,))
+    assert project.done(first) == [10]
+    again = once.example.apply_async(args=(10,))
+    assert again.id != first.id
+    assert project.done(again) == [10]
+
+
+def test_the_exception_says_for_how_long(project: Any, once: Any) -> None:
+    """What is left of the reservation: of what is queued, and of what runs."""
+    later = once.slow_add.apply_async((3, 3), queue="parked", once={"timeout": 99})
+    with pytest.raises(AlreadyQueued) as raised:
+        once.slow_add.delay(3, 3)
+    assert 60 < raised.value.countdown <= 99
+    project.unpark()
+    first = once.slow_task.delay()
+    wait_until(lambda: first.id in project.active(), 5.0, "it runs", every=0.02)
+    with pytest.raises(AlreadyQueued) as raised:
+        once.slow_task.delay()
+    error = raised.value
+    assert 0 < error.countdown <= 30
+    assert error.message == f"Expires in {error.countdown} seconds"
+    assert isinstance(error, DuplicateTask) and error.task_id == first.id
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.countdown, copy.message, copy.task_id) == (
+        error.countdown,
+        error.message,
+        first.id,
+    )
+    assert project.done(first, later) == ["Done!", 6]
+
+
+def test_it_is_free_after_an_exception(project: Any, once: Any) -> None:
+    first = once.fails.delay()
+    with pytest.raises(AlreadyQueued):
+        once.fails.delay()
+    project.wake.touch()
+    assert project.state(first) == "FAILURE"
+    project.nothing_reserved()
+    assert once.fails.delay().id != first.id
+
+
+def test_graceful_of_a_call(project: Any, once: Any) -> None:
+    first = once.example.delay(10)
+    result = once.example.apply_async(args=(10,), once={"graceful": True})
+    assert result.result is None
+    assert result.state == states.REJECTED
+    with pytest.raises(AlreadyQueued):
+        once.example.delay(10)
+    assert project.done(first) == [10]
+
+
+def test_graceful_by_default(project: Any, once: Any) -> None:
+    first = once.graceful_task.delay()
+    assert once.graceful_task.delay().result is None
+    with pytest.raises(AlreadyQueued):
+        once.graceful_task.apply_async(once={"graceful": False})
+    assert project.done(first) == ["Done!"]
+
+
+def test_apply_takes_the_option_as_well(project: Any, once: Any) -> None:
+    """In this process, where nothing is queued."""
+    project.wake.touch()
+    assert once.example.apply(args=(10,), once={"graceful": True}).get() == 10
+
+
+def test_other_arguments_are_another_key(project: Any, once: Any) -> None:
+    sent = [once.slow_add.delay(1, 1), once.slow_add.delay(1, 2)]
+    with pytest.raises(AlreadyQueued):
+        once.slow_add.delay(1, b=2)
+    assert project.done(*sent) == [2, 3]
+
+
+def test_a_direct_call_is_not_affected(project: Any, once: Any) -> None:
+    sent = once.slow_add.apply_async((1, 1), queue="parked")
+    project.wake.touch()
+    assert once.slow_add(1, 1) == 2
+    project.unpark()
+    assert project.done(sent) == [2]
+
+
+def test_keys_are_what_is_compared(project: Any, once: Any) -> None:
+    first = once.slow_add_a.delay(1, 1)
+    with pytest.raises(AlreadyQueued):
+        once.slow_add_a.delay(1, 2)
+    other = once.slow_add_a.delay(2, 2)
+    assert project.done(first, other) == [2, 4]
+
+
+def test_no_keys_are_one_for_the_task(project: Any, once: Any) -> None:
+    first = once.slow_add_none.delay(1, 1)
+    with pytest.raises(AlreadyQueued):
+        once.slow_add_none.delay(2, 2)
+    other = once.slow_add.delay(1, 1)
+    assert project.done(first, other) == [2, 2]
+
+
+def test_timeouts(project: Any, once: Any, conf: Callable[..., None]) -> None:
+    """Of the task, of a call, of the settings; of a message that no worker takes."""
+
+    def reserved(task: Any, **options: Any) -> float:
+        task.apply_async(queue="parked", **options)
+        (seconds,) = project.reservations.values()
+        project.forget()
+        return float(seconds)
+
+    assert reserved(once.long_running_task) == pytest.approx(10 * HOUR, abs=60)
+    assert reserved(once.long_running_task, once={"timeout": 900}) == pytest.approx(900, abs=60)
+    assert reserved(once.slow_task) == pytest.approx(HOUR, abs=60)
+    conf(ONCE={**project.conf["ONCE"], "settings": {"default_timeout": 7 * HOUR}})
+    assert reserved(once.slow_task) == pytest.approx(7 * HOUR, abs=60)
+
+
+def test_a_message_outlives_its_reservation(project: Any, once: Any) -> None:
+    """It has no expiry, and runs, once there is a worker, as long as no other has its key."""
+    sent = once.slow_task.apply_async(queue="parked", once={"timeout": 0.1})
+    assert [headers["expires"] for headers in project.parked] == [None]
+    project.nothing_reserved()
+    project.unpark()
+    assert project.done(sent) == ["Done!"]
+
+
+def test_unlock_before_run(project: Any, once: Any) -> None:
+    """One in the queue; while its body runs, another one, which may run beside it."""
+    first = once.unlocked_task.apply_async(queue="parked")
+    with pytest.raises(AlreadyQueued):
+        once.unlocked_task.delay()
+    project.unpark()
+    project.nothing_reserved()
+    second = once.unlocked_task.delay()
+    assert second.id != first.id
+    wait_until(lambda: len(project.active()) == 2, 5.0, "both run", every=0.05)
+    assert project.done(first, second) == ["Done!", "Done!"]
+
+
+def test_a_base_class_with_a_call_of_its_own(project: Any, once: Any) -> None:
+    assert project.done(once.example_task.delay(1)) == ["inside"]
+
+
+def test_a_duplicate_in_a_chord_ends_with_the_marker(project: Any, once: Any) -> None:
+    """Where celery-once raised in the producer, or hung."""
+    first = once.slow_task.delay()
+    sent = chord([once.slow_task.s(), once.slow_add.s(1, 1)], project.sink.s()).apply_async()
+    wait_until(
+        lambda: any(
+            Skipped.of(project.app.backend.get_task_meta(one.id)["result"])
+            for one in sent.parent.results
+        ),
+        5.0,
+        "the duplicate has ended",
+        every=0.02,
+    )
+    (skipped, total), _done = project.done(sent, first)
+    assert Skipped.of(skipped) and total == 2

@@ -1,0 +1,67 @@
+"""A cluster whose sender knows the tasks it sends, and what is left on the nodes afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import redis
+from celery import Celery
+
+from celery_redlock import Redlock
+from celery_redlock.server import LocalServer
+from tests.peers.project import define
+from tests.support import wait_until
+from tests.worker.harness import SOON, Cluster
+
+
+class Site(Cluster):
+    def __init__(self, nodes: list[LocalServer], broker: LocalServer, path: Path) -> None:
+        super().__init__(nodes, broker, path, tasks="tests.peers.at_work")
+        self.task = define(self.app, self.log)
+
+    def close(self) -> None:
+        Redlock.from_app(self.app).close()
+        super().close()
+
+    @contextlib.contextmanager
+    def sender(self, **conf: Any) -> Any:
+        """The tasks of another sender, with another configuration."""
+        with Celery("tests.peers.sender", set_as_current=False) as app:
+            app.conf.update({**self.conf, **conf})
+            yield define(app, self.log)
+            Redlock.from_app(app).close()
+
+    def taken(self, text: str) -> dict[tuple[int, bytes], bytes | None]:
+        """All that lies on the nodes whose name holds `text`: locks and reservations, by node."""
+        found = {}
+        for node in self.nodes:
+            with redis.Redis(port=node.port) as client:  # not as the user of the locks
+                for name in client.scan_iter(count=1000):
+                    if text.encode() in name:
+                        found[node.port, name] = client.get(name)
+        return found
+
+    def reserved(self, text: str) -> bool:
+        """Whether a quorum holds a reservation."""
+        names = [name for _port, name in self.taken(text) if name.endswith(b"#reserved")]
+        return len(names) > len(self.nodes) // 2
+
+    def nothing_left(self, text: str, within: float = SOON) -> None:
+        """Wait until neither a lock nor a reservation is left on any node."""
+        try:
+            wait_until(lambda: not self.taken(text), within, "nothing is left", every=0.02)
+        except AssertionError as error:
+            raise AssertionError(f"{error}: {self.taken(text)}") from None
+
+    def as_new(self, key: str, within: float = SOON) -> None:
+        """Nothing is left of a key, and the next task of it is published, and runs."""
+        self.nothing_left(key, within)
+        runs = len(self.runs(key))
+        sent = self.task.work.delay(key)
+        assert self.result(sent) == "done"
+        assert len(self.runs(key, sent)) == 1
+        assert len(self.runs(key)) == runs + 1
+        self.nothing_left(key)
+        self.settled()

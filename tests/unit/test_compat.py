@@ -1,0 +1,178 @@
+"""What other libraries' options become, and which are refused. No server."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import ConfigurationError
+from celery_redlock.compat import FOR_EVER
+from celery_redlock.compat.once import QueueOnce
+from celery_redlock.compat.singleton import Singleton
+from celery_redlock.settings import read_settings
+from celery_redlock.task import lock_of
+
+URL = "redis://10.0.0.9:6379/2"
+
+
+def make(**conf: Any) -> Celery:
+    app = Celery("moved", broker="redis://10.0.0.1:6379/0", set_as_current=False)
+    app.conf.update(conf)
+    return app
+
+
+def job() -> None: ...
+
+
+def options(base: Any, **given: Any) -> Any:
+    """Those of a task that is made so."""
+    app = make()
+
+    @app.task(base=base, shared=False, **given)
+    def task(a: int, b: int = 2) -> None: ...
+
+    lock = lock_of(app.tasks[task.name])
+    assert lock is not None
+    return lock.options(app)
+
+
+# -- options -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("once", "expected"),
+    [
+        ({}, {"scope": "until_executed", "key": None, "reserve_ttl": None}),
+        ({"graceful": True}, {"scope": "until_executed"}),
+        ({"unlock_before_run": True}, {"scope": "until_executing"}),
+        ({"unlock_before_run": False}, {"scope": "until_executed"}),
+        ({"timeout": 36000}, {"reserve_ttl": 36000.0}),
+        ({"timeout": None}, {"reserve_ttl": FOR_EVER}),
+        ({"keys": None}, {"key": None}),
+    ],
+)
+def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = options(QueueOnce, once=once)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.reserve_expires is False
+    assert found.on_duplicate == "existing"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"scope": "until_executed", "key": None, "reserve_ttl": None}),
+        ({"lock_expiry": 10}, {"reserve_ttl": 10.0}),
+        ({"raise_on_duplicate": True}, {"on_duplicate": "existing"}),
+        ({"unique_on": []}, {"key": None}),
+    ],
+)
+def test_singleton(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    found = options(Singleton, **given)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.reserve_expires is False
+
+
+def test_options_of_ours_count_before_those_of_theirs() -> None:
+    found = options(QueueOnce, once={"timeout": 60}, lock_reserve_ttl=90, lock_ttl=10)
+    assert (found.reserve_ttl, found.ttl) == (90.0, 10.0)
+    found = options(Singleton, lock_expiry=60, lock_scope="until_executing")
+    assert (found.reserve_ttl, found.scope) == (60.0, "until_executing")
+
+
+def test_annotations_of_the_app_count() -> None:
+    app = make(task_annotations={"moved.task": {"once": {"timeout": 60}}})
+
+    @app.task(base=QueueOnce, name="moved.task", shared=False)
+    def task() -> None: ...
+
+    lock = lock_of(app.tasks["moved.task"])
+    assert lock is not None
+    assert lock.options(app).reserve_ttl == 60.0
+
+
+@pytest.mark.parametrize(
+    ("base", "given", "words"),
+    [
+        (QueueOnce, {"once": {"kyes": ["a"]}}, "knows no 'kyes'; there are: keys, graceful"),
+        (QueueOnce, {"once": ["a"]}, "once must be a mapping; it is"),
+        (QueueOnce, {"once": {"keys": "a"}}, r"such as \['order_id'\]; it is 'a'"),
+        (QueueOnce, {"once": {"keys": ["c"]}}, "'c'"),
+        (QueueOnce, {"once": {"timeout": 0}}, "lock_reserve_ttl must be"),
+        (Singleton, {"unique_on": ["user_id"]}, "'user_id'"),
+        (Singleton, {"unique_on": 1}, "unique_on must be the name of an argument or a list"),
+        (Singleton, {"lock_expiry": -1}, "lock_reserve_ttl must be"),
+        (Singleton, {"lock_expriy": 1}, "there is no option lock_expriy"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_the_task_is_made(
+    base: Any, given: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        options(base, **given)
+
+
+@pytest.mark.parametrize("name", ["keys", "unlock_before_run"])
+def test_what_celery_once_overlooked_in_a_call_is_refused(name: str) -> None:
+    app = make()
+
+    @app.task(base=QueueOnce, shared=False)
+    def task() -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"once=.* knows no '{name}'.*graceful, timeout"):
+        task.apply_async(once={name: True})
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("conf", "node"),
+    [
+        ({"ONCE": {"settings": {"url": URL}}}, URL),
+        ({"ONCE": {"settings": {"url": "redis+socket:///tmp/r.sock?db=1"}}}, "unix:///tmp/r.sock?db=1"),
+        ({"singleton_backend_url": URL}, URL),
+        ({"ONCE": {"backend": "celery_once.backends.File", "settings": {}}}, "redis://10.0.0.1:6379/0"),
+        ({"ONCE": {"settings": {"url": URL}}, "redlock_nodes": ["redis://10.0.0.7:1/0"]}, "redis://10.0.0.7:1/0"),
+        ({}, "redis://10.0.0.1:6379/0"),
+    ],
+)  # fmt: skip
+def test_the_node_is_theirs_unless_nodes_are_named(conf: dict[str, Any], node: str) -> None:
+    assert read_settings(make(**conf)).nodes == [node]
+
+
+def test_through_a_namespace() -> None:
+    app = Celery("moved", set_as_current=False)
+    names = SimpleNamespace(CELERY_ONCE={"settings": {"url": URL}})
+    app.config_from_object(names, namespace="CELERY")
+    assert read_settings(app).nodes == [URL]
+    app = Celery("moved", set_as_current=False)
+    app.config_from_object(SimpleNamespace(CELERY_SINGLETON_BACKEND_URL=URL), namespace="CELERY")
+    assert read_settings(app).nodes == [URL]
+
+
+@pytest.mark.parametrize(
+    ("base", "conf", "words"),
+    [
+        (QueueOnce, {"ONCE": {"settings": {"blocking": True}}}, "'blocking'.* is not carried over"),
+        (Singleton, {"singleton_backend_class": "shop.Backend"}, "singleton_backend_class is not"),
+        (Singleton, {"singleton_backend_kwargs": {"db": 1}}, "singleton_backend_kwargs is not"),
+    ],
+)
+def test_settings_that_cannot_be_carried_over_are_refused_at_the_start(
+    base: Any, conf: dict[str, Any], words: str
+) -> None:
+    app = make(**conf)
+    app.task(base=base, name="moved.task", shared=False)(job)
+    with pytest.raises(ConfigurationError, match=words):
+        app.finalize()
+
+
+def test_named_nodes_need_no_backend_of_theirs() -> None:
+    app = make(singleton_backend_class="shop.Backend", redlock_nodes=[URL])
+    app.task(base=Singleton, name="moved.task", shared=False)(job)
+    app.finalize()
+    assert app.tasks["moved.task"].app is app
