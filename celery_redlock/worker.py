@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from celery import _state, signals
+from celery import _state, signals, states
 
 from .arrival import arrival_of, comes_back, note_of
 from .attempts import is_redelivered, mark_copy
@@ -36,12 +36,25 @@ _warnings: list[str] = []
 """What the check of the nodes brought to light, until there is a log to say it in."""
 
 
-def release(sender: Any = None, **_signal: Any) -> None:
+def release(
+    sender: Any = None,
+    signal: Any = None,
+    state: str | None = None,
+    retval: Any = None,
+    **_signal: Any,
+) -> None:
     """The body's process: this delivery is over."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     held = lease_of(request)
-    if held is not None:
+    if held is None:
+        return
+    again = signal is signals.task_retry
+    if signal is signals.task_postrun:
+        again = state == states.RETRY or comes_back(sender, state, retval)
+    if again:
         held.release()
+    else:
+        held.end()
 
 
 def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
@@ -89,11 +102,32 @@ def received(request: Any = None, **_signal: Any) -> None:
     """
     if lock_of(request.task) is None or not is_redelivered(request.delivery_info):
         return
+    _free_at_success(request)
     from celery.worker import state  # of no use to producers
 
     at_work = (other for other in tuple(state.active_requests) if other is not request)
     if any(other.id == request.id for other in at_work):
         mark_copy(request.request_dict)
+
+
+def _free_at_success(request: Any) -> None:
+    """A message that comes again may be known to be done (`worker_deduplicate_successful_tasks`).
+
+    Then nothing else tells of its end; and if its first body's process died just before it was to
+    free the reservation, nobody has.
+    """
+    note = Reservation.of(request.request_dict.get(HEADER), request.id)
+    if note is None or not note.token:
+        return
+    on_success, app = request.on_success, request.app
+
+    def succeeded(outcome: Any, **more: Any) -> Any:
+        result = on_success(outcome, **more)
+        if not outcome[0]:
+            _free(app, note)
+        return result
+
+    request.on_success = succeeded
 
 
 def check(sender: Any = None, **_signal: Any) -> None:

@@ -10,6 +10,7 @@ import pytest
 from celery_redlock.server import start_servers
 from tests.support import with_acl_user
 from tests.worker.harness import Cluster, Worker, refused_by
+from tests.worker.reserving import Reservations
 from tests.worker.stage import Monitor
 
 
@@ -29,6 +30,13 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
     """A prefork worker with three children."""
     with cluster.worker("-c", "3") as worker:
         yield worker
+
+
+@pytest.fixture(scope="module")
+def reservations(cluster: Cluster) -> Iterator[Reservations]:
+    reservations = Reservations(cluster)
+    yield reservations
+    reservations.close()
 
 
 @pytest.fixture(scope="module")

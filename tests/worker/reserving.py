@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import redis
 from celery import Celery
 
 from celery_redlock import SingletonTask
+from celery_redlock.lease import Owner
 from celery_redlock.options import SCOPES
+from tests.support import wait_until
+
+if TYPE_CHECKING:
+    from tests.worker.harness import Cluster
 
 NAME = "tests.worker.tasks"
 
@@ -41,3 +47,45 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
                 **options,
             )(run)
     return tasks
+
+
+class Reservations:
+    """The sender's tasks, and what the nodes hold for them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.tasks = declare(cluster.app, lambda *_args: None)
+        self._nodes = [redis.Redis.from_url(node.url) for node in cluster.nodes]
+
+    def close(self) -> None:
+        for node in self._nodes:
+            node.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return self.tasks[name]
+
+    def tokens(self, key: str) -> list[str]:
+        """What each node holds for the reservation, where it holds any."""
+        held = [node.get(f"redlock:k:{key}#reserved") for node in self._nodes]
+        return [token.decode() for token in held if isinstance(token, bytes)]
+
+    def of(self, key: str) -> str:
+        """The task that has it, by a quorum; empty if none has."""
+        ids = [owner.task_id for token in self.tokens(key) if (owner := Owner.of(token))]
+        return next((one for one in ids if ids.count(one) >= 3), "")
+
+    def left(self, key: str) -> float:
+        """Seconds until it expires, on the node that keeps it longest."""
+        return max(node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes) / 1000
+
+    def forget(self, key: str) -> None:
+        """All nodes lose it: it has expired, or somebody has taken its place."""
+        for node in self._nodes:
+            node.delete(f"redlock:k:{key}#reserved")
+
+    def kept(self, key: str, task: Any) -> None:
+        """It is still that task's."""
+        assert self.of(key) == task.id
+
+    def freed(self, key: str, within: float = 3.0) -> None:
+        wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")

@@ -128,6 +128,14 @@ def _work(self: Task, key: str, seconds: float, then: str) -> Any:
 declare(app, _work)
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_hold_for=1.0)
+def holding_for(self: Task, key: str, then: str = "return") -> int:
+    occupy(self, key, 0.05)
+    if then == "retry" and not self.request.retries:
+        raise self.retry(countdown=0)
+    return int(self.request.retries)
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", autoretry_for=(KeyError,),
           retry_kwargs={"max_retries": 3, "countdown": 0.1})  # fmt: skip
 def autoretry(self: Task, key: str, seconds: float = 0.02) -> int:

@@ -2,59 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-import redis
 
-from celery_redlock.lease import Owner
 from celery_redlock.options import SCOPES
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
-from tests.worker.reserving import declare
+from tests.worker.reserving import Reservations
 
 RESERVING = [scope for scope in SCOPES if scope != "while_executing"]
-
-
-class Reservations:
-    """The sender's tasks, and what the nodes hold for them."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.tasks = declare(cluster.app, lambda *_args: None)
-        self._nodes = [redis.Redis.from_url(node.url) for node in cluster.nodes]
-
-    def close(self) -> None:
-        for node in self._nodes:
-            node.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return self.tasks[name]
-
-    def tokens(self, key: str) -> list[str]:
-        """What each node holds for the reservation, where it holds any."""
-        held = [node.get(f"redlock:k:{key}#reserved") for node in self._nodes]
-        return [token.decode() for token in held if isinstance(token, bytes)]
-
-    def of(self, key: str) -> str:
-        """The task that has it, by a quorum; empty if none has."""
-        ids = [owner.task_id for token in self.tokens(key) if (owner := Owner.of(token))]
-        return next((one for one in ids if ids.count(one) >= 3), "")
-
-    def left(self, key: str) -> float:
-        """Seconds until it expires, on the node that keeps it longest."""
-        return max(node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes) / 1000
-
-    def freed(self, key: str, within: float = 3.0) -> None:
-        wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
-
-
-@pytest.fixture(scope="module")
-def reservations(cluster: Cluster) -> Iterator[Reservations]:
-    reservations = Reservations(cluster)
-    yield reservations
-    reservations.close()
 
 
 @pytest.mark.parametrize("scope", RESERVING)

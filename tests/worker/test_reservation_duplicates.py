@@ -1,0 +1,226 @@
+"""What a duplicate gets: when it is published; at run time, where it is published in any case."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from celery import chain, group
+from celery.result import AsyncResult, EagerResult
+
+from celery_redlock import DuplicateTask, Skipped
+from tests.support import wait_until
+from tests.worker.harness import TASKS, Cluster, Worker
+from tests.worker.reserving import Reservations
+
+
+def test_existing_is_the_result_of_the_one_that_has_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.apply_async((key,), countdown=0.3)
+    second = task.delay(key)
+    assert type(second) is type(first) and isinstance(second, AsyncResult)
+    assert cluster.result(second) == {"retries": 0, "token": True}
+    cluster.settled()
+    assert len(cluster.runs(key)) == 1
+
+
+def test_raise_names_the_one_that_has_it(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.apply_async((key,), countdown=0.2)
+    with pytest.raises(DuplicateTask, match=f"k:{key} is reserved by task {first.id}") as raised:
+        task.apply_async((key,), lock={"on_duplicate": "raise"})
+    assert raised.value.task_id == first.id
+    assert raised.value.resource == f"k:{key}"
+
+
+def test_skip_is_a_finished_result(cluster: Cluster, reservations: Reservations, key: str) -> None:
+    task = reservations.until_executed
+    first = task.apply_async((key,), countdown=0.2)
+    second = task.apply_async((key,), lock={"on_duplicate": "skip"})
+    assert isinstance(second, EagerResult) and second.state == "SUCCESS"
+    assert second.id != first.id
+    skipped = Skipped.of(second.get())
+    assert skipped is not None and skipped["resource"] == f"k:{key}"
+    assert first.id in skipped["holder"]
+
+
+def test_replace_takes_the_place_of_a_queued_one(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.apply_async((key,), countdown=0.5)
+    second = task.apply_async((key,), countdown=0.2, lock={"on_duplicate": "replace"})
+    assert second.id != first.id
+    reservations.kept(key, second)
+    assert cluster.state(first) == "REVOKED"
+    cluster.result(second)
+    assert [run.task for run in cluster.runs(key)] == [second.id]
+    reservations.freed(key)
+
+
+def test_replace_leaves_a_running_one_alone(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.delay(key, 0.3)
+    cluster.entered(key)
+    second = task.apply_async((key,), lock={"on_duplicate": "replace"})
+    assert second.id == first.id
+    cluster.result(first)
+    assert len(cluster.runs(key)) == 1
+
+
+@pytest.mark.parametrize(
+    "scope", ["until_executing", "until_executed", "until_and_while_executing", "until_expired"]
+)
+def test_one_whose_reservation_is_anothers_is_skipped(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
+) -> None:
+    """It was replaced, and its worker did not hear of it."""
+    task = reservations.tasks[scope]
+    first = task.apply_async((key,), countdown=0.3)
+    reservations.forget(key)
+    second = task.apply_async((key,), countdown=1.0)
+    assert second.id != first.id
+    skipped = Skipped.of(cluster.result(first))
+    assert skipped is not None and second.id in skipped["holder"]
+    reservations.kept(key, second)
+    assert Skipped.of(cluster.result(second)) is None
+    assert [run.task for run in cluster.runs(key)] == [second.id]
+
+
+def test_one_whose_reservation_has_expired_takes_it_again(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.apply_async((key, 0.3), countdown=0.2)
+    reservations.forget(key)
+    cluster.entered(key)
+    reservations.kept(key, first)
+    assert task.delay(key).id == first.id
+    cluster.result(first)
+    reservations.freed(key)
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
+def test_a_lost_reservation_endangers_nothing(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
+) -> None:
+    """All nodes forget it, again and again: more are queued, but bodies never overlap."""
+    task = reservations.tasks[scope]
+    sent = []
+    for _ in range(6):
+        sent.append(task.delay(key, 0.1))
+        reservations.forget(key)
+    for one in sent:
+        cluster.state(one, 20.0)
+    assert len({one.id for one in sent}) == len(sent)
+    assert len(cluster.runs(key)) >= 1  # the oracle has seen to it that none overlapped
+
+
+def test_a_message_that_was_sent_by_name_is_a_duplicate_at_run_time(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    """`send_task`, another language, a beat: what comes without a reservation."""
+    first = reservations.until_executed.delay(key, 0.5)
+    cluster.entered(key)
+    second = AsyncResult(cluster.send("until_executed", key).id, app=cluster.app)
+    skipped = Skipped.of(cluster.result(second))
+    assert skipped is not None and first.id in skipped["holder"]
+    cluster.result(first)
+    reservations.freed(key)
+    third = cluster.send("until_executed", key, 0.3)
+    cluster.entered(key, 2)
+    reservations.kept(key, third)
+    assert reservations.until_executed.delay(key).id == third.id
+    cluster.result(third)
+    reservations.freed(key)
+
+
+def test_a_duplicate_at_run_time_raises_where_it_is_to(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.delay(key, 0.5)
+    cluster.entered(key)
+    member = task.s(key).set(lock={"on_duplicate": "raise"})
+    (second,) = group([member], app=cluster.app).apply_async().results
+    with pytest.raises(DuplicateTask, match="is reserved by") as raised:
+        cluster.result(second)
+    assert raised.value.task_id == first.id
+    cluster.result(first)
+
+
+def test_members_of_a_group_are_published_and_a_duplicate_ends_with_the_marker(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    sent = group([task.s(key, 0.4) for _ in range(3)], app=cluster.app).apply_async()
+    results = [cluster.result(one) for one in sent.results]
+    assert len({one.id for one in sent.results}) == 3
+    assert sum(Skipped.of(one) is None for one in results) == 1
+    assert len(cluster.runs(key)) == 1
+    reservations.freed(key)
+
+
+def test_a_chain_of_equal_tasks_runs_each(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    """The next is published while its predecessor has the reservation, and about to free it."""
+    task = reservations.until_executed
+    begin = time.monotonic()
+    last = chain([task.si(key, 0.05) for _ in range(3)], app=cluster.app).apply_async()
+    assert Skipped.of(cluster.result(last)) is None
+    assert time.monotonic() - begin < 5.0
+    assert len(cluster.runs(key)) == 3
+    reservations.freed(key)
+
+
+def test_one_queued_and_one_running(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_and_while_executing
+    first = task.delay(key, 0.6)
+    cluster.entered(key)
+    second = task.delay(key)
+    third = task.delay(key)
+    assert first.id != second.id == third.id
+    cluster.result(first)
+    cluster.result(second, 20.0)
+    reservations.freed(key)
+    assert [run.task for run in cluster.runs(key)] == [first.id, second.id]
+
+
+def test_another_scope_for_one_call(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    plain, reserving = reservations.while_executing, {"scope": "until_executed"}
+    first = plain.apply_async((key, 0.3), lock=reserving)
+    assert plain.apply_async((key,), lock=reserving).id == first.id
+    cluster.entered(key)
+    reservations.kept(key, first)
+    cluster.result(first)
+    reservations.freed(key)
+    second = reservations.until_executed.apply_async((key, 0.3), lock={"scope": "while_executing"})
+    cluster.entered(key, 2)
+    assert not reservations.tokens(key)
+    cluster.result(second)
+
+
+def test_a_lock_is_kept_for_its_minimum(cluster: Cluster, worker: Worker, key: str) -> None:
+    """`hold_for`: counted from when it was taken; not after a retry."""
+    begin = time.monotonic()
+    first = cluster.send("holding_for", key, "retry")
+    assert cluster.result(first) == 1
+    assert time.monotonic() - begin < 1.5  # the retry did not find it kept
+    left = wait_until(lambda: cluster.redlock.holder(f"k:{key}"), 1.0, "it is kept").expires_in
+    assert left is not None and left <= 1.0
+    second = cluster.send("holding_for", key)
+    assert cluster.result(second) == 0
+    one, two = cluster.runs(key)[-2:]
+    assert 1.0 <= two.begin - one.begin < 3.0
+    assert f"{TASKS}.holding_for[{second.id}] waits" in worker.text

@@ -1,0 +1,176 @@
+"""Whatever becomes of a message, its reservation is freed; unless the message comes back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.exceptions import OperationalError
+
+from celery_redlock import SingletonTask
+from tests.support import lock_url
+from tests.worker.harness import TASKS, Cluster, Worker, died, often
+from tests.worker.reserving import Reservations
+
+LONG = {"reserve_ttl": 600.0}
+"""For a reservation that must not end by itself."""
+RESERVED: Any = {"base": SingletonTask, "lock_key": "k:{key}", "lock_scope": "until_executed"}
+POOLS = [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
+
+
+def nothing(key: str) -> None:
+    """A body that no worker runs."""
+
+
+def test_a_message_that_never_starts_frees_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    ends(cluster, worker, reservations, key)
+
+
+@pytest.mark.parametrize(
+    "pool", [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
+)
+def test_it_is_freed_in_every_pool(
+    cluster: Cluster, reservations: Reservations, key: str, pool: str
+) -> None:
+    with cluster.worker("-P", pool, "-c", "3", queue=pool) as worker:
+        ends(cluster, worker, reservations, key, queue=pool)
+        bodies = ("return", "raise", "retry", "ignore")
+        sent = {
+            then: reservations.until_executed.apply_async((f"{key}-{then}", 0.1, then), queue=pool)
+            for then in bodies
+        }
+        for then in bodies:
+            cluster.entered(f"{key}-{then}")
+            reservations.freed(f"{key}-{then}")
+        assert cluster.result(sent["retry"])["retries"] == 3
+
+
+def ends(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, **options: Any
+) -> None:
+    """Revoked, expired, unknown to the worker, not fit for it: all at once."""
+    task = reservations.until_executed
+
+    def send(name: str, task: Any = task, **more: Any) -> Any:
+        return task.apply_async((f"{key}-{name}",), lock=LONG, **options, **more)
+
+    revoked = send("revoked", countdown=1.0)
+    cluster.app.control.revoke(revoked.id)
+    send("expired", countdown=0.5, expires=0.1)
+    send("unknown", cluster.app.task(name="no.such", **RESERVED)(nothing))
+    send("unreadable", serializer="pickle")
+    sent = reservations.until_expired.apply_async((f"{key}-stays",), expires=0.1, countdown=0.5,
+                                                  lock=LONG, **options)  # fmt: skip
+    for name in ("revoked", "expired", "unknown", "unreadable"):
+        reservations.freed(f"{key}-{name}", 5.0)
+    worker.said(f"Discarding revoked task: {TASKS}.until_expired[{sent.id}]")
+    reservations.kept(f"{key}-stays", sent)
+    assert not any(cluster.runs(f"{key}-{name}") for name in ("revoked", "expired", "stays"))
+
+
+@pytest.mark.parametrize("name", ["until_executed", "until_executed_late"])
+def test_a_body_that_is_terminated_frees_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, name: str
+) -> None:
+    task = reservations.tasks[name]
+    one = task.delay(f"{key}-revoked", 30.0)
+    two = task.apply_async((f"{key}-limited", 30.0), time_limit=0.5)
+    cluster.entered(f"{key}-revoked")
+    cluster.entered(f"{key}-limited")
+    reservations.kept(f"{key}-revoked", one)
+    cluster.app.control.revoke(one.id, terminate=True)
+    reservations.freed(f"{key}-revoked", 5.0)
+    reservations.freed(f"{key}-limited", 10.0)
+    assert cluster.state(two) == "FAILURE"
+
+
+def test_a_body_that_dies_frees_it_unless_it_comes_back(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    early = reservations.until_executed.delay(f"{key}-early", 30.0)
+    late = reservations.until_executed_late.delay(f"{key}-late", 1.0)
+    for end, sent in (("early", early), ("late", late)):
+        run = cluster.entered(f"{key}-{end}")
+        reservations.kept(f"{key}-{end}", sent)
+        os.kill(run.pid, signal.SIGKILL)
+    reservations.freed(f"{key}-early", 2.0)
+    cluster.entered(f"{key}-late", 2)
+    reservations.kept(f"{key}-late", late)
+    assert reservations.until_executed_late.delay(f"{key}-late").id == late.id
+    reservations.freed(f"{key}-late", 5.0)
+    assert cluster.state(early) == "FAILURE"
+    assert cluster.state(late) == "SUCCESS"
+
+
+def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed_late
+    task.delay(f"{key}-dead-letter", 0.05, "reject")
+    cluster.entered(f"{key}-dead-letter")
+    reservations.freed(f"{key}-dead-letter")
+    sent = task.delay(f"{key}-requeued", 0.3, "requeue")
+    cluster.entered(f"{key}-requeued", 2)
+    reservations.kept(f"{key}-requeued", sent)
+    cluster.result(sent)
+    reservations.freed(f"{key}-requeued")
+    # Acknowledged early, nothing comes back.
+    reservations.until_executed.delay(f"{key}-early", 0.05, "requeue")
+    cluster.entered(f"{key}-early")
+    reservations.freed(f"{key}-early")
+
+
+def test_a_worker_that_dies_leaves_it_for_no_longer_than_its_lock(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    """With early acknowledgement the message is gone; with late, it comes back."""
+    with cluster.worker("-c", "2", queue=key, redlock_ttl=1.0) as worker:
+        reservations.until_executed.apply_async((f"{key}-early", 30.0), queue=key)
+        reservations.until_executed_late.apply_async((f"{key}-late", 30.0), queue=key)
+        cluster.entered(f"{key}-early")
+        cluster.entered(f"{key}-late")
+        assert reservations.left(f"{key}-early") <= 1.0
+        assert reservations.left(f"{key}-late") > 3000.0
+        worker.process.kill()
+        died(worker.process.pid)
+        reservations.freed(f"{key}-early", 2.0)
+        assert reservations.of(f"{key}-late")
+
+
+def test_a_message_that_was_done_before_leaves_nothing(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    """`worker_deduplicate_successful_tasks`: no hook of any kind."""
+    conf = {"worker_deduplicate_successful_tasks": True}
+    with cluster.worker("-c", "1", queue=key, **conf) as worker:
+        task = reservations.until_executed_late
+        first = task.apply_async((key,), queue=key)
+        cluster.result(first)
+        reservations.freed(key)
+        task.apply_async((key,), task_id=first.id, queue=f"{key}-copy")
+        reservations.kept(key, first)
+        message = json.loads(cluster.client.lpop(f"{key}-copy"))
+        message["properties"]["delivery_info"].update(routing_key=key, redelivered=True)
+        cluster.client.lpush(key, json.dumps(message))
+        worker.said("Task already completed successfully")
+        reservations.freed(key)
+    assert len(cluster.runs(key)) == 1
+
+
+def test_a_message_that_cannot_be_sent_leaves_nothing(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    app = Celery("unsent", broker="amqp://127.0.0.1:1//", set_as_current=False)
+    app.conf.redlock_nodes = [lock_url(node) for node in cluster.nodes]
+    app.conf.redlock_restart_guard = "off"
+    task = app.task(name="unsent", **RESERVED)(nothing)
+    with contextlib.closing(app), pytest.raises(OperationalError):
+        task.apply_async((key,), retry=False)
+    reservations.freed(key)
