@@ -5,14 +5,15 @@ BIN := .venv/bin
 WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
-# Two workers suit two cores; a file's tests stay together because they share its servers.
-PYTEST_ARGS ?= -n 2 --dist loadfile
+# For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
+PYTEST_ARGS ?= -n 4 --dist loadfile
 
-.PHONY: help demo test lint types sim faults faults-beat endings bench matrix clean
+.PHONY: help demo test test-all lint types sim faults faults-beat endings bench matrix clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
-	@echo "make test     all tests (minutes); PYTEST_ARGS='-k name' to choose"
+	@echo "make test     the tests (minutes); PYTEST_ARGS='-k name' to choose"
+	@echo "make test-all the same, on every pool of Celery, and what takes long"
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
@@ -31,6 +32,10 @@ demo:
 test:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-all:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not faults"
 
 lint:
 	@$(PYTHON) .ci/bootstrap.py lint

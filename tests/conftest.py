@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -13,7 +15,34 @@ from redis.retry import Retry
 from celery_redlock import Redlock
 from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
+from tests import lanes
 from tests import rabbitmq as local_rabbitmq
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # one of several lanes
+        items.sort(key=lambda item: lanes.place(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return lanes.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _temporary_files_go() -> Iterator[None]:
+    """What is started here makes its temporary files in one directory, which goes in the end.
+
+    A worker that is killed leaves one behind: billiard's, for what it shares with its children.
+    It is not pytest's, whose names are too long for the path of a socket.
+    """
+    with (
+        tempfile.TemporaryDirectory(prefix="redlock-tests-", ignore_cleanup_errors=True) as path,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("TMPDIR", path)
+        patch.setattr(tempfile, "tempdir", path)
+        yield
 
 
 @pytest.fixture(autouse=True)

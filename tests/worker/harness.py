@@ -44,9 +44,13 @@ def pool(name: str) -> Any:
     return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{name} is not installed"))
 
 
+OFTEN = ("prefork", "threads", "gevent")
+"""A process, a thread, a greenlet: what `make test` has where all pools promise the same."""
+
+
 def often(name: str) -> Any:
-    """As `pool`, where greenlets are much like threads: those are seen by `-m slow`."""
-    marks = [*pool(name).marks, *([pytest.mark.slow] if name in ("gevent", "eventlet") else [])]
+    """As `pool`; those that are like one of `OFTEN` are seen by `make test-all`."""
+    marks = [*pool(name).marks, *([] if name in OFTEN else [pytest.mark.slow])]
     return pytest.param(name, marks=marks)
 
 
@@ -209,6 +213,10 @@ class Cluster:
             lambda: len(self.runs(key)) >= count, timeout, f"body {count} of {key} has begun"
         )
         return self.runs(key)[count - 1]
+
+    def tell(self, key: str) -> None:
+        """A body of this key that goes on until it is told to end is told."""
+        Path(f"{self.log}.{key}").touch()
 
     def check(self, since: float) -> None:
         """No body that began after `since` overlapped another of its resource."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
 
 from tests.support import wait_until
@@ -40,10 +39,6 @@ def _copy_is_kept_out(stage: Stage, *workers: Worker) -> None:
     assert len(stage.cluster.runs(stage.key)) == 1
 
 
-def _first_ends(stage: Stage) -> None:
-    Path(f"{stage.cluster.log}.{stage.key}").touch()
-
-
 def _end(stage: Stage, ending: Ending, by: tuple[str, ...]) -> Row:
     freed = stage.freed(ending.within)
     who = stage.by()
@@ -59,7 +54,7 @@ def timeout(stage: Stage, ending: Ending) -> Row:
     _overdue(stage)
     with begin_again(stage, **SETTINGS) as second:
         _copy_is_kept_out(stage, stage.worker, second)
-        _first_ends(stage)
+        stage.cluster.tell(stage.key)
         row = _end(stage, ending, (BODY,))
     assert stage.cluster.result(stage.sent) == 1  # and not that it was skipped
     return row
@@ -82,7 +77,7 @@ def connection_loss(stage: Stage, ending: Ending) -> Row:
     stage.worker.said("Connection to broker lost")
     with begin_again(stage, **SETTINGS) as second:
         _copy_is_kept_out(stage, stage.worker, second)
-        _first_ends(stage)
+        stage.cluster.tell(stage.key)
         return _end(stage, ending, (BODY,))
 
 

@@ -56,11 +56,12 @@ def test_another_childs_lock_survives(cluster: Cluster, worker: Worker, key: str
 
 def test_copy_of_a_running_task(cluster: Cluster, worker: Worker, key: str) -> None:
     """The same id delivered twice: the copy neither runs beside it, nor frees its lock."""
-    sent = cluster.send("work", key, 1.0)
+    sent = cluster.send("until_told_retry", key)
     cluster.entered(key)
-    cluster.send("work", key, 0.05, task_id=sent.id)
-    worker.said(f"work[{sent.id}] waits (held, attempt 2")
+    cluster.send("until_told_retry", key, task_id=sent.id)
+    worker.said(f"[{sent.id}] waits (held, attempt 2", 20.0)
     assert len(cluster.runs(key)) == 1
     contender = cluster.contend(key)
+    cluster.tell(key)
     contender.gets_it(since=lambda: cluster.runs(key)[0].end)
     cluster.settled()

@@ -73,8 +73,8 @@ def test_others_run_while_one_waits_for_a_quorum(
 def test_greenlets_of_two_workers_take_turns(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
-    with cluster.worker("-c", "20", "-P", name) as other:
-        sent = [cluster.send("work", key, 0.02) for _ in range(16)]
+    with cluster.worker("-c", "20", "-P", name, queue=key) as other:  # else one might take all
+        sent = [cluster.send("work", key, 0.02, queue=q) for q in ("celery", key) * 8]
         for one in sent:
             cluster.result(one, timeout=30.0)
         runs = cluster.runs(key)

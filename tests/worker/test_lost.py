@@ -10,7 +10,7 @@ import redis
 
 from celery_redlock import LeaseLost
 from tests.support import wait_until
-from tests.worker.harness import TASKS, Cluster, Worker, pool
+from tests.worker.harness import TASKS, Cluster, Worker, often
 
 pytestmark = pytest.mark.worker
 
@@ -18,7 +18,7 @@ PUNCTUAL = 0.05
 """Seconds after its deadline within which a body is told."""
 
 
-POOLS = [pool(name) for name in ("prefork", "threads", "solo", "gevent", "eventlet")]
+POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent", "eventlet")]
 
 
 @pytest.fixture(scope="module", params=POOLS)

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tests.worker.harness import Cluster
-from tests.worker.harness import pool as param
+from tests.worker.harness import OFTEN, Cluster, often, pool
 from tests.worker.scenarios import POOLS, played_on
 from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 
+
+def marks(name: str, ending: Ending) -> Any:
+    """What is the same on a pool that `make test` has is seen by `make test-all`."""
+    return (often if set(OFTEN) & set(ending.pools) else pool)(name).marks
+
+
 ENDINGS = [
-    pytest.param(pool, ending, marks=param(pool).marks)
-    for pool in POOLS
-    for ending in played_on(pool, own=True)
+    pytest.param(name, ending, marks=marks(name, ending))
+    for name in POOLS
+    for ending in played_on(name, own=True)
 ]
 
 

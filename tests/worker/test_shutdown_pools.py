@@ -1,4 +1,7 @@
-"""Workers of one process whose first body is struck by misfortune: each test has its own worker."""
+"""Workers of one process whose first body is struck by misfortune: each test has its own worker.
+
+How they end otherwise is in scenarios.py.
+"""
 
 from __future__ import annotations
 
@@ -7,29 +10,11 @@ import signal
 
 import pytest
 
-from tests.support import wait_until
-from tests.worker.harness import Cluster, died, pool
+from tests.worker.harness import Cluster, often
 
 pytestmark = pytest.mark.worker
 
-ALL = [pool(name) for name in ("threads", "solo", "gevent", "eventlet")]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_warm_shutdown(cluster: Cluster, name: str, key: str) -> None:
-    """Held, and extended, for three times its ttl after the worker was told; then free."""
-    with cluster.worker("-P", name, "-c", "5") as worker:
-        sent = cluster.send("short_ttl", key, 3.0)
-        cluster.entered(key)
-        contender = cluster.contend(key)
-        worker.terminate()
-        worker.said("Warm shutdown")
-        assert worker.ended() == 0
-    (run,) = cluster.runs(key, sent)
-    assert run.ended and run.end - run.begin >= 3.0
-    contender.gets_it(since=run.end)
-    assert cluster.state(sent) == "SUCCESS"
-    cluster.settled()
+ALL = [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -54,21 +39,6 @@ def test_body_exits(cluster: Cluster, name: str, key: str) -> None:
         contender = cluster.contend(key)
         contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
         assert cluster.runs(key, sent)[0].ended
-    cluster.client.flushdb()
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_worker_is_killed(cluster: Cluster, name: str, key: str) -> None:
-    """Nobody is left to free its locks: the ttl does."""
-    with cluster.worker("-P", name, "-c", "5") as worker:
-        cluster.send("short_ttl", key, 30.0)
-        cluster.entered(key)
-        contender = cluster.contend(key)
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.ended()
-        death = died(worker.process.pid)
-    wait_until(lambda: contender.entered, 3.0, "the contender has the lock")
-    assert contender.entered is not None and contender.entered - death < 1.5  # the ttl is 1.0
     cluster.client.flushdb()
 
 

@@ -9,15 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.harness import Cluster, Worker
-from tests.worker.harness import pool as param
+from tests.worker.harness import Cluster, Worker, often
 from tests.worker.scenarios import POOLS, played_on
 from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module", params=[param(name) for name in POOLS[1:]])
+@pytest.fixture(scope="module", params=[often(name) for name in POOLS[1:]])
 def pool(request: pytest.FixtureRequest) -> str:
     name: str = request.param
     return name
