@@ -6,7 +6,7 @@ WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
 # For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
-PYTEST_ARGS ?= -n 4 --dist loadfile
+PYTEST_ARGS ?= -n 3 --dist loadfile
 
 .PHONY: help demo test test-all lint types sim faults faults-beat endings bench matrix clean
 

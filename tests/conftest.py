@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,6 +21,25 @@ from tests import lanes
 from tests import rabbitmq as local_rabbitmq
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """All that is started here makes its temporary files in one directory, which goes in the end.
+
+    A worker that is killed leaves one behind: billiard's, for what it shares with its children.
+    Not in one of pytest's, whose names are too long for the path of a socket.
+    """
+    if hasattr(config, "workerinput"):  # its parent has done it for all lanes
+        return
+    before = tempfile.gettempdir()
+    path = tempfile.mkdtemp(prefix="redlock-tests-")
+    os.chmod(path, 0o755)  # an example starts PostgreSQL, as another user where we are root
+    patch = pytest.MonkeyPatch()
+    patch.setenv("TMPDIR", path)
+    patch.setattr(tempfile, "tempdir", path)
+    patch.setenv("PYTEST_DEBUG_TEMPROOT", os.environ.get("PYTEST_DEBUG_TEMPROOT", before))
+    config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
+    config.add_cleanup(patch.undo)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))
@@ -27,22 +48,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return lanes.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _temporary_files_go() -> Iterator[None]:
-    """What is started here makes its temporary files in one directory, which goes in the end.
-
-    A worker that is killed leaves one behind: billiard's, for what it shares with its children.
-    It is not pytest's, whose names are too long for the path of a socket.
-    """
-    with (
-        tempfile.TemporaryDirectory(prefix="redlock-tests-", ignore_cleanup_errors=True) as path,
-        pytest.MonkeyPatch.context() as patch,
-    ):
-        patch.setenv("TMPDIR", path)
-        patch.setattr(tempfile, "tempdir", path)
-        yield
 
 
 @pytest.fixture(autouse=True)

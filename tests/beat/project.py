@@ -21,8 +21,11 @@ from celery.signals import before_task_publish
 
 import celery_redlock
 from tests.beat.schedules import EverySecond, SecondCrontab
+from tests.support import end_with_parent
 
 KIND = os.environ.get("TEST_KIND", "persistent")
+
+end_with_parent()
 
 app = Celery(os.environ.get("TEST_MAIN", "tests.beat"))
 app.conf.update(json.loads(os.environ.get("TEST_CONF", "{}")))

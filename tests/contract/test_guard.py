@@ -248,6 +248,8 @@ def test_a_durable_node_that_may_not_say_so_counts_as_forgetful(
 
 
 def follow(replica: LocalServer, master: LocalServer) -> None:
+    with admin(master) as client:  # it would wait for more replicas, for five seconds
+        client.config_set("repl-diskless-sync-delay", 0)
     with admin(replica) as client:
         client.replicaof("127.0.0.1", master.port)
         wait_until(

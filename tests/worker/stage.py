@@ -61,7 +61,7 @@ class Monitor:
         traceback: TracebackType | None,
     ) -> None:
         self._client.client_kill_filter(_type="normal", skipme=True)
-        self._thread.join(5.0)
+        self._thread.join(30.0)
         self._monitor.__exit__(kind, error, traceback)
         self._client.close()
 

@@ -33,10 +33,13 @@ from celery_redlock import (
 )
 from celery_redlock.driver import monotonic
 from celery_redlock.events import Listener, subscribe
+from tests.support import end_with_parent
 from tests.worker.log import VARIABLE, note, runs_of
 from tests.worker.reserving import declare
 
 NAME = "tests.worker.tasks"
+
+end_with_parent()
 
 app = Celery(NAME)
 if "TEST_NAMESPACED" in os.environ:
