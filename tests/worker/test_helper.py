@@ -70,7 +70,7 @@ def test_a_killed_helper_is_replaced_and_nothing_is_lost(
 ) -> None:
     # Only a main process apart from the body's can start another while the body keeps the GIL.
     apart = len(psutil.Process(worker.process.pid).children()) > 1
-    sent = cluster.send("longer_ttl", key, 6.0, "gil" if apart else "sleep")
+    sent = cluster.send("longer_ttl", key, 5.0, "gil" if apart else "sleep")
     cluster.entered(key)
     first = helper_of(worker)
     first.kill()

@@ -13,8 +13,8 @@ from tests.worker.stage import Monitor
 
 pytestmark = pytest.mark.worker
 
-OFTEN = ("prefork", "threads", "solo", 'threads, `redlock_keeper="process"`')
-"""In `make test`; the others take minutes, and `make endings` plays them as well."""
+OFTEN = ("prefork", "threads", 'threads, `redlock_keeper="process"`')
+"""In `make test`; the others are seen by `make test-all`, and `make endings` plays them as well."""
 
 
 @pytest.fixture(

@@ -18,7 +18,7 @@ SURVIVED = [
     ("work", ("ignore",), {}),
     ("late", ("reject",), {}),
     ("late", ("requeue",), {}),
-    ("work", (), {"soft_time_limit": 0.15}),
+    ("work", (), {"soft_time_limit": 0.1}),
 ]
 """Endings after which the process goes on: task, arguments, options of the message."""
 
@@ -30,7 +30,7 @@ def test_the_lock_is_free_before_the_next_task_of_the_process(
     survived = SURVIVED if pool == "prefork" else SURVIVED[:-1]  # the others know no limits
     with cluster.worker("-P", pool, "-c", "1"):
         for number, (task, then, options) in enumerate(survived):
-            sent = cluster.send(task, f"{key}{number}", 0.3, *then, **options)
+            sent = cluster.send(task, f"{key}{number}", 0.2, *then, **options)
             left = cluster.result(cluster.send("left", f"{key}{number}"))
             run = cluster.runs(f"{key}{number}", sent)[0]
             assert left["pid"] == run.pid and left["at"] > run.end
