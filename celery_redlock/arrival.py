@@ -22,6 +22,7 @@ from celery.exceptions import Reject
 
 from .attempts import is_redelivered, short_id
 from .delivery import LEASE, PREDECESSOR, Delivery
+from .driver import monotonic
 from .errors import DuplicateTask, QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked
 from .lease import Claim, Owner, names_of
@@ -289,6 +290,21 @@ class Arrival:
             claim.ttl = ttl
             if self.scope != "until_expired":
                 keep(self._redlock, claim)
+
+    def unlock(self, held: HeldLease, again: bool) -> None:
+        """Give the lock back; or leave it locked for what is left of `hold_for`.
+
+        Args:
+            held: The lock.
+            again: Whether the message will be delivered again: it must find its lock free.
+        """
+        claim, now = held._claim, monotonic()
+        if self._options.hold_for and not again and claim is not None and claim.held(now):
+            left = (claim.granted_at or now) + self._options.hold_for - now
+            if left > 0:
+                held.keep(left)
+                return
+        held.release()
 
     def end(self, state: str | None, retval: Any) -> None:
         """This delivery is over."""

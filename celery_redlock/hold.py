@@ -62,7 +62,6 @@ class HeldLease:
         max_lifetime: Seconds after which it is no longer extended; None for never.
         limit: How many may hold it at a time.
         task: The name of the task it is held for; empty outside tasks.
-        hold_for: Seconds from its grant for which it stays locked after `end()`.
     """
 
     def __init__(
@@ -93,7 +92,6 @@ class HeldLease:
         self._claim: Claim | None = None
         self._held_for: float | None = None
         self.task = ""
-        self.hold_for = 0.0
         # What it acquires itself, and whose locks it shares besides, inside of these.
         self._own = self.resources
         self._outers: tuple[HeldLease, ...] = ()
@@ -186,15 +184,6 @@ class HeldLease:
             self._redlock._custody.strike_off(claim)
         self._leave()
         return held
-
-    def end(self) -> bool:
-        """Give it back; or leave it locked for what is left of `hold_for`."""
-        claim, now = self._claim, monotonic()
-        if self.hold_for and claim is not None and claim.granted_at and claim.held(now):
-            left = claim.granted_at + self.hold_for - now
-            if left > 0:
-                return self.keep(left)
-        return self.release()
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
         """End holding it, but leave it locked: nobody gives it back, it expires.

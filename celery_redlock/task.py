@@ -153,7 +153,6 @@ class TaskLock:
             held.on_lost = options.on_lost
         request = task.request_stack.top if task is not None else None
         if first_call(request):
-            held.hold_for = options.hold_for
             redlock = held._redlock
             return Arrival(task, request, redlock, resource, options).run(held, body)
         if options.scope == "until_executing":  # which excludes no body from another

@@ -46,15 +46,13 @@ def release(
     """The body's process: this delivery is over."""
     request = getattr(sender, "request_stack", None) and sender.request_stack.top
     held = lease_of(request)
-    if held is None:
+    arrival = arrival_of(request)
+    if held is None or arrival is None:
         return
     again = signal is signals.task_retry
     if signal is signals.task_postrun:
         again = state == states.RETRY or comes_back(sender, state, retval)
-    if again:
-        held.release()
-    else:
-        held.end()
+    arrival.unlock(held, again)
 
 
 def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:

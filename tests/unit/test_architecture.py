@@ -90,8 +90,8 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("quorum", "refusal"),
     },
     "arrival": {
-        *("attempts", "delivery", "errors", "hold", "lease", "lock", "names", "options"),
-        *("reservation", "skipped", "celery"),
+        *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
+        *("options", "reservation", "skipped", "celery"),
     },
     "publish": {
         *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),

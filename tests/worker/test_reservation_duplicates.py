@@ -114,7 +114,7 @@ def test_a_lost_reservation_endangers_nothing(
     task = reservations.tasks[scope]
     sent = []
     for _ in range(6):
-        sent.append(task.delay(key, 0.1))
+        sent.append(task.apply_async((key, 0.1), countdown=0.5))
         reservations.forget(key)
     for one in sent:
         cluster.state(one, 20.0)
