@@ -22,12 +22,12 @@ from . import quorum, refusal
 from .address import Address
 from .custody import Custody
 from .driver import Driver, monotonic
-from .errors import ConfigurationError, NotAcquired, ResourceHeld
+from .errors import NotAcquired, ResourceHeld
 from .events import emit, heard
 from .green import patched
 from .guard import Guard
 from .lease import Claim, Lease, Owner, shown
-from .names import Resources, checked_names, slots
+from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
 from .quorum import Round, Verb
@@ -115,22 +115,7 @@ class Engine:
     def _fenced(self, fencing: bool | None, names: Sequence[str], limit: int = 1) -> bool:
         fenced = self.fencing if fencing is None else bool(check_option("fencing", fencing))
         check_option("limit", limit)
-        if limit > 1 and len(names) > 1:
-            raise ConfigurationError(
-                f"{shown(names)}: a limit is of one resource; lock them one after the other, each"
-                " with its limit"
-            )
-        if limit > 1 and fenced:
-            raise ConfigurationError(
-                f"{shown(names)}: with limit={limit} there are as many holders at a time, and a"
-                " fencing token would refuse the writes of all but the last; give fencing=False"
-            )
-        if fenced and len(names) > 1:
-            raise ConfigurationError(
-                f"{shown(names)}: a fencing token is of one resource, and its numbers grow with the"
-                " grants of that one alone; for several resources give fencing=False, or lock them"
-                " one after the other"
-            )
+        check_alone(names, fencing=fenced, limit=limit)
         return fenced
 
     def _proposal(self) -> int:
@@ -160,6 +145,8 @@ class Engine:
     ) -> Claim:
         """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
         names = checked_names(resource)
+        if fencing or limit > 1:
+            check_alone(names, fencing=fencing, limit=limit)
 
         def attempt(names: Sequence[str], shown_as: str = "") -> Claim:
             claim = self._claim(names, ttl, owner)

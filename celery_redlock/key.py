@@ -20,7 +20,7 @@ from hashlib import blake2b
 from .canonical import RAW_LITERAL, SCALARS, TOKEN, CannotKey, canonical, escape, is_model, text_of
 from .errors import ConfigurationError
 
-__all__ = ["KeyMaker", "canonical", "check_template", "shortened"]
+__all__ = ["KeyMaker", "bound_signature", "canonical", "check_template", "shortened"]
 
 MAX_BYTES = 200
 """Keys over this many bytes become a readable head, `#`, and a digest of the whole."""
@@ -105,9 +105,13 @@ class KeyMaker:
         template: Such as `order:{order_id}`; None for the task's name and all its arguments.
             `*args` and `**kwargs` are named like the others, a list and a dict.
         bound: The function's first parameter is the task itself: not part of any call or key.
+        names: Without a template: the arguments that are part of the key, in whatever order; all if
+            None.
+        scope: What the key begins with: in place of the task's name, or before the template.
 
     Raises:
-        ConfigurationError: The template cannot work, or a default cannot be part of a key.
+        ConfigurationError: The template cannot work, an argument is unknown, or a default cannot be
+            part of a key.
     """
 
     def __init__(
@@ -117,21 +121,27 @@ class KeyMaker:
         template: str | None = None,
         *,
         bound: bool = False,
+        names: Sequence[str] | None = None,
+        scope: str | None = None,
     ) -> None:
         self._task_name = task_name
-        self._signature = signature = _signature(task_name, function, bound)
+        self._signature = signature = bound_signature(task_name, function, bound)
         self._globals = getattr(inspect.unwrap(function), "__globals__", {})
         self._models: dict[str, typing.Any] = {}
         parameters = signature.parameters
         pairs: list[tuple[str, str | None]]
         if template is None:
-            pairs = [*((f",{escape(name)}=", name) for name in parameters), (")", None)]
-            pairs[0] = (escape(task_name, "/:@ ") + "(" + pairs[0][0].lstrip(","), pairs[0][1])
+            named = parameters if names is None else _known(names, parameters)
+            pairs = [*((f",{escape(name)}=", name) for name in named), (")", None)]
+            head = escape(task_name if scope is None else scope, "/:@ ")
+            pairs[0] = (head + "(" + pairs[0][0].lstrip(","), pairs[0][1])
         else:
             pairs = [
                 (escape(literal, RAW_LITERAL), name)
                 for literal, name in check_template(template, parameters)
             ]
+            if scope is not None:
+                pairs[0] = (escape(f"{scope}:", RAW_LITERAL) + pairs[0][0], pairs[0][1])
         self._tail = pairs[-1][0]
         self._plan = tuple(
             (literal, name, _stop(after, following))
@@ -230,7 +240,25 @@ def _model_of(parameter: inspect.Parameter, names: dict[str, object]) -> typing.
     return hint if is_model(hint) else None
 
 
-def _signature(task_name: str, function: Callable[..., object], bound: bool) -> inspect.Signature:
+def _known(names: Sequence[str], parameters: Mapping[str, object]) -> list[str]:
+    """Names of arguments, each once; sorted, for two tasks may order theirs differently."""
+    for name in names:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none, since the function takes no arguments"
+            raise ConfigurationError(
+                f"lock key {list(names)!a}: unknown argument {name!a}; the names are: {known}"
+            )
+    return sorted(set(names))
+
+
+def bound_signature(
+    task_name: str, function: Callable[..., object], bound: bool
+) -> inspect.Signature:
+    """The signature of a task's function, without the task itself.
+
+    Raises:
+        ConfigurationError: It is bound, and takes no task.
+    """
     signature = inspect.signature(function)
     if not bound:
         return signature

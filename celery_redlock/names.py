@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .commands import FENCE_SUFFIX, RESERVED_SUFFIX, SLOT_SUFFIX
 from .errors import ConfigurationError
-from .lease import names_of
+from .lease import names_of, shown
 
-__all__ = ["Resources", "checked_names", "slots"]
+__all__ = ["Resources", "check_alone", "checked_names", "slots"]
 
 LONGEST = 512
 """Characters of a resource's name. What a node's connection takes at once is finite."""
@@ -71,6 +71,30 @@ def _checked(name: str) -> str:
             " of it into the name"
         )
     return name
+
+
+def check_alone(names: Sequence[str], *, fencing: bool, limit: int) -> None:
+    """Refuse what can only be had of one resource, or by one holder at a time.
+
+    Raises:
+        ConfigurationError: A limit or a fencing token for several, or both.
+    """
+    if limit > 1 and len(names) > 1:
+        raise ConfigurationError(
+            f"{shown(names)}: a limit is of one resource; lock them one after the other, each with"
+            " its limit"
+        )
+    if limit > 1 and fencing:
+        raise ConfigurationError(
+            f"{shown(names)}: with limit={limit} there are as many holders at a time, and a fencing"
+            " token would refuse the writes of all but the last; give fencing=False"
+        )
+    if fencing and len(names) > 1:
+        raise ConfigurationError(
+            f"{shown(names)}: a fencing token is of one resource, and its numbers grow with the"
+            " grants of that one alone; for several resources give fencing=False, or lock them one"
+            " after the other"
+        )
 
 
 def slots(name: str, limit: int) -> list[str]:

@@ -117,7 +117,13 @@ def _on_lost(value: Any) -> Any:
 
 
 def _key(value: Any) -> Any:
-    return None if value is None else _text(value)
+    if value is None or callable(value):
+        return value
+    if isinstance(value, (list, tuple)):
+        for name in value:
+            _text(name)
+        return value if isinstance(value, tuple) else tuple(value)  # nobody is to change it
+    return _text(value)
 
 
 def _on_conflict(value: Any) -> Any:
@@ -241,7 +247,9 @@ TASK: Mapping[str, Option] = {
             None,
             _key,
             "What is exclusive: a template over the task's arguments, such as"
-            " `order:{order_id}`. None: the task's name and all its arguments.",
+            " `order:{order_id}`; a list of templates, for all or none of several; a list of"
+            " arguments' names; or a function that is called with the arguments. None: the task's"
+            " name and all its arguments. See [Keys and limits](keys.md).",
         ),
         *_SHARED,
         Option(
@@ -324,7 +332,7 @@ TASK: Mapping[str, Option] = {
 class TaskOptions:
     """The options of a task, all of them: its own, else the app's, else the defaults."""
 
-    key: str | None
+    key: Any
     ttl: float
     wait: float
     retry_backoff: float

@@ -28,7 +28,7 @@ from kombu.utils.uuid import uuid
 from .arrival import HOUR, arrival_of
 from .attempts import LONG
 from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
-from .lease import Claim, Holder, Owner, names_of
+from .lease import Claim, Holder, Owner
 from .lock import Redlock
 from .options import MIN_TTL, TaskOptions
 from .reservation import (
@@ -140,12 +140,11 @@ class _Publication:
     def publish(self) -> Any:
         task = self._task
         try:
-            resource = self._lock.resource(task, task.run, self._args or (), self._kwargs or {})
+            names = self._lock.resources(task, task.run, self._args or (), self._kwargs or {})
         except TypeError:
             # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
             return self._send(self._task_id, None, None)
         wish = self._wish
-        names = names_of(resource)
         note = Reservation(names, wish.scope, wish.on_duplicate, self._ttl(wish.reserve_ttl))
         if wish.scope not in RESERVING:  # for this call
             return self._send(self._task_id, note, None)
@@ -267,9 +266,9 @@ class _Publication:
         if len(other.task_id) > LONG:
             return False
         for name in names:
-            running = redlock.holder(name)
-            if running is not None and running.owner and running.owner.task_id == other.task_id:
-                return False
+            for running in redlock.holders(name, limit=self._wish.limit):
+                if running.owner and running.owner.task_id == other.task_id:
+                    return False
         token = holding(redlock, claim)
         owner = Owner.of(token) if token else None
         if token and owner is not None and owner.task_id == other.task_id:

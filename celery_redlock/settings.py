@@ -17,6 +17,7 @@ from .options import GLOBAL, TASK, Option, TaskOptions, check_option
 __all__ = [
     "Settings",
     "check_reserving",
+    "check_several",
     "check_task_options",
     "given_names",
     "read_settings",
@@ -119,6 +120,23 @@ def _known(names: Iterable[str], table: Mapping[str, Option], prefix: str) -> No
             raise ConfigurationError(f"there is no option {prefix}{name}; {hint}{rest}")
 
 
+def check_several(values: Mapping[str, Any], prefix: str) -> None:
+    """Refuse what is of a single resource, for a task with several.
+
+    Raises:
+        ConfigurationError: It has a limit or a fencing token.
+    """
+    if values.get("limit", 1) > 1:
+        raise ConfigurationError(
+            f"{prefix}limit is of one key, and this task locks several: leave one of the two out"
+        )
+    if values.get("fencing"):
+        raise ConfigurationError(
+            f"{prefix}fencing: a fencing token is of one key, and its numbers grow with the grants"
+            " of that one alone; this task locks several. Give it fencing=False"
+        )
+
+
 def _consistent(values: Mapping[str, Any], prefix: str) -> None:
     base, most = values.get("retry_backoff"), values.get("retry_backoff_max")
     if base is not None and most is not None and most < base:
@@ -137,6 +155,12 @@ def _consistent(values: Mapping[str, Any], prefix: str) -> None:
             f"{prefix}on_duplicate 'replace' cannot be had with {prefix}scope 'until_expired':"
             " the key is kept whatever becomes of its task, so nobody takes its place; use"
             " 'until_executed', or another of 'existing', 'raise', 'skip'"
+        )
+    if values.get("fencing") and values.get("limit", 1) > 1:
+        raise ConfigurationError(
+            f"{prefix}limit lets several work at a time, and a fencing token would refuse the"
+            f" writes of all but the last; with {prefix}limit={values['limit']} give"
+            f" {prefix}fencing=False"
         )
 
 

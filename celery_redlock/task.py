@@ -21,10 +21,17 @@ from .delivery import first_call
 from .errors import ConfigurationError
 from .hold import HeldLease, Unlocked
 from .interrupt import Interruptible
-from .key import KeyMaker
+from .keys import Keys, Templates
+from .lease import shown
 from .lock import Redlock
 from .options import TASK, TaskOptions
-from .settings import check_reserving, check_task_options, read_settings, resolve
+from .settings import (
+    check_reserving,
+    check_several,
+    check_task_options,
+    read_settings,
+    resolve,
+)
 from .skipped import Skipped
 
 __all__ = [
@@ -35,6 +42,7 @@ __all__ = [
     "lock_of",
     "locked",
     "resource_of",
+    "resources_of",
 ]
 
 if TYPE_CHECKING:
@@ -64,7 +72,8 @@ class TaskLock:
     def __init__(self, own: Mapping[str, Any], prefix: str = "") -> None:
         self._own = check_task_options(own, prefix)
         self._prefix = prefix
-        self._keys: dict[tuple[str, bool, Callable[..., Any]], KeyMaker] = {}
+        self._several = False
+        self._keys: dict[tuple[str, bool, Callable[..., Any]], Keys] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
     def check(self, name: str, function: Callable[..., Any], *, bound: bool = False) -> None:
@@ -79,26 +88,42 @@ class TaskLock:
                 " the lock would be freed before its body has run; make it a plain function that"
                 " calls asyncio.run()"
             )
-        KeyMaker(name, function, self._own.get("key"), bound=bound)
         check_reserving(self._own, self._prefix)
+        if self._keys_of(name, function, bound).several:
+            self._several = True
+            check_several(self._own, self._prefix)
+
+    def resources(
+        self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
+    ) -> tuple[str, ...]:
+        """The resources that a call excludes others from."""
+        bound = task is not None and bool(args) and args[0] is task
+        name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
+        return self._keys_of(name, function, bound)(args[1:] if bound else args, kwargs)
 
     def resource(
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
     ) -> str:
-        """The resource that a call excludes others from."""
-        bound = task is not None and bool(args) and args[0] is task
-        name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
-        maker = self._keys.get((name, bound, function))
-        if maker is None:
-            maker = KeyMaker(name, function, self._own.get("key"), bound=bound)
-            self._keys[name, bound, function] = maker
-        return maker(args[1:] if bound else args, kwargs)
+        """The same as one name, for people; where it is one, that is it."""
+        return shown(self.resources(task, function, args, kwargs))
+
+    def _keys_of(self, name: str, function: Callable[..., Any], bound: bool) -> Keys:
+        keys = self._keys.get((name, bound, function))
+        if keys is None:
+            own = self._own
+            scope = own.get("scope_name")
+            keys = Keys(name, function, own.get("key"), bound=bound, scope=scope)
+            self._keys[name, bound, function] = keys
+        return keys
 
     def options(self, app: Any) -> TaskOptions:
         """All options of the task on `app`."""
         options = self._options.get(app)
         if options is None:
-            options = self._options[app] = resolve(self._own, read_settings(app))
+            options = resolve(self._own, read_settings(app))
+            if self._several:
+                check_several({"fencing": options.fencing}, "redlock_")
+            self._options[app] = options
         return options
 
     def options_of_call(self, app: Any, given: Any) -> TaskOptions:
@@ -131,18 +156,19 @@ class TaskLock:
         kwargs: Mapping[str, Any],
     ) -> Any:
         """Run `body` under the lock of this call."""
-        resource = self.resource(task, function, args, kwargs)
+        resources = self.resources(task, function, args, kwargs)
         if not app.conf.get("redlock_enabled", True):
-            with Unlocked(resource):
+            with Unlocked(resources):
                 return body()
         options = self.options(app)
         held = HeldLease(
             Redlock.from_app(app),
-            resource,
+            resources,
             options.ttl,
             options.wait,
             options.max_lifetime,
             fencing=options.fencing,
+            limit=options.limit,
         )
         held.task = task.name if task is not None else ""
         if options.on_lost == "raise":
@@ -154,9 +180,9 @@ class TaskLock:
         request = task.request_stack.top if task is not None else None
         if first_call(request):
             redlock = held._redlock
-            return Arrival(task, request, redlock, resource, options).run(held, body)
+            return Arrival(task, request, redlock, resources, options).run(held, body)
         if options.scope == "until_executing":  # which excludes no body from another
-            with Unlocked(resource, held._redlock):
+            with Unlocked(resources, held._redlock):
                 return body()
         try:  # not `with`: a time limit may strike between taking the lock and owing to free it
             held.__enter__()
@@ -173,16 +199,22 @@ def lock_of(task: Any) -> TaskLock | None:
     return lock if isinstance(lock, TaskLock) else None
 
 
-def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The resource that a message with these arguments locks; None if its task takes no lock."""
+def resources_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """The resources that a message with these arguments locks; none if its task takes no lock."""
     lock = lock_of(task)
-    return lock.resource(task, task.run, args, kwargs) if lock is not None else None
+    return lock.resources(task, task.run, args, kwargs) if lock is not None else ()
+
+
+def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The same as one name, for people; None if its task takes no lock."""
+    return shown(resources_of(task, args, kwargs)) or None
 
 
 class SingletonTask(BaseTask):
     """A task whose body runs once at a time per key.
 
-    Options are class attributes or keywords of `app.task`: `lock_key`, `lock_ttl`, `lock_wait`,
+    Options are class attributes or keywords of `app.task`: `lock_key`, `lock_scope_name`,
+    `lock_limit`, `lock_ttl`, `lock_wait`,
     `lock_on_conflict`, `lock_on_unavailable`, `lock_retry_backoff`, `lock_retry_backoff_max`,
     `lock_retry_deadline`, `lock_max_lifetime`, `lock_fencing`, `lock_on_lost`; see the table of
     options.
@@ -249,28 +281,24 @@ class SingletonTask(BaseTask):
         return self.redlock.run(self, self.app, self.run, body, args, kwargs)
 
 
-def locked(key: str | None = None, **options: Any) -> Callable[[F], F]:
+def locked(*keys: str | Sequence[str] | None, **options: Any) -> Callable[[F], F]:
     """Run a function, or the task made of it, once at a time per key.
 
     Works under and over `@app.task` and `@shared_task`.
 
     Args:
-        key: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. None: the
-            task's name and all its arguments.
-        **options: `ttl`, `wait`, `on_conflict`, `on_unavailable`, `retry_backoff`,
-            `retry_backoff_max`, `retry_deadline`, `max_lifetime`, `fencing`, `on_lost`; see the
-            table of options.
+        *keys: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. Several
+            of them: all of these keys are locked, or none. A list of the names of arguments: the
+            task's name and these. Nothing: the task's name and all its arguments.
+        **options: `key` (for a function that makes the key), `scope_name`, `limit`, `ttl`, `wait`,
+            `on_conflict`, `on_unavailable`, `retry_backoff`, `retry_backoff_max`,
+            `retry_deadline`, `max_lifetime`, `fencing`, `on_lost`; see the table of options.
 
     Raises:
         ConfigurationError: When decorating, if an option is unknown or cannot work, or the
             function is async.
     """
-    if key is not None and not isinstance(key, str):
-        raise ConfigurationError(
-            f"@locked takes a template, not {key!r}: write @locked() for a lock on the task's name"
-            " and all its arguments"
-        )
-    lock = TaskLock({"key": key, **options} if key is not None else options)
+    lock = TaskLock({**_key_option(keys, options), **options})
 
     def decorate(target: F) -> F:
         if issubclass(type(target), Proxy):
@@ -287,6 +315,24 @@ def locked(key: str | None = None, **options: Any) -> Callable[[F], F]:
         return target
 
     return decorate
+
+
+def _key_option(keys: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The option `key`, from what `@locked` was given by position."""
+    if not keys or keys == (None,):
+        return {}
+    if "key" in options:
+        raise ConfigurationError(f"@locked has its key twice: {keys[0]!r} and key=...")
+    if len(keys) == 1 and isinstance(keys[0], (list, tuple)):
+        return {"key": keys[0]}
+    for key in keys:
+        if not isinstance(key, str):
+            raise ConfigurationError(
+                f"@locked takes a template, not {key!r}: write @locked() for a lock on the task's"
+                " name and all its arguments, and @locked(key=...) for a function that makes the"
+                " key"
+            )
+    return {"key": keys[0] if len(keys) == 1 else Templates(keys)}
 
 
 def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:

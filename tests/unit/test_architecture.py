@@ -23,6 +23,7 @@ PURE = {
     "commands",
     "guard",
     "key",
+    "keys",
     "names",
     "options",
     "settings",
@@ -44,6 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "names": {"commands", "errors", "lease"},
     "canonical": {"errors"},
     "key": {"canonical", "errors"},
+    "keys": {"canonical", "errors", "key", "lease"},
     "options": {"errors", "address"},  # address: inside a function, see below
     "settings": {"errors", "options"},
     "events": {"errors", "lease"},
@@ -100,18 +102,8 @@ CELERY_SIDE: dict[str, set[str]] = {
     "conflict": {"attempts", "errors", "options", "skipped", "celery"},
     "delivery": {"attempts", "conflict", "errors", "hold", "lease", "options", "celery"},
     "task": {
-        *(
-            "arrival",
-            "delivery",
-            "errors",
-            "hold",
-            "interrupt",
-            "key",
-            "lock",
-            "options",
-            "settings",
-        ),
-        *("skipped", "worker", "celery"),
+        *("arrival", "delivery", "errors", "hold", "interrupt", "keys", "lease", "lock"),
+        *("options", "settings", "skipped", "worker", "celery"),
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),

@@ -1,0 +1,374 @@
+"""What a key may be: templates, names of arguments, a function; and what it begins with."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import ConfigurationError, SingletonTask, locked
+from celery_redlock.key import KeyMaker
+from celery_redlock.keys import Keys, Templates
+from celery_redlock.settings import read_settings, resolve
+from celery_redlock.task import TaskLock, lock_of, resource_of, resources_of
+from tests.unit.fake_lock import FakeRedlock
+
+
+def pay(src: int, dst: int, note: str = "") -> None: ...
+
+
+def made(key: Any, args: tuple[object, ...] = (1, 2), **options: Any) -> tuple[str, ...]:
+    return Keys("shop.pay", pay, key, **options)(args, {})
+
+
+# -- Several templates
+
+
+def test_each_template_is_a_key() -> None:
+    keys = Keys("shop.pay", pay, ["account:<src>", "account:{dst}"])
+    assert keys.several
+    assert keys((1, 2), {}) == keys((), {"dst": 1, "src": 2}) == ("account:1", "account:2")
+    assert keys((7, 7), {}) == ("account:7",)
+
+
+def test_one_template_in_a_list_is_one_key() -> None:
+    assert made(["account:<src>"]) == made("account:<src>") == ("account:1",)
+    assert not Keys("shop.pay", pay, ["account:<src>"]).several
+    assert not Keys("shop.pay", pay, ["account:<src>"] * 2).several
+
+
+@pytest.mark.parametrize("template", ["account:<sorce>", "account:<src", "", "account:<>"])
+def test_every_template_is_checked_at_declaration(template: str) -> None:
+    with pytest.raises(ConfigurationError):
+
+        @locked("account:<src>", template)
+        def move(src: int, dst: int) -> None: ...
+
+
+# -- Names of arguments
+
+
+def test_names_of_arguments_make_one_key_with_the_tasks_name() -> None:
+    assert made(["src", "note"]) == ('shop.pay(note="",src=1)',)
+    assert made(["note", "src", "note"]) == made(("src", "note"))
+    assert made(["src"]) == ("shop.pay(src=1)",)
+    assert not Keys("shop.pay", pay, ["src", "note"]).several
+
+
+def test_the_key_of_one_name_is_not_that_of_another_or_of_all() -> None:
+    keys = {made(key) for key in (None, ["src"], ["dst"], ["src", "dst"], ["src", "dst", "note"])}
+    assert len(keys) == 5
+
+
+def test_an_unknown_name_is_refused_at_declaration() -> None:
+    with pytest.raises(ConfigurationError, match="unknown argument 'sorce'; the names are: src, d"):
+        made(["src", "sorce"])
+    with pytest.raises(ConfigurationError, match=r"unknown argument 'x'.*takes no arguments"):
+        Keys("t", lambda: None, ["x"])
+
+
+def test_names_and_templates_do_not_mix() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"mixes names .*'dst'.*'account:<src>'.*'\{dst\}'"
+    ):
+        made(["account:<src>", "dst"])
+
+
+def test_an_empty_list_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="empty list"):
+        made([])
+
+
+@pytest.mark.parametrize("key", [["src", 3], ["src", ""], 3, {"src"}, {"src": 1}, b"src", [None]])
+def test_what_is_no_key_is_refused_when_the_task_is_declared(key: Any) -> None:
+    with pytest.raises(ConfigurationError, match="key must be"):
+        locked(key=key)
+    with pytest.raises(ConfigurationError, match="lock_key must be"):
+
+        class Task(SingletonTask):
+            lock_key = key
+
+
+def test_by_position_names_without_brackets_are_templates() -> None:
+    @locked("src", "dst")
+    def move(src: int, dst: int) -> None: ...
+
+    lock: TaskLock = move.__redlock__  # type: ignore[attr-defined]
+    assert lock.resources(None, move, (1, 2), {}) == ("dst", "src")
+    assert made(Templates(("src", "dst"))) == ("dst", "src")
+
+
+# -- A function
+
+
+def test_a_function_is_called_as_the_task_is() -> None:
+    calls: list[object] = []
+
+    def key(*args: object, **kwargs: object) -> str:
+        calls.append((args, kwargs))
+        return "order:7"
+
+    keys = Keys("shop.pay", pay, key)
+    assert keys((1,), {"dst": 2}) == ("order:7",)
+    assert calls == [((1,), {"dst": 2})]
+    assert not keys.several  # as far as is known
+
+
+def test_a_function_may_give_several_keys() -> None:
+    assert made(lambda src, dst: [f"account:{src}", f"account:{dst}"]) == ("account:1", "account:2")
+    assert made(lambda src, dst: {f"account:{src}"}) == ("account:1",)
+
+
+def test_what_a_function_gives_is_the_text_of_a_template() -> None:
+    for text in ("order:7", "a b", 'say "x"', "50%", "é\n", "x#slot2", "y#fence", "#", "\ud800"):
+        template = text.replace("{", "{{")
+        assert made(lambda src, dst, text=text: text) == (KeyMaker("t", pay, template)((1, 2), {}),)
+        (key,) = made(lambda src, dst, text=text: text)
+        assert key.isascii() and key.isprintable() and "#" not in key
+
+
+def test_a_long_text_becomes_a_head_and_a_digest() -> None:
+    one, other = made(lambda src, dst: "x" * 500), made(lambda src, dst: "x" * 501)
+    assert one != other
+    assert len(one[0]) == len(other[0]) == 200
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        *((None, "NoneType"), (7, "int"), (["a", 7], "int"), (b"a", "bytes")),
+        *(("", "empty"), (" ", "empty"), ([], "empty"), (["a", ""], "empty")),
+    ],
+)
+def test_what_is_no_name_is_refused_by_the_name_of_the_task(value: object, what: str) -> None:
+    def key(*_args: object) -> Any:
+        return value
+
+    with pytest.raises(
+        ConfigurationError, match=f"the lock key of shop.pay, made by .*key: .*{what}"
+    ):
+        made(key)
+
+
+def test_a_function_that_fails_is_told_with_the_task_and_its_own_error() -> None:
+    def key(src: int) -> str:
+        return str(1 / 0)
+
+    with pytest.raises(
+        ConfigurationError, match=r"of shop.pay, made by .*: raised TypeError"
+    ) as it:
+        made(key)
+    assert isinstance(it.value.__cause__, TypeError)
+    with pytest.raises(ConfigurationError, match="raised ZeroDivisionError"):
+        Keys("t", lambda src: None, key)((1,), {})
+
+
+def test_arguments_that_the_task_does_not_take_are_no_fault_of_the_key() -> None:
+    with pytest.raises(TypeError, match="too many"):
+        made(lambda *args: "k", (1, 2, 3, 4))
+
+
+def test_a_function_is_checked_at_declaration() -> None:
+    async def later(src: int, dst: int) -> str:
+        return "k"
+
+    with pytest.raises(ConfigurationError, match=r"made by .*later: is async"):
+        made(later)
+    with pytest.raises(ConfigurationError, match="write @staticmethod over it"):
+
+        class Task(SingletonTask):
+            def run(self, src: int) -> None: ...
+
+            def lock_key(self, src: int) -> str:
+                return "k"
+
+    asyncio.run(later(1, 2))
+
+
+def test_any_callable_will_do() -> None:
+    class Key:
+        def __call__(self, src: int, dst: int) -> str:
+            return f"k:{src}"
+
+    assert made(Key()) == ("k:1",)
+    assert made(functools.partial("{2}{0}{1}".format, "k", ":")) == ("1k:",)
+
+
+# -- What it begins with
+
+
+def test_a_scope_name_stands_in_place_of_the_tasks_name() -> None:
+    for key in (None, ["src"]):
+        (plain,), (scoped,) = made(key), made(key, scope="money")
+        assert scoped == plain.replace("shop.pay(", "money(")
+    assert Keys("other", pay, None, scope="money")((1, 2), {}) == made(None, scope="money")
+
+
+def test_a_scope_name_stands_before_templates_and_functions() -> None:
+    assert made("account:<src>", scope="bank") == ("bank:account:1",)
+    assert made(["a:<src>", "b:<dst>"], scope="bank") == ("bank:a:1", "bank:b:2")
+    assert made(lambda src, dst: ["a:1", "b"], scope="bank") == ("bank:a:1", "bank:b")
+    assert made("account:<src>", scope="<b>{c}#%") == made("<<b>>{{c}}#%:account:<src>")
+
+
+@pytest.mark.parametrize("scope", ["", 3, ["x"], b"x"])
+def test_a_scope_name_is_a_text(scope: object) -> None:
+    with pytest.raises(ConfigurationError, match="scope_name must be a string"):
+        locked(scope_name=scope)
+
+
+# -- On tasks
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("keys", set_as_current=False, broker="memory://")
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    yield app
+    app.close()
+
+
+def test_a_task_declares_its_keys_in_every_form(app: Celery) -> None:
+    class Money(SingletonTask):
+        abstract = True
+        lock_key = ("account:<src>", "account:<dst>")
+        lock_scope_name = "bank"
+
+    class Whole(Money):
+        abstract = True
+        lock_key = None
+
+    class Function(SingletonTask):
+        abstract = True
+
+        @staticmethod
+        def lock_key(src: int, dst: int) -> str:
+            return f"a:{src}"
+
+    def task(base: type[Any], **options: Any) -> Any:
+        def run(src: int, dst: int) -> None: ...
+
+        return app.task(base=base, name=f"t{len(app.tasks)}", **options)(run)
+
+    one, other = task(Money), task(Money, lock_key=["src"])
+    assert resources_of(one, (1, 2), {}) == ("bank:account:1", "bank:account:2")
+    assert resource_of(one, (1, 2), {}) == "bank:account:1 + bank:account:2"
+    assert resources_of(other, (1, 2), {}) == ("bank(src=1)",)
+    assert resources_of(task(Whole), (1, 2), {}) == ("bank(src=1,dst=2)",)
+    assert resources_of(task(Function), (1, 2), {}) == ("a:1",)
+    lambdas = task(SingletonTask, lock_key=lambda src, dst: f"b:{dst}")
+    assert resources_of(lambdas, (1, 2), {}) == ("b:2",)
+    plain = app.task(name="plain")(pay)
+    assert resources_of(plain, (1, 2), {}) == () and resource_of(plain, (1, 2), {}) is None
+
+
+def test_a_bound_task_is_no_argument_of_its_key(app: Celery) -> None:
+    @app.task(bind=True, base=SingletonTask, lock_key=lambda src, dst: [f"k:{src}", f"k:{dst}"])
+    def move(self: Any, src: int, dst: int) -> None: ...
+
+    @app.task(bind=True)
+    @locked(["dst"], scope_name="moves")
+    def moved(self: Any, src: int, dst: int) -> None: ...
+
+    assert resources_of(move, (1, 2), {}) == ("k:1", "k:2")
+    lock = lock_of(moved)
+    assert lock is not None
+    assert lock.resources(moved, moved.run, (1, 2), {}) == ("moves(dst=2)",)
+
+
+def test_several_keys_and_one_limit_or_fencing_token_do_not_go_together(app: Celery) -> None:
+    for options in ({"limit": 2}, {"fencing": True}):
+        with pytest.raises(ConfigurationError, match="this task locks several"):
+
+            @locked("account:<src>", "account:<dst>", **options)
+            def move(src: int, dst: int) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="this task locks several"):
+
+            class Task(SingletonTask):
+                lock_key = ("account:<src>", "account:<dst>")
+                locals().update({f"lock_{name}": value for name, value in options.items()})
+
+                def run(self, src: int, dst: int) -> None: ...
+
+    locked("account:<src>", limit=2)(pay)
+    with pytest.raises(ConfigurationError, match="limit lets several work at a time"):
+        locked("account:<src>", limit=2, fencing=True)
+
+
+def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app: Celery) -> None:
+    app.conf.redlock_fencing = True
+
+    @app.task
+    @locked("account:<src>", "account:<dst>")
+    def move(src: int, dst: int) -> None: ...
+
+    @app.task
+    @locked("account:<src>", limit=2)
+    def limited(src: int) -> None: ...
+
+    @app.task
+    @locked("account:<src>", "account:<dst>", fencing=False)
+    def unfenced(src: int, dst: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"redlock_fencing.*Give it fencing=False"):
+        lock_of(move).options(app)  # type: ignore[union-attr]
+    with pytest.raises(ConfigurationError, match="lock_limit lets several work"):
+        lock_of(limited).options(app)  # type: ignore[union-attr]
+    assert not lock_of(unfenced).options(app).fencing  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def redlock(monkeypatch: pytest.MonkeyPatch, app: Celery) -> FakeRedlock:
+    fake = FakeRedlock(monkeypatch)
+    monkeypatch.setattr("celery_redlock.task.Redlock.from_app", lambda _app: fake)
+    return fake
+
+
+def test_a_function_with_several_keys_is_locked_under_all_of_them(
+    redlock: FakeRedlock, app: Celery
+) -> None:
+    @app.task
+    @locked("account:<src>", "account:<dst>")
+    def move(src: int, dst: int) -> set[object]:
+        return redlock.tokens("account:1") | redlock.tokens("account:2")
+
+    assert len(move(2, 1)) == 1 and None not in move(2, 1)
+    assert redlock.free("account:1") and redlock.free("account:2")
+
+
+def test_a_key_function_cannot_give_several_where_one_is_fenced(
+    redlock: FakeRedlock, app: Celery
+) -> None:
+    @app.task
+    @locked(key=lambda src, dst: [f"a:{src}", f"a:{dst}"], fencing=True)
+    def move(src: int, dst: int) -> str:
+        return "moved"
+
+    with pytest.raises(ConfigurationError, match="a fencing token is of one resource"):
+        move(1, 2)
+    assert move(1, 1) == "moved"
+
+
+def test_a_limit_lets_so_many_calls_in(redlock: FakeRedlock, app: Celery) -> None:
+    @app.task
+    @locked("pool", limit=2, wait=0.0)
+    def work() -> list[str]:
+        return [holder.resource for holder in redlock.holders("pool", limit=2)]
+
+    with redlock.lock("other"):
+        assert work() == ["pool"]
+    theirs = [redlock.acquire("pool", limit=2) for _ in range(2)]
+    with pytest.raises(Exception, match="as many as may, 2 at a time"):
+        work()
+    redlock.release(theirs[0])
+    assert work() == ["pool", "pool"]
+
+
+def test_the_options_of_a_task_know_its_keys_and_limit(app: Celery) -> None:
+    options = resolve({"limit": 3, "key": ("a", "b")}, read_settings(app))
+    assert (options.limit, options.key) == (3, ("a", "b"))
