@@ -6,16 +6,9 @@ and how to leave them behind, is in docs/migrating.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from celery_redlock.options import DAY
 
-__all__ = ["FOR_EVER", "template"]
+__all__ = ["FOR_EVER"]
 
 FOR_EVER = DAY
 """Seconds in place of "never expires": a reservation whose message was purged ends some day."""
-
-
-def template(task: str, names: Iterable[str]) -> str:
-    """The key of a task and some of its arguments."""
-    return "|".join([task.replace("<", "<<").replace("{", "{{"), *(f"<{name}>" for name in names)])

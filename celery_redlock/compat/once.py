@@ -6,6 +6,7 @@ it begins. Its body, without `unlock_before_run`, runs under the lock as well.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,7 +19,7 @@ from celery_redlock.lock import Redlock
 from celery_redlock.reservation import free_in
 from celery_redlock.task import SingletonTask, install, resource_of
 
-from . import FOR_EVER, template
+from . import FOR_EVER
 
 __all__ = ["AlreadyQueued", "QueueOnce", "install"]
 
@@ -92,7 +93,7 @@ class QueueOnce(SingletonTask):
             "reserve_expires": False,
         }
         if once.get("keys") is not None:
-            moved["key"] = template(str(getattr(cls, "name", cls.__name__)), list(once["keys"]))
+            moved["key"] = list(once["keys"]) or _literal(_name(cls))
         if "timeout" in once:
             moved["reserve_ttl"] = _ttl(once["timeout"])
         return {**moved, **super()._declared()}
@@ -148,6 +149,16 @@ class QueueOnce(SingletonTask):
         resource = resource_of(self, args or (), kwargs or {}) or ""
         left = free_in(Redlock.from_app(self.app), resource)
         raise AlreadyQueued(ttl if left is None else left, str(result.id), resource=resource)
+
+
+def _name(task: Any) -> str:
+    """As Celery will name it, if it has no name yet."""
+    return getattr(task, "name", None) or f"{task.__module__}.{task.__name__}"
+
+
+def _literal(text: str) -> str:
+    """A template without arguments."""
+    return re.sub(r"[{}<>]", lambda found: found[0] * 2, text)
 
 
 def _settings(app: Any) -> Mapping[str, Any]:

@@ -15,7 +15,7 @@ from celery.utils import uuid
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.task import SingletonTask, install
 
-from . import FOR_EVER, template
+from . import FOR_EVER
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]
 
@@ -61,10 +61,7 @@ class Singleton(SingletonTask):
                     "unique_on must be the name of an argument or a list of such names; it is"
                     f" {unique_on!r}"
                 )
-            moved["key"] = template(
-                str(getattr(cls, "name", cls.__name__)),
-                [unique_on] if isinstance(unique_on, str) else list(unique_on),
-            )
+            moved["key"] = [unique_on] if isinstance(unique_on, str) else list(unique_on)
         if cls.lock_expiry is not None:
             moved["reserve_ttl"] = cls.lock_expiry
         declared = super()._declared()

@@ -31,7 +31,7 @@ def options(base: Any, **given: Any) -> Any:
     """Those of a task that is made so."""
     app = make()
 
-    @app.task(base=base, shared=False, **given)
+    @app.task(base=base, shared=False, name="moved.task<1>", **given)
     def task(a: int, b: int = 2) -> None: ...
 
     lock = lock_of(app.tasks[task.name])
@@ -52,6 +52,8 @@ def options(base: Any, **given: Any) -> Any:
         ({"timeout": 36000}, {"reserve_ttl": 36000.0}),
         ({"timeout": None}, {"reserve_ttl": FOR_EVER}),
         ({"keys": None}, {"key": None}),
+        ({"keys": ["a"]}, {"key": ("a",)}),
+        ({"keys": []}, {"key": "moved.task<<1>>"}),
     ],
 )
 def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -68,6 +70,8 @@ def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"lock_expiry": 10}, {"reserve_ttl": 10.0}),
         ({"raise_on_duplicate": True}, {"on_duplicate": "existing"}),
         ({"unique_on": []}, {"key": None}),
+        ({"unique_on": "a"}, {"key": ("a",)}),
+        ({"unique_on": ["b", "a"]}, {"key": ("b", "a")}),
     ],
 )
 def test_singleton(given: dict[str, Any], expected: dict[str, Any]) -> None:
@@ -100,9 +104,9 @@ def test_annotations_of_the_app_count() -> None:
         (QueueOnce, {"once": {"kyes": ["a"]}}, "knows no 'kyes'; there are: keys, graceful"),
         (QueueOnce, {"once": ["a"]}, "once must be a mapping; it is"),
         (QueueOnce, {"once": {"keys": "a"}}, r"such as \['order_id'\]; it is 'a'"),
-        (QueueOnce, {"once": {"keys": ["c"]}}, "'c'"),
+        (QueueOnce, {"once": {"keys": ["c"]}}, "unknown argument 'c'; the names are: a, b"),
         (QueueOnce, {"once": {"timeout": 0}}, "lock_reserve_ttl must be"),
-        (Singleton, {"unique_on": ["user_id"]}, "'user_id'"),
+        (Singleton, {"unique_on": ["user_id"]}, "unknown argument 'user_id'; the names are: a, b"),
         (Singleton, {"unique_on": 1}, "unique_on must be the name of an argument or a list"),
         (Singleton, {"lock_expiry": -1}, "lock_reserve_ttl must be"),
         (Singleton, {"lock_expriy": 1}, "there is no option lock_expriy"),

@@ -40,9 +40,7 @@ def test_each_option_of_celery_singleton_has_a_row(name: str) -> None:
 VALUES = re.findall(r"\block_(\w+)=(\"[^\"`]*\"|\[[^\]`]*\]|[\w.]+)", PAGE)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), sorted({v for v in VALUES if v[0] not in ("expiry", "key")})
-)
+@pytest.mark.parametrize(("name", "value"), sorted({v for v in VALUES if v[0] != "expiry"}))
 def test_what_is_to_be_written_instead_can_be_declared(name: str, value: str) -> None:
     check_option(name, ast.literal_eval(value))
 
