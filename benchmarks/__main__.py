@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import celery_rate, faults, imports, latency, leases
+from benchmarks import celery_rate, faults, hot, imports, latency, leases
 from celery_redlock.server import start_servers
 
 RESULTS = Path(__file__).parent / "results.json"
-SECTIONS = ("latency", "faults", "leases", "celery", "import")
+SECTIONS = ("latency", "faults", "leases", "celery", "hot", "import")
 
 
 def main() -> None:
@@ -59,6 +59,11 @@ def main() -> None:
             ):
                 figures = celery_rate.in_a_process(broker.url, used, names, *size)
                 report(f"celery, {title}", figures, celery_rate.show(title, figures, target))
+        if "hot" in chosen:
+            # Polling takes as long as all else.
+            size = (1, 60, 500) if quick else (3, 200, 2000)
+            figures = hot.in_a_process(broker.url, urls, *size, polling=not quick)
+            report("hot key", figures, hot.show(figures))
     if "import" in chosen:
         figures = imports.measure(5 if quick else 15)
         report("import", figures, imports.show(figures))

@@ -13,6 +13,7 @@ from .attempts import ATTEMPTS, attempts_of
 from .errors import NotAcquired, ResourceHeld, printable
 from .options import TaskOptions
 from .skipped import Skipped
+from .waiting import at_work, eta_of
 
 __all__ = ["Refused"]
 
@@ -86,10 +87,14 @@ class Refused:
             countdown,
             refusal,
         )
+        when: dict[str, Any] = {"countdown": countdown}
+        if why == "held" and at_work(options):
+            # Workers that park it know when it may run; for others it has an ETA as before.
+            when = {"eta": eta_of(countdown, attempts)}
         headers = {**(self._request.headers or {}), ATTEMPTS: attempts}
         # Not self.retry(): that would spend the retries of the user.
         again = self._task.signature_from_request(
-            self._request, countdown=countdown, retries=self._request.retries, headers=headers
+            self._request, retries=self._request.retries, headers=headers, **when
         )
         try:
             again.apply_async()

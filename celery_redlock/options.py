@@ -222,6 +222,14 @@ GLOBAL: Mapping[str, Option] = {
         ),
         Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
         Option(
+            "parking",
+            True,
+            _flag,
+            "A worker keeps deliveries that wait for a lock in its main process, and lets them go"
+            " one after the other; none of them waits in a pool slot, none polls. False: each waits"
+            " in its slot for `wait`, and is sent again after a random time.",
+        ),
+        Option(
             "beat",
             None,
             _flag_or_none,

@@ -35,6 +35,7 @@ class Settings:
     keeper: str
     restart_guard: str
     enabled: bool
+    parking: bool
     beat: bool
     beat_on_unavailable: str
     ttl: float

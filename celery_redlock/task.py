@@ -33,6 +33,7 @@ from .settings import (
     resolve,
 )
 from .skipped import Skipped
+from .waiting import at_work
 
 __all__ = [
     "SingletonTask",
@@ -161,11 +162,15 @@ class TaskLock:
             with Unlocked(resources):
                 return body()
         options = self.options(app)
+        request = task.request_stack.top if task is not None else None
+        delivered = first_call(request)
+        # Where those that wait are parked, none waits in its pool slot unless it asks for that.
+        parked = delivered and "wait" not in self._own and at_work(options)
         held = HeldLease(
             Redlock.from_app(app),
             resources,
             options.ttl,
-            options.wait,
+            0.0 if parked else options.wait,
             options.max_lifetime,
             fencing=options.fencing,
             limit=options.limit,
@@ -177,8 +182,7 @@ class TaskLock:
             body = functools.partial(block.run, body)
         elif callable(options.on_lost):
             held.on_lost = options.on_lost
-        request = task.request_stack.top if task is not None else None
-        if first_call(request):
+        if delivered:
             redlock = held._redlock
             return Arrival(task, request, redlock, resources, options).run(held, body)
         if options.scope == "until_executing":  # which excludes no body from another

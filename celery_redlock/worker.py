@@ -146,6 +146,9 @@ def check(sender: Any = None, **_signal: Any) -> None:
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
             redlock._custody.begin()
+            from .strategy import begin  # of no use to producers
+
+            begin(app)
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None

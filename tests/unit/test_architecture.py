@@ -87,6 +87,15 @@ ALLOWED: dict[str, set[str]] = {
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
     "attempts": set(),
+    "waiting": {"attempts", "options"},
+    "gate": set(),
+    "doorman": {
+        *("bell", "driver", "errors", "gate", "lease", "lock", "quorum", "refusal", "wakeup"),
+    },
+    "parking": {
+        *("attempts", "doorman", "driver", "errors", "gate", "lock", "task", "celery"),
+    },
+    "strategy": {"parking", "task", "waiting", "celery"},
     "reservation": {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
         *("quorum", "refusal"),
@@ -99,16 +108,16 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),
         *("skipped", "task", "celery", "kombu"),
     },
-    "conflict": {"attempts", "errors", "options", "skipped", "celery"},
+    "conflict": {"attempts", "errors", "options", "skipped", "waiting", "celery"},
     "delivery": {"attempts", "conflict", "errors", "hold", "lease", "options", "celery"},
     "task": {
         *("arrival", "delivery", "errors", "hold", "interrupt", "keys", "lease", "lock"),
-        *("options", "settings", "skipped", "worker", "celery"),
+        *("options", "settings", "skipped", "waiting", "worker", "celery"),
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
         *("settings", "task", "celery"),
-        *("beat", "keeper"),  # inside functions: no other process needs them
+        *("beat", "keeper", "strategy"),  # inside functions: no other process needs them
     },
     "tick": {"celery"},
     "turn": {

@@ -44,6 +44,7 @@ def test_defaults() -> None:
         node_timeout=0.25,
         restart_guard="uptime",
         enabled=True,
+        parking=True,
         beat=True,  # the nodes are named
         beat_on_unavailable="hold",
         ttl=30.0,

@@ -404,6 +404,11 @@ def add(x: int, y: int = 0) -> int:
     return x + y
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", rate_limit="100/s")
+def limited(self: Task, key: str, seconds: float = 0.02) -> None:
+    occupy(self, key, seconds)
+
+
 @app.task(base=SingletonTask, bind=True)
 def step(self: Task, x: int) -> int:
     occupy(self, f"step{x}", 0.1)

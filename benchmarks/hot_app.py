@@ -1,0 +1,40 @@
+"""The Celery application of `hot.py`: one hot key, and no-op tasks of other keys."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from celery import Celery
+
+from celery_redlock import locked
+
+app = Celery("benchmarks.hot_app", broker=os.environ["BENCH_BROKER"])
+app.conf.update(
+    task_ignore_result=True,
+    broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
+    broker_connection_retry_on_startup=False,
+    redlock_nodes=os.environ["BENCH_NODES"].split(),
+    redlock_restart_guard="off",  # servers that have just been started
+    redlock_parking=os.environ.get("BENCH_PARKING", "1") == "1",
+)
+
+_log = os.open(os.environ["BENCH_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+
+def note(kind: str, begin: float) -> None:
+    os.write(_log, f"{kind} {begin:.6f} {time.monotonic():.6f}\n".encode())
+
+
+@app.task(name="hot")
+@locked("hot")
+def hot(seconds: float) -> None:
+    begin = time.monotonic()
+    time.sleep(seconds)
+    note("hot", begin)
+
+
+@app.task(name="other")
+@locked("other:<number>")
+def other(number: int) -> None:
+    note("other", time.monotonic())

@@ -1,0 +1,178 @@
+"""A hot key: those that wait are parked in the main process, out of the way of others."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from celery.result import AsyncResult
+
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker, often, pool
+
+pytestmark = pytest.mark.worker
+
+Sent = list[AsyncResult[Any]]
+
+
+@pytest.fixture(scope="module")
+def narrow(cluster: Cluster) -> Iterator[Worker]:
+    """A worker with one slot."""
+    with cluster.worker("-c", "1", queue="narrow") as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def two(cluster: Cluster, narrow: Worker) -> Iterator[None]:
+    """Two workers on one queue."""
+    with cluster.worker("-c", "2", queue="narrow"):
+        yield
+
+
+def send(cluster: Cluster, task: str, key: str, count: int, *args: Any, **options: Any) -> Sent:
+    options.setdefault("queue", "narrow")
+    return [cluster.send(task, key, *args, **options) for _ in range(count)]
+
+
+def all_done(cluster: Cluster, sent: Sent, key: str, timeout: float = 20.0) -> None:
+    """Each has run, once, and has succeeded."""
+    assert {cluster.state(one, timeout) for one in sent} == {"SUCCESS"}
+    runs = [run.task for run in cluster.runs(key)]
+    assert sorted(runs) == sorted(one.id for one in sent)
+
+
+def retries(states: Mapping[str, list[str]], sent: Sent) -> int:
+    """How often these were sent again."""
+    return sum(states.get(one.id, []).count("RETRY") for one in sent)
+
+
+def reserved(cluster: Cluster, sent: Sent) -> int:
+    """How many of these are in a worker, and have not begun."""
+    answers = cluster.app.control.inspect(timeout=0.3).reserved() or {}
+    found = {task["id"] for of_one in answers.values() for task in of_one}
+    return len(found & {one.id for one in sent})
+
+
+def parked(cluster: Cluster, sent: Sent, count: int) -> None:
+    wait_until(lambda: reserved(cluster, sent) >= count, 10.0, f"{count} are parked")
+
+
+def test_others_pass_by(cluster: Cluster, narrow: Worker, key: str) -> None:
+    """One slot, twenty that wait: more than the worker would fetch. Each is sent again but once."""
+    with cluster.states() as states:
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = send(cluster, "work", key, 20, 0.01)
+            others = [cluster.send("work", f"{key}{i}", 0.0, queue="narrow") for i in range(10)]
+            assert {cluster.state(one) for one in others} == {"SUCCESS"}
+            parked(cluster, sent, 20)  # as an operator sees them
+            assert cluster.runs(key) == []
+        all_done(cluster, sent, key)
+    assert retries(states, sent) == 1  # the first, which met the lock
+    assert all(states[one.id][-1] == "SUCCESS" for one in sent)
+
+
+def test_those_of_one_worker_follow_each_other(cluster: Cluster, narrow: Worker, key: str) -> None:
+    """However they come: at once, with an ETA, rate-limited, acknowledged late. None is refused."""
+    with cluster.states() as states:
+        sent = send(cluster, "work", key, 4, 0.05)
+        sent += send(cluster, "work", key, 4, 0.01, countdown=0.1)
+        sent += send(cluster, "limited", key, 4)
+        sent += send(cluster, "late", key, 4, 0.01)
+        all_done(cluster, sent, key)
+    assert retries(states, sent) == 0
+
+
+def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, key: str) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        kept, revoked = send(cluster, "work", key, 2)
+        (expired,) = send(cluster, "work", key, 1, expires=1.0)
+        parked(cluster, [kept, revoked], 2)
+        revoked.revoke()
+        assert cluster.state(revoked) == "REVOKED"
+        assert cluster.state(expired) == "REVOKED"
+    assert cluster.state(kept) == "SUCCESS"
+    assert [run.task for run in cluster.runs(key)] == [kept.id]
+    cluster.settled()
+
+
+def test_a_user_s_own_countdown_is_kept(cluster: Cluster, narrow: Worker, key: str) -> None:
+    """Of a task that had to wait for its lock before."""
+    with cluster.redlock.lock(f"k:{key}"):
+        (sent,) = send(cluster, "work", key, 1, 0.0, "retry")
+        parked(cluster, [sent], 1)
+    assert cluster.result(sent)["retries"] == 3
+    runs = cluster.runs(key)
+    gaps = [two.begin - one.begin for one, two in itertools.pairwise(runs)]
+    assert min(gaps) >= 0.1
+
+
+def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:
+    """Back to back, without polling: but for the first of each, none meets a held lock."""
+    with cluster.states() as states:
+        sent = send(cluster, "work", key, 40, 0.02)
+        all_done(cluster, sent, key)
+    assert retries(states, sent) <= 4
+    assert all(states[one.id][-1] == "SUCCESS" for one in sent)
+    cluster.settled()
+
+
+def test_none_is_lost_with_its_worker(cluster: Cluster, key: str) -> None:
+    """Killed with twenty parked; the broker gives them to another."""
+    with cluster.redlock.lock(f"k:{key}"), cluster.worker("-c", "2", queue="killed") as worker:
+        sent = send(cluster, "work", key, 20, 0.01, queue="killed")
+        parked(cluster, sent, 20)
+        worker.kill()
+    # The second worker alone believes that two seconds are long enough.
+    conf = {"broker_transport_options": {"visibility_timeout": 2}}
+    with cluster.worker("-c", "2", queue="killed", **conf):
+        all_done(cluster, sent, key, 30.0)
+        cluster.settled()
+
+
+def test_none_is_lost_in_a_warm_shutdown(cluster: Cluster, key: str) -> None:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(cluster.redlock.lock(f"k:{key}"))
+        with cluster.worker("-c", "2", queue="ended") as worker:
+            sent = send(cluster, "work", key, 20, 0.01, queue="ended")
+            parked(cluster, sent, 20)
+            worker.terminate()
+            assert worker.ended() == 0
+        assert cluster.client.llen("ended") == 20
+        with cluster.worker("-c", "2", queue="ended"):
+            parked(cluster, sent, 19)
+            stack.close()
+            all_done(cluster, sent, key)
+            cluster.settled()
+
+
+@pytest.mark.parametrize(
+    "name", [pool("threads"), pool("solo"), often("gevent"), often("eventlet")]
+)
+def test_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
+    with cluster.states() as states, cluster.worker("-P", name, "-c", "4", queue=name):
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = send(cluster, "work", key, 10, 0.01, queue=name)
+            wait_until(lambda: retries(states, sent), 10.0, "the first has met the lock")
+            other = cluster.send("work", f"{key} other", queue=name)
+            assert cluster.state(other) == "SUCCESS"
+        all_done(cluster, sent, key)
+        cluster.settled()
+    assert retries(states, sent) <= 10
+
+
+def test_without_a_quorum_they_wait_as_if_not_parked(
+    cluster: Cluster, narrow: Worker, key: str
+) -> None:
+    _first, *sent = send(cluster, "work", key, 4, 1.5)
+    cluster.entered(key)
+    parked(cluster, sent, 3)
+    with cluster.states() as states:
+        for node in cluster.nodes[:3]:
+            node.pause()
+        wait_until(lambda: retries(states, sent) >= 1, 15.0, "one was sent again")
+        for node in cluster.nodes[:3]:
+            node.resume()
+        assert {cluster.state(one, 30.0) for one in sent} == {"SUCCESS"}
