@@ -88,7 +88,7 @@ class Refused:
             refusal,
         )
         when: dict[str, Any] = {"countdown": countdown}
-        if why == "held" and at_work(options):
+        if why == "held" and at_work(self._request):
             # Workers that park it know when it may run; for others it has an ETA as before.
             when = {"eta": eta_of(countdown, attempts)}
         headers = {**(self._request.headers or {}), ATTEMPTS: attempts}

@@ -29,7 +29,7 @@ from .driver import monotonic
 from .errors import ResourceHeld
 from .gate import Gate, Parked
 from .lock import Redlock
-from .task import lock_of, resource_of
+from .task import lock_of, resources_of
 
 __all__ = ["Parking"]
 
@@ -125,11 +125,12 @@ class Parking:
         if task.name not in self.tasks or not self.open:
             return True
         try:
-            resource = resource_of(task, request.args, request.kwargs)
+            resources = resources_of(task, request.args, request.kwargs)
         except Exception:
             return True  # the body's process says what is wrong
-        if not isinstance(resource, str):
-            return True  # none, or several
+        if len(resources) != 1:
+            return True
+        (resource,) = resources
         now = monotonic()
         attempts = request.request_dict.get(ATTEMPTS)
         attempts = attempts if isinstance(attempts, Mapping) else {}

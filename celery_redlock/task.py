@@ -33,7 +33,7 @@ from .settings import (
     resolve,
 )
 from .skipped import Skipped
-from .waiting import at_work
+from .waiting import parks
 
 __all__ = [
     "SingletonTask",
@@ -165,7 +165,7 @@ class TaskLock:
         request = task.request_stack.top if task is not None else None
         delivered = first_call(request)
         # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-        parked = delivered and "wait" not in self._own and at_work(options)
+        parked = delivered and parks(request, options, resources) and "wait" not in self._own
         held = HeldLease(
             Redlock.from_app(app),
             resources,

@@ -6,14 +6,17 @@ says in a header that nothing but the lock is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from .attempts import ATTEMPTS
 from .options import TaskOptions
 
-__all__ = ["at_work", "eta_of", "parkable", "set_at_work", "waits"]
+__all__ = ["at_work", "eta_of", "parkable", "parks", "set_at_work", "waits"]
+
+PARKS = "redlock_parks"
+"""Attribute of a request: whether it would be parked."""
 
 _at_work = [False]
 
@@ -23,9 +26,16 @@ def set_at_work(parking: bool) -> None:
     _at_work[0] = parking
 
 
-def at_work(options: TaskOptions) -> bool:
-    """Whether this worker parks deliveries of such a task."""
-    return _at_work[0] and parkable(options)
+def parks(request: Any, options: TaskOptions, resources: Sequence[str]) -> bool:
+    """Whether this worker parks a delivery that meets a held lock; noted for `at_work`."""
+    here = _at_work[0] and len(resources) == 1 and parkable(options)
+    setattr(request, PARKS, here)
+    return here
+
+
+def at_work(request: Any) -> bool:
+    """The same, once it was found out."""
+    return getattr(request, PARKS, False) is True
 
 
 def parkable(options: TaskOptions) -> bool:
