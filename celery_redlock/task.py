@@ -11,6 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task, _state
@@ -145,7 +146,8 @@ class TaskLock:
                 )
         own = check_task_options({**self._own, **given})
         check_reserving({"scope": own.get("scope"), **given}, "")
-        return resolve(own, read_settings(app))
+        # The app's settings are not read again: that takes longer than to publish the task.
+        return replace(self.options(app), **{name: own[name] for name in given})
 
     def run(
         self,
