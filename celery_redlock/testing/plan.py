@@ -66,6 +66,8 @@ class Knobs:
         nested: Part of the locks under which a second one is asked for.
         keeper: Whether each process has another that extends for it.
         guard: Whether a node that has forgotten has no vote for a while.
+        several: Keys that a claim takes at once, at most.
+        limit: How many may hold a key at a time.
     """
 
     nodes: int = 3
@@ -93,6 +95,8 @@ class Knobs:
     nested: float = 0.0
     keeper: bool = False
     guard: bool = False
+    several: int = 1
+    limit: int = 1
 
     @property
     def patience(self) -> float:
@@ -134,9 +138,18 @@ class Audit:
         """A request was written, at the client's time `now`."""
 
     def changed(
-        self, server: Server, over: Connection, before: str | None, after: str | None, claim: Claim
+        self,
+        server: Server,
+        over: Connection,
+        name: str,
+        before: str | None,
+        after: str | None,
+        claim: Claim,
     ) -> None:
-        """A request that came over a connection changed a key."""
+        """A request that came over a connection changed the key of a name."""
+
+    def executed(self, server: Server, round_: Round) -> None:
+        """A request was carried out."""
 
     def freed(self, server: Server, over: Connection, claim: Claim) -> None:
         """A release or an undoing was carried out, whatever it found."""

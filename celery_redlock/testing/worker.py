@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import quorum
 from ..lease import Claim, Owner
+from ..names import slots
 from ..quorum import Round
 from .operation import Operation
 from .plan import chance, key_of, struck_at
@@ -48,9 +49,8 @@ class Worker:
     def _attempt(self, _argument: Any = None) -> None:
         process, knobs = self.process, self.process.world.knobs
         self._attempts += 1
-        resource = self._resource()
         token = self._owner.token(str(self._attempts))
-        self.claim = claim = Claim(resource, token, knobs.ttl, knobs.nodes)
+        self.claim = claim = Claim(self._resources(), token, knobs.ttl, knobs.nodes)
         if process.board is not None:
             process.board.post(claim)
         self._knows = False
@@ -60,6 +60,15 @@ class Worker:
         operation.start()
         if struck and not operation.over:
             process.later(struck * knobs.patience, operation.interrupt)
+
+    def _resources(self) -> list[str]:
+        """What it wants this time; of what several may hold, any slot."""
+        knobs = self.process.world.knobs
+        first = self._resource()
+        if knobs.limit > 1:
+            return [slots(first, knobs.limit)[int(self._draw() * knobs.limit)]]
+        others = int(self._draw() * knobs.several) if knobs.several > 1 else 0
+        return [first, *(self._resource() for _ in range(others))]
 
     def _resource(self) -> str:
         keys = self.process.world.knobs.keys

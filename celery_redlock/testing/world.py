@@ -128,6 +128,7 @@ class World:
             self._serving = server, connection
             server.node.full = server.full_until > self.now
             reply = server.node.execute(round_.verb, round_.claims, server.clock(self.now))
+            self.audit.executed(server, round_)
             if round_.verb is Verb.RELEASE or round_.verb is Verb.UNDO:
                 self.audit.freed(server, connection, round_.claims[0])
         if self.trace is not None:
@@ -155,7 +156,7 @@ class World:
 
     def _changed(self, resource: str, before: str | None, after: str | None, claim: Claim) -> None:
         server, connection = self._serving
-        self.audit.changed(server, connection, before, after, claim)
+        self.audit.changed(server, connection, resource, before, after, claim)
 
     # -- Faults
 

@@ -14,6 +14,8 @@ memories.
     I7  A key changes by expiry or by a request that bears its token; acquiring never overwrites.
     I8  Rounds end in time, whatever the nodes do.
     I9  No answer is neither a yes nor a no, and is still sent the release.
+    I10 A node holds all names of a claim or none. Of a name with a limit there are never more
+        holders than that.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from celery_redlock.commands import base_of
 from celery_redlock.lease import Claim
 from celery_redlock.quorum import EXTENDING, Round, Verb, Vote
 from celery_redlock.testing import Audit, Connection, Link, Process, Server, Worker, World
@@ -85,6 +88,7 @@ class Auditor(Audit):
         self.splits = 0
         knobs = world.knobs
         self.quorum = knobs.nodes // 2 + 1
+        self.limit = knobs.limit
         self.allowance = knobs.ttl * 0.01 + 0.002
         self.quiet = not world.faults and not knobs.tail
         self.round_trip = 3.2 * knobs.delay
@@ -122,13 +126,19 @@ class Auditor(Audit):
                 self._fail("I4", f"{claim.token} is extended though its holder has done with it")
 
     def changed(
-        self, server: Server, over: Connection, before: str | None, after: str | None, claim: Claim
+        self,
+        server: Server,
+        over: Connection,
+        name: str,
+        before: str | None,
+        after: str | None,
+        claim: Claim,
     ) -> None:
         """I5 and I7, at every change of a key."""
         if before is not None and before != claim.token:
             self._fail("I7", f"{claim.token} changed the key of {before} on node {server.index}")
         if after is not None:
-            expiry = server.node.held[claim.resource][1]
+            expiry = server.node.held[name][1]
             if expiry > server.clock(self.world.now) + claim.ttl + EPSILON:
                 self._fail("I4", f"{claim.token} stays longer than its ttl")
             book = self.books.get(claim.token)
@@ -137,6 +147,14 @@ class Auditor(Audit):
             known = freed_on is over or not (over.link.breaks or over.link.process.dead)
             if before is None and freed_on is not None and known:
                 self._fail("I5", f"{claim.token} was set on node {server.index} after its release")
+
+    def executed(self, server: Server, round_: Round) -> None:
+        """I10, after every request."""
+        now = server.clock(self.world.now)
+        for claim in round_.claims if self.world.knobs.several > 1 else ():
+            held = [server.node.token(name, now) == claim.token for name in claim.resources]
+            if any(held) and not all(held):
+                self._fail("I10", f"node {server.index} holds a part of {claim.token}")
 
     def freed(self, server: Server, over: Connection, claim: Claim) -> None:
         """Remember on which connection."""
@@ -202,22 +220,35 @@ class Auditor(Audit):
             book.over = True
         self._compare(book, claim, now)
         self.splits = 0
-        self.granted_to.setdefault(claim.resource, []).append((worker, claim))
+        for name in self._names(claim):
+            self.granted_to.setdefault(name, []).append((worker, claim))
         self._alone(claim)
 
+    def _names(self, claim: Claim) -> set[str]:
+        """All that is exclusive of what it claims; of a slot also the key that it is a slot of."""
+        names = set(claim.resources)
+        return names | {base_of(name) + "*" for name in names} if self.limit > 1 else names
+
     def _alone(self, claim: Claim) -> None:
-        grants = self.granted_to.get(claim.resource, ())
+        for name in self._names(claim):
+            holders = self._holders(name)
+            most = self.limit if name.endswith("*") else 1
+            if len(holders) > most:
+                who = " and ".join(claim.token for _worker, claim in holders)
+                self._fail("I1" if most == 1 else "I10", f"{who} hold {name}")
+
+    def _holders(self, name: str) -> list[tuple[Worker, Claim]]:
+        grants = self.granted_to.get(name, ())
         holders = []
         for worker, other in grants:
             process = worker.process
             over = process.clock() >= other.deadline or (process.dead and process.board)
             if not (other.ended or other.lost or over):
                 holders.append((worker, other))
-        if len(holders) > 1:
-            self._fail("I1", f"{' and '.join(c.token for _w, c in holders)} hold {claim.resource}")
-        self.granted_to[claim.resource] = [
+        self.granted_to[name] = [
             (worker, other) for worker, other in grants if not (other.ended or other.lost)
         ]
+        return holders
 
     def held(self, worker: Worker, claim: Claim, says: bool, now: float) -> None:
         """I2."""
@@ -267,7 +298,9 @@ class Auditor(Audit):
         if self.quiet:
             self.splits += 1
             live = any(
-                not (other.ended or other.lost) for _w, other in self._grants(claim.resource)
+                not (other.ended or other.lost)
+                for name in claim.resources
+                for _w, other in self.granted_to.get(name, ())
             )
             if live:
                 self.splits = 0
@@ -284,9 +317,6 @@ class Auditor(Audit):
             if book.said.get(node) is not Vote.NO:
                 self._freeing(process, node, claim)
         self._finished(claim)
-
-    def _grants(self, resource: str) -> list[tuple[Worker, Claim]]:
-        return self.granted_to.get(resource, [])
 
     def _freeing(self, process: Process, node: int, claim: Claim) -> None:
         """A release or an undoing of `claim` is on its way to `node`, or will be."""
@@ -314,8 +344,9 @@ class Auditor(Audit):
 
     def _nothing_left(self, claim: Claim) -> None:
         for server in self.world.servers:
-            token = server.node.token(claim.resource, server.clock(self.world.now))
-            if token == claim.token and (token, server.index) not in self.world.adrift:
+            now = server.clock(self.world.now)
+            left = any(server.node.token(name, now) == claim.token for name in claim.resources)
+            if left and (claim.token, server.index) not in self.world.adrift:
                 self._fail("I5", f"{claim.token} is left on node {server.index}")
 
 

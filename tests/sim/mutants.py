@@ -21,7 +21,8 @@ from celery_redlock.channel import Channel
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import FakeNode, Fault, Knobs
-from tests.sim import actor_mutants, fence_mutants
+from tests.sim import actor_mutants, fence_mutants, several_mutants
+from tests.sim.swarm import SEVERAL
 
 Patches = Callable[[], list[Any]]
 Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]
@@ -390,6 +391,31 @@ MUTANTS: dict[str, Mutant] = {
         fence_mutants.clocks_alone,
         invariants=("I3",),
         seed=18,
+    ),
+    "part-kept": Mutant(
+        "what was set of several keys stays when one of them is held",
+        several_mutants.part_kept,
+        invariants=("I10",),
+        seed=SEVERAL,
+    ),
+    "part-freed": Mutant(
+        "of several keys only one is freed",
+        several_mutants.part_freed,
+        invariants=("I10",),
+        seed=SEVERAL,
+    ),
+    "part-extended": Mutant(
+        "an extension counts where one of several keys is another's",
+        several_mutants.part_extended,
+        invariants=("I10",),
+        seed=SEVERAL,
+    ),
+    "permits": Mutant(
+        "each node counts how many hold a key with a limit",
+        several_mutants.permits,
+        several_mutants.limited,
+        invariants=("I10",),
+        seed=SEVERAL,
     ),
     "guard-off": Mutant("the restart guard trusts every node", actor_mutants.guard_off, seed=16),
     "immediate-restart": Mutant(

@@ -12,6 +12,8 @@ from celery_redlock.testing import Fault, Knobs
 
 RATE = 0.005
 """Clock rates differ from true time by at most this part."""
+SEVERAL = 1_000_000
+"""From this seed on there are claims of several keys, and limits."""
 RESTART = 1.02
 """A node that lost its memory stays away for at least this many ttls."""
 SKEW = 0.01
@@ -24,7 +26,19 @@ KINDS = ("crash", "restart", "freeze", "pause", "death", "cut", "cut", "cut", "r
 def draw(seed: int) -> tuple[Knobs, list[Fault]]:
     """The world of a seed, and what goes wrong in it."""
     knobs, faults = plain(seed)
-    return furnish(random.Random(f"more of {seed}"), knobs, faults)
+    knobs, faults = furnish(random.Random(f"more of {seed}"), knobs, faults)
+    if seed >= SEVERAL:
+        knobs = _several(random.Random(f"several of {seed}"), knobs)
+    return knobs, faults
+
+
+def _several(rng: random.Random, knobs: Knobs) -> Knobs:
+    """Claims are of several keys, in whatever order; or a key has a limit."""
+    knobs = replace(knobs, fencing=False, nested=0.0, tries=knobs.tries + rng.choice((0, 3)))
+    if rng.random() < 0.4:
+        workers = max(knobs.workers, rng.choice((1, 2, 3)))
+        return replace(knobs, keys=rng.choice((1, 1, 2)), limit=rng.choice((2, 3)), workers=workers)
+    return replace(knobs, keys=rng.choice((2, 3, 5)), several=rng.choice((2, 3)))
 
 
 def furnish(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:

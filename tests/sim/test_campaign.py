@@ -17,6 +17,7 @@ from celery_redlock.testing import Fault, Knobs
 from tests.sim.campaign import corpus, hunt
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, ddmin, play, run, shrink
+from tests.sim.swarm import SEVERAL
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,6 +39,15 @@ def test_no_world_violates_an_invariant(first: int) -> None:
         *("crash", "restart", "freeze", "pause", "death", "cut", "reset", "refuse"),
         *("full", "silence", "fork"),
     }
+
+
+def test_no_world_with_several_keys_or_a_limit_violates_an_invariant() -> None:
+    results = [passes(seed) for seed in range(SEVERAL, SEVERAL + 250)]
+    several = [result for result in results if result.knobs.several > 1]
+    limited = [result for result in results if result.knobs.limit > 1]
+    assert len(several) + len(limited) == len(results)
+    for kind in (several, limited):
+        assert sum(result.grants for result in kind) > 200
 
 
 @pytest.mark.parametrize(("seed", "bare"), corpus())

@@ -48,7 +48,13 @@ class Journal(Audit):
         self.read.append((self.world.now, link.process.index, link.index, round_))
 
     def changed(
-        self, server: Server, over: Connection, before: str | None, after: str | None, claim: Claim
+        self,
+        server: Server,
+        over: Connection,
+        name: str,
+        before: str | None,
+        after: str | None,
+        claim: Claim,
     ) -> None:
         if after is not None:
             self.sets.append((self.world.now, server.index, after))
