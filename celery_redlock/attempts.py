@@ -7,11 +7,31 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["ATTEMPTS", "FEW", "attempts_of", "count", "is_redelivered", "mark_copy", "short_id"]
+from kombu import serialization
+
+__all__ = [
+    "ATTEMPTS",
+    "FEW",
+    "LONG",
+    "attempts_of",
+    "count",
+    "is_redelivered",
+    "mark_copy",
+    "receive",
+    "serializer_of",
+    "short_id",
+    "waited",
+]
+
+_serialization: Any = serialization  # its stubs lack the registry
 
 ATTEMPTS = "redlock_attempts"
-"""Message header: how often a task was sent again for want of its lock, since when, and whether it
-is a copy of a message that was at work."""
+"""Message header: how often a task was sent again for want of its lock, since when, whether it is a
+copy of a message that was at work, and whether the broker has delivered it more than once."""
+RECEIPT = "redlock_receipt"
+"""Put among a request's headers by its worker, for the process that runs it: when it was received,
+and in which words. Travels with a message that is sent again, and is written anew at each receipt.
+"""
 FAR = 1e12
 """Seconds since 1970 that no clock shows; who sends more forges."""
 FEW, MANY = 10**9, 10**6
@@ -29,8 +49,9 @@ def attempts_of(request: Any) -> dict[str, Any]:
     if isinstance(since, bool) or not isinstance(since, (int, float)) or not abs(since) < FAR:
         since = now
     attempts: dict[str, Any] = {"since": min(since, now)}
-    if given.get("copy") is True:
-        attempts["copy"] = True
+    for name in ("copy", "again"):
+        if given.get(name) is True:
+            attempts[name] = True
     for why in ("held", "unavailable"):
         attempts[why] = count(given.get(why), MANY)
     return attempts
@@ -45,6 +66,31 @@ def mark_copy(request: dict[str, Any]) -> None:
     """Note in a message's headers that its first delivery is at work."""
     given = request.get(ATTEMPTS)
     request[ATTEMPTS] = {**(given if isinstance(given, Mapping) else {}), "copy": True}
+
+
+def receive(request: dict[str, Any], content_type: Any) -> None:
+    """Note in a message's headers that a worker has just received it, and how it was written."""
+    request[RECEIPT] = {"at": time.monotonic(), "content_type": content_type}
+
+
+def waited(request: Any) -> float:
+    """Seconds since the worker received this message; 0 where nobody noted when."""
+    at = _receipt(request).get("at")
+    return max(0.0, time.monotonic() - at) if isinstance(at, float) else 0.0
+
+
+def serializer_of(request: Any) -> str | None:
+    """The name of what this message was written with; None if that is not known."""
+    content_type = _receipt(request).get("content_type")
+    name = None
+    if isinstance(content_type, str):
+        name = _serialization.registry.type_to_name.get(content_type)
+    return name if isinstance(name, str) else None
+
+
+def _receipt(request: Any) -> Mapping[str, Any]:
+    given = request.get(RECEIPT)
+    return given if isinstance(given, Mapping) else {}
 
 
 def count(given: Any, most: int) -> int:

@@ -15,8 +15,10 @@ from .errors import NodeError
 from .quorum import EXTENDING, Round, Verb
 
 __all__ = [
+    "DONE",
     "FENCE_SUFFIX",
     "FOREIGN",
+    "MARK_SUFFIX",
     "RESERVED_SUFFIX",
     "SLOT_SUFFIX",
     "base_of",
@@ -33,6 +35,10 @@ SLOT_SUFFIX = "#slot"
 """With a number, ends the key of one of several holders of a resource; no name may end so."""
 RESERVED_SUFFIX = "#reserved"
 """Ends the key of a resource's reservation (`reservation.py`), likewise."""
+MARK_SUFFIX = "#done"
+"""Ends the key that marks a delivery as done; no resource's own name may end so."""
+DONE = "done"
+"""What stands under it."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
 """Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
 FENCE_LIMIT = 2**53 - 1
@@ -106,6 +112,14 @@ for _, key in ipairs(KEYS) do
   redis.pcall('PUBLISH', ARGV[2] or key, '')
 end
 return freed == #KEYS and 1 or 0"""
+
+# Marked first, in one atomic step: where this node is seen to be free, the mark is seen as well. A
+# node that has no room for a mark is freed all the same. The last key is the mark's, and the last
+# value how long it lives.
+RELEASE_MARKED = b"""\
+local mark, life = table.remove(KEYS), table.remove(ARGV)
+redis.pcall('SET', mark, '%b', 'PX', life)
+%b""" % (DONE.encode(), RELEASE)
 
 RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()
 
@@ -194,6 +208,10 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
         news = [token]
         if SLOT_SUFFIX in claim.resources[0]:
             news.append(_bytes(prefix + base_of(claim.resources[0])))
+        if claim.mark is not None:
+            name, life = claim.mark
+            marked = (*keys, _bytes(prefix + name), *news, _milliseconds(life))
+            return _command(b"EVAL", RELEASE_MARKED, b"%d" % (len(keys) + 1), *marked)
         if plain:
             return _command(b"EVAL", RELEASE, count, *keys, *news)
         return _command(b"EVALSHA", RELEASE_DIGEST, count, *keys, *news)

@@ -5,17 +5,24 @@ from __future__ import annotations
 import logging
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
-from celery.exceptions import Reject, Retry
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from .attempts import ATTEMPTS, attempts_of
-from .errors import NotAcquired, ResourceHeld, printable
-from .options import TaskOptions
+from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id
+from .errors import (
+    ConfigurationError,
+    NotAcquired,
+    RedlockError,
+    ResourceHeld,
+    printable,
+)
+from .options import CONFLICT_POLICIES, TaskOptions
 from .skipped import Skipped
 from .waiting import at_work, eta_of
 
-__all__ = ["Refused"]
+__all__ = ["Refused", "check_rejecting", "is_split"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -23,6 +30,27 @@ logger = logging.getLogger("celery_redlock.task")
 COUNTDOWN = 0.1
 """Seconds before a task is delivered again, at least: delivered at once it may overtake the worker
 that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
+COPY = 1.0
+"""Seconds before a copy is delivered again, at most: when its first delivery dies, it is to run
+soon. Each of its looks costs two rounds and a message."""
+LOOK = 0.5
+"""Seconds between two looks at who holds what a task is waiting to take over."""
+
+
+def check_rejecting(task: Any, options: TaskOptions) -> None:
+    """Refuse a task that is to reject its message when it has been acknowledged already.
+
+    Raises:
+        ConfigurationError: `reject` is its policy, and `acks_late` is not set.
+    """
+    given = {"on_conflict": options.on_conflict, "on_deadline": options.on_deadline}
+    for name, policy in given.items():
+        if policy == "reject" and not task.acks_late:
+            raise ConfigurationError(
+                f"{task.name}: {name} is 'reject', but its messages are acknowledged before its"
+                " body begins, and can no longer be rejected then: set acks_late=True, or choose"
+                " 'raise' or 'skip'"
+            )
 
 
 class Refused:
@@ -34,52 +62,147 @@ class Refused:
         options: How it is locked.
         resource: What it is refused.
         copy: Whether it is a second delivery of a message that may still be at work.
+        again: Whether the broker may have delivered its message more than once.
+        begun: When it first asked for the lock, by `time.monotonic`; seconds.
     """
 
     def __init__(
-        self, task: Any, request: Any, options: TaskOptions, resource: str, copy: bool
+        self,
+        task: Any,
+        request: Any,
+        options: TaskOptions,
+        resource: str,
+        *,
+        copy: bool = False,
+        again: bool = False,
+        begun: float,
     ) -> None:
         self._task = task
         self._request = request
         self._options = options
         self._resource = resource
         self._copy = copy
+        self._again = again
+        self._begun = begun
 
-    def conflict(self, refusal: ResourceHeld) -> Any:
-        """Another holds it: what the policy says."""
+    def policy(self, refusal: ResourceHeld) -> str:
+        """What to do about it: the name of a policy, of the user's function if there is one.
+
+        Raises:
+            RedlockError: The function failed, or returned something else.
+        """
+        policy = self._options.on_conflict
         if self._copy:
             # To skip it or to fail would be told of the first delivery, which has the same id; and
             # if that one dies, this is the message that is left.
+            return "retry"
+        if not callable(policy):
+            return policy
+        called = f"{self._called}: its on_conflict, {_name(policy)},"
+        try:
+            said = policy(refusal.holder, self._request)
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            raise RedlockError(
+                f"{called} failed: {error!r}; {refusal}", resource=self._resource
+            ) from error
+        if not isinstance(said, str) or said not in CONFLICT_POLICIES:
+            raise RedlockError(
+                f"{called} must return one of {', '.join(map(repr, CONFLICT_POLICIES))}; it"
+                f" returned {said!r:.100}",
+                resource=self._resource,
+            )
+        if said == "reject" and not self._task.acks_late:
+            raise RedlockError(
+                f"{called} returned 'reject', but the message is acknowledged already: set"
+                " acks_late=True",
+                resource=self._resource,
+            )
+        return said
+
+    def conflict(self, policy: str, refusal: ResourceHeld) -> Any:
+        """Another holds it, and has for as long as the policy waits: what it says then."""
+        if self._copy or policy == "retry":
             return self.later("held", refusal)
-        if self._options.on_conflict == "raise":
+        if policy in ("wait", "replace"):
+            return self._give_up(time.monotonic() - self._begun, refusal)
+        return self._end(policy, refusal)
+
+    def replace(self, refusal: ResourceHeld, acquire: Callable[[float], None]) -> None:
+        """Have the holder revoked, and take the lock when it is free: when the holder is dead.
+
+        Args:
+            refusal: Tells who holds it.
+            acquire: Tries for so many seconds.
+
+        Raises:
+            ResourceHeld: It is not free in time, or its holder cannot be revoked.
+        """
+        until = self._begun + self._options.waits["replace"]
+        asked: set[str] = set()
+        while True:
+            if not is_split(refusal):
+                self._revoke(refusal, asked)
+            left = until - time.monotonic()
+            if left <= 0:
+                raise refusal
+            try:
+                return acquire(min(LOOK, left))
+            except ResourceHeld as still:
+                refusal = still  # perhaps by another by now
+
+    def _revoke(self, refusal: ResourceHeld, asked: set[str]) -> None:
+        """Ask all workers to stop the task that holds it; once, as each time is a signal."""
+        owner = refusal.holder.owner if refusal.holder else None
+        held_by = owner.task_id if owner is not None else ""
+        why = ""
+        if not held_by:
+            why = "is no task"
+        elif held_by == short_id(self._request.id):
+            why = "has the id of this very task"
+        elif len(held_by) > LONG:
+            why = "has an id too long to be known in full"
+        if why:
+            logger.warning("%s cannot replace its holder, which %s", self._called, why)
             raise refusal
-        if self._options.on_conflict == "skip":
-            logger.info("%s is skipped: %s", self._called, refusal)
-            return Skipped(self._resource, str(refusal.holder))
-        return self.later("held", refusal)
+        if held_by in asked:
+            return
+        asked.add(held_by)
+        logger.info("%s replaces task %s", self._called, printable(held_by))
+        try:
+            self._task.app.control.revoke(held_by, terminate=True)
+        except Exception as error:  # the broker is away; the holder may end all the same
+            logger.warning("%s: cannot revoke task %s: %r", self._called, printable(held_by), error)
 
     def later(self, why: str, refusal: NotAcquired) -> Any:
         """Send the message again, later, with the same id and none of the user's retries spent.
 
         Raises:
-            Retry: It is sent.
-            NotAcquired: It has been tried for too long.
+            Retry, Ignore: It is sent.
+            NotAcquired, Reject: It has been tried for too long.
         """
         options = self._options
         attempts = attempts_of(self._request)
         count = attempts[why] = attempts[why] + 1
         if self._copy:
             attempts["copy"] = True
+        if self._again:
+            attempts["again"] = True
         waited = time.time() - attempts["since"]
         deadline = None if self._copy else options.retry_deadline
         if deadline is not None and waited >= deadline:
-            logger.error("%s gives up after %.1f s: %s", self._called, waited, refusal)
-            raise refusal
+            return self._give_up(waited, refusal)
         ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
+        if self._copy:
+            ceiling = min(ceiling, COPY)
         countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
         ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever
+        level = logging.INFO if ordinary else logging.WARNING
+        if self._copy and count & (count - 1):
+            level = logging.DEBUG  # it looks as long as its first is at work
         logger.log(
-            logging.INFO if ordinary else logging.WARNING,
+            level,
             "%s waits (%s, attempt %d, next in %.1f s): %s",
             self._called,
             why,
@@ -92,9 +215,14 @@ class Refused:
             # Workers that park it know when it may run; for others it has an ETA as before.
             when = {"eta": eta_of(countdown, attempts)}
         headers = {**(self._request.headers or {}), ATTEMPTS: attempts}
+        serializer = serializer_of(self._request)
         # Not self.retry(): that would spend the retries of the user.
         again = self._task.signature_from_request(
-            self._request, retries=self._request.retries, headers=headers, **when
+            self._request,
+            retries=self._request.retries,
+            headers=headers,
+            **when,
+            **({"serializer": serializer} if serializer else {}),
         )
         try:
             again.apply_async()
@@ -104,8 +232,39 @@ class Refused:
             if self._task.acks_late:
                 raise Reject(error, requeue=True) from error
             raise
+        if self._copy:
+            # State RETRY would be that of the first delivery, and might outlive it.
+            ignored: Any = Ignore(str(refusal))
+            ignored.exc = refusal  # as a Retry has it: the main process sees that it was held
+            raise ignored
         raise Retry(str(refusal), exc=refusal, when=countdown, sig=again)  # type: ignore[arg-type]
+
+    def _give_up(self, waited: float, refusal: NotAcquired) -> Any:
+        how = self._options.on_deadline
+        level = logging.ERROR if how == "raise" else logging.WARNING
+        logger.log(level, "%s gives up after %.1f s: %s", self._called, waited, refusal)
+        return self._end(how, refusal)
+
+    def _end(self, how: str, refusal: NotAcquired) -> Any:
+        if how == "skip":
+            holder = refusal.holder if isinstance(refusal, ResourceHeld) else refusal
+            logger.info("%s is skipped: %s", self._called, refusal)
+            return Skipped(self._resource, str(holder))
+        if how == "reject":
+            logger.info("%s is rejected: %s", self._called, refusal)
+            raise Reject(str(refusal), requeue=False)
+        raise refusal
 
     @property
     def _called(self) -> str:
         return printable(f"{self._task.name}[{self._request.id}]")
+
+
+def is_split(refusal: ResourceHeld) -> bool:
+    """Whether its nodes were shared among several who tried, so that none of them has a quorum."""
+    holder = refusal.holder
+    return holder is not None and not refusal.for_ever and holder.nodes < holder.quorum
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__qualname__", None) or repr(function))

@@ -10,14 +10,16 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
 from celery import states
 from celery.exceptions import Ignore
 
-from .attempts import ATTEMPTS, FEW, attempts_of, count, is_redelivered, short_id
-from .conflict import Refused
+from .attempts import ATTEMPTS, FEW, attempts_of, count, is_redelivered, short_id, waited
+from .commands import MARK_SUFFIX
+from .conflict import Refused, is_split
 from .errors import QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
@@ -36,6 +38,16 @@ SPLIT = 0.3
 Were all of them sent away, or skipped, the work would be done by none."""
 PREDECESSOR = 2.0
 """Seconds to wait for a predecessor that has published us and is about to end."""
+VISIBLE = 1800.0
+"""Seconds for which a broker lets a worker keep a message unacknowledged, where its
+`visibility_timeout` is not set: SQS, and RabbitMQ's `consumer_timeout`; Redis grants an hour."""
+MARK_LIFE = 180.0
+"""Seconds for which the nodes remember that a delivery is done, at least: for a copy of its message
+to be delivered. It comes to the head of its queue, and looks again every second."""
+
+
+class _Done(Exception):
+    """This delivery's message was worked on to its end by another delivery of it."""
 
 
 class Delivery:
@@ -46,34 +58,48 @@ class Delivery:
         self._request = request
         self._options = options
         self._held = held
-        self._copy = attempts_of(request).get("copy", False)
+        self._begun = time.monotonic()
+        attempts = attempts_of(request)
+        self._copy = attempts.get("copy", False)
+        # Whether there may have been another delivery of this very message. Kept for too long it is
+        # delivered to another worker, which may be faster.
+        self._again = (
+            self._copy
+            or attempts.get("again", False)
+            or is_redelivered(request.delivery_info)
+            or waited(request) >= _visible(task.app)
+        )
+        if self._again or task.acks_late:
+            mark = f"{short_id(request.id)}:{count(request.retries, FEW)}{MARK_SUFFIX}"
+            held.mark = mark, max(MARK_LIFE, 2 * options.retry_backoff_max)
+        self._stamp = os.urandom(8).hex()
         held.owner = Owner(
             socket.gethostname(),
             os.getpid(),
             task_id=short_id(request.id),
             retries=count(request.retries, FEW),
-            stamp=os.urandom(8).hex(),
+            stamp=self._stamp,
         )
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
 
     def run(self, body: Callable[[], Any]) -> Any:
+        policy = "retry"
         try:
             try:
-                # Whoever holds it now may not be there any more when we have waited.
-                self._held.acquire(wait=0.0 if self._redelivered else None)
+                self._acquire()
             except ResourceHeld as refusal:
-                if self._predecessor(refusal):
-                    self._held.acquire(wait=PREDECESSOR)
-                elif _split(refusal):
-                    self._held.acquire(wait=max(SPLIT, self._options.wait))
-                elif self._redelivered:
-                    self._copy = self._is_copy(refusal)
-                    self._held.acquire()
-                else:
-                    raise
+                self._first_at_work()
+                policy = self._refused.policy(refusal)
+                self._insist(policy, refusal)
+            if self._first_at_work():
+                self._held.release()
+                raise ResourceHeld(
+                    f"{self._held.resource}: its first delivery holds another of its slots",
+                    resource=self._held.resource,
+                )
         except ResourceHeld as refusal:
-            return self._refused.conflict(refusal)
+            return self._refused.conflict(policy, refusal)
         except QuorumUnavailable as refusal:
             if self._options.on_unavailable == "run":
                 logger.warning("%s runs WITHOUT its lock: %s", self._name, refusal)
@@ -84,18 +110,76 @@ class Delivery:
             if self._options.on_unavailable == "raise":
                 raise
             return self._refused.later("unavailable", refusal)
-        if self._copy and self._succeeded():
+        except _Done:
             logger.info("%s is done: this was a second delivery of it", self._name)
-            raise Ignore  # acknowledged; its state, result and callbacks are those of the first
+            raise Ignore from None  # acknowledged; state, result, callbacks are those of the first
         # Counted from the next conflict: a retry of the user's would carry the count along.
         if isinstance(self._request.headers, dict):
             self._request.headers.pop(ATTEMPTS, None)
         return body()
 
+    def _acquire(self) -> None:
+        """Try to take the lock, for as long as who holds it is to be waited for."""
+        # A replacement, and who has yet to ask what to do, wait for nobody before.
+        wait = 0.0 if self._options.on_conflict == "replace" else self._held._wait
+        patience = self._options.waits["retry"]  # a copy may wait for long, but not in a slot
+        if self._copy:
+            wait = min(wait, patience)
+        try:
+            # Whoever holds it now may not be there any more when we have waited.
+            self._held.acquire(wait=0.0 if self._redelivered else wait)
+        except ResourceHeld as refusal:
+            if self._predecessor(refusal):
+                self._held.acquire(wait=PREDECESSOR)
+            elif is_split(refusal):
+                self._held.acquire(wait=max(SPLIT, wait))
+            elif self._redelivered:
+                self._copy = self._is_copy(refusal)
+                self._held.acquire(wait=min(wait, patience) if self._copy else wait)
+            else:
+                raise
+
+    def _insist(self, policy: str, refusal: ResourceHeld) -> None:
+        """Go on trying, where the policy is not content with the refusal."""
+        if policy == "replace":
+            self._refused.replace(refusal, self._held.acquire)
+        elif callable(self._options.on_conflict) and not self._copy:
+            self._held.acquire(wait=self._options.waits[policy])
+        else:
+            raise refusal
+
+    def _first_at_work(self) -> bool:
+        """Whether another delivery of this very message is at work; this is a copy then.
+
+        Raises:
+            _Done: It has come to its end.
+        """
+        if not self._again:
+            return False
+        try:
+            done, others = self._held._look_up()
+        except QuorumUnavailable as error:
+            if self._options.on_unavailable == "retry":
+                raise
+            logger.warning("%s: cannot tell whether it is done: %s", self._name, error)
+            done, others = False, []  # better twice than never
+        if done or (self._copy and not self._held.lost and self._succeeded()):
+            raise _Done
+        at_work = any(self._same(other) for other in others)
+        self._copy = self._copy or at_work
+        return at_work
+
     @property
     def _refused(self) -> Refused:
-        resource = self._held.resource
-        return Refused(self._task, self._request, self._options, resource, self._copy)
+        return Refused(
+            self._task,
+            self._request,
+            self._options,
+            self._held.resource,
+            copy=self._copy,
+            again=self._again,
+            begun=self._begun,
+        )
 
     @property
     def _name(self) -> str:
@@ -126,10 +210,13 @@ class Delivery:
         Seen after a lost connection to the broker, and after a `visibility_timeout`.
         """
         owner = _other_task(refusal)
-        if owner is None:
-            return False
+        return owner is not None and self._same(owner)
+
+    def _same(self, owner: Owner) -> bool:
+        """Whether a lock is held for this very message, by another delivery of it."""
         same_try = owner.retries == count(self._request.retries, FEW)
-        return same_try and owner.task_id == short_id(self._request.id)
+        same_id = owner.task_id == short_id(self._request.id)
+        return same_try and same_id and owner.stamp != self._stamp
 
     def _succeeded(self) -> bool:
         """Whether the result backend knows that the first delivery has come to its end."""
@@ -170,7 +257,9 @@ def _other_task(refusal: ResourceHeld) -> Owner | None:
     return owner if owner is not None and owner.task_id else None
 
 
-def _split(refusal: ResourceHeld) -> bool:
-    """Whether its nodes were shared among several who tried, so that none of them has a quorum."""
-    holder = refusal.holder
-    return holder is not None and not refusal.for_ever and holder.nodes < holder.quorum
+def _visible(app: Any) -> float:
+    """Seconds after which a broker may deliver to another worker what it has given to this one."""
+    given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return float(given)
+    return VISIBLE

@@ -20,17 +20,18 @@ from functools import partial
 
 from . import quorum, refusal
 from .address import Address
+from .commands import DONE
 from .custody import Custody
 from .driver import Driver, monotonic
 from .errors import NotAcquired, ResourceHeld
 from .events import emit, heard
 from .green import patched
 from .guard import Guard
-from .lease import Claim, Lease, Owner, shown
+from .lease import NEVER, Claim, Lease, Owner, shown
 from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
-from .quorum import Round, Verb
+from .quorum import Round, Verb, Vote
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 
@@ -276,7 +277,36 @@ class Engine:
         finally:
             claim.ended = True
             self._claims.pop(claim.token, None)
+        if claim.mark is not None:
+            # Nothing is released that could bring it along: a release of what is not held does.
+            bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self._addresses))
+            bearer.mark = claim.mark
+            self._driver.run(lambda now: quorum.release(bearer, now, 0.0))
         return bool(ballot.confirmed())
+
+    def _look_up(
+        self, mark: str, claim: Claim | None, names: Sequence[str]
+    ) -> tuple[bool, set[str]]:
+        """Whether a node knows a mark that was set at a release; and what lies under `names`.
+
+        One node that knows it is enough; and one does, if there is one. Whoever was there before
+        held a quorum of nodes, and so does `claim`: they share a node, and that one was free for
+        `claim` only after it had been marked, in one step with the release. So if all nodes that
+        granted `claim` say no, nobody was there, or he was not done; or did not release it himself.
+
+        Raises:
+            QuorumUnavailable: None knows it, and one that granted `claim` does not answer.
+        """
+        asked = [Claim(name, "", self.ttl, len(self._addresses)) for name in (mark, *names)]
+        ballot = self._driver.run(lambda now: quorum.survey(asked, now, self.node_timeout))
+        found = [refusal.seen(ballot, number) for number in range(len(asked))]
+        marked = any(held is not None and held[0] == DONE for held in found[0])
+        granted = claim.expiries if claim is not None else [NEVER] * len(self._addresses)
+        for vote, expiry in zip(ballot.votes, granted, strict=True):
+            if not marked and expiry != NEVER and vote is not Vote.YES:
+                told = "a node that granted the lock does not tell whether the task is done"
+                raise self._refused(refusal.unavailable(mark, ballot, self.nodes, told))
+        return marked, {held[0] for seen in found[1:] for held in seen if held is not None}
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""

@@ -21,6 +21,7 @@ from .driver import monotonic
 from .errors import ConfigurationError, LeaseLost, RedlockError, printable
 from .events import emit
 from .lease import Claim, Lease, Owner, names_of, shown
+from .names import slots
 from .refusal import last_votes
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ class HeldLease:
         max_lifetime: Seconds after which it is no longer extended; None for never.
         limit: How many may hold it at a time.
         task: The name of the task it is held for; empty outside tasks.
+        mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
+            many seconds.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class HeldLease:
         self._claim: Claim | None = None
         self._held_for: float | None = None
         self.task = ""
+        self.mark: tuple[str, float] | None = None
         # What it acquires itself, and whose locks it shares besides, inside of these.
         self._own = self.resources
         self._outers: tuple[HeldLease, ...] = ()
@@ -212,6 +216,28 @@ class HeldLease:
             kept = self._redlock._keep(claim, seconds, timeout)
         self._leave()
         return kept
+
+    def _done(self) -> None:
+        """Its work is done: leave the mark, when it is given back."""
+        if self._claim is not None:
+            self._claim.mark = self.mark
+
+    def _look_up(self) -> tuple[bool, list[Owner]]:
+        """Whether its mark is there already, of one who held it before; and who else holds it.
+
+        Raises:
+            QuorumUnavailable: That cannot be told.
+        """
+        if self.mark is None:
+            return False, []
+        claim = self._claim
+        names = slots(self.resources[0], self.limit) if self.limit > 1 else self.resources
+        if claim is None or not claim.held(monotonic()):
+            claim = None
+        else:
+            names = [name for name in names if name not in claim.resources]
+        marked, tokens = self._redlock._look_up(self.mark[0], claim, names)
+        return marked, [owner for token in tokens if (owner := Owner.of(token)) is not None]
 
     def _leave(self) -> None:
         """No longer what this thread's work runs under."""
@@ -369,6 +395,7 @@ class Unlocked(HeldLease):
         self._shared = 0
         self.limit = 1
         self.owner = None
+        self.mark = self._claim = None
         self._pid = os.getpid()
 
     def __enter__(self) -> HeldLease:

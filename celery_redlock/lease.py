@@ -77,6 +77,7 @@ class Claim:
         proposal: What its fencing token is to be at least; None: it asks for none.
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
+        mark: A key that its release sets on each node, and for how long, in seconds; or None.
         silent: Nodes that did not answer the last request for it, and why not.
         kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
             is asked before the lease is called lost.
@@ -92,6 +93,7 @@ class Claim:
         "granted_at",
         "kept",
         "lost",
+        "mark",
         "proposal",
         "resource",
         "resources",
@@ -112,6 +114,7 @@ class Claim:
         self.granted_at: float | None = None
         self.lost: str | None = None
         self.ended = False
+        self.mark: tuple[str, float] | None = None
         self.proposal: int | None = None
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None

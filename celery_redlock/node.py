@@ -161,7 +161,7 @@ class Node:
 
     def _in_words_for_it(self, round_: Round) -> bytes | None:
         """The request as text, where this server would not know it by its usual words."""
-        release = round_.verb is Verb.RELEASE
+        release = round_.verb is Verb.RELEASE and round_.claims[0].mark is None
         if (release and not self._loaded) or (self._old_server and round_.verb is Verb.ACQUIRE):
             # The text loads the script. To the digest it might answer NOSCRIPT, which may come when
             # nobody is left to hear it: and the key would stay until its ttl.

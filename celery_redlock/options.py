@@ -14,7 +14,16 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["DAY", "GLOBAL", "MIN_TTL", "TASK", "Option", "TaskOptions", "check_option"]
+__all__ = [
+    "CONFLICT_POLICIES",
+    "DAY",
+    "GLOBAL",
+    "MIN_TTL",
+    "TASK",
+    "Option",
+    "TaskOptions",
+    "check_option",
+]
 
 MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
@@ -154,8 +163,9 @@ _SHARED = (
         0.5,
         _seconds(zero=True),
         "How long a task waits in its process for a lock before the conflict policy applies;"
-        " seconds. It occupies a pool slot meanwhile. A task that skips or raises on a conflict"
-        " does not wait unless it says so itself.",
+        " seconds. It occupies a pool slot meanwhile. Where the task itself says nothing, one that"
+        " skips, raises or rejects on a conflict does not wait, and one that waits or replaces does"
+        " for its ttl.",
     ),
     Option(
         "retry_backoff",
@@ -316,7 +326,8 @@ TASK: Mapping[str, Option] = {
             "on_deadline",
             "raise",
             _one_of("raise", "skip", "reject"),
-            "What to do when `retry_deadline`, or the wait of the policies that wait, is over.",
+            "When `retry_deadline` is over, or the wait of the policies `wait` and `replace`: raise"
+            " ResourceHeld (or QuorumUnavailable), skip the task, or reject its message.",
         ),
         Option(
             "on_unavailable",
@@ -338,7 +349,12 @@ TASK: Mapping[str, Option] = {
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """The options of a task, all of them: its own, else the app's, else the defaults."""
+    """The options of a task, all of them: its own, else the app's, else the defaults.
+
+    Attributes:
+        wait: That of the task's policy; 0 where a function is yet to be asked for one.
+        waits: By policy, how long a task waits in its process that has it; seconds.
+    """
 
     key: Any
     ttl: float
@@ -359,6 +375,7 @@ class TaskOptions:
     on_deadline: str
     on_unavailable: str
     on_lost: str | Callable[..., object]
+    waits: Mapping[str, float]
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ConfigurationError
-from .options import GLOBAL, TASK, Option, TaskOptions, check_option
+from .options import CONFLICT_POLICIES, GLOBAL, TASK, Option, TaskOptions, check_option
 
 __all__ = [
     "Settings",
@@ -73,10 +73,13 @@ def resolve(own: Mapping[str, Any], settings: Settings) -> TaskOptions:
         name: own.get(name, getattr(settings, name, option.default))
         for name, option in TASK.items()
     }
-    if "wait" not in own and options["on_conflict"] != "retry":
-        options["wait"] = 0.0  # skip or raise at once
     _consistent(options, "lock_")
-    return TaskOptions(**options)
+    # As long as what a dead machine holds can last; the others act at once.
+    waits = {"retry": options["wait"], "wait": options["ttl"], "replace": options["ttl"]}
+    waits = {name: own.get("wait", waits.get(name, 0.0)) for name in CONFLICT_POLICIES}
+    policy = options["on_conflict"]
+    options["wait"] = 0.0 if callable(policy) else waits[policy]
+    return TaskOptions(**options, waits=waits)
 
 
 def read_settings(app: Any) -> Settings:

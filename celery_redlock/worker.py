@@ -18,7 +18,8 @@ from typing import Any
 from celery import _state, signals, states
 
 from .arrival import arrival_of, comes_back, note_of
-from .attempts import is_redelivered, mark_copy
+from .attempts import is_redelivered, mark_copy, receive
+from .conflict import check_rejecting
 from .delivery import lease_of
 from .errors import ConfigurationError
 from .lease import quorum_of
@@ -34,6 +35,14 @@ logger = logging.getLogger("celery_redlock.worker")
 
 _warnings: list[str] = []
 """What the check of the nodes brought to light, until there is a log to say it in."""
+
+
+def succeeded(sender: Any = None, **_signal: Any) -> None:
+    """The body's process: this delivery has come to its end, and not only to an end."""
+    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    held = lease_of(request)
+    if held is not None:
+        held._done()
 
 
 def release(
@@ -93,12 +102,15 @@ def _free(app: Any, note: Reservation) -> None:
 
 
 def received(request: Any = None, **_signal: Any) -> None:
-    """The main process: is this message at work here already?
+    """The main process: note when a message came, and how; is it at work here already?
 
     After a lost connection a worker may be given its own message again, and begin with it only when
     the first has ended: too late to meet its lock.
     """
-    if lock_of(request.task) is None or not is_redelivered(request.delivery_info):
+    if lock_of(request.task) is None:
+        return
+    receive(request.request_dict, request.content_type)
+    if not is_redelivered(request.delivery_info):
         return
     _free_at_success(request)
     from celery.worker import state  # of no use to producers
@@ -141,6 +153,9 @@ def check(sender: Any = None, **_signal: Any) -> None:
         if locks or given_names(app.conf):
             read_settings(app)
         ttls = [lock.options(app).ttl for lock in locks]
+        for task in app.tasks.values():
+            if (lock := lock_of(task)) is not None:
+                check_rejecting(task, lock.options(app))
         if _locking(app):
             redlock = Redlock.from_app(app)
             # Before the pool is forked: the children know what we know of the nodes.
@@ -230,6 +245,9 @@ def _locks(app: Any) -> Iterator[TaskLock]:
 
 def install() -> None:
     """Connect the handlers of Celery's signals. Whoever imports `locked` or `SingletonTask` has."""
+    signals.task_success.connect(
+        succeeded, weak=False, dispatch_uid="celery_redlock.succeeded"
+    )  # before it is released
     for ending in ("task_postrun", "task_success", "task_failure", "task_retry"):
         signal = getattr(signals, ending)
         signal.connect(release, weak=False, dispatch_uid=f"celery_redlock.{ending}")

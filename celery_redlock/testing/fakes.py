@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import quorum
+from ..commands import DONE
 from ..lease import Claim
 from ..quorum import EXTENDING, Verb
 
@@ -57,6 +58,9 @@ class FakeNode:
             return self._fence(claim, self.token(claim.resources[0], now))
         if verb is Verb.ACQUIRE:
             return self._acquire(claim, now)
+        if verb is Verb.RELEASE and claim.mark is not None and not self.full:
+            name, life = claim.mark
+            self.held[name] = (DONE, now + life)
         freed = [self._delete(claim, name, self.token(name, now)) for name in claim.resources]
         return all(freed)
 

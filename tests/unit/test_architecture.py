@@ -72,9 +72,19 @@ ALLOWED: dict[str, set[str]] = {
     "refusal": {"errors", "lease", "quorum"},
     "outage": {"errors"},
     "wakeup": {"address", "bell", "errors", "lease", "replies", "redis", "tenacity"},
-    "hold": {"driver", "errors", "events", "lease", "refusal"},
+    "hold": {"driver", "errors", "events", "lease", "names", "refusal"},
     "engine": {
-        *("address", "custody", "driver", "errors", "events", "green", "guard", "lease"),
+        *(
+            "address",
+            "commands",
+            "custody",
+            "driver",
+            "errors",
+            "events",
+            "green",
+            "guard",
+            "lease",
+        ),
         *("names", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
     },
     "lock": {
@@ -86,7 +96,7 @@ ALLOWED: dict[str, set[str]] = {
 # handlers connected that free it.
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
-    "attempts": set(),
+    "attempts": {"kombu"},
     "waiting": {"attempts", "options"},
     "gate": set(),
     "doorman": {
@@ -109,14 +119,16 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("skipped", "task", "celery", "kombu"),
     },
     "conflict": {"attempts", "errors", "options", "skipped", "waiting", "celery"},
-    "delivery": {"attempts", "conflict", "errors", "hold", "lease", "options", "celery"},
+    "delivery": {
+        *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "celery"),
+    },
     "task": {
         *("arrival", "delivery", "errors", "hold", "interrupt", "keys", "lease", "lock"),
         *("options", "settings", "skipped", "waiting", "worker", "celery"),
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("settings", "task", "celery"),
+        *("conflict", "settings", "task", "celery"),
         *("beat", "keeper", "strategy"),  # inside functions: no other process needs them
     },
     "tick": {"celery"},

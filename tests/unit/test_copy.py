@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from celery import states
-from celery.exceptions import Ignore, Retry
+from celery.exceptions import Ignore
 from celery.worker import state
 
 from celery_redlock import SingletonTask
@@ -45,7 +45,9 @@ def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
     return declare
 
 
-@pytest.mark.parametrize("policy", ["retry", "skip", "raise"])
+@pytest.mark.parametrize(
+    "policy", ["retry", "skip", "raise", "wait", "reject", "replace", lambda *_asked: "skip"]
+)
 def test_a_copy_is_kept_out_whatever_the_policy(
     first: Lease,
     declare: Any,
@@ -53,14 +55,18 @@ def test_a_copy_is_kept_out_whatever_the_policy(
     policy: str,
 ) -> None:
     """And for as long as it takes: its first delivery may still die."""
-    task = declare(lock_on_conflict=policy, lock_retry_deadline=10.0)
+    options = {"acks_late": True, "lock_on_deadline": "skip", "lock_wait": 0}
+    task = declare(lock_on_conflict=policy, lock_retry_deadline=10.0, **options)
+    task.backend.store_result("the-id", None, states.STARTED)
     result, _info = deliver(task, **AGAIN)
-    assert isinstance(result, Retry)
+    assert isinstance(result, Ignore)
     (again,) = sent
     assert again.options["headers"][ATTEMPTS]["copy"] is True
     result, _info = deliver(task, **{ATTEMPTS: {"copy": True, "since": 0.0}})
-    assert isinstance(result, Retry)
+    assert isinstance(result, Ignore)
     assert sent[1].options["headers"][ATTEMPTS]["copy"] is True
+    # Its state is that of the first: RETRY written over SUCCESS would have it run again.
+    assert task.backend.get_state("the-id") == states.STARTED
 
 
 @pytest.mark.parametrize(
@@ -144,13 +150,13 @@ def test_a_copy_whose_first_ends_while_it_waits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has seen who holds the lock before it waits in its process."""
-    task = declare()
+    task = declare(lock_wait=0.3)
     asked: list[float | None] = []
     acquire = HeldLease.acquire
 
     def spy(self: HeldLease, wait: float | None = None) -> None:
         asked.append(wait)
-        if wait is None:
+        if wait:
             task.backend.store_result("the-id", "first", states.SUCCESS)
             redlock.release(first)
         acquire(self, 0.0)
@@ -158,7 +164,7 @@ def test_a_copy_whose_first_ends_while_it_waits(
     monkeypatch.setattr(HeldLease, "acquire", spy)
     result, _info = deliver(task, **AGAIN)
     assert isinstance(result, Ignore)
-    assert asked == [0.0, None]
+    assert asked == [0.0, 0.3]
     assert sent == []
 
 
@@ -169,6 +175,7 @@ class Received:
         self.task = task
         self.id = id
         self.delivery_info = {"redelivered": redelivered}
+        self.content_type = "application/x-python-serialize"
         self.request_dict: dict[str, Any] = {ATTEMPTS: "forged"}
 
     @property
@@ -205,4 +212,5 @@ def test_the_main_process_knows_what_is_no_copy(at_work: Received, declare: Any,
     for request in others:
         received(request)
     assert not any(request.copy for request in (at_work, *others))
-    assert others[0].request_dict == {ATTEMPTS: "forged"}
+    assert others[0].request_dict[ATTEMPTS] == "forged"
+    assert others[2].request_dict == {ATTEMPTS: "forged"}

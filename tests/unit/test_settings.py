@@ -24,7 +24,8 @@ def app_with(**conf: Any) -> Celery:
 
 def test_every_option_is_there_once() -> None:
     assert set(GLOBAL) == {field.name for field in dataclasses.fields(Settings)}
-    assert set(TASK) == {field.name for field in dataclasses.fields(TaskOptions)}
+    derived = {"waits"}
+    assert set(TASK) | derived == {field.name for field in dataclasses.fields(TaskOptions)}
     for name in set(GLOBAL) & set(TASK):
         assert GLOBAL[name] is TASK[name]
 
@@ -191,7 +192,15 @@ def test_a_tasks_own_options_go_first() -> None:
     assert (options.ttl, options.wait, options.on_unavailable) == (3.0, 1.0, "run")
 
 
-@pytest.mark.parametrize("policy", ["skip", "raise"])
+@pytest.mark.parametrize("policy", ["wait", "replace"])
+def test_a_task_that_waits_does_so_for_its_ttl_unless_it_says_otherwise(policy: str) -> None:
+    settings = read_settings(app_with(redlock_wait=1, redlock_ttl=9))
+    assert resolve(check_task_options({"on_conflict": policy}), settings).wait == 9.0
+    assert resolve(check_task_options({"on_conflict": policy, "ttl": 7}), settings).wait == 7.0
+    assert resolve(check_task_options({"on_conflict": policy, "wait": 2}), settings).wait == 2.0
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
 def test_a_task_that_skips_or_raises_does_so_at_once_unless_it_says_otherwise(policy: str) -> None:
     settings = read_settings(app_with(redlock_wait=1))
     assert resolve(check_task_options({"on_conflict": policy}), settings).wait == 0.0

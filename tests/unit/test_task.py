@@ -583,7 +583,7 @@ def test_only_a_predecessor_is_waited_for(
 
     def spy(self: HeldLease, wait: float | None = None) -> None:
         asked.append(wait)
-        if wait is not None:  # it waits; the predecessor ends meanwhile
+        if wait:  # it waits; the predecessor ends meanwhile
             redlock.release(lease)
         acquire(self, 0.0)
 
@@ -596,11 +596,11 @@ def test_only_a_predecessor_is_waited_for(
     result, _info = deliver(successor, **request_)
     if waits:
         assert result == "ran"
-        assert asked == [None, 2.0]
+        assert asked == [0.0, 2.0]
         assert sent == []
     else:
         assert isinstance(result, Retry)
-        assert asked == [None]
+        assert asked == [0.0]
         assert len(sent) == 1
 
 
@@ -617,7 +617,7 @@ def test_a_split_vote_is_no_conflict(
 
     def spy(self: HeldLease, wait: float | None = None) -> None:
         asked.append(wait)
-        if wait is not None:  # they have undone it meanwhile
+        if wait:  # they have undone it meanwhile
             for node in redlock.fakes:
                 node.held.clear()
         acquire(self, 0.0)
@@ -629,7 +629,7 @@ def test_a_split_vote_is_no_conflict(
         return "ran"
 
     result, _info = deliver(work)
-    assert (result, asked, sent) == ("ran", [None, 0.3], [])
+    assert (result, asked, sent) == ("ran", [0.0, 0.3], [])
 
 
 @pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])

@@ -7,6 +7,7 @@ is chosen by the message, so that one task can come to every kind of end.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -83,6 +84,9 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str 
             ours.recv(1)
         if kind == "gil":
             ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # keeps the GIL, unlike CDLL
+        if kind == "one call":
+            sum(itertools.repeat(1, int(seconds * 5e7)))  # and no signal is heard before its end
+            return
         while time.monotonic() < end and not (until and os.path.exists(until)):
             note("alive", f"k:{key}", task.request.id, run)
             if kind == "sleep":
@@ -252,6 +256,41 @@ conflict_retry = _conflict("conflict_retry")
 conflict_skip = _conflict("conflict_skip", lock_on_conflict="skip")
 conflict_raise = _conflict("conflict_raise", lock_on_conflict="raise")
 conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
+
+
+def _policy(policy: Any, name: str, **options: Any) -> Any:
+    def body(self: Task, key: str, say: str = "", seconds: float = 0.05) -> str:
+        occupy(self, key, seconds)
+        return "ran"
+
+    return app.task(base=SingletonTask, bind=True, name=f"{NAME}.policy_{name}", acks_late=True,
+                    lock_key="k:{key}", lock_on_conflict=policy, **options)(body)  # fmt: skip
+
+
+def _ask(holder: Any, request: Any) -> Any:
+    """What the message says; or who holds it."""
+    say = request.args[1]
+    if say == "fail":
+        raise KeyError(holder.owner.task_id)
+    return say
+
+
+_policies = {"wait": "wait", "reject": "reject", "replace": "replace", "asked": _ask}
+for _name, _given in _policies.items():
+    _policy(_given, _name, lock_ttl=8.0)
+    for _how in ("raise", "skip", "reject"):
+        _policy(_given, f"{_name}_{_how}", lock_wait=0.5, lock_on_deadline=_how)
+
+deadline_skip = _conflict("deadline_skip", lock_retry_deadline=0.4, lock_on_deadline="skip")
+deadline_reject = _conflict("deadline_reject", lock_retry_deadline=0.4,
+                            lock_on_deadline="reject", acks_late=True)  # fmt: skip
+
+
+@app.task(base=SingletonTask, lock_key="k:{key}", lock_wait=0.05)
+def what_kind(key: str, given: Any) -> str:
+    return type(given).__name__
+
+
 unavailable_raise = _conflict("unavailable_raise", lock_on_unavailable="raise")
 unavailable_run = _conflict("unavailable_run", lock_on_unavailable="run")
 

@@ -1,0 +1,94 @@
+"""A release that leaves a mark: in one step with it, on every node; see test_verbs.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from celery_redlock.commands import DONE
+from celery_redlock.lease import Claim
+from celery_redlock.names import slots
+from celery_redlock.quorum import Verb
+from tests.contract.test_verbs import Real, Subject, claim, debian, node, valkey  # noqa: F401
+
+MARK = "the-id:0#done"
+
+
+def marked(resource: Any = "r", token: str = "mine") -> Claim:
+    new = claim(token, resource)
+    new.mark = (MARK, 60.0)
+    return new
+
+
+def mark(node: Subject) -> Any:  # noqa: F811
+    return node.ask(Verb.PEEK, claim("x", MARK))
+
+
+@pytest.mark.parametrize("resource", ["r", ("a", "b"), slots("r", 3)[2]], ids=repr)
+def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> None:  # noqa: F811
+    node.ask(Verb.ACQUIRE, claim("mine", resource))
+    assert mark(node) is None
+    assert node.ask(Verb.RELEASE, marked(resource)) is True
+    token, left = mark(node)
+    assert token == DONE
+    assert 59.0 < left <= 60.0
+    assert node.ask(Verb.PEEK, claim("x", resource)) is None
+    # A plain release after one that was marked, on a connection that has seen no other.
+    node.ask(Verb.ACQUIRE, claim("mine", resource))
+    assert node.ask(Verb.RELEASE, claim("mine", resource)) is True
+
+
+def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:  # noqa: F811
+    """The work is done all the same; and nobody else's lock is freed."""
+    node.ask(Verb.ACQUIRE, claim("theirs"))
+    assert node.ask(Verb.RELEASE, marked()) is False
+    assert mark(node)[0] == DONE
+    assert node.ask(Verb.PEEK, claim("x"))[0] == "theirs"
+
+
+def test_what_is_undone_is_not_done(node: Subject) -> None:  # noqa: F811
+    node.ask(Verb.ACQUIRE, claim("mine"))
+    assert node.ask(Verb.UNDO, marked()) is True
+    assert mark(node) is None
+
+
+def test_both_are_told_in_one_request(valkey: Real, debian: Real) -> None:  # noqa: F811
+    """The mark first: whoever finds the one finds the other, and a connection that breaks between
+    them is told both again."""
+    for real in (valkey, debian):
+        real.flush()
+        real.ask(Verb.ACQUIRE, claim("mine"))
+        with real.admin.monitor() as monitor:
+            real.ask(Verb.RELEASE, marked())
+            said: list[str] = []
+            for line in monitor.listen():
+                said.append(line["command"])
+                if said[-1].upper().startswith("PUBLISH"):
+                    break
+    assert said[0].upper().startswith("EVAL")
+    words = [words.split(" ")[0].upper() for words in said[1:]]
+    assert words == ["SET", "GET", "DEL", "PUBLISH"]
+    assert MARK in said[1]
+
+
+def test_a_node_without_room_for_it_is_freed_all_the_same(debian: Real) -> None:  # noqa: F811
+    debian.flush()
+    debian.ask(Verb.ACQUIRE, claim("mine"))
+    debian.admin.config_set("maxmemory", 1)
+    try:
+        assert debian.ask(Verb.RELEASE, marked()) is True
+        assert mark(debian) is None
+    finally:
+        debian.admin.config_set("maxmemory", 0)
+    assert debian.ask(Verb.PEEK, claim("x")) is None
+
+
+def test_its_channel_is_told_of_a_slot(valkey: Real) -> None:  # noqa: F811
+    """Where it is one of several slots, those who wait for any of them."""
+    valkey.flush()
+    with valkey.admin.pubsub() as listener:
+        listener.subscribe(valkey.key("r"))
+        assert listener.get_message(timeout=5.0)["type"] == "subscribe"
+        valkey.ask(Verb.RELEASE, marked(slots("r", 2)[1]))
+        assert listener.get_message(timeout=5.0)["type"] == "message"

@@ -1,0 +1,319 @@
+"""The mark that a delivery leaves on the nodes when its work is done, for copies of its message.
+
+Over fake nodes, by Celery's own tracer and with the signal handlers; see test_task.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import states
+from celery.exceptions import Ignore, Reject, Retry
+
+from celery_redlock import (
+    ConfigurationError,
+    QuorumUnavailable,
+    SingletonTask,
+    Skipped,
+    current_lease,
+)
+from celery_redlock.attempts import ATTEMPTS, RECEIPT
+from celery_redlock.commands import DONE
+from celery_redlock.delivery import Delivery
+from celery_redlock.lease import Claim, Owner
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
+
+MARK = "the-id:0#done"
+AGAIN = {"delivery_info": {"redelivered": True}}
+COPY = {ATTEMPTS: {"copy": True}}
+
+
+@pytest.fixture
+def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+    def declare(**options: Any) -> Any:
+        @app.task(name=f"t{len(app.tasks)}", base=SingletonTask, bind=True, lock_key="k",
+                  **{"acks_late": True, "ignore_result": True, **options})  # fmt: skip
+        def task(self: Any, then: Any = None) -> str:
+            if isinstance(then, BaseException):
+                raise then
+            if then == "retry":
+                raise self.retry(countdown=1)
+            if then == "keep":
+                current_lease().keep(0.001)
+            return "ran"
+
+        return task
+
+    return declare
+
+
+def marks(redlock: FakeRedlock, name: str = MARK) -> int:  # noqa: F811
+    """How many nodes know it."""
+    return [node.token(name, redlock.clock()) for node in redlock.fakes].count(DONE)
+
+
+def ran(found: tuple[Any, Any]) -> bool:
+    """Whether the body has run; else it ended quietly."""
+    result, info = found
+    if result == "ran":
+        return True
+    assert isinstance(result, Ignore)
+    assert info.state == states.IGNORED
+    return False
+
+
+def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+    """On each node in the same step: what a copy's quorum shares with the first's, is marked."""
+    freed: list[bool] = []
+    for node in redlock.fakes:
+
+        def saw(_name: str, _was: Any, token: str | None, _claim: Claim, node: Any = node) -> None:
+            if token is None:
+                freed.append(node.token(MARK, redlock.clock()) == DONE)
+
+        node.witness = saw
+    assert ran(deliver(declare()))
+    assert freed == [True] * 5
+    assert redlock.free("k")
+    assert redlock.driver.rounds == ["acquire", "release"]  # and it costs no round
+
+
+def test_a_copy_ends_quietly_where_one_node_knows(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+    """The first's release has reached a quorum; the copy's quorum shares but one node with it."""
+    task = declare()
+    redlock.driver.dead.update({3, 4})
+    assert ran(deliver(task))
+    assert marks(redlock) == 3
+    redlock.driver.dead.clear()
+    for node in redlock.fakes[:2]:
+        del node.held[MARK]
+    redlock.driver.dead.update({0, 1})
+    assert not ran(deliver(task, **AGAIN))
+    assert redlock.free("k")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        AGAIN,
+        COPY,
+        {ATTEMPTS: {"again": True}},
+        {RECEIPT: {"at": time.monotonic() - 1801.0}},  # kept for longer than the broker lets it
+    ],
+)
+def test_who_may_be_second_does_not_run_again(declare: Any, how: Any) -> None:
+    task = declare()
+    assert ran(deliver(task))
+    assert not ran(deliver(task, **how))
+    assert ran(deliver(task))  # new: somebody uses an id again
+
+
+def test_it_is_not_asked_for_where_there_can_be_no_other(
+    redlock: FakeRedlock, declare: Any, app: Any  # noqa: F811
+) -> None:  # fmt: skip
+    task = declare()
+    assert ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
+    assert "peek" not in redlock.driver.rounds
+    app.conf.broker_transport_options = {"visibility_timeout": 2}
+    assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
+    app.conf.broker_transport_options = {"visibility_timeout": "never"}
+    assert ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
+
+
+@pytest.mark.parametrize(
+    "then", [ValueError("x"), Ignore(), Reject("x"), Reject("x", requeue=True), "retry"], ids=repr
+)
+def test_what_did_not_succeed_is_not_marked(
+    redlock: FakeRedlock, declare: Any, sent: list[Any], then: Any  # noqa: F811
+) -> None:  # fmt: skip
+    deliver(declare(), then)
+    assert marks(redlock) == 0
+    assert ran(deliver(declare(), **AGAIN))
+
+
+def test_what_was_skipped_is_not_marked(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+    lease = redlock.acquire("k")
+    assert Skipped.of(deliver(declare(lock_on_conflict="skip"))[0]) is not None
+    assert marks(redlock) == 0
+    redlock.release(lease)
+
+
+def test_a_retry_is_another_delivery_than_the_one_before(
+    redlock: FakeRedlock, declare: Any  # noqa: F811
+) -> None:  # fmt: skip
+    task = declare()
+    assert ran(deliver(task, retries=0))
+    assert ran(deliver(task, retries=1, **AGAIN))
+    assert marks(redlock, "the-id:1#done") == 5
+    assert not ran(deliver(task, retries=1, **AGAIN))
+
+
+def test_what_was_acknowledged_early_is_marked_only_where_it_came_again(
+    redlock: FakeRedlock, declare: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """It comes again only if nobody had begun with it: then either is late."""
+    task = declare(acks_late=False)
+    assert ran(deliver(task))
+    assert marks(redlock) == 0
+    assert ran(deliver(task, **AGAIN))
+    assert marks(redlock) == 5
+    assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 1801.0}}))
+
+
+def test_it_lives_for_minutes_and_longer_than_any_backoff(
+    redlock: FakeRedlock, declare: Any  # noqa: F811
+) -> None:  # fmt: skip
+    assert ran(deliver(declare()))
+    redlock.clock.advance(179)
+    assert marks(redlock) == 5
+    redlock.clock.advance(2)
+    assert marks(redlock) == 0
+    assert ran(deliver(declare(lock_retry_backoff_max=600)))
+    redlock.clock.advance(1199)
+    assert marks(redlock) == 5
+
+
+def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+    lease = redlock.lock("k")
+    lease.acquire()
+    lease.mark = (MARK, 60.0)
+    lease._done()
+    assert lease.keep(0.5)
+    assert marks(redlock) == 5
+    redlock.clock.advance(1.0)
+    assert redlock.free("k")
+    assert not ran(deliver(declare(), **AGAIN))
+
+
+def test_who_cannot_tell_asks_again_later(
+    redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """The node that granted it might be the one that knows."""
+    task = declare()
+    peek = redlock.driver._carry
+
+    def carry(round_: Any) -> None:
+        if round_.verb.value == "peek":
+            redlock.driver.dead.add(4)
+        peek(round_)
+        redlock.driver.dead.clear()
+
+    monkeypatch.setattr(redlock.driver, "_carry", carry)
+    assert isinstance(deliver(task, **AGAIN)[0], Retry)
+    (again,) = sent
+    assert again.options["headers"][ATTEMPTS]["again"] is True
+    assert redlock.free("k")
+    # One that did not is not asked for.
+    redlock.fakes[4].held["k"] = (Owner("there", 1).token("0" * 32), redlock.clock() + 60)
+    assert ran(deliver(task, **AGAIN))
+    for policy in ("run", "raise"):  # better twice than never
+        redlock.fakes[4].held.clear()
+        for node in redlock.fakes:
+            node.held.pop(MARK, None)
+        assert ran(deliver(declare(lock_on_unavailable=policy), **AGAIN))
+        assert redlock.free("k")
+
+
+@pytest.mark.parametrize("policy", ["retry", "skip", "raise", "wait", "reject", "replace"])
+def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
+    redlock: FakeRedlock, declare: Any, sent: list[Any], policy: str  # noqa: F811
+) -> None:  # fmt: skip
+    """Another task has the lock by now; a skip would be told of the first delivery."""
+    task = declare(lock_on_conflict=policy, lock_wait=0)
+    assert ran(deliver(task))
+    redlock.acquire("k", owner=Owner("there", 1, task_id="other"))
+    assert not ran(deliver(task, **AGAIN))
+    assert sent == []
+
+
+def test_who_is_refused_and_is_not_done_stays_suspect(
+    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
+) -> None:  # fmt: skip
+    """The message that it is sent again in is new: no broker knows what it once was."""
+    redlock.acquire("k", owner=Owner("there", 1, task_id="other"))
+    assert isinstance(deliver(declare(), **AGAIN)[0], Retry)
+    (again,) = sent
+    assert again.options["headers"][ATTEMPTS]["again"] is True
+    assert "copy" not in again.options["headers"][ATTEMPTS]
+
+
+def test_a_late_one_that_meets_its_other_delivery_is_a_copy(
+    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
+) -> None:  # fmt: skip
+    """It was kept for so long that the broker gave its message to another worker, too."""
+    redlock.acquire("k", owner=Owner("there", 1, task_id="the-id"))
+    task = declare(lock_on_conflict="skip")
+    assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 1801.0}}))
+    (again,) = sent
+    assert again.options["headers"][ATTEMPTS]["copy"] is True
+
+
+def test_a_mark_that_another_wrote_is_none(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+    for node in redlock.fakes:
+        node.occupy(MARK)
+    assert ran(deliver(declare(), **AGAIN))
+
+
+def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+    task = declare()
+    begin = redlock.driver._carry
+
+    def carry(round_: Any) -> None:
+        for node in redlock.fakes:
+            node.full = round_.verb.value == "release"
+        begin(round_)
+
+    redlock.driver._carry = carry
+    assert ran(deliver(task))
+    assert redlock.free("k")
+    assert marks(redlock) == 0
+
+
+def test_nobody_may_give_such_a_name(redlock: FakeRedlock) -> None:  # noqa: F811
+    with pytest.raises(ConfigurationError, match="the mark of a task that is done"):
+        redlock.acquire("x#done")
+
+
+def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:  # noqa: F811
+    lease = redlock.lock("k")
+    redlock.driver.dead.update({0, 1})
+    lease.acquire()
+    lease.mark = (MARK, 60.0)
+    assert lease._look_up() == (False, [])
+    redlock.driver.dead.update({2})
+    with pytest.raises(QuorumUnavailable, match="does not tell whether the task is done"):
+        lease._look_up()
+    redlock.fakes[3].held[MARK] = (DONE, redlock.clock() + 1)
+    assert lease._look_up() == (True, [])
+    lease.release()
+
+
+# -- a limit --------------------------------------------------------------------------------------
+
+
+def test_with_a_limit_a_copy_does_not_take_another_slot(
+    redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """Its first delivery is at work in one; there are two more."""
+    seen = Delivery.__init__
+
+    def limited(self: Any, task: Any, request: Any, held: Any, options: Any) -> None:
+        held.limit = 3
+        seen(self, task, request, held, options)
+
+    monkeypatch.setattr(Delivery, "__init__", limited)
+    task = declare(lock_on_conflict="skip")
+    first = redlock.acquire("k", owner=Owner("there", 1, task_id="the-id"), limit=3)
+    other = redlock.acquire("k", owner=Owner("there", 1, task_id="other"), limit=3)
+    assert not ran(deliver(task, **AGAIN))
+    (again,) = sent
+    assert again.options["headers"][ATTEMPTS]["copy"] is True
+    assert len(redlock.holders("k", limit=3)) == 2
+    redlock.release(first)
+    assert ran(deliver(task, **COPY))
+    redlock.release(other)
+    assert redlock.holders("k", limit=3) == []

@@ -1,0 +1,409 @@
+"""The conflict policies that wait, reject, replace or ask; what is done at a deadline.
+
+Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these are.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from celery import states
+from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
+
+from celery_redlock import (
+    ConfigurationError,
+    QuorumUnavailable,
+    RedlockError,
+    ResourceHeld,
+    SingletonTask,
+    Skipped,
+)
+from celery_redlock.attempts import ATTEMPTS, RECEIPT
+from celery_redlock.hold import HeldLease
+from celery_redlock.lease import Holder, Owner
+from celery_redlock.options import CONFLICT_POLICIES
+from celery_redlock.worker import check
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
+
+HOLDER = "the-holder"
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+    """How long was waited for the lock, at each call; without waiting."""
+    found: list[float | None] = []
+    acquire = HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        found.append(wait)
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+    return found
+
+
+@pytest.fixture
+def revoked(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:  # noqa: F811
+    """Whose revocation was asked for, rather than asking for it."""
+    found: list[Any] = []
+    monkeypatch.setattr(
+        app.control, "revoke", lambda task_id, **options: found.append((task_id, options))
+    )
+    return found
+
+
+@pytest.fixture
+def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+    def declare(policy: Any, **options: Any) -> Any:
+        @app.task(name=f"t{len(app.tasks)}", base=SingletonTask, lock_key="k",
+                  lock_on_conflict=policy, **options)  # fmt: skip
+        def task() -> str:
+            return "ran"
+
+        return task
+
+    return declare
+
+
+@pytest.fixture
+def held(redlock: FakeRedlock) -> Any:  # noqa: F811
+    """Another task has the lock."""
+    return redlock.acquire("k", owner=Owner("there", 1, task_id=HOLDER))
+
+
+def ends(found: tuple[Any, Any], how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It has given up, as `on_deadline` says."""
+    result, info = found
+    assert "gives up after" in caplog.text
+    if how == "raise":
+        assert isinstance(result, ResourceHeld)
+        assert info.state == states.FAILURE
+    elif how == "skip":
+        skipped = Skipped.of(result)
+        assert skipped is not None
+        assert HOLDER in skipped["holder"]
+    else:
+        assert isinstance(result, Reject)
+        assert result.requeue is False
+        assert HOLDER in str(result.reason)
+
+
+# -- wait -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raise", "skip", "reject"])
+def test_wait_waits_in_its_slot_and_then_does_what_on_deadline_says(
+    held: Any, declare: Any, sent: list[Any], waits: Any, how: str,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    task = declare("wait", lock_wait=7, lock_on_deadline=how, acks_late=True)
+    ends(deliver(task), how, caplog)
+    assert waits == [7.0]
+    assert sent == []
+
+
+def test_wait_waits_for_a_ttl_where_nothing_is_said(held: Any, declare: Any, waits: Any) -> None:
+    """Whatever a dead machine has left is free then."""
+    deliver(declare("wait", lock_ttl=12))
+    assert waits == [12.0]
+
+
+# -- reject ---------------------------------------------------------------------------------------
+
+
+def test_reject_rejects_the_message_and_does_not_requeue_it(
+    held: Any, declare: Any, sent: list[Any], waits: Any  # noqa: F811
+) -> None:  # fmt: skip
+    result, info = deliver(declare("reject", acks_late=True))
+    assert info.state == states.REJECTED
+    assert isinstance(result, Reject)
+    assert result.requeue is False
+    assert f"held by task {HOLDER}" in str(result.reason)
+    assert waits == [0.0]
+    assert sent == []
+
+
+@pytest.mark.parametrize("option", ["on_conflict", "on_deadline"])
+def test_what_is_acknowledged_early_cannot_be_rejected(
+    app: Any, option: str, caplog: pytest.LogCaptureFixture,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("celery_redlock.waiting._at_work", [False])  # as the worker leaves it
+
+    @app.task(name="early", base=SingletonTask, **{f"lock_{option}": "reject"})
+    def task() -> None: ...
+
+    class Worker:
+        def __init__(self) -> None:
+            self.app = app
+
+    with pytest.raises(SystemExit):
+        check(Worker())
+    assert f"early: {option} is 'reject'" in caplog.text
+    assert "set acks_late=True" in caplog.text
+    task.acks_late = True
+    check(Worker())
+
+
+# -- the deadline of who retries ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["raise", "skip", "reject"])
+def test_retrying_ends_as_on_deadline_says(
+    held: Any, declare: Any, sent: list[Any], how: str,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    task = declare("retry", lock_retry_deadline=5, lock_on_deadline=how, acks_late=True)
+    assert isinstance(deliver(task, **{ATTEMPTS: {"since": time.time() - 4}})[0], Retry)
+    ends(deliver(task, **{ATTEMPTS: {"since": time.time() - 6}}), how, caplog)
+    assert len(sent) == 1
+
+
+def test_without_a_quorum_it_ends_the_same_way(
+    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
+) -> None:  # fmt: skip
+    redlock.driver.dead.update({0, 1, 2})
+    over = {ATTEMPTS: {"since": time.time() - 6}}
+    result, _info = deliver(declare("retry", lock_retry_deadline=5), **over)
+    assert isinstance(result, QuorumUnavailable)
+    result, _info = deliver(
+        declare("retry", lock_retry_deadline=5, lock_on_deadline="skip"), **over
+    )
+    skipped = Skipped.of(result)
+    assert skipped is not None
+    assert "3 are needed" in skipped["holder"]
+    assert sent == []
+
+
+# -- replace --------------------------------------------------------------------------------------
+
+
+def test_replace_has_its_holder_revoked_once_and_takes_over(
+    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Not before its lock is free: not before it is dead."""
+    tried: list[float | None] = []
+    acquire = HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        tried.append(wait)
+        if len(tried) == 4:
+            redlock.release(held)
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+    assert deliver(declare("replace"))[0] == "ran"
+    assert revoked == [(HOLDER, {"terminate": True})]  # a second one would be a second signal
+    assert len(tried) == 4
+    assert tried[0] == 0.0
+
+
+def test_replace_replaces_who_is_faster(
+    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    leases = [held]
+    acquire = HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        if wait:
+            redlock.release(leases.pop())
+            if len(revoked) == 1:
+                other = Owner("there", 2, task_id="faster")
+                leases.append(redlock.acquire("k", owner=other))
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+    assert deliver(declare("replace"))[0] == "ran"
+    assert [task_id for task_id, _options in revoked] == [HOLDER, "faster"]
+
+
+@pytest.mark.parametrize("how", ["raise", "skip", "reject"])
+def test_replace_is_bounded(
+    held: Any, declare: Any, revoked: list[Any], sent: list[Any], waits: Any,  # noqa: F811
+    how: str, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    task = declare("replace", lock_wait=0.05, lock_on_deadline=how, acks_late=True)
+    ends(deliver(task), how, caplog)
+    assert len(revoked) == 1
+    assert sent == []
+    assert all(wait <= 0.05 for wait in waits)
+
+
+@pytest.mark.parametrize(
+    ("owner", "words"),
+    [
+        ({}, "is no task"),
+        ({"task_id": "the-id", "retries": 1}, "has the id of this very task"),
+        ({"task_id": "x" * 201 + "#0123456789abcdef"}, "has an id too long"),
+    ],
+)
+def test_who_cannot_be_revoked_is_not_and_the_log_says_why(
+    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any,  # noqa: F811
+    owner: Any, words: str, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    redlock.acquire("k", owner=Owner("there", 1, **owner))
+    task = declare("replace", lock_wait=60, lock_on_deadline="skip")
+    assert Skipped.of(deliver(task)[0]) is not None
+    assert f"cannot replace its holder, which {words}" in caplog.text
+    assert revoked == []
+    assert waits == [0.0]
+
+
+def test_another_programs_key_is_not_revoked(
+    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any  # noqa: F811
+) -> None:  # fmt: skip
+    for node in redlock.fakes:
+        node.occupy("k")
+    assert isinstance(deliver(declare("replace"))[0], ResourceHeld)
+    assert revoked == []
+    assert waits == [0.0]
+
+
+def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
+    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """It tried, as we did; it does not hold the lock."""
+    for index, node in enumerate(redlock.fakes[:4]):
+        token = Owner("there", 1, task_id=f"t{index % 2}").token("0" * 32)
+        node.held["k"] = (token, redlock.clock() + 60)
+    deliver(declare("replace", lock_wait=0.01))
+    assert revoked == []
+
+
+def test_replace_goes_on_when_the_broker_is_away(
+    held: Any, redlock: FakeRedlock, declare: Any, app: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    def revoke(*_args: Any, **_options: Any) -> None:
+        redlock.release(held)  # it ends by itself
+        raise OSError("away")
+
+    monkeypatch.setattr(app.control, "revoke", revoke)
+    assert deliver(declare("replace"))[0] == "ran"
+    assert f"cannot revoke task {HOLDER}: OSError('away')" in caplog.text
+
+
+# -- a function -----------------------------------------------------------------------------------
+
+
+def test_a_function_is_given_the_holder_and_the_request(held: Any, declare: Any) -> None:
+    asked: list[Any] = []
+
+    def decide(holder: Any, request: Any) -> str:
+        asked.append((holder, request.id, request.retries))
+        return "skip"
+
+    assert Skipped.of(deliver(declare(decide), retries=2)[0]) is not None
+    ((holder, *request),) = asked
+    assert isinstance(holder, Holder)
+    assert holder.owner is not None
+    assert holder.owner.task_id == HOLDER
+    assert request == ["the-id", 2]
+
+
+def test_a_function_is_not_asked_where_there_is_no_conflict(declare: Any) -> None:
+    assert deliver(declare(lambda *_asked: pytest.fail("asked")))[0] == "ran"
+
+
+@pytest.mark.parametrize(
+    ("policy", "waited"),
+    [("retry", 0.5), ("skip", 0.0), ("raise", 0.0), ("wait", 10.0), ("reject", 0.0)],
+)
+@pytest.mark.parametrize("own", [None, 3.0])
+def test_what_a_function_says_is_done_as_if_it_were_declared(
+    held: Any, declare: Any, sent: list[Any], waits: Any, app: Any,  # noqa: F811
+    policy: str, waited: float, own: float | None,
+) -> None:  # fmt: skip
+    app.conf.redlock_wait = 0.5
+    options = {"lock_ttl": 10, "acks_late": True, **({"lock_wait": own} if own else {})}
+    asked, _info = deliver(declare(lambda *_asked: policy, **options))
+    assert waits == [0.0, waited if own is None else own]  # asked at once
+    declared, _info = deliver(declare(policy, **options))
+    assert type(asked) is type(declared)
+    assert len(sent) == 2 * (policy == "retry")
+
+
+def test_a_function_may_say_replace(held: Any, declare: Any, revoked: list[Any]) -> None:
+    deliver(declare(lambda *_asked: "replace", lock_wait=0.01))
+    assert [task_id for task_id, _options in revoked] == [HOLDER]
+
+
+@pytest.mark.parametrize("said", ["wate", None, 5, ["skip"], print])
+def test_a_function_that_says_anything_else_fails_its_task(
+    held: Any, declare: Any, sent: list[Any], said: Any  # noqa: F811
+) -> None:  # fmt: skip
+    def decide(_holder: Any, _request: Any) -> Any:
+        return said
+
+    result, info = deliver(declare(decide))
+    assert info.state == states.FAILURE
+    assert isinstance(result, RedlockError)
+    assert "on_conflict" in str(result)
+    assert "decide, must return one of 'retry', 'skip'" in str(result)
+    assert f"it returned {said!r}"[:60] in str(result)
+    assert sent == []
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), Retry("x"), ResourceHeld("x")])
+def test_a_function_that_fails_fails_its_task(
+    held: Any, declare: Any, sent: list[Any], error: Exception  # noqa: F811
+) -> None:  # fmt: skip
+    def decide(_holder: Any, _request: Any) -> str:
+        raise error
+
+    result, info = deliver(declare(decide))
+    assert info.state == states.FAILURE
+    assert type(result) is RedlockError
+    assert result.__cause__ is error
+    assert f"decide, failed: {error!r}" in str(result)
+    assert f"held by task {HOLDER}" in str(result)
+    assert sent == []
+
+
+def test_a_time_limit_that_strikes_a_function_is_one(held: Any, declare: Any) -> None:
+    def decide(_holder: Any, _request: Any) -> str:
+        raise SoftTimeLimitExceeded(1)
+
+    assert isinstance(deliver(declare(decide))[0], SoftTimeLimitExceeded)
+
+
+def test_a_function_cannot_reject_what_is_acknowledged(held: Any, declare: Any) -> None:
+    result, info = deliver(declare(lambda *_asked: "reject"))
+    assert info.state == states.FAILURE
+    assert "set acks_late=True" in str(result)
+
+
+def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:  # noqa: F811
+    with pytest.raises(ConfigurationError, match="or a callable that is given the holder"):
+        SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": "wate"})
+    for policy in CONFLICT_POLICIES:
+        SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": policy})
+
+
+# -- what is sent again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content_type", "serializer"),
+    [
+        ("application/x-python-serialize", "pickle"),
+        ("application/x-yaml", "yaml"),
+        ("application/x-nobody-knows", None),
+        (5, None),
+        (None, None),
+    ],
+)
+def test_a_message_is_sent_again_in_the_words_it_came_in(
+    held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any  # noqa: F811
+) -> None:  # fmt: skip
+    deliver(declare("retry"), **{RECEIPT: {"content_type": content_type}})
+    (again,) = sent
+    assert again.options.get("serializer") == serializer
+    deliver(declare("retry"), **{RECEIPT: "forged"})
+    assert sent[1].options.get("serializer") is None

@@ -1,0 +1,273 @@
+"""The policies beside retry, skip and raise, on real workers: wait, reject, replace, a function.
+
+`replace`: never two bodies at once, which the module's oracle sees to after every test.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kombu import Connection, Queue
+
+from celery_redlock import RedlockError, ResourceHeld, Skipped
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker, often, pool
+from tests.worker.stage import VERSION
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster) -> Iterator[Worker]:
+    """A prefork worker with three children, that reads pickles."""
+    # Extended results hold the arguments, and are written in JSON.
+    conf = {"accept_content": ["json", "pickle"], "result_extended": False}
+    with cluster.worker("-c", "3", **conf) as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def threads(cluster: Cluster) -> Iterator[Worker]:
+    """A worker that cannot terminate a task."""
+    with cluster.worker("-P", "threads", "-c", "2", queue="threads") as worker:
+        yield worker
+
+
+# -- wait -----------------------------------------------------------------------------------------
+
+
+def test_who_waits_has_the_lock_as_soon_as_it_is_free(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """In its slot: its message is not sent again."""
+    with cluster.states() as states:
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = cluster.send("policy_wait", key)
+            wait_until(lambda: cluster.accepted_by(sent), 5.0, "it waits")
+        assert cluster.result(sent) == "ran"
+    assert states[sent.id] == ["SUCCESS"]
+    assert len(cluster.runs(key)) == 1
+
+
+def test_whose_wait_is_over_does_what_on_deadline_says(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    begin = time.monotonic()
+    with cluster.redlock.lock(f"k:{key}"):
+        raises = cluster.send("policy_wait_raise", key)
+        skips = cluster.send("policy_wait_skip", key)
+        rejects = cluster.send("policy_wait_reject", key)
+        with pytest.raises(ResourceHeld):
+            cluster.result(raises)
+        assert time.monotonic() - begin > 0.5
+        assert Skipped.of(cluster.result(skips)) is not None
+        worker.said(f"policy_wait_reject[{rejects.id}] is rejected")
+        cluster.settled()
+    assert cluster.runs(key) == []
+
+
+# -- reject ---------------------------------------------------------------------------------------
+
+
+def test_who_rejects_does_not_come_again(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send("policy_reject", key)
+        worker.said(f"policy_reject[{sent.id}] is rejected: k:{key} is held by")
+        cluster.settled()
+    # Celery has said so in the result since 5.7; before that the task stays PENDING for ever.
+    if VERSION >= (5, 7):
+        assert cluster.state(sent) == "FAILURE"
+    assert cluster.runs(key) == []
+    assert cluster.result(cluster.send("policy_reject", key)) == "ran"
+
+
+def test_what_is_rejected_lies_with_the_dead_letters(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    dead = Queue(f"dead-{key}", routing_key=f"dead-{key}", durable=False)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name}
+    queues = {key: {"exchange": key, "queue_arguments": arguments}}
+    other = Cluster(
+        cluster.nodes, cluster.broker, tmp_path, broker_url=rabbitmq, task_queues=queues
+    )
+    with Connection(rabbitmq) as connection, other.worker("-c", "1", queue=key) as worker:
+        dead = dead(connection.default_channel)
+        dead.declare()
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = other.send("policy_reject", key, queue=key)
+            message = wait_until(lambda: dead.get(no_ack=True), 10.0, "there is a dead letter")
+        assert message.headers["id"] == sent.id
+        (death,) = message.headers["x-death"]
+        assert (death["reason"], death["queue"], death["count"]) == ("rejected", key, 1)
+        assert other.result(other.send("policy_reject", key, queue=key)) == "ran"
+        assert dead.get(no_ack=True) is None
+        assert f"policy_reject[{sent.id}] is rejected" in worker.text
+        dead.delete()
+    other.close()
+
+
+# -- replace --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("task", "arguments", "dies_after"),
+    [
+        ("work", (30.0,), 0.0),
+        ("tidy", (30.0, 1.0), 1.0),  # told to exit, it takes its time
+        ("longer_ttl", (3.0, "one call"), 0.3),  # it cannot be told before its C call returns
+    ],
+)
+def test_a_holder_is_replaced_once_it_is_dead(
+    cluster: Cluster, worker: Worker, key: str, task: str, arguments: tuple[float, ...],
+    dies_after: float,
+) -> None:  # fmt: skip
+    old = cluster.send(task, key, *arguments)
+    cluster.entered(key)
+    begin = time.monotonic()
+    new = cluster.send("policy_replace", key)
+    assert cluster.result(new) == "ran"
+    assert cluster.state(old) == "REVOKED"
+    assert cluster.state(new) == "SUCCESS"
+    first, second = cluster.runs(key)
+    assert (first.task, second.task) == (old.id, new.id)
+    assert first.end < second.begin
+    assert second.begin - begin > dies_after
+    assert second.begin - first.end < 1.0  # and no later than need be
+    worker.said(f"policy_replace[{new.id}] replaces task {old.id}")
+    cluster.settled()
+
+
+def test_a_holder_that_is_killed_is_replaced(cluster: Cluster, worker: Worker, key: str) -> None:
+    """It goes on for longer than the new one waits: only its death frees its lock."""
+    old = cluster.send("stubborn", key, 60.0, 60.0)
+    pid = cluster.entered(key).pid
+    new = cluster.send("policy_replace", key)
+    worker.said(f"policy_replace[{new.id}] replaces task {old.id}")
+    os.kill(pid, signal.SIGKILL)
+    assert cluster.result(new) == "ran"
+    assert cluster.state(old) == "REVOKED"
+    first, second = cluster.runs(key)
+    assert (first.pid, first.ended) == (pid, False)
+    assert second.begin - first.end < 1.0
+
+
+def test_a_holder_that_goes_on_is_waited_for_no_longer_than_wait(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    old = cluster.send("stubborn", key, 60.0, 2.0)
+    cluster.entered(key)
+    skipped = Skipped.of(cluster.result(cluster.send("policy_replace_skip", key)))
+    assert skipped is not None
+    assert old.id in skipped["holder"]
+    # What swallows its termination and ends well is a success, for Celery.
+    meta = cluster.app.backend.get_task_meta
+    succeeded = lambda: meta(old.id, cache=False)["status"] == "SUCCESS"  # noqa: E731
+    wait_until(succeeded, 5.0, "it succeeds, after all")
+    assert len(cluster.runs(key)) == 1
+
+
+def test_a_holder_that_is_no_task_cannot_be_replaced(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        begin = time.monotonic()
+        sent = cluster.send("policy_replace", key)
+        with pytest.raises(ResourceHeld):
+            cluster.result(sent)
+        assert time.monotonic() - begin < 4.0  # not its wait, of 8 s
+    worker.said(f"policy_replace[{sent.id}] cannot replace its holder, which is no task")
+
+
+def test_of_two_that_replace_the_same_holder_one_replaces_the_other(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    old = cluster.send("tidy", key, 30.0, 1.5)
+    cluster.entered(key)
+    new = [cluster.send("policy_replace", key, "", 2.0) for _ in range(2)]
+    states = [cluster.state(one, 15.0) for one in (old, *new)]
+    assert states[0] == "REVOKED"
+    assert sorted(states[1:]) == ["REVOKED", "SUCCESS"]
+    cluster.settled()
+
+
+@pytest.mark.parametrize("kind", [pool("threads")])
+def test_where_a_pool_terminates_no_task_its_end_is_waited_for(
+    cluster: Cluster, threads: Worker, key: str, kind: str
+) -> None:
+    """Or for as long as `wait` says."""
+    old = cluster.send("work", key, 2.0, queue="threads")
+    cluster.entered(key)
+    skipped = cluster.send("policy_replace_skip", key, queue="threads")
+    assert Skipped.of(cluster.result(skipped)) is not None
+    new = cluster.send("policy_replace", key, queue="threads")
+    assert cluster.result(new) == "ran"
+    assert cluster.state(old) == "SUCCESS"
+    assert len(cluster.runs(key)) == 2
+
+
+@pytest.mark.parametrize("kind", [often("gevent"), often("eventlet")])
+def test_a_greenlet_is_replaced(cluster: Cluster, key: str, kind: str) -> None:
+    with cluster.worker("-P", kind, "-c", "3", queue=kind):
+        old = cluster.send("work", key, 30.0, queue=kind)
+        cluster.entered(key)
+        assert cluster.result(cluster.send("policy_replace", key, queue=kind)) == "ran"
+        assert cluster.state(old) == "REVOKED"
+
+
+# -- a function -----------------------------------------------------------------------------------
+
+
+def test_a_function_chooses(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        retried = cluster.send("policy_asked", key, "retry")
+        assert Skipped.of(cluster.result(cluster.send("policy_asked_skip", key, "skip")))
+        with pytest.raises(ResourceHeld):
+            cluster.result(cluster.send("policy_asked_skip", key, "raise"))
+        assert Skipped.of(cluster.result(cluster.send("policy_asked_skip", key, "wait")))
+        rejected = cluster.send("policy_asked", key, "reject")
+        worker.said(f"[{rejected.id}] is rejected")
+        with pytest.raises(RedlockError, match=r"_ask, must return one of 'retry'.*'whatever'"):
+            cluster.result(cluster.send("policy_asked_skip", key, "whatever"))
+    assert cluster.result(retried, 20.0) == "ran"
+    old = cluster.send("work", key, 30.0)
+    cluster.entered(key, 2)
+    with pytest.raises(RedlockError, match=f"_ask, failed: KeyError.*{old.id}"):
+        cluster.result(cluster.send("policy_asked_skip", key, "fail"))
+    assert cluster.result(cluster.send("policy_asked", key, "replace")) == "ran"
+    assert cluster.state(old) == "REVOKED"
+    assert len(cluster.runs(key)) == 3
+    cluster.settled()
+
+
+# -- the deadline of who retries ------------------------------------------------------------------
+
+
+def test_who_has_retried_for_too_long_does_what_on_deadline_says(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    with cluster.redlock.lock(f"k:{key}"):
+        skips = cluster.send("deadline_skip", key)
+        rejects = cluster.send("deadline_reject", key)
+        assert Skipped.of(cluster.result(skips)) is not None
+        worker.said(f"deadline_reject[{rejects.id}] is rejected")
+        cluster.settled()
+    assert cluster.runs(key) == []
+    assert worker.text.count(f"[{skips.id}] waits (held") >= 1
+
+
+# -- what is sent again ---------------------------------------------------------------------------
+
+
+def test_a_pickled_message_is_sent_again_pickled(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """Its arguments may be such that nothing else can write them."""
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send("what_kind", key, {1, 2}, serializer="pickle")
+        worker.said(f"what_kind[{sent.id}] waits (held, attempt 2")
+    assert cluster.result(sent) == "set"
