@@ -148,6 +148,7 @@ def test_a_holder_that_is_killed_is_replaced(cluster: Cluster, worker: Worker, k
     pid = cluster.entered(key).pid
     new = cluster.send("policy_replace", key)
     worker.said(f"policy_replace[{new.id}] replaces task {old.id}")
+    worker.said(f"Terminating {old.id}")
     os.kill(pid, signal.SIGKILL)
     assert cluster.result(new) == "ran"
     assert cluster.state(old) == "REVOKED"
@@ -269,5 +270,5 @@ def test_a_pickled_message_is_sent_again_pickled(
     """Its arguments may be such that nothing else can write them."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("what_kind", key, {1, 2}, serializer="pickle")
-        worker.said(f"what_kind[{sent.id}] waits (held, attempt 2")
+        worker.said(f"what_kind[{sent.id}] waits (held, attempt 1")
     assert cluster.result(sent) == "set"
