@@ -22,15 +22,19 @@ COMPUTING = (
 )
 """How the names begin of the files that are one after the other, in this order."""
 
+RABBITMQ = ("tests/canvas/",)
+"""The same, for the files that share one: it takes seconds to start, and two cores are its own."""
+
 LONGEST = (
     "tests/worker/test_shutdown.py",
-    "tests/worker/test_holding.py",
-    "tests/worker/test_threads.py",
     "tests/worker/test_endings.py",
     "tests/beat/test_ticks.py",
-    "tests/worker/test_helper.py",
     "tests/examples/",
+    "tests/worker/test_threads.py",
+    "tests/worker/test_holding.py",
     "tests/worker/test_green.py",
+    "tests/worker/test_helper.py",
+    "tests/peers/",
     "tests/worker/",
     "tests/beat/",
     "tests/contract/",
@@ -40,13 +44,14 @@ LONGEST = (
 
 def lane_of(nodeid: str) -> str:
     """Tests of one lane are one after the other: those of a file share its servers."""
-    file = nodeid.split("::")[0]
-    return "computing" if file.startswith(COMPUTING) else file
+    if nodeid.startswith(COMPUTING):
+        return "computing"
+    return "rabbitmq" if nodeid.startswith(RABBITMQ) else nodeid.split("::")[0]
 
 
 def place(nodeid: str) -> int:
     """Tests are begun in the order of their places."""
-    order = (*COMPUTING, *LONGEST)
+    order = (*COMPUTING, *RABBITMQ, *LONGEST)
     return next((at for at, name in enumerate(order) if nodeid.startswith(name)), len(order))
 
 
