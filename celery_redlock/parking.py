@@ -29,6 +29,7 @@ from .driver import monotonic
 from .errors import ResourceHeld
 from .gate import Gate, Parked
 from .lock import Redlock
+from .reservation import HEADER, Reservation
 from .task import lock_of, resources_of
 
 __all__ = ["Parking"]
@@ -128,7 +129,7 @@ class Parking:
             resources = resources_of(task, request.args, request.kwargs)
         except Exception:
             return True  # the body's process says what is wrong
-        if len(resources) != 1:
+        if len(resources) != 1 or self._may_be_a_duplicate(request):
             return True
         (resource,) = resources
         now = monotonic()
@@ -152,6 +153,17 @@ class Parking:
         # Its time has begun, though it has met no lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "since": since}
         return False
+
+    def _may_be_a_duplicate(self, request: Any) -> bool:
+        """Whether its task is reserved, and it is not known to have the reservation.
+
+        Then it does not wait its turn: the body's process finds out, and skips it.
+        """
+        note = Reservation.of(request.request_dict.get(HEADER), request.id)
+        if note is not None:
+            return note.scope != "while_executing" and not (note.token or note.begun)
+        lock = lock_of(request.task)
+        return lock is not None and lock.options(self._app).scope != "while_executing"
 
     def _patience(self, task: Any, since: float) -> float:
         lock = lock_of(task)

@@ -103,7 +103,8 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("bell", "driver", "errors", "gate", "lease", "lock", "quorum", "refusal", "wakeup"),
     },
     "parking": {
-        *("attempts", "doorman", "driver", "errors", "gate", "lock", "task", "celery"),
+        *("attempts", "doorman", "driver", "errors", "gate", "lock", "reservation", "task"),
+        "celery",
     },
     "strategy": {"parking", "task", "waiting", "celery"},
     "reservation": {
