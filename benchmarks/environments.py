@@ -20,8 +20,12 @@ class Unavailable(Exception):
     """A contestant cannot be measured here; the message says why."""
 
 
-def python_with(requirement: str) -> Path:
+def python_with(requirement: str, *others: str) -> Path:
     """Return an interpreter that can import `requirement` ("name==version"), made on first use.
+
+    Args:
+        requirement: The package that names the environment.
+        *others: What it forgets to ask for.
 
     Raises:
         Unavailable: pip could not install it.
@@ -37,7 +41,7 @@ def python_with(requirement: str) -> Path:
         venv.create(home, with_pip=False, symlinks=True)
         pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
         run = subprocess.run(
-            [*pip, "install", "--quiet", requirement], capture_output=True, text=True
+            [*pip, "install", "--quiet", requirement, *others], capture_output=True, text=True
         )
         if run.returncode:
             lines = [line for line in run.stderr.splitlines() if line.startswith("ERROR")]

@@ -201,7 +201,8 @@ class _Publication:
         """What the message says, and when it expires."""
         expires = self._expires()
         left = max(MIN_TTL, note.ttl - spent)
-        capped = self._wish.reserve_expires and (expires is None or expires > left)
+        later = self._expiry is None or (expires is not None and expires > left)
+        capped = self._wish.reserve_expires and later
         marked = Reservation(
             note.resources, note.scope, note.on_duplicate, note.ttl, claim.token, capped
         )
@@ -296,8 +297,12 @@ class _Publication:
 
     def _expires(self) -> float | None:
         """Seconds until it expires; None if it does not."""
-        options = self._options
-        return self._seconds(options.get("expires", self._task.expires))
+        return self._seconds(self._expiry)
+
+    @property
+    def _expiry(self) -> Any:
+        """When it expires, as it was given."""
+        return self._options.get("expires", self._task.expires)
 
     def _seconds(self, when: Any) -> float | None:
         """From now on, as Celery reads it; None for what it will not take."""

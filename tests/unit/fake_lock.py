@@ -13,7 +13,7 @@ import pytest
 from celery_redlock import Redlock
 from celery_redlock.driver import Driver
 from celery_redlock.lease import Claim
-from celery_redlock.quorum import Round, Steps
+from celery_redlock.quorum import Round, Steps, Verb
 from celery_redlock.testing import FakeClock, FakeNode
 
 T = TypeVar("T")
@@ -54,6 +54,8 @@ class FakeDriver:
             if index in self.dead:
                 round_.silence(index, "dead")
             else:
+                for claim in round_.claims if round_.verb in (Verb.ACQUIRE, Verb.EXTEND) else ():
+                    claim.written[index] = True
                 reply = self.nodes[index].execute(round_.verb, round_.claims, self.clock())
                 round_.answer(index, reply, self.clock())
         round_.close("no answer")

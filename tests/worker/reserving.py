@@ -31,6 +31,7 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
         for name, options in (
             (scope, {}),
             (f"{scope}_late", {"acks_late": True, "reject_on_worker_lost": True}),
+            (f"{scope}_sent_again", {"retry_on_worker_lost": True, "default_retry_delay": 0.2}),
         ):
 
             def run(self: Any, key: str, seconds: float = 0.05, then: str = "return") -> Any:

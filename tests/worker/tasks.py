@@ -111,6 +111,8 @@ def _work(self: Task, key: str, seconds: float, then: str) -> Any:
         raise self.retry(countdown=0.1)
     if then == "retry at once" and self.request.retries < 3:
         raise self.retry(countdown=0)
+    if then == "replace":
+        raise self.replace(self.si(key, seconds))
     if then == "retry for ever":
         raise self.retry(countdown=0.1)
     if then == "ignore":

@@ -90,3 +90,31 @@ def test_a_retry_keeps_it(
     assert cluster.result(first)["retries"] == 3
     reservations.freed(key)
     assert len(cluster.runs(key)) == 4
+
+
+@pytest.mark.parametrize("scope", RESERVING)
+def test_what_replaces_a_task_has_its_reservation(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
+) -> None:
+    sent = reservations.tasks[scope].delay(key, 0.2, "replace")
+    cluster.entered(key, 2)
+    if scope in ("until_executed", "until_expired"):
+        reservations.kept(key, sent)
+    assert cluster.result(sent)["token"] is not None
+    assert len(cluster.runs(key)) == 2
+    if scope != "until_expired":
+        reservations.freed(key)
+
+
+def test_a_message_that_waits_for_its_lock_keeps_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    """Sent again for want of the lock, it is the same message."""
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = reservations.until_executed.delay(key, 0.1)
+        worker.said(f"until_executed[{sent.id}] waits (held, attempt 3")
+        reservations.kept(key, sent)
+        assert reservations.left(key) > 3000.0
+        assert reservations.until_executed.delay(key).id == sent.id
+    assert cluster.result(sent)["retries"] == 0
+    reservations.freed(key)

@@ -9,7 +9,7 @@ import signal
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_redlock import SingletonTask
@@ -107,6 +107,20 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
     reservations.freed(f"{key}-late", 5.0)
     assert cluster.state(early) == "FAILURE"
     assert cluster.state(late) == "SUCCESS"
+
+
+@pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="of Celery 5.7")
+def test_one_that_the_main_process_sends_again_keeps_it(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed_sent_again
+    sent = task.delay(key, 0.5)
+    os.kill(cluster.entered(key).pid, signal.SIGKILL)
+    cluster.entered(key, 2)
+    reservations.kept(key, sent)
+    assert task.delay(key).id == sent.id
+    assert cluster.result(sent)["retries"] == 1
+    reservations.freed(key)
 
 
 def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(

@@ -1,0 +1,580 @@
+"""Publishing under a reservation: over fake nodes, and a broker in memory."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from celery import Celery, Task
+from celery.app.task import Task as CelerysTask
+from celery.canvas import Signature
+from celery.result import AsyncResult, EagerResult
+from kombu.utils.uuid import uuid
+
+from celery_redlock import (
+    ConfigurationError,
+    DuplicateTask,
+    QuorumUnavailable,
+    SingletonTask,
+    Skipped,
+    locked,
+)
+from celery_redlock.attempts import LONG
+from celery_redlock.lease import Claim, Owner
+from celery_redlock.publish import wrap
+from celery_redlock.quorum import Verb
+from celery_redlock.reservation import HEADER, Reservation
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_task import app, redlock  # noqa: F401
+
+RESERVED = "order:1#reserved"
+
+
+class Box:
+    """What was published."""
+
+    def __init__(self, app: Celery) -> None:  # noqa: F811
+        app.conf.task_default_queue = uuid()  # the memory of this broker is that of all apps
+        self._app = app
+
+    def messages(self) -> list[Any]:
+        found = []
+        with self._app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self._app.conf.task_default_queue)
+            while queue.qsize():
+                message = queue.get_nowait()
+                message.ack()
+                found.append(message)
+        return found
+
+    def message(self) -> Any:
+        (message,) = self.messages()
+        return message
+
+    def header(self) -> Any:
+        return self.message().headers.get(HEADER)
+
+
+@pytest.fixture
+def box(app: Celery) -> Box:  # noqa: F811
+    return Box(app)
+
+
+@pytest.fixture
+def charge(app: Celery, box: Box) -> Any:  # noqa: F811
+    return declare(app)
+
+
+def declare(app: Celery, **options: Any) -> Any:  # noqa: F811
+    options = {
+        "base": SingletonTask,
+        "lock_key": "order:{order_id}",
+        "lock_scope": "until_executed",
+        **options,
+    }
+
+    @app.task(name=f"charge{len(app.tasks)}", **options)
+    def charge(order_id: Any, note: Any = None) -> None: ...
+
+    return charge
+
+
+def take(redlock: FakeRedlock, task_id: str, nodes: int = 5) -> None:  # noqa: F811
+    """Reserve it for another task, on so many nodes."""
+    owner = Owner("there", 7, task_id)
+    claim = Claim(RESERVED, owner.token(uuid()), 100.0, 5)
+    for node in redlock.fakes[:nodes]:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+
+
+# -- the message ---------------------------------------------------------------------------------
+
+
+def test_it_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
+    sent = charge.delay(1)
+    header = box.header()
+    assert header["resources"] == ["order:1"]
+    assert (header["scope"], header["on_duplicate"]) == ("until_executed", "existing")
+    assert redlock.tokens(RESERVED) == {header["token"]}
+    owner = Owner.of(header["token"])
+    assert owner is not None and owner.task_id == sent.id
+    assert redlock.driver.rounds == ["acquire"]  # one round trip, and no lock
+    assert redlock.watchdog.watched == {}
+
+
+NOW = datetime.now(timezone.utc)
+TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float | None]] = {
+    # name: options of the task, of the call, how long it is reserved, when the message expires
+    "nothing said": ({}, {}, 3600.0, 3600.0),
+    "countdown": ({}, {"countdown": 60}, 3660.0, 3660.0),
+    "eta": ({}, {"eta": NOW + timedelta(seconds=600)}, 4200.0, 4200.0),
+    "naive eta": ({}, {"eta": NOW.replace(tzinfo=None) + timedelta(seconds=60)}, 3660.0, 3660.0),
+    "eta in the past": ({}, {"eta": NOW - timedelta(hours=5)}, 3600.0, 3600.0),
+    "eta as text": ({}, {"eta": (NOW + timedelta(seconds=60)).isoformat()}, 3660.0, 3660.0),
+    "expires": ({}, {"expires": 100}, 100.0, 100.0),
+    "expires, of the task": ({"expires": 100}, {}, 100.0, 100.0),
+    "expires, of neither": ({"expires": 100}, {"expires": None}, 3600.0, 3600.0),
+    "expires at a time": ({}, {"expires": NOW + timedelta(seconds=90)}, 90.0, 90.0),
+    "expires as text": ({}, {"expires": (NOW + timedelta(seconds=90)).isoformat()}, 90.0, 90.0),
+    "expires long after": ({}, {"countdown": 10, "expires": 9000}, 9000.0, 9000.0),
+    "reserve_ttl": ({"lock_reserve_ttl": 30}, {}, 30.0, 30.0),
+    "reserve_ttl of the call": ({}, {"lock": {"reserve_ttl": 30}}, 30.0, 30.0),
+    "reserve_ttl and countdown": ({"lock_reserve_ttl": 30}, {"countdown": 60}, 90.0, 90.0),
+    "expires before": ({"lock_reserve_ttl": 30}, {"expires": 10}, 30.0, 10.0),
+    "expires after": ({"lock_reserve_ttl": 30}, {"expires": 100}, 30.0, 30.0),
+    "never capped": ({"lock_reserve_expires": False}, {}, 3600.0, None),
+    "capped by nothing": ({"lock_reserve_expires": False, "lock_reserve_ttl": 30},
+                          {"expires": 100}, 30.0, 100.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TIMES)
+def test_how_long_it_is_reserved(
+    redlock: FakeRedlock, app: Celery, box: Box, name: str  # noqa: F811
+) -> None:  # fmt: skip
+    of_task, of_call, ttl, expires = TIMES[name]
+    late = (datetime.now(timezone.utc) - NOW).total_seconds() + 2.0
+    declare(app, **of_task).apply_async((1,), **of_call)
+    message = box.message()
+    # The time that has gone by since this module was imported counts for moments, not for spans.
+    assert ttl - late <= message.headers[HEADER]["ttl"] <= ttl
+    if expires is None:
+        assert message.headers["expires"] is None
+    else:
+        at = datetime.fromisoformat(message.headers["expires"])
+        assert expires - late <= (at - datetime.now(timezone.utc)).total_seconds() <= expires
+
+
+def test_a_message_that_has_expired_is_celerys_to_refuse(charge: Any, box: Box) -> None:
+    charge.apply_async((1,), expires=-5)
+    assert box.header()["token"]
+
+
+@pytest.mark.parametrize("when", ["soon", object()])
+def test_a_time_that_is_none_is_celerys_to_refuse(
+    redlock: FakeRedlock, charge: Any, box: Box, when: Any  # noqa: F811
+) -> None:  # fmt: skip
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        charge.apply_async((1,), expires=when)
+    assert redlock.free(RESERVED)
+    assert box.messages() == []
+
+
+# -- a duplicate ---------------------------------------------------------------------------------
+
+
+def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
+    take(redlock, "first")
+    existing = charge.delay(1)
+    assert isinstance(existing, AsyncResult) and existing.id == "first"
+    with pytest.raises(DuplicateTask, match="order:1 is reserved by task first") as raised:
+        charge.apply_async((1,), lock={"on_duplicate": "raise"})
+    assert raised.value.task_id == "first"
+    skipped = charge.apply_async((1,), lock={"on_duplicate": "skip"})
+    assert isinstance(skipped, EagerResult) and Skipped.of(skipped.get()) is not None
+    assert box.messages() == []
+    assert charge.delay(2).id != "first"
+    assert len(box.messages()) == 1
+
+
+def test_replace_revokes_it(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    revoked: list[Any] = []
+    monkeypatch.setattr(charge.app.control, "revoke", lambda *a, **k: revoked.append((a, k)))
+    take(redlock, "first")
+    second = charge.apply_async((1,), lock={"on_duplicate": "replace"})
+    assert revoked == [(("first",), {})]
+    (token,) = redlock.tokens(RESERVED)
+    assert token == box.header()["token"] and Owner.of(token).task_id == second.id  # type: ignore[arg-type, union-attr]
+
+
+def test_replace_leaves_a_running_one_alone(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(charge.app.control, "revoke", None)
+    take(redlock, "first")
+    redlock.acquire("order:1", owner=Owner("there", 7, "first"))
+    assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"
+    assert box.messages() == []
+
+
+def test_where_no_quorum_agrees_it_is_published(
+    redlock: FakeRedlock, charge: Any, box: Box, caplog: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """Better twice in the queue than not at all: its lock decides."""
+    take(redlock, "one", nodes=2)
+    redlock.driver.dead = {4}
+    sent = charge.delay(1)
+    assert sent.id != "one"
+    assert "token" not in box.header()
+    assert "published without a reservation" in caplog.text
+    redlock.driver.dead = set()
+    charge.delay(1)  # the two nodes with the rest of another's attempt cannot prevent it
+    assert "token" in box.header()
+
+
+def test_another_programs_key_keeps_nothing_back(
+    redlock: FakeRedlock, charge: Any, box: Box, caplog: Any  # noqa: F811
+) -> None:  # fmt: skip
+    claim = Claim(RESERVED, "something", 100.0, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+    charge.delay(1)
+    assert "token" not in box.header()
+    assert "another program's key" in caplog.text
+
+
+@pytest.mark.parametrize("policy", ["retry", "run", "raise"])
+def test_without_a_quorum(
+    redlock: FakeRedlock, app: Celery, box: Box, caplog: Any, policy: str  # noqa: F811
+) -> None:  # fmt: skip
+    task = declare(app, lock_on_unavailable=policy)
+    redlock.driver.dead = {0, 1, 2}
+    if policy == "raise":
+        with pytest.raises(QuorumUnavailable):
+            task.delay(1)
+        assert box.messages() == []
+    else:
+        task.delay(1)
+        assert "token" not in box.header()
+        assert "published without a reservation" in caplog.text
+    assert redlock.free(RESERVED)
+
+
+def test_a_holder_whose_id_is_shortened_has_no_result_to_give(
+    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    charge.apply_async((1,), task_id="x" * (LONG + 1))
+    assert box.header()["token"]
+    second = charge.delay(1)
+    assert isinstance(second, EagerResult) and Skipped.of(second.get()) is not None
+    assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).state == "SUCCESS"
+    assert box.messages() == []
+
+
+def test_the_error_survives_pickle_and_json(charge: Any) -> None:
+    error = DuplicateTask("charge is not published", "first", resource="order:1")
+    again = pickle.loads(pickle.dumps(error))
+    assert (str(again), again.task_id, again.resource) == (str(error), "first", "order:1")
+    backend = charge.backend
+    stored = json.loads(json.dumps(backend.prepare_exception(error, serializer="json")))
+    back = backend.exception_to_python(stored)
+    assert type(back) is DuplicateTask
+    assert (str(back), back.task_id) == ("charge is not published", "first")
+
+
+# -- what must be sent ---------------------------------------------------------------------------
+
+FROZEN: list[dict[str, Any]] = [
+    {"task_id": "mine", "reply_to": "someone"},
+    {"task_id": "mine", "group_id": "g"},
+    {"task_id": "mine", "root_id": "r"},
+    {"task_id": "mine", "chord": {"task": "celery.chord"}},
+    {"task_id": "mine", "chain": [{"task": "t", "args": [], "kwargs": {}, "options": {}}]},
+    {"root_id": "r"},
+    {"parent_id": "p"},
+    {"link": [{"task": "t", "args": [], "kwargs": {}, "options": {}}]},
+    {"link_error": [{"task": "t", "args": [], "kwargs": {}, "options": {}}]},
+]
+
+
+@pytest.mark.parametrize("options", FROZEN)
+def test_what_others_wait_for_is_published_in_any_case(
+    redlock: FakeRedlock, charge: Any, box: Box, options: dict[str, Any]  # noqa: F811
+) -> None:  # fmt: skip
+    take(redlock, "first")
+    for policy in ("existing", "raise", "skip", "replace"):
+        sent = charge.apply_async((1,), lock={"on_duplicate": policy}, **options)
+        assert sent.id == options.get("task_id", sent.id) != "first"
+        header = box.header()
+        assert "token" not in header
+        assert header["on_duplicate"] == policy
+    charge.apply_async((2,), **options)
+    assert "token" in box.header()
+
+
+def test_a_given_id_alone_is_a_lone_call(
+    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    take(redlock, "first")
+    assert charge.apply_async((1,), task_id="mine").id == "first"
+    assert charge.apply_async((2,), task_id="mine").id == "mine"
+    assert Owner.of(box.header()["token"]).task_id == "mine"  # type: ignore[union-attr]
+
+
+def test_signatures_bear_the_options_of_a_call(
+    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    take(redlock, "first")
+    signature = charge.s(1).set(lock={"on_duplicate": "raise"})
+    json.dumps(signature)
+    with pytest.raises(DuplicateTask):
+        signature.delay()
+    with pytest.raises(DuplicateTask):
+        Signature.from_dict(json.loads(json.dumps(signature)), app=charge.app).apply_async()
+
+
+# -- what takes none -----------------------------------------------------------------------------
+
+
+def test_other_scopes_and_other_tasks_are_left_alone(
+    redlock: FakeRedlock, app: Celery, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    @app.task(name="plain")
+    def plain(order_id: int) -> None: ...
+
+    declare(app, lock_scope="while_executing").delay(1)
+    plain.delay(1)
+    assert [message.headers.get(HEADER) for message in box.messages()] == [None, None]
+    assert redlock.driver.rounds == []
+
+
+def test_one_call_may_do_without(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
+    charge.apply_async((1,), lock={"scope": "while_executing"})
+    assert box.header()["scope"] == "while_executing"
+    assert redlock.driver.rounds == []
+
+
+def test_eager_tasks_take_none(redlock: FakeRedlock, charge: Any) -> None:  # noqa: F811
+    charge.app.conf.task_always_eager = True
+    take(redlock, "first")
+    result = charge.apply_async((1,), lock={"on_duplicate": "raise"})
+    assert isinstance(result, EagerResult) and result.id != "first"
+
+
+def test_nothing_is_taken_where_locks_are_off(
+    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    charge.app.conf.redlock_enabled = False
+    charge.apply_async((1,), lock={"on_duplicate": "raise"})
+    assert box.header() is None
+    assert redlock.driver.rounds == []
+
+
+# -- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("typing", [True, False])
+def test_bad_arguments_are_celerys_to_refuse(
+    redlock: FakeRedlock, app: Celery, box: Box, typing: bool  # noqa: F811
+) -> None:  # fmt: skip
+    task = declare(app, typing=typing)
+    if typing:
+        with pytest.raises(TypeError, match=r"charge\(\) missing 1 required positional argument"):
+            task.delay()
+    else:
+        task.delay()
+        assert box.header() is None
+    assert redlock.driver.rounds == []
+
+
+def test_an_argument_without_a_stable_text_is_refused_at_once(
+    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    with pytest.raises(ConfigurationError, match="order_id"):
+        charge.delay(object())
+    assert box.messages() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("until_executed", "lock= takes a mapping"),
+        ({"ttl": 5}, "a call can be given scope, on_duplicate, reserve_ttl, reserve_expires"),
+        ({"scope": "always"}, "scope must be one of"),
+        ({"on_duplicate": "ignore"}, "on_duplicate must be one of"),
+        ({"reserve_ttl": -1}, "reserve_ttl must be"),
+        ({"scope": "until_expired", "on_duplicate": "replace"}, "nobody takes its place"),
+        ({"scope": "while_executing", "on_duplicate": "skip"}, "takes none"),
+    ],
+)
+def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        charge.apply_async((1,), lock=given)
+    assert box.messages() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock_scope": "until_executed", "lock_limit": 2}, "use 'until_and_while_executing'"),
+        ({"lock_scope": "until_executing", "lock_limit": 2}, "use 'until_and_while_executing'"),
+        ({"lock_scope": "until_expired", "lock_on_duplicate": "replace"}, "nobody takes its place"),
+        ({"lock_scope": "while_executing", "lock_on_duplicate": "skip"}, "lock_on_duplicate is"),
+        ({"lock_scope": "while_executing", "lock_reserve_ttl": 5}, "lock_reserve_ttl is for"),
+        ({"lock_scope": "until_done"}, "lock_scope must be one of"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_when_declared(
+    app: Celery, options: dict[str, Any], words: str  # noqa: F811
+) -> None:  # fmt: skip
+    with pytest.raises(ConfigurationError, match=words):
+        bool(declare(app, **options))
+
+
+def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> None:  # noqa: F811
+    class Ours(SingletonTask):
+        abstract = True
+        lock_on_duplicate = "raise"
+
+    assert declare(app, base=Ours).redlock.options(app).on_duplicate == "raise"
+
+
+def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:  # noqa: F811
+    @app.task(name="plain")
+    def plain() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="plain takes no lock"):
+        plain.apply_async(lock={"scope": "until_executed"})
+
+
+def test_no_resource_may_have_the_name_of_a_reservation(
+    redlock: FakeRedlock,  # noqa: F811
+) -> None:
+    with pytest.raises(ConfigurationError, match="the key of a reservation"):
+        redlock.acquire("order:1#reserved")
+
+
+# -- what goes wrong -----------------------------------------------------------------------------
+
+
+class Strike(BaseException):
+    """Strikes anywhere."""
+
+
+@pytest.mark.parametrize("error", [ConnectionError("the broker is away"), Strike()])
+def test_what_is_not_sent_leaves_nothing(
+    redlock: FakeRedlock,  # noqa: F811
+    charge: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    def send_task(*_args: Any, **_options: Any) -> None:
+        assert not redlock.free(RESERVED)
+        raise error
+
+    monkeypatch.setattr(charge.app, "send_task", send_task)
+    with pytest.raises(type(error)):
+        charge.delay(1)
+    assert redlock.free(RESERVED)
+
+
+def test_a_strike_between_the_reservation_and_the_message_leaves_nothing(
+    redlock: FakeRedlock,  # noqa: F811
+    charge: Any,
+    box: Box,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = redlock.driver.run
+
+    def struck(operation: Any) -> Any:
+        monkeypatch.setattr(redlock.driver, "run", run)
+        run(operation)
+        raise Strike
+
+    monkeypatch.setattr(redlock.driver, "run", struck)
+    with pytest.raises(Strike):
+        charge.delay(1)
+    assert redlock.free(RESERVED)
+    assert box.messages() == []
+
+
+# -- the seam ------------------------------------------------------------------------------------
+
+
+def test_apply_async_is_wrapped_once() -> None:
+    wrapped = CelerysTask.apply_async
+    wrap()
+    assert CelerysTask.apply_async is wrapped
+    assert wrapped.__name__ == "apply_async"
+    assert not hasattr(wrapped.__wrapped__, "__wrapped__")  # type: ignore[attr-defined]
+
+
+def test_a_users_own_apply_async_is_heard_first(
+    redlock: FakeRedlock, app: Celery, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    class Ours(SingletonTask):
+        abstract = True
+
+        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+            return super().apply_async((args[0] + 1,), kwargs, **options)
+
+    declare(app, base=Ours).delay(0)
+    assert box.header()["resources"] == ["order:1"]
+
+
+def test_functions_under_locked_are_reserved_too(
+    redlock: FakeRedlock, app: Celery, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    @app.task(name="under", bind=True)
+    @locked("order:<order_id>", scope="until_executed")
+    def under(self: Task, order_id: int) -> None: ...
+
+    @locked("order:<order_id>", scope="until_executed")
+    @app.task(name="over")
+    def over(order_id: int) -> None: ...
+
+    first = under.delay(1)
+    assert box.header()["resources"] == ["order:1"]
+    assert over.delay(order_id=1).id == first.id
+    assert box.messages() == []
+
+
+# -- what a message says -------------------------------------------------------------------------
+
+GOOD = Reservation(("k",), "until_executed", "skip", 5.0, Owner("h", 1, "id").token("n"))
+
+
+def test_a_header_says_what_was_reserved() -> None:
+    for note in (
+        GOOD,
+        Reservation(("a", "b"), "until_expired", "raise", 1.0),
+        Reservation(("k",), "until_executing", "existing", 1.0, begun=True, capped=True),
+    ):
+        assert Reservation.of(json.loads(json.dumps(note.header())), "id") == note
+    assert "n" not in repr(GOOD).split("token")[-1][:3]
+
+
+BAD: list[Any] = [
+    None, 1, "text", [], {}, {"resources": "k"},
+    {"resources": []}, {"resources": [1]}, {"resources": [""]}, {"resources": ["k" * 513]},
+    {"resources": ["k"] * 101}, {"resources": None},
+    {"scope": "always"}, {"scope": ["until_executed"]}, {"scope": None},
+    {"on_duplicate": "no"}, {"on_duplicate": {}},
+    {"ttl": "5"}, {"ttl": None}, {"ttl": True}, {"ttl": float("nan")}, {"ttl": float("inf")},
+    {"token": 5}, {"token": ["t"]}, {"token": "x" * 1001},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_header_that_makes_no_sense_counts_as_none(bad: Any) -> None:
+    whole = {**GOOD.header(), **bad} if isinstance(bad, dict) and bad else bad
+    assert Reservation.of(whole, "id") is None
+
+
+@pytest.mark.parametrize("task_id", ["other", None, 5, ["id"]])
+def test_anothers_reservation_is_none_of_a_messages(task_id: Any) -> None:
+    """Such as in headers that a task has handed on."""
+    note = Reservation.of(GOOD.header(), task_id)
+    assert note is not None and note.token == ""
+
+
+@pytest.mark.parametrize("ttl", [-5, 0, 1e300])
+def test_a_ttl_out_of_range_is_brought_into_it(ttl: float) -> None:
+    note = Reservation.of({**GOOD.header(), "ttl": ttl}, "id")
+    assert note is not None and 0 < note.ttl <= 1e10
+
+
+def test_headers_of_another_message_are_not_sent_on(
+    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    charge.delay(1)
+    headers = box.message().headers
+    charge.apply_async((2,), headers={HEADER: headers[HEADER], "theirs": 1}, task_id="mine")
+    message = box.message()
+    assert message.headers["theirs"] == 1
+    assert message.headers[HEADER]["resources"] == ["order:2"]
