@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery import chord, states
 
-from celery_redlock import DuplicateTask, Skipped
+from celery_redlock import ConfigurationError, DuplicateTask, Skipped
 from celery_redlock.compat.once import AlreadyQueued
 from tests.support import wait_until
 
@@ -101,6 +101,14 @@ def test_a_direct_call_is_not_affected(project: Any, once: Any) -> None:
     assert once.slow_add(1, 1) == 2
     project.unpark()
     assert project.done(sent) == [2]
+
+
+def test_an_argument_without_a_stable_text_is_refused(project: Any, once: Any) -> None:
+    """celery-once took its `str()`, so that no key was ever found again."""
+    with pytest.raises(ConfigurationError, match=r"argument 'a' of .*slow_add .*lock_key"):
+        once.slow_add.apply_async((object(), 1), queue="parked", serializer="pickle")
+    assert project.parked == []
+    assert project.reservations == {}
 
 
 def test_keys_are_what_is_compared(project: Any, once: Any) -> None:

@@ -130,6 +130,17 @@ def test_what_celery_once_overlooked_in_a_call_is_refused(name: str) -> None:
         task.apply_async(once={name: True})
 
 
+@pytest.mark.parametrize("base", [QueueOnce, Singleton])
+def test_eager_tasks_are_no_duplicates(base: Any) -> None:
+    app = make(task_always_eager=True, redlock_enabled=False, singleton_raise_on_duplicate=True)
+
+    @app.task(base=base, shared=False)
+    def task(n: int) -> Any:
+        return task.delay(n - 1).get(disable_sync_subtasks=False) if n else "done"
+
+    assert task.delay(3).get() == task.apply_async((0,), lock={"reserve_ttl": 5}).get() == "done"
+
+
 # -- settings ----------------------------------------------------------------------------------
 
 
