@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import celery_rate, faults, hot, imports, latency, leases
+from benchmarks import celery_rate, faults, hot, imports, latency, leases, several
 from celery_redlock.server import start_servers
 
 RESULTS = Path(__file__).parent / "results.json"
-SECTIONS = ("latency", "faults", "leases", "celery", "hot", "import")
+SECTIONS = ("latency", "faults", "leases", "several", "celery", "hot", "import")
 
 
 def main() -> None:
@@ -51,6 +51,9 @@ def main() -> None:
                 urls, ["bare", "ours"], *((2000, 4.0) if quick else (10_000, 20.0))
             )
             report("leases", figures, leases.show(figures))
+        if "several" in chosen:
+            figures = several.measure(urls, *((1, 2.0) if quick else (7, 3.0)))
+            report("several", figures, several.show(figures))
         if "celery" in chosen:
             size = (1, 500) if quick else (7, 2000)
             for title, used, names, target in (

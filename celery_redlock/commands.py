@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from .errors import NodeError
-from .quorum import EXTENDING, Round, Verb
+from .quorum import EXTENDING, Held, Round, Verb
 
 __all__ = [
     "DONE",
@@ -136,12 +136,13 @@ for _, key in ipairs(KEYS) do
 end
 return seen""" % FOREIGN.encode()
 
-# For several keys. And for one, where a server does not know SET with NX and GET together (Redis
-# 6.2): our own token is here if an earlier answer was lost.
+# For several keys: answers whose token is in the way, and under which of them. And for one, where a
+# server does not know SET with NX and GET together (Redis 6.2): our own token is here if an earlier
+# answer was lost.
 ACQUIRE = b"""\
-for _, key in ipairs(KEYS) do
+for i, key in ipairs(KEYS) do
   local held = redis.call('GET', key)
-  if held and held ~= ARGV[1] then return held end
+  if held and held ~= ARGV[1] then return {held, i - 1} end
 end
 for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'PX', ARGV[2]) end
 return false"""
@@ -238,6 +239,9 @@ def decode(round_: Round, reply: Any) -> Any:
     try:
         if verb is Verb.ACQUIRE:
             proposal = round_.claims[0].proposal
+            if isinstance(reply, list):
+                token, place = reply
+                return Held(_text(token), round_.claims[0].resources[place])
             if proposal is None:
                 return None if reply is None else _text(reply)
             if isinstance(reply, int) and not proposal <= reply <= FENCE_LIMIT:
@@ -255,7 +259,7 @@ def decode(round_: Round, reply: Any) -> Any:
                 return answers if len(answers) > 1 else answers[0]
         elif isinstance(reply, int):
             return reply > 0
-    except (TypeError, ValueError, AttributeError, StopIteration):
+    except (TypeError, ValueError, AttributeError, IndexError, StopIteration):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
 

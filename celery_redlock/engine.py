@@ -168,12 +168,23 @@ class Engine:
             if wait <= 0:
                 raise
         with self._wakeup.waiting(*names) as waiter:
+            in_the_way = names
 
             def again() -> Claim:
+                nonlocal in_the_way
                 waiter.forget()
-                return once()
+                try:
+                    return once()
+                except ResourceHeld as error:
+                    # That the others of several are freed is no reason to try.
+                    in_the_way = error.in_the_way or names
+                    waiter.heed(in_the_way)
+                    raise
 
-            return waiter.retry(again, wait, lambda: refusal.free_in(self._peek(names, limit)))
+            def free_in() -> float:
+                return refusal.free_in(self._peek(in_the_way, limit))
+
+            return waiter.retry(again, wait, free_in)
 
     def _attempt_slots(
         self,

@@ -87,6 +87,7 @@ class ResourceHeld(NotAcquired):
 
     Attributes:
         holder: Who holds it, as far as the nodes told; None if they did not agree on one.
+        in_the_way: If several resources were asked for: those that were found held.
     """
 
     def __init__(
@@ -96,9 +97,11 @@ class ResourceHeld(NotAcquired):
         resource: str | None = None,
         votes: Sequence[NodeVote] = (),
         holder: Holder | None = None,
+        in_the_way: Sequence[str] = (),
     ) -> None:
         super().__init__(message, resource=resource, votes=votes)
         self.holder = holder
+        self.in_the_way = tuple(in_the_way)
 
     @property
     def for_ever(self) -> bool:

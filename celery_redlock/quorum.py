@@ -20,6 +20,7 @@ from .lease import Claim, quorum_of
 
 __all__ = [
     "EXTENDING",
+    "Held",
     "NodeVote",
     "Round",
     "Steps",
@@ -66,6 +67,22 @@ class Vote(enum.Enum):
     YES = "yes"
     NO = "no"
     SILENT = "silent"
+
+
+class Held(str):
+    """Another's token, where a claim has several names: and the first under which it was found.
+
+    Attributes:
+        name: That name.
+    """
+
+    name: str
+
+    def __new__(cls, token: str, name: str) -> Held:
+        """The token, with a name."""
+        held = super().__new__(cls, token)
+        held.name = name
+        return held
 
 
 NOT_WAITED_FOR = "not waited for"

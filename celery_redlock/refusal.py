@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER, Claim, Holder, Owner, token_digest
-from .quorum import NOT_WAITED_FOR, NodeVote, Round, Verb, Vote
+from .quorum import NOT_WAITED_FOR, Held, NodeVote, Round, Verb, Vote
 
 __all__ = [
     "all_held",
@@ -47,12 +47,16 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
     refusing = [
         detail for vote, detail in zip(ballot.votes, ballot.details, strict=True) if vote is Vote.NO
     ]
-    who = holder(resource, refusing, ballot.quorum)
+    names = [detail.name for detail in refusing if isinstance(detail, Held)]
+    several = len(ballot.claims[0].resources) > 1 and bool(names)
+    name = Counter(names).most_common(1)[0][0] if several else resource
+    who = holder(name, refusing, ballot.quorum)
     return ResourceHeld(
-        f"{resource} is held by {who}",
+        f"{resource}: {name} is held by {who}" if several else f"{resource} is held by {who}",
         resource=resource,
         votes=_votes(ballot, nodes),
         holder=who,
+        in_the_way=sorted(set(names)),
     )
 
 

@@ -15,7 +15,7 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
@@ -51,17 +51,24 @@ class Waiter:
         news: Rings when a quorum of nodes announced a release since `forget()`.
     """
 
-    def __init__(self, quorum: int) -> None:
+    def __init__(self, quorum: int, channels: Mapping[str, bytes]) -> None:
         self.news = Bell()
+        self._channels = channels
+        self._heeded: set[bytes] | None = None
         self.closed = False
         self._quorum = quorum
         self._heard: set[int] = set()
         self._listening: set[int] = set()
 
     def forget(self) -> None:
-        """Count news from now on: call it right before a try."""
+        """Count news from now on, of whichever resource: call it right before a try."""
+        self._heeded = None
         self._heard.clear()
         self.news.forget()
+
+    def heed(self, resources: Iterable[str]) -> None:
+        """Count from now on only news of some of the resources, until the next try."""
+        self._heeded = {self._channels[resource] for resource in resources}
 
     def retry(self, attempt: Callable[[], T], wait: float, free_in: Callable[[], float]) -> T:
         """Make attempts until one succeeds.
@@ -114,8 +121,11 @@ class Waiter:
         """Whether a quorum of nodes will tell us of a release; else poll."""
         return len(self._listening) >= self._quorum
 
-    def _hear(self, node: int) -> None:
+    def _hear(self, node: int, channel: bytes) -> None:
         self._listening.add(node)
+        heeded = self._heeded
+        if heeded is not None and channel not in heeded:
+            return
         self._heard.add(node)
         if len(self._heard) >= self._quorum:
             self.news.ring()
@@ -138,8 +148,9 @@ class Wakeup:
     @contextmanager
     def waiting(self, *resources: str) -> Iterator[Waiter]:
         """A waiter for news of any of `resources`, as long as the block runs."""
-        channels = [(self._prefix + r).encode("utf-8", "surrogatepass") for r in resources]
-        waiter = Waiter(self._quorum)
+        names = {r: (self._prefix + r).encode("utf-8", "surrogatepass") for r in resources}
+        waiter = Waiter(self._quorum, names)
+        channels = list(names.values())
         with self._lock:
             if not self._started:
                 self._started = True
@@ -180,7 +191,7 @@ class Wakeup:
     def _hear(self, node: int, channel: bytes) -> None:
         with self._lock:
             for waiter in self._waiters.get(channel, ()):
-                waiter._hear(node)
+                waiter._hear(node, channel)
 
     def _deaf(self, ear: _Ear) -> None:
         with self._lock:

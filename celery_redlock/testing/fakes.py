@@ -85,9 +85,9 @@ class FakeNode:
 
     def _acquire(self, claim: Claim, now: float) -> str | int | None:
         tokens = [self.token(name, now) for name in claim.resources]
-        held = next((token for token in tokens if token not in (None, claim.token)), None)
-        if held is not None:
-            return held
+        for name, token in zip(claim.resources, tokens, strict=True):
+            if token not in (None, claim.token):
+                return quorum.Held(str(token), name)
         if claim.proposal is not None:
             return self._acquire_fenced(claim, tokens[0], now)
         if len(tokens) == 1 and tokens[0] is not None:

@@ -1,0 +1,147 @@
+"""Several resources in one lock, and limits, over real nodes and processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from celery_redlock import Redlock, ResourceHeld
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+ROOT = Path(__file__).parents[2]
+BOTH = ["account-1", "account-2"]
+
+
+@pytest.fixture
+def urls(servers: list[LocalServer]) -> list[str]:
+    return [server.url for server in servers]
+
+
+@pytest.fixture
+def make(urls: list[str]) -> Iterator[Callable[..., Redlock]]:
+    made: list[Redlock] = []
+
+    def one(**options: object) -> Redlock:
+        made.append(Redlock(urls, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield one
+    for redlock in made:
+        redlock.close()
+
+
+def keys(urls: list[str]) -> set[bytes]:
+    found: set[bytes] = set()
+    for url in urls:
+        with redis.Redis.from_url(url) as client:
+            found |= set(client.keys("redlock:*"))
+    return found
+
+
+def test_a_lock_of_several_is_on_all_nodes_and_off_again(
+    make: Callable[..., Redlock], urls: list[str]
+) -> None:
+    redlock = make()
+    with redlock.lock(BOTH, ttl=1.0) as held:
+        assert keys(urls) == {b"redlock:account-1", b"redlock:account-2"}
+        before = held.lease.deadline
+        wait_until(lambda: held.lease.deadline > before, 3.0, "an extension")
+        with pytest.raises(ResourceHeld, match="account-2 is held by pid"):
+            make().acquire(["account-2", "account-3"])
+    wait_until(lambda: not keys(urls), 1.0, "all keys are gone")
+
+
+@pytest.mark.parametrize("freed", BOTH)
+def test_who_waits_for_several_is_woken_by_the_release_of_any(
+    make: Callable[..., Redlock], urls: list[str], freed: str
+) -> None:
+    holder, waiter = make(), make()
+    theirs = holder.acquire(freed, ttl=60.0)
+    got: list[float] = []
+
+    def wait() -> None:
+        lease = waiter.acquire(BOTH, wait=30.0)
+        got.append(time.monotonic())
+        waiter.release(lease)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    channel = f"redlock:{freed}".encode()
+    with redis.Redis.from_url(urls[0]) as client:
+        wait_until(lambda: dict(client.pubsub_numsub(channel))[channel], 5.0, "somebody listens")
+    released = time.monotonic()
+    holder.release(theirs)
+    thread.join(10.0)
+    assert got and got[0] - released < 5.0  # and not when its ttl is over
+
+
+def clerk(directory: Path, seconds: float, work: float, urls: list[str]) -> subprocess.Popen[str]:
+    command = ["benchmarks.bank", "together", str(directory), str(seconds), str(work), *urls]
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def begin(clerks: list[subprocess.Popen[str]]) -> None:
+    for one in clerks:
+        assert one.stdout and one.stdout.readline() == "ready\n"
+    for one in clerks:
+        assert one.stdin
+        one.stdin.write("go\n")
+        one.stdin.flush()
+
+
+def test_eight_processes_move_money_between_five_accounts(urls: list[str], tmp_path: Path) -> None:
+    accounts = [tmp_path / f"account-{number}" for number in range(5)]
+    for account in accounts:
+        account.write_text("1000")
+    clerks = [clerk(tmp_path, 1.5, 0.001, urls) for _ in range(8)]
+    try:
+        begin(clerks)
+        moves = [int(one.communicate(timeout=60.0)[0]) for one in clerks]
+    finally:
+        for one in clerks:
+            one.kill()
+    assert sum(int(account.read_text()) for account in accounts) == 5000
+    assert len({account.read_text() for account in accounts}) > 1  # it did move
+    assert sum(moves) > 8
+
+
+def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
+    inside, most, entered = 0, 0, 0
+    counting = threading.Lock()
+
+    def three() -> bool:
+        return most == 3
+
+    def work() -> None:
+        nonlocal inside, most, entered
+        redlock = make()
+        for _ in range(5):
+            with redlock.lock("pool", limit=3, wait=30.0) as lease:
+                assert lease.resource == "pool"
+                with counting:
+                    inside, entered = inside + 1, entered + 1
+                    most = max(most, inside)
+                wait_until(three, 30.0, "three are inside")
+                with counting:
+                    inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, entered, inside) == (3, 40, 0)
