@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,9 @@ def test_the_longest_are_begun_first() -> None:
         "tests/faults/test_campaign.py",
     ]
     assert sorted(files, key=lanes.place) == files[::-1]
+
+
+def test_temporary_files_are_made_where_they_go_in_the_end() -> None:
+    """By us, and by all that is started here."""
+    assert os.environ["TMPDIR"] == tempfile.gettempdir()
+    assert Path(tempfile.gettempdir()).name.startswith("redlock-tests-")
