@@ -59,7 +59,11 @@ def test_copy_of_a_running_task(cluster: Cluster, worker: Worker, key: str) -> N
     sent = cluster.send("until_told_retry", key)
     cluster.entered(key)
     cluster.send("until_told_retry", key, task_id=sent.id)
-    worker.said(f"[{sent.id}] waits (held, attempt 2", 20.0)
+    wait_until(
+        lambda: worker.text.count(f"[{sent.id}] received") > 1, 20.0, "the copy has been received"
+    )
+    # What is behind it in the queue has run: it would have, too.
+    assert cluster.result(cluster.send("work", f"{key}-behind"))["token"]
     assert len(cluster.runs(key)) == 1
     contender = cluster.contend(key)
     cluster.tell(key)
