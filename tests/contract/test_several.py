@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import redis
+from celery import Celery
 
-from celery_redlock import Redlock, ResourceHeld
+from celery_redlock import Redlock, ResourceHeld, SingletonTask
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 
@@ -145,3 +146,45 @@ def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
     for thread in threads:
         thread.join()
     assert (most, entered, inside) == (3, 40, 0)
+
+
+def test_a_task_with_several_keys_reserves_all_of_them_or_none(urls: list[str]) -> None:
+    app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = urls
+
+    @app.task(base=SingletonTask, lock_key=["a:<src>", "a:<dst>"], lock_scope="until_executed")
+    def move(src: int, dst: int) -> None: ...
+
+    with app:
+        first = move.apply_async((1, 2))
+        assert keys(urls) == {b"redlock:a:1#reserved", b"redlock:a:2#reserved"}
+        assert move.apply_async((3, 2)).id == first.id
+        assert keys(urls) == {b"redlock:a:1#reserved", b"redlock:a:2#reserved"}
+        assert move.apply_async((4, 3)).id != first.id
+        assert len(keys(urls)) == 4
+        Redlock.from_app(app).close()
+
+
+HOLD = """
+import sys, time
+from celery_redlock import Redlock
+redlock = Redlock(sys.argv[1:], ttl=60.0, restart_guard="off", keeper="process")
+with redlock.lock(["account-2", "account-1"]):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_what_a_killed_process_held_is_all_free_at_once(
+    make: Callable[..., Redlock], urls: list[str]
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, *urls], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as holder:
+        try:
+            assert holder.stdout and holder.stdout.readline() == "held\n"
+            with pytest.raises(ResourceHeld):
+                make().acquire("account-1")
+        finally:
+            holder.kill()
+    make().acquire(["account-1", "account-2"], wait=10.0)  # the ttl is a minute

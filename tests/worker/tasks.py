@@ -210,6 +210,27 @@ def soft(self: Task, key: str, seconds: float, after: float) -> str:
     return "not limited"
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("k:{key}", "k:{other}"),
+          lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
+def move(self: Task, key: str, other: str, seconds: float = 0.02) -> str:
+    """Two keys."""
+    run = uuid.uuid4().hex[:8]
+    note("enter", f"k:{other}", self.request.id, run)
+    occupy(self, key, seconds)
+    note("exit", f"k:{other}", self.request.id, run)
+    return current_lease().resource
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="crowd:{key}", lock_limit=2,
+          lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
+def crowd(self: Task, key: str, seconds: float = 0.2) -> str:
+    """Two at a time."""
+    note("in", key, self.request.id)
+    time.sleep(seconds)
+    note("out", key, self.request.id)
+    return current_lease().resource
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
     """Goes on for `after` seconds when it is told to exit."""
