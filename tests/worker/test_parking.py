@@ -15,7 +15,7 @@ from tests.worker.harness import Cluster, Worker, often, pool
 
 pytestmark = pytest.mark.worker
 
-Sent = list[AsyncResult[Any]]
+Sent = list["AsyncResult[Any]"]
 
 
 @pytest.fixture(scope="module")
@@ -88,11 +88,14 @@ def test_those_of_one_worker_follow_each_other(cluster: Cluster, narrow: Worker,
 def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, key: str) -> None:
     with cluster.redlock.lock(f"k:{key}"):
         kept, revoked = send(cluster, "work", key, 2)
-        (expired,) = send(cluster, "work", key, 1, expires=1.0)
+        (expired,) = send(cluster, "work", key, 1, expires=2.5)
         parked(cluster, [kept, revoked], 2)
+        turn = wait_until(lambda: cluster.redlock.holder(f"k:{key}#turn"), 5.0, "it has the turn")
         revoked.revoke()
         assert cluster.state(revoked) == "REVOKED"
         assert cluster.state(expired) == "REVOKED"
+        kept_up = cluster.redlock.holder(f"k:{key}#turn")
+        assert kept_up is not None and kept_up.digest == turn.digest  # longer than its ttl
     assert cluster.state(kept) == "SUCCESS"
     assert [run.task for run in cluster.runs(key)] == [kept.id]
     cluster.settled()
@@ -130,6 +133,18 @@ def test_none_is_lost_with_its_worker(cluster: Cluster, key: str) -> None:
     with cluster.worker("-c", "2", queue="killed", **conf):
         all_done(cluster, sent, key, 30.0)
         cluster.settled()
+
+
+def test_none_is_lost_with_its_connection(cluster: Cluster, key: str) -> None:
+    """The broker delivers again what was parked; what was parked here is forgotten."""
+    conf = {"broker_transport_options": {"visibility_timeout": 5}}
+    with cluster.worker("-c", "2", queue="cut", **conf) as worker:
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = send(cluster, "work", key, 10, 0.01, queue="cut")
+            parked(cluster, sent, 10)
+            cluster.client.client_kill_filter(_type="normal", skipme=True)
+            worker.said("Connection to broker lost")
+        all_done(cluster, sent, key)
 
 
 def test_none_is_lost_in_a_warm_shutdown(cluster: Cluster, key: str) -> None:

@@ -1,0 +1,82 @@
+"""Which deliveries can be parked, and which messages say that they wait for a lock alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_redlock import waiting
+from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.options import TASK, TaskOptions
+from celery_redlock.waiting import at_work, eta_of, parks, set_at_work, waits
+
+OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()})
+
+
+@pytest.fixture
+def parking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_at_work", [True])
+
+
+def request(**attributes: Any) -> Any:
+    return SimpleNamespace(**attributes)
+
+
+def test_what_waits_for_one_lock_is_parked(parking: None) -> None:
+    mine = request()
+    assert parks(mine, OPTIONS, ["one"])
+    assert at_work(mine)
+
+
+@pytest.mark.parametrize(
+    ("options", "resources"),
+    [
+        (OPTIONS, ["one", "two"]),
+        (OPTIONS, []),
+        (replace(OPTIONS, on_conflict="skip"), ["one"]),
+        (replace(OPTIONS, on_conflict=print), ["one"]),
+        (replace(OPTIONS, limit=2), ["one"]),
+        (replace(OPTIONS, scope="until_executing"), ["one"]),
+    ],
+)
+def test_all_else_is_not(parking: None, options: TaskOptions, resources: list[str]) -> None:
+    forged = request(redlock_parks=True)  # a message's headers become attributes
+    assert not parks(forged, options, resources)
+    assert not at_work(forged)
+
+
+def test_nor_where_no_worker_has_begun_to() -> None:
+    mine = request()
+    assert not parks(mine, OPTIONS, ["one"])
+    assert not at_work(mine)
+    assert not at_work(request())
+
+
+def test_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "_at_work", [False])
+    set_at_work(True)
+    assert parks(request(), OPTIONS, ["one"])
+    set_at_work(False)
+    assert not parks(request(), OPTIONS, ["one"])
+
+
+def test_a_message_that_waits_says_so_by_its_eta() -> None:
+    attempts: dict[str, Any] = {"since": 1.0}
+    eta = eta_of(5.0, attempts)
+    assert waits({"eta": eta.isoformat(), ATTEMPTS: attempts})
+
+
+@pytest.mark.parametrize("eta", [None, "", "2030-01-01T00:00:00+00:00", 17])
+def test_an_eta_of_the_user_s_own_is_kept(eta: Any) -> None:
+    """Of `retry(countdown=...)` after a body that ran without its lock, say."""
+    attempts: dict[str, Any] = {"since": 1.0}
+    eta_of(5.0, attempts)
+    assert not waits({"eta": eta, ATTEMPTS: attempts})
+
+
+@pytest.mark.parametrize("headers", [None, {}, {"eta": "x"}, {ATTEMPTS: 3}, {ATTEMPTS: {}}, "x"])
+def test_foreign_headers_say_nothing(headers: Any) -> None:
+    assert not waits(headers)
