@@ -165,7 +165,7 @@ _SHARED = (
         "How long a task waits in its process for a lock before the conflict policy applies;"
         " seconds. It occupies a pool slot meanwhile. Where the task itself says nothing, one that"
         " skips, raises or rejects on a conflict does not wait, and one that waits or replaces does"
-        " for its ttl.",
+        " for its ttl; one whose deliveries are parked does not.",
     ),
     Option(
         "retry_backoff",

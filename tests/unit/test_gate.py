@@ -78,6 +78,12 @@ def test_none_goes_without_the_turn(some: Requests) -> None:
     assert some.free() == ["second"]
 
 
+def test_none_follows_when_the_turn_is_lost(row: Requests) -> None:
+    row.gate.lose_turn("r", 0.1)
+    assert row.landed("first", 0.1) == []
+    assert not row.gate.view("r", 0.1).stand_back
+
+
 def test_two_never_go_together(row: Requests) -> None:
     """The end of one is heard twice: from the pool, and from the nodes."""
     assert row.landed("first", 0.1) == ["a"]

@@ -172,7 +172,9 @@ def test_none_is_lost_in_a_warm_shutdown(cluster: Cluster, key: str) -> None:
     "name", [pool("threads"), pool("solo"), often("gevent"), often("eventlet")]
 )
 def test_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
-    with cluster.states() as states, cluster.worker("-P", name, "-c", "4", queue=name):
+    """With settings that would have them wait in their slots, and for an hour before they retry."""
+    conf = {"redlock_wait": 30.0, "redlock_retry_backoff": 3600, "redlock_retry_backoff_max": 3600}
+    with cluster.states() as states, cluster.worker("-P", name, "-c", "4", queue=name, **conf):
         with cluster.redlock.lock(f"k:{key}"):
             sent = send(cluster, "work", key, 10, 0.01, queue=name)
             wait_until(lambda: retries(states, sent), 10.0, "the first has met the lock")
