@@ -126,10 +126,9 @@ class Gate:
         with self._lock:
             row = self._rows.get(resource)
             if row is None:
-                if not waits and len(self._rows) < MANY:
-                    self._rows[resource] = _Row({id(request): request})
-                    return True
-                if len(self._rows) >= MANY:
+                if not waits:
+                    if len(self._rows) < MANY:
+                        self._rows[resource] = _Row({id(request): request})
                     return True
                 row = self._rows[resource] = _Row()
             if not (waits or row.flying or row.parked or row.hot > now):

@@ -129,13 +129,13 @@ class Parking:
             resources = resources_of(task, request.args, request.kwargs)
         except Exception:
             return True  # the body's process says what is wrong
-        if len(resources) != 1 or self._may_be_a_duplicate(request):
+        attempts = request.request_dict.get(ATTEMPTS)
+        attempts = attempts if isinstance(attempts, Mapping) else {}
+        again = "waits" in attempts  # it has no ETA any more: let go at once, it would come at once
+        if len(resources) != 1 or (not again and self._may_be_a_duplicate(request)):
             return True
         (resource,) = resources
         now = monotonic()
-        attempts = request.request_dict.get(ATTEMPTS)
-        attempts = attempts if isinstance(attempts, Mapping) else {}
-        again = "waits" in attempts
         since = attempts.get("since")
         since = since if isinstance(since, float) else time.time()
         self._watch(request, resource)

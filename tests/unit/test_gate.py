@@ -225,4 +225,5 @@ def test_there_are_so_many_resources_at_most(
     assert some.arrive("b", resource="2")
     assert some.arrive("c", resource="3")
     assert some.arrive("d", resource="3")
+    assert not some.arrive("again", resource="4", waits=True)  # let go, it would be back at once
     assert not some.arrive("e", resource="2")
