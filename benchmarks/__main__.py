@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import celery_rate, faults, hot, imports, latency, leases, several
+from benchmarks import celery_rate, faults, hot, imports, latency, leases, several, waiting
 from celery_redlock.server import start_servers
 
 RESULTS = Path(__file__).parent / "results.json"
-SECTIONS = ("latency", "faults", "leases", "several", "celery", "hot", "import")
+SECTIONS = ("latency", "waiting", "faults", "leases", "several", "celery", "hot", "import")
 
 
 def main() -> None:
@@ -43,6 +43,9 @@ def main() -> None:
         if "latency" in chosen:
             figures = latency.measure(urls, rounds=10 if quick else 60)
             report("latency", figures, latency.show(figures))
+        if "waiting" in chosen:
+            figures = waiting.measure(urls, *((5, 1, 2.0, False) if quick else (40, 5, 10.0)))
+            report("waiting", figures, waiting.show(figures))
         if "faults" in chosen:
             figures = faults.measure(nodes, *((1, 200, 0.3) if quick else (7, 500, 1.0)))
             report("faults", figures, faults.show(figures))

@@ -85,6 +85,8 @@ class BareLock:
         self.quorum = self.size // 2 + 1
         self.node_timeout = node_timeout
         self.ttl = b"%d" % round(ttl * 1000)
+        self.refused = False
+        self._yes = 0
         self._release_sha = hashlib.sha1(RELEASE).hexdigest().encode()
         self._extend_sha = hashlib.sha1(EXTEND).hexdigest().encode()
         self._poll = select.poll()
@@ -97,7 +99,10 @@ class BareLock:
         self.nodes.clear()
 
     def acquire(self, resource: bytes) -> bytes | None:
-        """Return the token of a lock on `resource`, or None without one."""
+        """Return the token of a lock on `resource`, or None without one.
+
+        Then `refused` says whether all that answered refused it: one other holds it.
+        """
         token = os.urandom(16)
         request = b"*7\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$16\r\n%s\r\n" % (
             len(resource),
@@ -108,6 +113,7 @@ class BareLock:
         refused: list[Node] = []
         if self._round(request, YES_SET, refused):
             return token
+        self.refused = not self._yes
         undo = self._release_request(resource, token)
         self._send(undo, [node for node in self.nodes.values() if node not in refused])
         return None
@@ -152,7 +158,7 @@ class BareLock:
         """Ask every node; return True at a quorum of `wanted`, False once there can be none."""
         nodes, quorum = self.nodes, self.quorum
         self._send(request, list(nodes.values()))
-        yes = 0
+        self._yes = yes = 0
         deadline = monotonic() + self.node_timeout
         while len(nodes) - len(refused) >= quorum:
             ready = self._poll.poll(max(0.0, deadline - monotonic()) * 1000)
@@ -171,6 +177,7 @@ class BareLock:
                     yes += 1
                 elif vote is not None:
                     refused.append(node)
+            self._yes = yes
             # Only after the whole batch: what has arrived is cheaper to read now than later.
             if yes >= quorum:
                 return True

@@ -65,7 +65,7 @@ class Contestant:
                 env=environment,
             )
         try:
-            self._answer(20.0)
+            self.answer(60.0)
         except Gone as gone:
             raise Unavailable(str(gone)) from None
 
@@ -75,15 +75,24 @@ class Contestant:
         Raises:
             Gone: there is no answer, and will be none: the process is ended.
         """
+        self.tell(command)
+        return self.answer(timeout)
+
+    def tell(self, command: str) -> None:
+        """Send one command; its answer must be asked for before the next."""
         assert self._process.stdin
         try:
             self._process.stdin.write(f"{command}\n".encode())
             self._process.stdin.flush()
         except OSError as error:
             raise Gone(f"{self.entry.name}: {error}") from None
-        return self._answer(timeout)
 
-    def _answer(self, timeout: float) -> dict[str, Any]:
+    def answer(self, timeout: float = 60.0) -> dict[str, Any]:
+        """The answer to what was told.
+
+        Raises:
+            Gone: there is none, and will be none: the process is ended.
+        """
         assert self._process.stdout
         line = b""
         if select.select([self._process.stdout], [], [], timeout)[0]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from child import Pair, serve
 
 from benchmarks.bare import BareLock
+from benchmarks.bare_waiter import BareWaiter
 
 
 def connect(urls: list[str]) -> Pair:
@@ -13,4 +14,12 @@ def connect(urls: list[str]) -> Pair:
     )
 
 
-serve("bare", connect)
+def waiting(urls: list[str]) -> Pair:
+    waiter = BareWaiter(urls)
+    return (
+        lambda resource: waiter.acquire(resource.encode(), 30.0),
+        lambda resource, token: waiter.lock.release(resource.encode(), token),
+    )
+
+
+serve("bare", connect, waiting)

@@ -8,6 +8,14 @@ standard input and answers with a JSON object a line:
     acquire N BUDGET  N times acquire, release untimed -> the same; stops after BUDGET seconds
     reset             forget the client, make a new one -> {}
 
+and, where an adapter can wait for a lock that is held, with times on one clock of the machine:
+
+    take KEY          acquire                            -> {}
+    free              release what was taken             -> {"at": when it began to}
+    wait KEY          acquire and release                -> {"at": when it was acquired}
+    rush KEY AT FOR N from AT on, for FOR seconds or N times: acquire, sleep 1 ms, release
+                                                         -> {"at": [...], "end": ..., ...}
+
 Closing standard input ends it. A call that takes longer than `LIMIT` is broken off and counts as
 failed, because some clients never return from a hung server.
 """
@@ -18,10 +26,12 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 LIMIT = 2.0  # seconds a call may take
+WAITING = ("take", "free", "wait", "rush")
+SECTION = 0.001  # seconds that a lock is held in a rush
 
 Pair = tuple[Callable[[str], Any], Callable[[str, Any], object]]
 
@@ -55,25 +65,63 @@ def _measure(pair: Pair, resource: str, with_release: bool) -> tuple[float, bool
     return end - start, bool(lease)
 
 
-def serve(name: str, connect: Callable[[list[str]], Pair]) -> None:
+def _rush(pair: Pair, key: str, start: float, seconds: float, most: int) -> dict[str, Any]:
+    acquire, release = pair
+    sleep(max(0.0, start - monotonic()))
+    at: list[float] = []
+    end = start
+    while len(at) < most and monotonic() < start + seconds:
+        lease = acquire(key)
+        if lease:
+            at.append(monotonic())
+            sleep(SECTION)
+            release(key, lease)
+            end = monotonic()
+    return {"at": at, "end": end}
+
+
+def serve(
+    name: str,
+    connect: Callable[[list[str]], Pair],
+    waiting: Callable[[list[str]], Pair] | None = None,
+    counted: Callable[[], dict[str, int]] = dict,
+) -> None:
     """Obey commands until standard input ends.
 
     Args:
         name: makes the resources of this contestant its own.
         connect: makes a client of the URLs; returns its acquire(resource), which returns a lease
             or something false, and its release(resource, lease).
+        waiting: the same, with an acquire that waits for half a minute.
+        counted: what else a rush is to tell.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     signal.signal(signal.SIGALRM, _broken_off)
     urls = sys.argv[1:]
     pair = connect(urls)
+    waiter: Pair | None = None  # made when it is first asked for: it may cost the others something
+    kept: list[Any] = []
     count = 0
     print("{}", flush=True)  # ready
     for line in sys.stdin:
         command, *arguments = line.split()
         answer: dict[str, Any] = {}
+        if waiter is None and command in WAITING:
+            waiter = (waiting or connect)(urls)
         if command == "reset":
             pair = connect(urls)
+        elif command == "take":
+            kept = [arguments[0], waiter[0](arguments[0])]
+        elif command == "free":
+            answer = {"at": monotonic()}
+            waiter[1](*kept)
+        elif command == "wait":
+            lease = waiter[0](arguments[0])
+            answer = {"at": monotonic()}
+            waiter[1](arguments[0], lease)
+        elif command == "rush":
+            key, start, seconds, most = arguments
+            answer = _rush(waiter, key, float(start), float(seconds), int(most)) | counted()
         else:
             budget = float(arguments[1]) if command == "acquire" else float("inf")
             answer = {"seconds": [], "failed": 0}

@@ -1,8 +1,25 @@
 from __future__ import annotations
 
+from typing import Any
+
 from child import Pair, serve
 
 from celery_redlock import Redlock
+from celery_redlock.errors import NotAcquired
+from celery_redlock.events import Listener, subscribe
+
+counts = {"attempts": 0, "split": 0}
+
+
+class Counter(Listener):
+    """Counts the attempts, and those that failed though nobody else had a quorum."""
+
+    def acquired(self, lease: object) -> None:
+        counts["attempts"] += 1
+
+    def held(self, resource: str, holder: Any) -> None:
+        counts["attempts"] += 1
+        counts["split"] += holder is None or holder.nodes < holder.quorum
 
 
 def connect(urls: list[str]) -> Pair:
@@ -10,4 +27,26 @@ def connect(urls: list[str]) -> Pair:
     return redlock.acquire, lambda resource, lease: redlock.release(lease)
 
 
-serve("ours", connect)
+def waiting(urls: list[str]) -> Pair:
+    redlock = Redlock(urls, ttl=10, restart_guard="off")
+
+    def acquire(resource: str) -> Any:
+        lock = redlock.lock(resource, wait=30)
+        try:
+            lock.acquire()
+        except NotAcquired:
+            return None
+        return lock
+
+    redlock.connect()
+    subscribe(Counter())
+    return acquire, lambda resource, lock: lock.release()
+
+
+def counted() -> dict[str, int]:
+    told = dict(counts)
+    counts.update(attempts=0, split=0)
+    return told
+
+
+serve("ours", connect, waiting, counted)

@@ -18,4 +18,14 @@ def connect(urls: list[str]) -> Pair:
     return acquire, lambda resource, lock: lock.release()
 
 
-serve("pottery", connect)
+def waiting(urls: list[str]) -> Pair:
+    masters = {Redis.from_url(url) for url in urls}
+
+    def acquire(resource: str) -> Any:
+        lock = Redlock(key=resource, masters=masters, auto_release_time=10)
+        return lock if lock.acquire(timeout=30) else None
+
+    return acquire, lambda resource, lock: lock.release()
+
+
+serve("pottery", connect, waiting)

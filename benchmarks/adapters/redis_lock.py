@@ -18,4 +18,14 @@ def connect(urls: list[str]) -> Pair:
     return acquire, lambda resource, lock: lock.release()
 
 
-serve("redis_lock", connect)
+def waiting(urls: list[str]) -> Pair:
+    client = Redis.from_url(urls[0])
+
+    def acquire(resource: str) -> Any:
+        lock = client.lock(resource, timeout=10)
+        return lock if lock.acquire(blocking_timeout=30) else None
+
+    return acquire, lambda resource, lock: lock.release()
+
+
+serve("redis_lock", connect, waiting)

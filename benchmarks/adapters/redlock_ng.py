@@ -12,4 +12,12 @@ def connect(urls: list[str]) -> Pair:
     )
 
 
-serve("redlock_ng", connect)
+def waiting(urls: list[str]) -> Pair:
+    redlock = Redlock(urls)
+    return (
+        lambda resource: redlock.acquire(resource, 10_000, blocking=True),
+        lambda resource, lock: redlock.release(lock),
+    )
+
+
+serve("redlock_ng", connect, waiting)

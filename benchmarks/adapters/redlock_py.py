@@ -12,4 +12,12 @@ def connect(urls: list[str]) -> Pair:
     )
 
 
-serve("redlock_py", connect)
+def waiting(urls: list[str]) -> Pair:
+    redlock = Redlock(urls, retry_count=150)  # of 0.2 s each
+    return (
+        lambda resource: redlock.lock(resource, 10_000),
+        lambda resource, lock: redlock.unlock(lock),
+    )
+
+
+serve("redlock_py", connect, waiting)
