@@ -13,7 +13,7 @@ from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.options import TASK, TaskOptions
 from celery_redlock.waiting import at_work, eta_of, parks, set_at_work, waits
 
-OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()})
+OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
 
 
 @pytest.fixture
