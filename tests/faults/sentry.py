@@ -109,12 +109,18 @@ class Sentry:
                         self.dead.add(process)
 
 
+STAYING = ("#fence", "#done")
+
+
 def leftovers(nodes: list[LocalServer]) -> list[str]:
-    """All lock keys that are on any node now, as "node: key". Fencing tokens stay for days."""
+    """All lock keys that are on any node now, as "node: key".
+
+    Fencing tokens stay for days, and marks of what is done for as long as it may come again.
+    """
     found = []
     for number, node in enumerate(nodes):
         client = redis.Redis(port=node.port, socket_timeout=5.0)
         keys = [key.decode() for key in client.scan_iter(f"{PREFIX}*", count=1000)]
-        found += [f"node {number}: {key}" for key in keys if not key.endswith("#fence")]
+        found += [f"node {number}: {key}" for key in keys if not key.endswith(STAYING)]
         client.close()
     return found
