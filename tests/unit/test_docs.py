@@ -60,7 +60,7 @@ WITH_CODE = [page for page in PAGES if blocks(page)]
 
 
 def test_there_is_code_to_check() -> None:
-    pages = ("beat", "fencing", "keys", "migrating", "settings")
+    pages = ("beat", "fencing", "keys", "migrating", "settings", "uniqueness")
     assert set(WITH_CODE) == {"README.md", *(f"docs/{page}.md" for page in pages)}
 
 
