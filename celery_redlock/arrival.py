@@ -230,10 +230,7 @@ class Arrival:
                 other = self._other(token)
                 if other is not None:
                     return self._duplicate(other)
-        note = self._note
-        self._note = Reservation(
-            note.resources, note.scope, note.on_duplicate, note.ttl, begun=True
-        )
+        self._note = replace(self._note, token="", begun=True)
         self._head()
         return body()
 
@@ -298,7 +295,8 @@ class Arrival:
             held: The lock.
             again: Whether the message will be delivered again: it must find its lock free.
         """
-        claim, now = held._claim, monotonic()
+        claim = None if isinstance(held, Unlocked) else held._claim
+        now = monotonic()
         if self._options.hold_for and not again and claim is not None and claim.held(now):
             left = (claim.granted_at or now) + self._options.hold_for - now
             if left > 0:
@@ -309,7 +307,7 @@ class Arrival:
     def end(self, state: str | None, retval: Any) -> None:
         """This delivery is over."""
         note = self._note
-        if not note.token:
+        if not note.token and self._claim is None:
             return
         claim = self._claim or claim_for(self._redlock, *self._named)
         stays = self.passed_on or note.scope == "until_expired"

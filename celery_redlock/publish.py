@@ -16,6 +16,7 @@ import numbers
 import random
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -58,6 +59,8 @@ PAUSE = 0.02
 """Seconds between two tries then, at most."""
 REPLACING = 3
 """How often to take the place of another, where others do so as well."""
+_BY_PLACE = ("producer", "link", "link_error", "shadow")
+"""What `apply_async` may also be given by position, after the task's id."""
 FROZEN = (
     *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
     "replaced_task_nesting",
@@ -92,11 +95,14 @@ def wrap(task_class: Any = Task) -> None:
         app = self.app
         conf = app.conf
         wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
-        reserves = wish.scope in RESERVING
-        if not reserves and given is None:
+        if given is None and HEADER in (options.get("headers") or ()):
+            given = _given_before(options["headers"][HEADER], task_id)
+            wish = replace(wish, **given) if given else wish
+        if wish.scope not in RESERVING and not given:
             return original(self, args, kwargs, task_id, *rest, **options)
+        options.update(zip(_BY_PLACE, rest, strict=False))
         if conf.task_always_eager or not conf.get("redlock_enabled", True):
-            return original(self, args, kwargs, task_id, *rest, **options)
+            return original(self, args, kwargs, task_id, **options)
 
         def send(task_id: Any, note: Reservation | None, expires: float | None) -> Any:
             if note is not None:
@@ -104,7 +110,7 @@ def wrap(task_class: Any = Task) -> None:
                 options["headers"] = {**(headers or {}), HEADER: note.header()}
             if expires is not None:
                 options["expires"] = expires
-            return original(self, args, kwargs, task_id, *rest, **options)
+            return original(self, args, kwargs, task_id, **options)
 
         return _Publication(self, app, lock, wish, args, kwargs, task_id, options, send).publish()
 
@@ -215,9 +221,7 @@ class _Publication:
         headers = self._options.get("headers")
         given = headers.get(HEADER) if isinstance(headers, Mapping) else None
         note = Reservation.of(given, self._task_id)
-        current = _celery_state._task_stack.top
-        request = current.request_stack.top if current is not None else None
-        arrival = arrival_of(request)
+        arrival = arrival_of(_request())
         if arrival is not None and arrival.task_id != self._task_id:
             arrival = None
         if arrival is not None and (note is None or not note.token):
@@ -267,9 +271,12 @@ class _Publication:
         if len(other.task_id) > LONG:
             return False
         for name in names:
-            for running in redlock.holders(name, limit=self._wish.limit):
-                if running.owner and running.owner.task_id == other.task_id:
-                    return False
+            try:
+                running = redlock.holders(name, limit=self._wish.limit)
+            except QuorumUnavailable:
+                return False  # nobody knows
+            if any(one.owner and one.owner.task_id == other.task_id for one in running):
+                return False
         token = holding(redlock, claim)
         owner = Owner.of(token) if token else None
         if token and owner is not None and owner.task_id == other.task_id:
@@ -335,6 +342,21 @@ class _Publication:
     @property
     def _called(self) -> str:
         return printable(self._task.name)
+
+
+def _given_before(header: Any, task_id: Any) -> dict[str, Any]:
+    """What was chosen for a message that is sent again; nothing if it is another's header."""
+    note = Reservation.of(header, task_id)
+    request = _request()
+    if note is None or not (note.token or (request is not None and request.id == task_id)):
+        return {}
+    return {"scope": note.scope, "on_duplicate": note.on_duplicate}
+
+
+def _request() -> Any:
+    """That of the task which is at work here, if one is."""
+    task = _celery_state._task_stack.top
+    return task.request_stack.top if task is not None else None
 
 
 def _names_a_task(holder: Holder | None) -> bool:

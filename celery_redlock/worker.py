@@ -39,10 +39,16 @@ _warnings: list[str] = []
 
 def succeeded(sender: Any = None, **_signal: Any) -> None:
     """The body's process: this delivery has come to its end, and not only to an end."""
-    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    request = _request_of(sender)
     held = lease_of(request)
     if held is not None:
         held._done()
+
+
+def _request_of(task: Any) -> Any:
+    """What a task is at work on in this thread; None for nothing."""
+    stack = getattr(task, "request_stack", None)
+    return stack.top if stack else None
 
 
 def release(
@@ -53,7 +59,7 @@ def release(
     **_signal: Any,
 ) -> None:
     """The body's process: this delivery is over."""
-    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    request = _request_of(sender)
     held = lease_of(request)
     arrival = arrival_of(request)
     if held is None or arrival is None:
@@ -66,7 +72,7 @@ def release(
 
 def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
     """The body's process: this delivery is over, and what it was reserved for."""
-    request = getattr(sender, "request_stack", None) and sender.request_stack.top
+    request = _request_of(sender)
     arrival = arrival_of(request)
     if arrival is not None:
         arrival.end(state, retval)
@@ -79,7 +85,7 @@ def end(sender: Any = None, state: str | None = None, retval: Any = None, **_sig
 def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
     """The main process: a message was revoked or has expired; or, unseen, its body has died."""
     if request is None:
-        request = getattr(sender, "request_stack", None) and sender.request_stack.top
+        request = _request_of(sender)
     note = note_of(request)
     if note is not None and arrival_of(request) is None:
         _free(sender.app, note)

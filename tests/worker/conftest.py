@@ -30,6 +30,7 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
     """A prefork worker with three children."""
     with cluster.worker("-c", "3") as worker:
         yield worker
+        assert "Signal handler" not in worker.text, "one of ours has raised; Celery only logs that"
 
 
 @pytest.fixture(scope="module")

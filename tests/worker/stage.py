@@ -100,6 +100,10 @@ class Monitor:
         """How often a lock on a resource was asked for."""
         return sum(words[0].upper() == "SET" for _source, words in self._about(resource))
 
+    def deleted(self, resource: str) -> int:
+        """How often its key was deleted by whose it was."""
+        return sum(words[0].upper() == "DEL" for _source, words in self._about(resource))
+
     def extended_by(self, resource: str, task: str) -> set[int]:
         """The processes that asked for an extension of a task's locks."""
         return {

@@ -211,6 +211,24 @@ def test_another_scope_for_one_call(
     cluster.result(second)
 
 
+def test_a_retry_has_the_scope_of_its_call(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    plain, reserving = reservations.while_executing, {"scope": "until_executed"}
+    first = plain.apply_async((key, 0.05, "retry"), lock=reserving)
+    for turn in range(1, 4):
+        cluster.entered(key, turn)
+        wait_until(lambda: cluster.runs(key)[-1].ended, 3.0, "the body has ended")
+        reservations.kept(key, first)
+    cluster.result(first)
+    reservations.freed(key)
+    task = reservations.until_executed
+    second = task.apply_async((f"{key}-2", 0.05, "retry"), lock={"scope": "while_executing"})
+    cluster.entered(f"{key}-2", 3)
+    assert not reservations.tokens(f"{key}-2")
+    cluster.result(second)
+
+
 def test_a_lock_is_kept_for_its_minimum(cluster: Cluster, worker: Worker, key: str) -> None:
     """`hold_for`: counted from when it was taken; not after a retry."""
     begin = time.monotonic()

@@ -16,6 +16,7 @@ from celery_redlock import SingletonTask
 from tests.support import lock_url
 from tests.worker.harness import TASKS, Cluster, Worker, died, often
 from tests.worker.reserving import Reservations
+from tests.worker.stage import Monitor
 
 LONG = {"reserve_ttl": 600.0}
 """For a reservation that must not end by itself."""
@@ -101,6 +102,7 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
         reservations.kept(f"{key}-{end}", sent)
         os.kill(run.pid, signal.SIGKILL)
     reservations.freed(f"{key}-early", 2.0)
+    worker.said(f"freed k:{key}-early#reserved, which process")  # it does not wait for Celery
     cluster.entered(f"{key}-late", 2)
     reservations.kept(f"{key}-late", late)
     assert reservations.until_executed_late.delay(f"{key}-late").id == late.id
@@ -124,7 +126,7 @@ def test_one_that_the_main_process_sends_again_keeps_it(
 
 
 def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, monitor: Monitor, key: str
 ) -> None:
     task = reservations.until_executed_late
     task.delay(f"{key}-dead-letter", 0.05, "reject")
@@ -135,6 +137,7 @@ def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
     reservations.kept(f"{key}-requeued", sent)
     cluster.result(sent)
     reservations.freed(f"{key}-requeued")
+    assert monitor.deleted(f"k:{key}-requeued#reserved") == 1  # not in between
     # Acknowledged early, nothing comes back.
     reservations.until_executed.delay(f"{key}-early", 0.05, "requeue")
     cluster.entered(f"{key}-early")
