@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
     from tests.worker.harness import Cluster
 
 NAME = "tests.worker.tasks"
+
+
+class Lingering(SingletonTask):
+    """Its reservation is freed a while after its successor was published."""
+
+    abstract = True
+
+    def after_return(self, *_args: Any, **_kwargs: Any) -> None:
+        time.sleep(0.3)
 
 
 def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
@@ -47,6 +57,17 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
                 max_retries=3,
                 **options,
             )(run)
+
+    def linger(self: Any, key: str) -> Any:
+        return body(self, key, 0.05, "return")
+
+    tasks["lingering"] = app.task(
+        base=Lingering,
+        bind=True,
+        name=f"{NAME}.lingering",
+        lock_key="k:{key}",
+        lock_scope="until_executed",
+    )(linger)
     return tasks
 
 

@@ -70,7 +70,7 @@ def ends(
     sent = reservations.until_expired.apply_async((f"{key}-stays",), expires=0.1, countdown=0.5,
                                                   lock=LONG, **options)  # fmt: skip
     for name in ("revoked", "expired", "unknown", "unreadable"):
-        reservations.freed(f"{key}-{name}", 5.0)
+        reservations.freed(f"{key}-{name}", 10.0)
     worker.said(f"Discarding revoked task: {TASKS}.until_expired[{sent.id}]")
     reservations.kept(f"{key}-stays", sent)
     assert not any(cluster.runs(f"{key}-{name}") for name in ("revoked", "expired", "stays"))
