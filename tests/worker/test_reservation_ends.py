@@ -13,7 +13,7 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_redlock import SingletonTask
-from tests.support import lock_url
+from tests.support import lock_url, wait_until
 from tests.worker.harness import TASKS, Cluster, Worker, died, often
 from tests.worker.reserving import Reservations
 from tests.worker.stage import Monitor
@@ -62,8 +62,13 @@ def ends(
     def send(name: str, task: Any = task, **more: Any) -> Any:
         return task.apply_async((f"{key}-{name}",), lock=LONG, **options, **more)
 
-    revoked = send("revoked", countdown=1.0)
-    cluster.app.control.revoke(revoked.id)
+    revoked = send("revoked", countdown=1.5)
+
+    def heard() -> bool:  # a worker may be ready before it listens
+        cluster.app.control.revoke(revoked.id)
+        return f"Tasks flagged as revoked: {revoked.id}" in worker.text
+
+    wait_until(heard, 5.0, "the worker knows what is revoked", every=0.05)
     send("expired", countdown=0.5, expires=0.1)
     send("unknown", cluster.app.task(name="no.such", **RESERVED)(nothing))
     send("unreadable", serializer="pickle")
