@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from celery_redlock.address import parse_nodes
 from celery_redlock.commands import DONE
+from celery_redlock.driver import monotonic
 from celery_redlock.lease import Claim
 from celery_redlock.names import slots
+from celery_redlock.node import Node
 from celery_redlock.quorum import Verb
-from tests.contract.test_verbs import Real, Subject, claim, debian, node, valkey  # noqa: F401
+from tests.contract.test_verbs import OFF, PREFIX, Real, Subject, claim, debian, node, valkey  # noqa: F401
 
 MARK = "the-id:0#done"
 
@@ -37,6 +40,30 @@ def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> No
     # A plain release after one that was marked, on a connection that has seen no other.
     node.ask(Verb.ACQUIRE, claim("mine", resource))
     assert node.ask(Verb.RELEASE, claim("mine", resource)) is True
+
+
+def test_a_node_that_was_told_a_marked_release_first_knows_no_plain_one_by_its_digest(
+    valkey: Real,  # noqa: F811
+) -> None:
+    """The text of a release loads it; that of a marked one is another."""
+    valkey.flush()
+    valkey.admin.script_flush()
+    fresh = Real.__new__(Real)
+    fresh.admin, server = valkey.admin, valkey.admin.connection_pool.connection_kwargs
+    url = f"redis://127.0.0.1:{server['port']}/0"
+    fresh.node = Node(0, parse_nodes([url])[0], PREFIX, OFF, [f"{PREFIX}nonce"])
+    fresh.node.opened(*fresh.node.connect(), monotonic())
+    fresh.ask(Verb.ACQUIRE, claim("mine"))
+    with valkey.admin.monitor() as monitor:
+        assert fresh.ask(Verb.RELEASE, marked()) is True
+        assert fresh.ask(Verb.RELEASE, claim("mine")) is False
+        said = []
+        for line in monitor.listen():
+            said.append(line["command"].split(" ")[0].upper())
+            if said.count("PUBLISH") == 2:
+                break
+    assert [words for words in said if words.startswith("EVAL")] == ["EVAL", "EVAL"]
+    fresh.node.close()
 
 
 def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:  # noqa: F811

@@ -69,6 +69,22 @@ def test_a_copy_is_kept_out_whatever_the_policy(
     assert task.backend.get_state("the-id") == states.STARTED
 
 
+def test_a_copy_looks_again_within_a_second_however_often_it_has(
+    first: Lease,
+    declare: Any,
+    sent: list[Any],  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """When its first delivery dies, it is to run soon. But the log is not to be full of it."""
+    caplog.set_level(logging.INFO)
+    task = declare(lock_wait=0)
+    for held in range(64):
+        deliver(task, **{ATTEMPTS: {"copy": True, "held": held}})
+    assert len(sent) == 64
+    assert all(0.1 <= again.options["countdown"] <= 1.0 for again in sent)
+    assert caplog.text.count("waits (held") == 7  # the first, the second, the fourth ...
+
+
 @pytest.mark.parametrize(
     ("owner", "request_"),
     [

@@ -165,6 +165,18 @@ def late(self: Task, key: str, seconds: float, then: str = "return") -> int:
     return runs_of(self.request.id)
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", acks_late=True)
+def long(self: Task, key: str, seconds: float) -> int:
+    occupy(self, key, seconds)
+    return 1
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", acks_late=True, ignore_result=True)
+def long_ignored(self: Task, key: str, seconds: float) -> None:
+    """Only its mark on the nodes tells that it is done."""
+    occupy(self, key, seconds)
+
+
 def _until_told(policy: str) -> Any:
     def body(self: Task, key: str) -> int:
         """The first delivery goes on until it is told to end; another is short."""

@@ -1,0 +1,161 @@
+"""Messages that the broker delivers twice: never two bodies at once, and each ends once.
+
+What gives a message to another worker is `visibility_timeout`. Any consumer of a Redis broker looks
+for messages that are overdue, when it connects and every 100 s; here one looks all the time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from celery import Celery
+
+from celery_redlock.server import start_servers
+from tests.support import wait_until, with_acl_user
+from tests.worker.harness import Cluster, Worker
+
+pytestmark = pytest.mark.worker
+
+SOON = 2.0
+"""Seconds after the death of its first body within which a copy runs."""
+
+
+class Impatience:
+    """Gives back to its queue, again and again, what is not acknowledged in time.
+
+    Args:
+        cluster: Whose broker.
+        visible: What is in time; seconds.
+    """
+
+    def __init__(self, cluster: Cluster, visible: float) -> None:
+        self._app = Celery(broker=cluster.broker.url, set_as_current=False)
+        self._app.conf.broker_transport_options = {"visibility_timeout": visible}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Impatience:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._app.close()
+
+    def _run(self) -> None:
+        with self._app.connection() as connection:
+            qos = connection.default_channel.qos
+            while not self._over.wait(0.2):
+                qos.restore_visible(num=100, interval=1)
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose broker waits for a second."""
+    yield from _cluster(tmp_path_factory.mktemp("redelivery"), 1.0)
+
+
+def _cluster(path: Path, visible: float) -> Iterator[Cluster]:
+    with start_servers(6, config=with_acl_user()) as (*nodes, broker):
+        options = {"visibility_timeout": visible}
+        conf = {"broker_transport_options": options, "worker_prefetch_multiplier": 1}
+        cluster = Cluster(nodes, broker, path, **conf)
+        with Impatience(cluster, visible):
+            yield cluster
+        cluster.close()
+
+
+def each_ends_once(cluster: Cluster, task: str, tasks: int, seconds: float, limit: float) -> None:
+    sent = [cluster.send(task, f"{task}-{number}", seconds) for number in range(tasks)]
+    keys = [f"{task}-{number}" for number in range(tasks)]
+
+    def ended() -> bool:
+        return all(any(run.ended for run in cluster.runs(key)) for key in keys)
+
+    wait_until(ended, limit, "every body has ended")
+    cluster.settled(20.0)  # and no copy is anywhere any more
+    assert [len(cluster.runs(key)) for key in keys] == [1] * tasks
+    if task == "long":
+        assert [cluster.state(one) for one in sent] == ["SUCCESS"] * tasks
+        assert [cluster.result(one) for one in sent] == [1] * tasks
+
+
+@pytest.fixture(scope="module")
+def workers(impatient: Cluster) -> Iterator[tuple[Worker, Worker]]:
+    """Two with two children each; they end when their worker does."""
+    conf = {"redlock_keeper": "process"}
+    with (
+        impatient.worker("-c", "2", **conf) as one,
+        impatient.worker("-c", "2", **conf) as other,
+    ):
+        yield one, other
+
+
+@pytest.mark.parametrize("task", [pytest.param("long", marks=pytest.mark.slow), "long_ignored"])
+def test_bodies_longer_than_the_brokers_patience_end_once(
+    impatient: Cluster, workers: tuple[Worker, Worker], task: str
+) -> None:
+    """Also those whose message was given away before they began, and those who come after."""
+    each_ends_once(impatient, task, 6, 2.0, 30.0)
+    said = "".join(worker.text for worker in workers)
+    assert said.count("is done: this was a second delivery of it") >= 4
+    impatient.check(since=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["long", "long_ignored"])
+def test_twenty_bodies_of_8_s_with_a_patience_of_2_s_end_once(task: str, tmp_path: Path) -> None:
+    for cluster in _cluster(tmp_path, 2.0):
+        with cluster.worker("-c", "4") as one, cluster.worker("-c", "4") as other:
+            each_ends_once(cluster, task, 20, 8.0, 120.0)
+            said = one.text + other.text
+        assert said.count("is done: this was a second delivery of it") >= 20
+        cluster.check(since=0.0)
+
+
+def only_the_other_takes_it(
+    cluster: Cluster, one: Worker, other: Worker, id: str, parent: int
+) -> None:
+    """What a Redis hands to a worker that is just being killed is lost: kombu's, not ours."""
+    if other.process.pid == parent:
+        one, other = other, one
+    name = re.search(r"(\w+@test) ready", one.text)
+    assert name is not None
+    cluster.app.control.cancel_consumer("celery", destination=[name[1]], reply=True)
+    seen = other.text.count(f"[{id}] received")
+    wait_until(
+        lambda: other.text.count(f"[{id}] received") >= seen + 4, 20.0, "a copy waits elsewhere"
+    )
+
+
+# The worker's death is the last: nobody else has these two.
+@pytest.mark.parametrize("who", ["child", "worker"])
+def test_a_copy_runs_soon_after_the_death_of_its_first(
+    impatient: Cluster, workers: tuple[Worker, Worker], who: str
+) -> None:
+    key = f"death-of-{who}"
+    sent = impatient.send("late", key, 60.0)
+    first = impatient.entered(key)
+    parent = psutil.Process(first.pid).ppid()
+    words = f"[{sent.id}] waits (held"
+    wait_until(lambda: any(words in one.text for one in workers), 20.0, "a copy waits")
+    if who == "worker":
+        only_the_other_takes_it(impatient, *workers, sent.id, parent)
+    assert len(impatient.runs(key)) == 1
+    os.kill(parent if who == "worker" else first.pid, signal.SIGKILL)
+    second = impatient.entered(key, 2)
+    first = impatient.runs(key)[0]
+    assert 0.0 < second.begin - first.end < SOON
+    assert impatient.result(sent) == 2
+    # The first's message comes again, too, and finds that it is done.
+    impatient.settled(20.0)
+    assert len(impatient.runs(key)) == 2
+    impatient.check(since=0.0)
