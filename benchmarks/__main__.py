@@ -12,11 +12,31 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks import celery_rate, faults, hot, imports, latency, leases, several, waiting
+from benchmarks import (
+    celery_rate,
+    faults,
+    hot,
+    imports,
+    latency,
+    leases,
+    publishing,
+    several,
+    waiting,
+)
 from celery_redlock.server import start_servers
 
 RESULTS = Path(__file__).parent / "results.json"
-SECTIONS = ("latency", "waiting", "faults", "leases", "several", "celery", "hot", "import")
+SECTIONS = (
+    "latency",
+    "waiting",
+    "faults",
+    "leases",
+    "several",
+    "celery",
+    "hot",
+    "publishing",
+    "import",
+)
 
 
 def main() -> None:
@@ -70,6 +90,9 @@ def main() -> None:
             size = (1, 60, 500) if quick else (3, 200, 2000)
             figures = hot.in_a_process(broker.url, urls, *size, polling=not quick)
             report("hot key", figures, hot.show(figures))
+        if "publishing" in chosen:
+            figures = publishing.measure(broker.url, urls, *((3, 300) if quick else (15, 1000)))
+            report("publishing", figures, publishing.show(figures))
     if "import" in chosen:
         figures = imports.measure(5 if quick else 15)
         report("import", figures, imports.show(figures))
