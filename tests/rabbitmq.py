@@ -11,14 +11,12 @@ import contextlib
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-from kombu import Connection
-from kombu.exceptions import OperationalError
 
 from celery_redlock.server import _free_port
 
@@ -71,7 +69,7 @@ def start_rabbitmq() -> Iterator[str]:
             port = _free_port()
             server = _spawn(directory, port, stack)
             url = f"amqp://guest:guest@127.0.0.1:{port}//"
-            if _answers(url, server):
+            if _answers(port, server):
                 yield url
                 return
             said = (directory / "output").read_text(errors="replace")
@@ -135,13 +133,17 @@ def _spawn(directory: Path, port: int, stack: contextlib.ExitStack) -> subproces
     return server
 
 
-def _answers(url: str, server: subprocess.Popen[bytes]) -> bool:
-    """Wait until it does; False if it ended instead."""
+def _answers(port: int, server: subprocess.Popen[bytes]) -> bool:
+    """Wait until it does; False if it ended instead. It listens last, when all the rest is up."""
     deadline = time.monotonic() + READY
     while server.poll() is None and time.monotonic() < deadline:
-        with contextlib.suppress(OperationalError, OSError), Connection(url) as connection:
-            connection.connect()
-            return True
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection(("127.0.0.1", port), timeout=5.0) as connection,
+        ):
+            connection.sendall(b"AMQP\0\0\x09\x01")
+            if connection.recv(1) == b"\x01":  # a method frame: Connection.Start
+                return True
         time.sleep(0.05)
     return False
 

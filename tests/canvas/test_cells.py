@@ -1,0 +1,150 @@
+"""Canvas never hangs: whatever is published, however it is locked, comes to an end.
+
+All canvases of a policy are under way together, each with a key of its own. `make test` looks at
+some combinations of broker, serializer and policy; `-m slow` at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+from celery.exceptions import TaskRevokedError
+
+from celery_redlock.server import start_servers
+from tests.canvas.cells import CELLS, SELVES, Self
+from tests.canvas.stage import AROUND, SOON, Stage
+from tests.canvas.tasks import POLICIES, Policy
+from tests.support import wait_until, with_acl_user
+
+STAGES = [
+    (broker, serializer) for broker in ("redis", "rabbitmq") for serializer in ("json", "pickle")
+]
+USUAL = {
+    ("redis", "json", "while_executing_retry"): ("locked",),
+    ("redis", "json", "until_executed_existing"): ("running",),
+    ("redis", "json", "until_and_while_executing_raise"): ("queued",),
+    ("redis", "json", "until_executing_skip"): ("nobody",),
+    ("rabbitmq", "pickle", "while_executing_skip"): ("running",),
+    ("rabbitmq", "pickle", "until_executed_replace"): ("queued",),
+    ("rabbitmq", "pickle", "until_expired_skip"): ("done",),
+}
+"""What `make test` looks at, besides canvases with duplicates of their own."""
+
+
+EVERY = [*itertools.product(CELLS, AROUND), *((cell, "nobody") for cell in SELVES)]
+
+
+def wanted(arounds: Iterable[str]) -> list[tuple[Any, str]]:
+    return [(cell, around) for cell, around in EVERY if isinstance(cell, Self) or around in arounds]
+
+
+def usual_rows() -> list[Any]:
+    return [
+        pytest.param(
+            (broker, serializer),
+            POLICIES[policy],
+            cell,
+            around,
+            id=f"{broker}-{serializer}-{policy}-{cell.name}-{around}",
+        )
+        for (broker, serializer, policy), arounds in USUAL.items()
+        for cell, around in wanted(arounds)
+    ]
+
+
+@pytest.fixture(scope="module")
+def stages(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[tuple[str, str]], Stage]]:
+    """The stages, each begun when it is first asked for."""
+    begun: dict[tuple[str, str], Stage] = {}
+    with contextlib.ExitStack() as stack:
+
+        def stage(which: tuple[str, str]) -> Stage:
+            if which not in begun:
+                broker, serializer = which
+                url = request.getfixturevalue("rabbitmq") if broker == "rabbitmq" else ""
+                servers = stack.enter_context(start_servers(6, config=with_acl_user()))
+                path = tmp_path_factory.mktemp("canvas")
+                one = Stage(servers[:5], servers[5], path, serializer, url)
+                begun[which] = stack.enter_context(one.working("-c", "32"))
+            return begun[which]
+
+        yield stage
+
+
+@pytest.fixture
+def stage(request: pytest.FixtureRequest, stages: Callable[[tuple[str, str]], Stage]) -> Stage:
+    return stages(request.node.callspec.params["where"])
+
+
+@pytest.mark.parametrize(("where", "policy", "cell", "around"), usual_rows())
+def test_a_canvas_comes_to_its_end(
+    stage: Stage, where: tuple[str, str], policy: Policy, cell: Any, around: str
+) -> None:
+    plays = stage.wave(policy.name, policy, wanted(USUAL[(*where, policy.name)]))
+    (play,) = (play for play in plays if (play.cell, play.around) == (cell, around))
+    assert not play.wrong()
+    play.lift()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("where", STAGES, ids="-".join)
+def test_every_canvas_comes_to_its_end(
+    stage: Stage, where: tuple[str, str], policy: Policy
+) -> None:
+    wrong = []
+    for play in stage.wave(f"every {policy.name}", policy, EVERY):
+        wrong.append(play.wrong())
+        play.lift()
+    assert list(filter(None, wrong)) == []
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(
+            stage,
+            id="-".join(stage),
+            marks=() if any(stage == usual[:2] for usual in USUAL) else pytest.mark.slow,
+        )
+        for stage in STAGES
+    ],
+)
+def test_then_nothing_is_left_and_nothing_has_run_twice(
+    stage: Stage, where: tuple[str, str]
+) -> None:
+    if not stage.played:
+        pytest.skip("no canvas of this stage was asked for")
+    stage.listen_everywhere()
+    for play in stage.played:
+        if play.other is None:
+            continue
+        if play.replaced_other:
+            with pytest.raises(TaskRevokedError):
+                play.other.get(timeout=SOON)
+        else:
+            assert play.other.get(timeout=SOON) == "other", play.story()
+    wait_until(lambda: not stage.at_work(), SOON, "the worker has ended all it had", every=0.1)
+    wait_until(lambda: not stage.left(), SOON, "no lock and no reservation is left", every=0.1)
+    stage.check()
+
+
+def test_its_rabbitmq_listens_on_the_loopback_only(rabbitmq: str) -> None:
+    """Whoever reaches Erlang's port, and knows its cookie, runs code here."""
+    listening = {
+        (process.name(), connection.laddr)
+        for process in psutil.Process().children(recursive=True)
+        if process.name() in ("epmd", "beam.smp")
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    }
+    assert {name for name, _address in listening} == {"epmd", "beam.smp"}
+    assert all(ipaddress.ip_address(address.ip).is_loopback for _name, address in listening)
