@@ -92,10 +92,13 @@ def wrap(task_class: Any = Task) -> None:
                 )
             return original(self, args, kwargs, task_id, *rest, **options)
         given = options.pop("lock", None)
+        again = HEADER in (options.get("headers") or ())
+        if given is None and not again and lock.scope not in RESERVING:
+            return original(self, args, kwargs, task_id, *rest, **options)
         app = self.app
         conf = app.conf
         wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
-        if given is None and HEADER in (options.get("headers") or ()):
+        if given is None and again:
             given = _given_before(options["headers"][HEADER], task_id)
             wish = replace(wish, **given) if given else wish
         if wish.scope not in RESERVING and not given:

@@ -118,6 +118,11 @@ class TaskLock:
             self._keys[name, bound, function] = keys
         return keys
 
+    @property
+    def scope(self) -> str:
+        """From when to when a key is taken, as declared; no app's settings are needed for it."""
+        return str(self._own.get("scope", TASK["scope"].default))
+
     def options(self, app: Any) -> TaskOptions:
         """All options of the task on `app`."""
         options = self._options.get(app)

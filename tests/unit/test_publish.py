@@ -333,6 +333,15 @@ def test_other_scopes_and_other_tasks_are_left_alone(
     assert redlock.driver.rounds == []
 
 
+def test_a_producer_of_other_scopes_needs_no_settings(app: Celery, box: Box) -> None:  # noqa: F811
+    """Only its workers know the nodes."""
+    app.conf.redlock_nodes = None  # and the broker is no Redis
+    declare(app, lock_scope="while_executing").delay(1)
+    assert box.header() is None
+    with pytest.raises(ConfigurationError, match="redlock_nodes is not set"):
+        declare(app).delay(1)
+
+
 def test_one_call_may_do_without(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
     charge.apply_async((1,), lock={"scope": "while_executing"})
     assert box.header()["scope"] == "while_executing"
