@@ -50,6 +50,7 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
 
             tasks[name] = app.task(
                 base=SingletonTask,
+                shared=False,  # with the apps of other modules' tests
                 bind=True,
                 name=f"{NAME}.{name}",
                 lock_key="k:{key}",
@@ -63,6 +64,7 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
 
     tasks["lingering"] = app.task(
         base=Lingering,
+        shared=False,
         bind=True,
         name=f"{NAME}.lingering",
         lock_key="k:{key}",

@@ -20,7 +20,12 @@ from tests.worker.stage import Monitor
 
 LONG = {"reserve_ttl": 600.0}
 """For a reservation that must not end by itself."""
-RESERVED: Any = {"base": SingletonTask, "lock_key": "k:{key}", "lock_scope": "until_executed"}
+RESERVED: Any = {
+    "base": SingletonTask,
+    "shared": False,
+    "lock_key": "k:{key}",
+    "lock_scope": "until_executed",
+}
 POOLS = [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
 
 
