@@ -263,12 +263,20 @@ class Parking:
         try:
             while self._going:
                 parked = self._going.popleft()
-                if parked.widened:
-                    self._consumer.qos.decrement_eventually()
-                if self._running() and parked.request in state.reserved_requests:
-                    self._to_pool(parked.request)
+                try:
+                    self._give(parked)
+                except Exception:  # the worker goes on; the broker keeps the message
+                    logger.exception("%s cannot go to the pool", parked.request.id)
         finally:
             self._busy.going = False
+
+    def _give(self, parked: Parked) -> None:
+        if not self._running():
+            return
+        if parked.widened:
+            self._consumer.qos.decrement_eventually()
+        if parked.request in state.reserved_requests:
+            self._to_pool(parked.request)
 
     def _running(self) -> bool:
         """Whether the worker still works; else what is parked goes back to the broker."""

@@ -7,6 +7,7 @@ delivery to the pool.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -62,8 +63,9 @@ class _Strategy:
         handler = instantiate(self._previous, task, app, consumer, **options)
 
         def receive(message: Any, *args: Any, **kwargs: Any) -> Any:
-            if parking is not None and parking.open and waits(message.headers):
-                message.headers["eta"] = None  # the gate knows better when it may go
+            with contextlib.suppress(Exception):
+                if parking is not None and parking.open and waits(message.headers):
+                    message.headers["eta"] = None  # the gate knows better when it may go
             return handler(message, *args, **kwargs)
 
         return receive
