@@ -152,7 +152,12 @@ def test_a_task_with_several_keys_reserves_all_of_them_or_none(urls: list[str]) 
     app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.redlock_nodes = urls
 
-    @app.task(base=SingletonTask, lock_key=["a:<src>", "a:<dst>"], lock_scope="until_executed")
+    @app.task(
+        shared=False,
+        base=SingletonTask,
+        lock_key=["a:<src>", "a:<dst>"],
+        lock_scope="until_executed",
+    )
     def move(src: int, dst: int) -> None: ...
 
     with app:

@@ -252,7 +252,7 @@ def test_a_task_declares_its_keys_in_every_form(app: Celery) -> None:
     def task(base: type[Any], **options: Any) -> Any:
         def run(src: int, dst: int) -> None: ...
 
-        return app.task(base=base, name=f"t{len(app.tasks)}", **options)(run)
+        return app.task(shared=False, base=base, name=f"t{len(app.tasks)}", **options)(run)
 
     one, other = task(Money), task(Money, lock_key=["src"])
     assert resources_of(one, (1, 2), {}) == ("bank:account:1", "bank:account:2")
@@ -262,15 +262,20 @@ def test_a_task_declares_its_keys_in_every_form(app: Celery) -> None:
     assert resources_of(task(Function), (1, 2), {}) == ("a:1",)
     lambdas = task(SingletonTask, lock_key=lambda src, dst: f"b:{dst}")
     assert resources_of(lambdas, (1, 2), {}) == ("b:2",)
-    plain = app.task(name="plain")(pay)
+    plain = app.task(shared=False, name="plain")(pay)
     assert resources_of(plain, (1, 2), {}) == () and resource_of(plain, (1, 2), {}) is None
 
 
 def test_a_bound_task_is_no_argument_of_its_key(app: Celery) -> None:
-    @app.task(bind=True, base=SingletonTask, lock_key=lambda src, dst: [f"k:{src}", f"k:{dst}"])
+    @app.task(
+        bind=True,
+        shared=False,
+        base=SingletonTask,
+        lock_key=lambda src, dst: [f"k:{src}", f"k:{dst}"],
+    )
     def move(self: Any, src: int, dst: int) -> None: ...
 
-    @app.task(bind=True)
+    @app.task(bind=True, shared=False)
     @locked(["dst"], scope_name="moves")
     def moved(self: Any, src: int, dst: int) -> None: ...
 
@@ -303,15 +308,15 @@ def test_several_keys_and_one_limit_or_fencing_token_do_not_go_together(app: Cel
 def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app: Celery) -> None:
     app.conf.redlock_fencing = True
 
-    @app.task
+    @app.task(shared=False)
     @locked("account:<src>", "account:<dst>")
     def move(src: int, dst: int) -> None: ...
 
-    @app.task
+    @app.task(shared=False)
     @locked("account:<src>", limit=2)
     def limited(src: int) -> None: ...
 
-    @app.task
+    @app.task(shared=False)
     @locked("account:<src>", "account:<dst>", fencing=False)
     def unfenced(src: int, dst: int) -> None: ...
 
@@ -332,7 +337,7 @@ def redlock(monkeypatch: pytest.MonkeyPatch, app: Celery) -> FakeRedlock:
 def test_a_function_with_several_keys_is_locked_under_all_of_them(
     redlock: FakeRedlock, app: Celery
 ) -> None:
-    @app.task
+    @app.task(shared=False)
     @locked("account:<src>", "account:<dst>")
     def move(src: int, dst: int) -> set[object]:
         return redlock.tokens("account:1") | redlock.tokens("account:2")
@@ -344,7 +349,7 @@ def test_a_function_with_several_keys_is_locked_under_all_of_them(
 def test_a_key_function_cannot_give_several_where_one_is_fenced(
     redlock: FakeRedlock, app: Celery
 ) -> None:
-    @app.task
+    @app.task(shared=False)
     @locked(key=lambda src, dst: [f"a:{src}", f"a:{dst}"], fencing=True)
     def move(src: int, dst: int) -> str:
         return "moved"
@@ -355,7 +360,7 @@ def test_a_key_function_cannot_give_several_where_one_is_fenced(
 
 
 def test_a_limit_lets_so_many_calls_in(redlock: FakeRedlock, app: Celery) -> None:
-    @app.task
+    @app.task(shared=False)
     @locked("pool", limit=2, wait=0.0)
     def work() -> list[str]:
         return [holder.resource for holder in redlock.holders("pool", limit=2)]
