@@ -32,6 +32,8 @@ class Lingering(SingletonTask):
 def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
     """One task per scope, with the same key and body, and some that are acknowledged late.
 
+    Not shared: several apps of one test process have them, and each finalizes its own.
+
     Args:
         app: Whose tasks they are.
         body: What they do, given the task, its key, seconds, and how to end.
@@ -52,6 +54,7 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
                 base=SingletonTask,
                 shared=False,  # with the apps of other modules' tests
                 bind=True,
+                shared=False,
                 name=f"{NAME}.{name}",
                 lock_key="k:{key}",
                 lock_scope=scope,
@@ -66,6 +69,7 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
         base=Lingering,
         shared=False,
         bind=True,
+        shared=False,
         name=f"{NAME}.lingering",
         lock_key="k:{key}",
         lock_scope="until_executed",
