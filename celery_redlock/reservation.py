@@ -226,14 +226,15 @@ def give_up(redlock: Redlock, claim: Claim) -> None:
 
 
 def free_soon(redlock: Redlock, note: Reservation) -> None:
-    """Free what a message had that is over. For a worker's main process: never waits."""
+    """Free what a message had that is over. For a worker's main process: never waits.
+
+    A thread does, for the answers: that process may not have asked the nodes for hours, and a node,
+    or a firewall, that has hung up meanwhile is only found out by who reads.
+    """
     claim = claim_for(redlock, note.resources, note.ttl, token=note.token)
-    if redlock._driver.ready:
-        free(redlock, claim)
-        return
-    # The first to ask a node waits for the connections.
+    free_it = partial(free, redlock, claim, redlock.node_timeout)
     name = f"celery_redlock free {printable(note.resource)}"
-    threading.Thread(target=partial(free, redlock, claim), name=name, daemon=True).start()
+    threading.Thread(target=free_it, name=name, daemon=True).start()
 
 
 def _release(claim: Claim, now: float, patience: float) -> Steps[Round]:

@@ -9,6 +9,7 @@ import signal
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
@@ -84,6 +85,22 @@ def ends(
     worker.said(f"Discarding revoked task: {TASKS}.until_expired[{sent.id}]")
     reservations.kept(f"{key}-stays", sent)
     assert not any(cluster.runs(f"{key}-{name}") for name in ("revoked", "expired", "stays"))
+
+
+def test_it_is_freed_though_the_nodes_have_hung_up_meanwhile(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    """The main process, which seldom asks them anything, learns of it only by what it writes."""
+
+    def unknown(name: str) -> None:
+        cluster.app.task(name="no.such", **RESERVED)(nothing).apply_async((name,), lock=LONG)
+        reservations.freed(name, 5.0)
+
+    unknown(f"{key}-before")  # from here on it is connected
+    for node in cluster.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.execute_command("CLIENT", "KILL", "TYPE", "normal")
+    unknown(f"{key}-after")
 
 
 @pytest.mark.parametrize("name", ["until_executed", "until_executed_late"])
