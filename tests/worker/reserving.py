@@ -54,7 +54,6 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
                 base=SingletonTask,
                 shared=False,  # with the apps of other modules' tests
                 bind=True,
-                shared=False,
                 name=f"{NAME}.{name}",
                 lock_key="k:{key}",
                 lock_scope=scope,
