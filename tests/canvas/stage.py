@@ -30,6 +30,8 @@ SOON = 15.0
 PARKED = 3.0
 """Seconds after which tasks that should wait, and have not said so, do that in the worker's main
 process."""
+LINGERS = 0.3
+"""Seconds for which those that may be predecessors hold their key when they have ended."""
 FAILED = "DuplicateTask"
 """What comes out where a duplicate is an error."""
 NOWHERE = "nowhere"
@@ -139,6 +141,11 @@ class Play(Maker):
         self.result: Any = None
         self.error: Exception | None = None
         self.lifted = 0.0
+
+    def t(self, own: str = "a", **more: Any) -> Any:
+        if isinstance(self.cell, Self):
+            more.setdefault("lingers", LINGERS)
+        return super().t(own, **more)
 
     # -- Its course ------------------------------------------------------------------------------
 

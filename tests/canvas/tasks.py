@@ -73,6 +73,15 @@ def said(own: str, given: tuple[Any, ...]) -> str:
     return f"{own}({show(given)})" if given else own
 
 
+class Lingering(SingletonTask):
+    """As asked, it is still there for a while, lock and all, when its successor is published."""
+
+    abstract = True
+
+    def on_success(self, retval: Any, task_id: str, args: Any, kwargs: dict[str, Any]) -> None:
+        time.sleep(kwargs.get("lingers", 0.0))
+
+
 def make_app(conf: Mapping[str, Any]) -> Celery:
     """The same for whoever sends and whoever works."""
     app = Celery(NAME, set_as_current=False)
@@ -81,7 +90,7 @@ def make_app(conf: Mapping[str, Any]) -> Celery:
     for policy in POLICIES.values():
 
         @app.task(
-            base=SingletonTask,
+            base=Lingering,
             bind=True,
             shared=False,
             name=f"{NAME}.{policy.name}",
@@ -96,6 +105,7 @@ def make_app(conf: Mapping[str, Any]) -> Celery:
             seconds: float = 0.02,
             until: str = "",
             becomes: Any = None,
+            lingers: float = 0.0,
         ) -> str:
             run = uuid.uuid4().hex[:8]
             note("enter", f"k:{key}", self.request.id, run, path=app.conf.test_log)
