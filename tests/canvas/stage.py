@@ -30,7 +30,7 @@ SOON = 15.0
 PARKED = 3.0
 """Seconds after which tasks that should wait, and have not said so, do that in the worker's main
 process."""
-LINGERS = 1.0
+LINGERS = 0.5
 """Seconds for which those that may be predecessors hold their key when they have ended."""
 FAILED = "DuplicateTask"
 """What comes out where a duplicate is an error."""

@@ -41,7 +41,7 @@ class Policy:
         if self.scope == "while_executing":
             return {"lock_on_conflict": self.on_conflict}
         options = {"lock_scope": self.scope, "lock_on_duplicate": self.on_duplicate}
-        return options | ({"lock_reserve_ttl": 60.0} if self.scope == "until_expired" else {})
+        return options | ({"lock_reserve_ttl": 600.0} if self.scope == "until_expired" else {})
 
 
 RESERVING = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
