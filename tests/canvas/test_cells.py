@@ -25,6 +25,8 @@ from tests.support import wait_until, with_acl_user
 STAGES = [
     (broker, serializer) for broker in ("redis", "rabbitmq") for serializer in ("json", "pickle")
 ]
+SLOTS = "48"
+"""More than there are cells: in each of them one body may hold a slot, until it is looked at."""
 USUAL = {
     ("redis", "json", "while_executing_retry"): ("locked",),
     ("redis", "json", "until_executed_existing"): ("running",),
@@ -73,7 +75,7 @@ def stages(
                 servers = stack.enter_context(start_servers(6, config=with_acl_user()))
                 path = tmp_path_factory.mktemp("canvas")
                 one = Stage(servers[:5], servers[5], path, serializer, url)
-                begun[which] = stack.enter_context(one.working("-c", "32"))
+                begun[which] = stack.enter_context(one.working("-c", SLOTS))
             return begun[which]
 
         yield stage
