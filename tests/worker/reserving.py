@@ -68,7 +68,6 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
         base=Lingering,
         shared=False,
         bind=True,
-        shared=False,
         name=f"{NAME}.lingering",
         lock_key="k:{key}",
         lock_scope="until_executed",
