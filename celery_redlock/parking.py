@@ -16,8 +16,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 from celery import signals
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
@@ -35,6 +35,8 @@ from .task import lock_of, resources_of
 __all__ = ["Parking"]
 
 logger = logging.getLogger("celery_redlock.parking")
+
+T = TypeVar("T")
 
 MOST = 1000
 """Deliveries for which the prefetch window is widened; more fill it, and are not asked for."""
@@ -176,8 +178,14 @@ class Parking:
         qos = self._consumer.qos
         if self.gate.parked >= MOST:
             return False
+        if self._consumer.hub is None and not hasattr(qos.set, "__redlock__"):
+            qos.set = _until_it_is_so(qos)
         before = qos.value
-        return bool(qos.increment_eventually() > before)
+        if qos.increment_eventually() <= before:
+            return False
+        if self._consumer.hub is not None:
+            self._post()  # it tells the broker when it wakes up
+        return True
 
     def _watch(self, request: Any, resource: str) -> None:
         """Have the gate told of its end. Attributes of the instance: its class has its own."""
@@ -218,23 +226,38 @@ class Parking:
 
     def _let_in(self, parked: Iterable[Parked]) -> None:
         self._going.extend(parked)
-        if self._consumer.hub is None or threading.get_ident() == self._thread:
-            self._go()
-        elif self._going:
+        if not self._going:
+            return
+        if self._green or (self._consumer.hub is not None and not self._here):
             self._post()
+        else:
+            self._go()
+
+    @property
+    def _here(self) -> bool:
+        return threading.get_ident() == self._thread
+
+    @property
+    def _green(self) -> bool:
+        """Whether who gives a full pool something waits for a slot, and would never leave its own:
+        so no greenlet of the pool may do it, nor the doorman.
+        """
+        return self._consumer.hub is None and getattr(self._consumer.pool, "is_green", False)
 
     # -- the doorman's thread ----------------------------------------------------------------------
 
     def _let_go(self, function: Callable[..., Iterable[Parked]], *args: Any) -> None:
         """Have `function` choose who goes, in the main thread."""
         self._posted.append((function, *args))
-        if self._consumer.hub is None:  # as Celery's own timer does in its thread
+        if self._consumer.hub is None and not self._green:  # as Celery's own timer in its thread
             self._do_posted()
         else:
             self._post()
 
     def _post(self) -> None:
-        if self._wire is not None:
+        if self._green:
+            self._consumer.timer.call_after(0.0, self._do_posted)  # in a greenlet of its own
+        elif self._wire is not None:
             with contextlib.suppress(OSError):  # it is full: it will be read
                 os.write(self._wire[1], b"\0")
 
@@ -247,8 +270,7 @@ class Parking:
         self._do_posted()
 
     def _do_posted(self) -> None:
-        while self._posted:
-            function, *args = self._posted.popleft()
+        for function, *args in _taken(self._posted):
             try:
                 self._going.extend(function(*args))
             except Exception:
@@ -261,8 +283,7 @@ class Parking:
             return
         self._busy.going = True
         try:
-            while self._going:
-                parked = self._going.popleft()
+            for parked in _taken(self._going):
                 try:
                     self._give(parked)
                 except Exception:  # the worker goes on; the broker keeps the message
@@ -302,6 +323,32 @@ class Parking:
 
     def _shut_down(self, **_signal: Any) -> None:
         self.doorman.close(wait=1.0)
+
+
+def _until_it_is_so(qos: Any) -> Callable[[int], Any]:
+    """The `set` of a prefetch window, which the consumer calls before it waits for messages.
+
+    AMQP's waits for the broker's answer, and what is delivered meanwhile is parked, and widens the
+    window further. Nobody would tell the broker before the consumer has waited for two seconds, in
+    vain: the window is full of what is parked.
+    """
+    set_once = qos.set
+
+    def set_it(count: int) -> Any:
+        result = set_once(count)
+        while qos.prev != qos.value:
+            result = set_once(qos.value)
+        return result
+
+    set_it.__redlock__ = True  # type: ignore[attr-defined]
+    return set_it
+
+
+def _taken(row: deque[T]) -> Iterator[T]:
+    """Each of a row, taken out of it; others may do the same."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield row.popleft()
 
 
 def _conflict(result: Any) -> bool:

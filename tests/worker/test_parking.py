@@ -114,6 +114,14 @@ def test_a_user_s_own_countdown_is_kept(cluster: Cluster, narrow: Worker, key: s
     assert min(gaps) >= 0.1
 
 
+@pytest.mark.parametrize("name", [pool("gevent"), often("eventlet")])
+def test_a_full_pool_does_not_wait_for_itself(cluster: Cluster, key: str, name: str) -> None:
+    """Who ends in its only greenlet lets the next one go, and must leave it for that."""
+    with cluster.worker("-P", name, "-c", "1", queue=f"full-{name}"):
+        sent = send(cluster, "work", key, 10, 0.02, queue=f"full-{name}")
+        all_done(cluster, sent, key)
+
+
 def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:
     """Back to back, without polling: but for the first of each, none meets a held lock."""
     with cluster.states() as states:

@@ -111,6 +111,27 @@ def test_what_is_rejected_lies_with_the_dead_letters(
     other.close()
 
 
+def test_with_amqp_others_pass_by_those_that_wait(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """The window is widened whenever it is full, not when the worker wakes up for another reason."""
+    other = Cluster(
+        cluster.nodes,
+        cluster.broker,
+        tmp_path,
+        broker_url=rabbitmq,
+        worker_prefetch_multiplier=1,
+        task_queues={key: {"exchange": key}},
+    )
+    with other.worker("-c", "2", queue=key):
+        with cluster.redlock.lock(f"k:{key}"):
+            waiting = [other.send("work", key, 0.0, queue=key) for _ in range(100)]
+            passing = other.send("work", f"{key}-other", 0.0, queue=key)
+            assert other.state(passing, 10.0) == "SUCCESS"
+        assert {other.state(one, 20.0) for one in waiting} == {"SUCCESS"}
+    other.close()
+
+
 # -- replace --------------------------------------------------------------------------------------
 
 
