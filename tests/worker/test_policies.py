@@ -114,7 +114,7 @@ def test_what_is_rejected_lies_with_the_dead_letters(
 def test_with_amqp_others_pass_by_those_that_wait(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """The window is widened whenever it is full, not when the worker wakes up for another reason."""
+    """The window is widened when it is full, not when the worker wakes up for something else."""
     other = Cluster(
         cluster.nodes,
         cluster.broker,
