@@ -24,6 +24,7 @@ from .errors import QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
 from .options import TaskOptions
+from .results import state_of
 
 __all__ = ["LEASE", "Delivery", "first_call", "lease_of"]
 
@@ -220,16 +221,11 @@ class Delivery:
 
     def _succeeded(self) -> bool:
         """Whether the result backend knows that the first delivery has come to its end."""
-        backend = self._task.backend
         try:
-            # Results of rpc:// are messages to the caller: not ours to look at.
-            if backend.as_uri() == "rpc://":
-                return False
-            state: str = backend.get_state(self._request.id)
+            return state_of(self._task, self._request.id) == states.SUCCESS
         except Exception as error:  # none, or it is away: better twice than never
             logger.warning("%s: cannot tell whether it is done: %r", self._name, error)
             return False
-        return state == states.SUCCESS
 
 
 def first_call(request: Any) -> bool:

@@ -44,6 +44,7 @@ from .reservation import (
     keep,
     take,
 )
+from .results import state_of
 from .skipped import Skipped
 from .task import TaskLock, lock_of
 
@@ -53,8 +54,9 @@ logger = logging.getLogger("celery_redlock.task")
 
 _celery_state: Any = _state  # its stubs lack most of it
 
-SPLIT = 0.3
-"""Seconds to try on, where several publish at once and none gets a quorum."""
+TRYING = 0.5
+"""Seconds to try on, where several publish at once and none gets a quorum; or where the one that
+has it has ended, and is about to free it."""
 PAUSE = 0.02
 """Seconds between two tries then, at most."""
 REPLACING = 3
@@ -189,15 +191,19 @@ class _Publication:
                 return self._send(task_id, note, None)
             if not _names_a_task(holder):
                 # Several have asked at once; or another program has our key.
-                now = time.monotonic()
-                until = until or now + SPLIT
-                if now < until and (holder is None or holder.owner is not None):
-                    time.sleep(random.uniform(0.001, PAUSE))
+                until = until or time.monotonic() + TRYING
+                if (holder is None or holder.owner is not None) and _pause(until):
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
                 logger.warning("%s is published without a reservation: %s", self._called, why)
                 return self._send(task_id, note, None)
             assert holder is not None and holder.owner is not None
+            if wish.scope != "until_expired" and self._has_ended(holder.owner.task_id):
+                # Its result is stored before its key is freed. Whoever has just read it is no
+                # duplicate, and would be given a result again that he has seen.
+                until = until or time.monotonic() + TRYING
+                if _pause(until):
+                    continue
             if wish.on_duplicate == "replace" and replaced < REPLACING:
                 replaced += 1
                 if self._replaces(redlock, claim, names, holder.owner):
@@ -266,6 +272,13 @@ class _Publication:
             marker = Skipped(resource, str(holder.owner))
             return EagerResult(task_id, marker, states.SUCCESS, name=self._task.name)
         return self._task.AsyncResult(other)
+
+    def _has_ended(self, task_id: str) -> bool:
+        """Whether the result backend knows that a task has come to its end."""
+        try:
+            return state_of(self._task, task_id) in states.READY_STATES
+        except Exception:
+            return False  # there is none, or it is away
 
     def _replaces(
         self, redlock: Redlock, claim: Claim, names: tuple[str, ...], other: Owner
@@ -360,6 +373,14 @@ def _request() -> Any:
     """That of the task which is at work here, if one is."""
     task = _celery_state._task_stack.top
     return task.request_stack.top if task is not None else None
+
+
+def _pause(until: float) -> bool:
+    """Wait a moment, if there is one left; whether there was."""
+    if time.monotonic() >= until:
+        return False
+    time.sleep(random.uniform(0.001, PAUSE))
+    return True
 
 
 def _names_a_task(holder: Holder | None) -> bool:

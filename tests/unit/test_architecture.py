@@ -96,6 +96,7 @@ ALLOWED: dict[str, set[str]] = {
 # handlers connected that free it.
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
+    "results": set(),
     "attempts": {"kombu"},
     "waiting": {"attempts", "options"},
     "gate": set(),
@@ -117,11 +118,12 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "publish": {
         *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),
-        *("skipped", "task", "celery", "kombu"),
+        *("results", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {"attempts", "errors", "options", "skipped", "waiting", "celery"},
     "delivery": {
-        *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "celery"),
+        *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "results"),
+        "celery",
     },
     "task": {
         *("arrival", "delivery", "errors", "hold", "interrupt", "keys", "lease", "lock"),

@@ -180,6 +180,45 @@ def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> N
     assert len(box.messages()) == 1
 
 
+@pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
+def test_one_that_has_ended_is_about_to_free_it(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, policy: str  # noqa: F811
+) -> None:  # fmt: skip
+    asked: list[str] = []
+
+    def state_of(_task: Any, task_id: str) -> str:
+        asked.append(task_id)
+        if len(asked) == 3:
+            for node in redlock.fakes:
+                node.held.clear()
+        return "SUCCESS"
+
+    monkeypatch.setattr("celery_redlock.publish.state_of", state_of)
+    take(redlock, "first")
+    second = charge.apply_async((1,), lock={"on_duplicate": policy})
+    assert asked == ["first"] * 3
+    assert box.message().headers["id"] == second.id
+
+
+def test_one_that_has_ended_and_keeps_it_is_not_waited_for_for_long(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr("celery_redlock.publish.state_of", lambda *_: "FAILURE")
+    monkeypatch.setattr("celery_redlock.publish.TRYING", 0.05)
+    take(redlock, "first")
+    assert charge.delay(1).id == "first"
+    assert box.messages() == []
+
+
+def test_one_that_is_kept_until_it_expires_is_not_waited_for(
+    redlock: FakeRedlock, app: Celery, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr("celery_redlock.publish.state_of", None)
+    task = declare(app, lock_scope="until_expired")
+    take(redlock, "first")
+    assert task.delay(1).id == "first"
+
+
 def test_replace_revokes_it(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip

@@ -24,6 +24,18 @@ def test_existing_is_the_result_of_the_one_that_has_it(
     assert len(cluster.runs(key)) == 1
 
 
+def test_who_has_read_the_result_is_no_duplicate(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    seen = set()
+    for _ in range(20):
+        result = reservations.until_executed.delay(key)
+        result.get(timeout=10.0)
+        seen.add(result.id)
+    assert len(seen) == 20
+    reservations.freed(key)
+
+
 def test_raise_names_the_one_that_has_it(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
