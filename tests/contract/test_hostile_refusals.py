@@ -383,7 +383,7 @@ def test_a_node_that_runs_no_scripts_is_refused_before_anything_is_locked(
     with LocalServer(binary=binary, config=config) as mute, admin(mute) as client:
         redlock = Redlock([mute.url, servers[0].url, servers[1].url], ttl=TTL)
         with pytest.raises(ConfigurationError, match=f"runs no scripts.*{command}") as raised:
-            redlock.acquire("r")
+            redlock.check(timeout=10.0)
         assert redlock.nodes[0] in str(raised.value)
         assert client.dbsize() == 0
         redlock.close()

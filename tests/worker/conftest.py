@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -30,7 +31,9 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
     """A prefork worker with three children."""
     with cluster.worker("-c", "3") as worker:
         yield worker
-        assert "Signal handler" not in worker.text, "one of ours has raised; Celery only logs that"
+        # A time limit may strike in one; it is told to Celery as it is.
+        raised = re.findall(r"Signal handler .* raised: (?!SoftTimeLimitExceeded).*", worker.text)
+        assert not raised, "one of ours has raised; Celery only logs that"
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,15 @@ def test_existing_is_the_result_of_the_one_that_has_it(
 def test_who_has_read_the_result_is_no_duplicate(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    seen = set()
+    backend, seen = cluster.app.backend, set()
     for _ in range(20):
-        result = reservations.until_executed.delay(key)
-        result.get(timeout=10.0)
-        seen.add(result.id)
+        ident = reservations.until_executed.delay(key).id
+
+        def done(ident: str = ident) -> bool:
+            return bool(backend.get_task_meta(ident, cache=False)["status"] == "SUCCESS")
+
+        wait_until(done, 10.0, "the result is there", every=0.0005)
+        seen.add(ident)
     assert len(seen) == 20
     reservations.freed(key)
 
