@@ -26,7 +26,7 @@ from celery.worker import state
 from .attempts import ATTEMPTS
 from .doorman import Doorman
 from .driver import monotonic
-from .errors import ResourceHeld
+from .errors import ResourceHeld, printable
 from .gate import Gate, Parked
 from .lock import Redlock
 from .reservation import HEADER, Reservation
@@ -154,6 +154,13 @@ class Parking:
             return True
         # Its time has begun, though it has met no lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "since": since}
+        here = self.gate.view(resource, now).flying
+        logger.info(
+            "%s waits (parked) for %s, which is at work %s",
+            printable(f"{request.name}[{request.id}]"),
+            printable(resource),
+            "in this worker" if here else "elsewhere",
+        )
         return False
 
     def _may_be_a_duplicate(self, request: Any) -> bool:

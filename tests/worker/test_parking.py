@@ -92,6 +92,7 @@ def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, ke
         kept, revoked = send(cluster, "work", key, 2)
         (expired,) = send(cluster, "work", key, 1, expires=2.5)
         parked(cluster, [kept, revoked], 2)
+        narrow.said(f"work[{revoked.id}] waits (parked) for k:{key}, which is at work ")
         turn = wait_until(lambda: cluster.redlock.holder(f"k:{key}#turn"), 5.0, "it has the turn")
         revoked.revoke()
         assert cluster.state(revoked) == "REVOKED"
