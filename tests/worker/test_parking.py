@@ -197,8 +197,9 @@ def test_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
 def test_without_a_quorum_they_wait_as_if_not_parked(
     cluster: Cluster, narrow: Worker, key: str
 ) -> None:
-    _first, *sent = send(cluster, "work", key, 4, 1.5)
+    send(cluster, "work", key, 1, 4.0)
     cluster.entered(key)
+    sent = send(cluster, "work", key, 3, 0.1)
     parked(cluster, sent, 3)
     with cluster.states() as states:
         for node in cluster.nodes[:3]:
