@@ -18,6 +18,7 @@ __all__ = [
     "DONE",
     "FENCE_SUFFIX",
     "FOREIGN",
+    "LINE_SUFFIX",
     "MARK_SUFFIX",
     "RESERVED_SUFFIX",
     "SLOT_SUFFIX",
@@ -37,6 +38,10 @@ RESERVED_SUFFIX = "#reserved"
 """Ends the key of a resource's reservation (`reservation.py`), likewise."""
 MARK_SUFFIX = "#done"
 """Ends the key that marks a delivery as done; no resource's own name may end so."""
+LINE_SUFFIX = "#line"
+"""Ends the key of the line of those who wait for a resource (`line.py`), likewise."""
+LINE_LIFE = b"60000"
+"""Milliseconds after which it is forgotten; every waiter that tries renews it."""
 DONE = "done"
 """What stands under it."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
@@ -101,17 +106,57 @@ for _, key in ipairs(KEYS) do
 end
 return freed == #KEYS and 1 or 0"""
 
+# The first in line whose process listens; who is called stands there no more. Whether there is one.
+CALL = b"""\
+local function call(channel)
+  while true do
+    local first = redis.pcall('ZPOPMIN', channel .. '#line')[1]
+    if not first then return false end
+    local process, waiter = string.match(first, '^(.*):([^:]*)$')
+    local heard = process and redis.pcall('PUBLISH', process, waiter)
+    if type(heard) == 'number' and heard > 0 then return true end
+  end
+end
+"""
+
 # Every release is announced, whoever held the key here: a waiter counts the nodes that announce. A
-# slot's is announced under its resource's name, given as ARGV[2].
-RELEASE = b"""\
-local freed = 0
+# slot's is announced under its resource's name, given as ARGV[2]. Answers 2 more if one was called.
+RELEASE = (
+    b"""\
+%blocal freed, called = 0, false
 for _, key in ipairs(KEYS) do
   local held = redis.pcall('GET', key)
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
   redis.pcall('PUBLISH', ARGV[2] or key, '')
+  called = call(ARGV[2] or key) or called
 end
-return freed == #KEYS and 1 or 0"""
+return (freed == #KEYS and 1 or 0) + (called and 2 or 0)"""
+    % CALL
+)
+
+QUEUE = b"""\
+for _, line in ipairs(KEYS) do
+  redis.call('ZADD', line, ARGV[2], ARGV[1])
+  redis.call('PEXPIRE', line, ARGV[3])
+end
+return 1"""
+
+LEAVE = b"""\
+local stood = 0
+for _, line in ipairs(KEYS) do stood = stood + redis.call('ZREM', line, ARGV[1]) end
+return stood == #KEYS and 1 or 0"""
+
+# Who stands there no more has been called, and does not come: the next one is called.
+PASS = (
+    b"""\
+%blocal stood = 0
+for _, key in ipairs(KEYS) do
+  if redis.call('ZREM', key .. '#line', ARGV[1]) > 0 then stood = stood + 1 else call(key) end
+end
+return stood == #KEYS and 1 or 0"""
+    % CALL
+)
 
 # Marked first, in one atomic step: where this node is seen to be free, the mark is seen as well. A
 # node that has no room for a mark is freed all the same. The last key is the mark's, and the last
@@ -203,6 +248,13 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
     keys = [_bytes(prefix + name) for name in claim.resources]
     count = b"%d" % len(keys)
     token = _bytes(claim.token)
+    if verb in (Verb.QUEUE, Verb.LEAVE):
+        lines = [key + _LINE_SUFFIX for key in keys]
+        if verb is Verb.LEAVE:
+            return _command(b"EVAL", LEAVE, count, *lines, token)
+        return _command(b"EVAL", QUEUE, count, *lines, token, b"%d" % claim.since, LINE_LIFE)
+    if verb is Verb.PASS:
+        return _command(b"EVAL", PASS, count, *keys, token)
     if verb is Verb.UNDO:
         return _command(b"EVAL", UNDO, count, *keys, token)
     if verb is Verb.RELEASE:
@@ -258,7 +310,7 @@ def decode(round_: Round, reply: Any) -> Any:
             if next(places, seen) is seen:
                 return answers if len(answers) > 1 else answers[0]
         elif isinstance(reply, int):
-            return reply > 0
+            return reply if reply > 1 else reply > 0
     except (TypeError, ValueError, AttributeError, IndexError, StopIteration):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
@@ -284,6 +336,7 @@ def _one(seen: list[tuple[str, float] | None]) -> tuple[str, float] | None:
 
 
 _FENCE_SUFFIX = FENCE_SUFFIX.encode()
+_LINE_SUFFIX = LINE_SUFFIX.encode()
 
 
 def _bytes(text: str) -> bytes:

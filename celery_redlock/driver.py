@@ -138,19 +138,24 @@ class Driver:
         """Whether the first wait for connections is over: nothing waits for any from now on."""
         return self._ready
 
-    def run(self, operation: Callable[[float], Steps[T]]) -> T:
+    def run(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
         """Run one operation to its end.
 
         Args:
             operation: Makes its steps, given the time; seconds.
+            ahead: Makes a round, likewise, that is written along with the first, and ahead of it.
         """
         if not self._ready:
             self.connect()
         try:
+            first = () if ahead is None else (ahead(monotonic()),)
             steps = operation(monotonic())
             round_ = next(steps)
             while True:
-                self._carry((round_,))
+                self._carry((*first, round_))
+                first = ()
                 round_ = steps.send(monotonic())
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
@@ -208,11 +213,12 @@ class Driver:
         with self._turn:
             now = monotonic()
             for round_ in rounds:
+                last = round_ is rounds[-1]
                 round_.begin()
                 payload = encode(round_, self._prefix)
                 for index in round_.targets:
                     node = self.nodes[index]
-                    node.ask(round_, payload, now)
+                    node.ask(round_, payload, now, round_.verb is Verb.QUEUE and not last)
                     self._reconnect(node)
         until = max(round_.until for round_ in rounds)
         while not all([round_.decided for round_ in rounds]):

@@ -20,7 +20,7 @@ from functools import partial
 
 from . import quorum, refusal
 from .address import Address
-from .commands import DONE
+from .commands import DONE, base_of
 from .custody import Custody
 from .driver import Driver, monotonic
 from .errors import NotAcquired, ResourceHeld
@@ -28,6 +28,7 @@ from .events import emit, heard
 from .green import patched
 from .guard import Guard
 from .lease import NEVER, Claim, Lease, Owner, shown
+from .line import STAND_BACK
 from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
@@ -92,6 +93,7 @@ class Engine:
                 driver, self._renew, self._renewed, self._extend, monotonic
             )
         self._claims: dict[str, Claim] = {}
+        self._called: dict[str, float] = {}
         self._many = MANY
 
     @property
@@ -149,24 +151,30 @@ class Engine:
         if fencing or limit > 1:
             check_alone(names, fencing=fencing, limit=limit)
 
-        def attempt(names: Sequence[str], shown_as: str = "") -> Claim:
+        def attempt(names: Sequence[str], shown_as: str = "", place: Claim | None = None) -> Claim:
             claim = self._claim(names, ttl, owner)
             claim.resource = shown_as or claim.resource
-            return self._attempt(claim, adopt, patience, fencing)
+            return self._attempt(claim, adopt, patience, fencing, place)
 
-        def once(known_full: bool = True) -> Claim:
+        def once(known_full: bool = True, place: Claim | None = None) -> Claim:
             try:
                 if limit > 1:
+                    if place is not None:
+                        self._driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
                     return self._attempt_slots(names[0], limit, attempt, known_full)
-                return attempt(names)
+                return attempt(names, place=place)
             except NotAcquired as error:
                 raise self._refused(error) from None
 
-        try:
-            return once(known_full=False)
-        except NotAcquired:
-            if wait <= 0:
-                raise
+        standing_back = wait > 0 and len(names) == 1 and self._stand_back(names[0])
+        if not standing_back:
+            try:
+                return once(known_full=False)
+            except NotAcquired:
+                if wait <= 0:
+                    raise
+        if len(names) == 1:
+            return self._acquire_in_line(names[0], wait, limit, once, standing_back)
         with self._wakeup.waiting(*names) as waiter:
             in_the_way = names
 
@@ -185,6 +193,39 @@ class Engine:
                 return refusal.free_in(self._peek(in_the_way, limit))
 
             return waiter.retry(again, wait, free_in)
+
+    def _acquire_in_line(
+        self,
+        name: str,
+        wait: float,
+        limit: int,
+        once: Callable[..., Claim],
+        standing_back: bool,
+    ) -> Claim:
+        """Stand in line for a resource until one of its releases is for us."""
+        place = Claim(name, "", self.ttl, len(self._addresses))
+        verb = Verb.PASS
+
+        with self._wakeup.in_line() as waiter:
+            place.token, place.since = waiter.member, waiter.since
+            try:
+                if standing_back:
+                    waiter.forget()
+                    self._driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
+                    waiter.wait(min(wait, JITTER.uniform(*STAND_BACK)))
+                claim = waiter.retry(
+                    lambda queue: once(place=place if queue else None),
+                    wait,
+                    lambda: refusal.free_in(self._peek(name, limit)),
+                )
+                verb = Verb.LEAVE
+                return claim
+            finally:
+                there = set(range(len(self._addresses)))
+                if verb is Verb.LEAVE:
+                    there.difference_update(waiter.left_by)
+                if there:
+                    self._driver.run(lambda now: quorum.leave(place, now, verb, there))
 
     def _attempt_slots(
         self,
@@ -215,18 +256,21 @@ class Engine:
         adopt: Callable[[Claim], None],
         patience: float | None,
         fencing: bool,
+        place: Claim | None,
     ) -> Claim:
-        """One attempt, whose claim is `claim`."""
+        """One attempt, whose claim is `claim`; ahead of it, that of a place in line."""
         adopt(claim)
         self._remember(claim)
         patience = self._patience(claim.ttl) if patience is None else patience
+
+        def operation(now: float) -> quorum.Steps[Round]:
+            # The proposal is made after `now`: who is stopped in between asks too late.
+            return quorum.acquire(claim, now, patience, self._proposal() if fencing else None)
+
+        ahead = [] if place is None else [partial(quorum.line_up, place)]
+
         try:
-            ballot = self._driver.run(
-                # The proposal is made after `now`: who is stopped in between asks too late.
-                lambda now: quorum.acquire(
-                    claim, now, patience, self._proposal() if fencing else None
-                )
-            )
+            ballot = self._driver.run(operation, *ahead)
         except BaseException:
             if claim.ended:  # struck while it was being undone: some nodes may not know of it
                 self._driver.run(lambda now: quorum.undo(claim, now))
@@ -245,6 +289,10 @@ class Engine:
             keys = [self.prefix + name for name in claim.resources]
             error = refusal.if_for_ever(error, look, self.nodes, keys)
         raise error
+
+    def _stand_back(self, name: str) -> bool:
+        """Whether one who waits was called by our own release, a moment ago."""
+        return monotonic() < self._called.pop(name, 0.0) + STAND_BACK[0]
 
     def _remember(self, claim: Claim) -> None:
         self._claims[claim.token] = claim
@@ -270,6 +318,10 @@ class Engine:
             raise
         finally:
             self._forget(claim)
+        if claim.called and len(claim.resources) == 1:
+            if len(self._called) > MANY:
+                self._called.clear()
+            self._called[base_of(claim.resource)] = monotonic()
         if heard() and claim.granted_at is not None:
             emit("released", self._lease(claim), held)
         return held

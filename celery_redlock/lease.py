@@ -78,6 +78,8 @@ class Claim:
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
+        since: Of a place in line: since when it stands there, in microseconds since 1970.
+        called: How many nodes called somebody who waits when this was released.
         silent: Nodes that did not answer the last request for it, and why not.
         kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
             is asked before the lease is called lost.
@@ -86,6 +88,7 @@ class Claim:
     __slots__ = (
         "_answered",
         "_learnt",
+        "called",
         "deadline",
         "ended",
         "expiries",
@@ -98,6 +101,7 @@ class Claim:
         "resource",
         "resources",
         "silent",
+        "since",
         "token",
         "ttl",
         "written",
@@ -115,6 +119,7 @@ class Claim:
         self.lost: str | None = None
         self.ended = False
         self.mark: tuple[str, float] | None = None
+        self.since = self.called = 0
         self.proposal: int | None = None
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None

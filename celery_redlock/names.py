@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from .commands import FENCE_SUFFIX, MARK_SUFFIX, RESERVED_SUFFIX, SLOT_SUFFIX
+from .commands import FENCE_SUFFIX, LINE_SUFFIX, MARK_SUFFIX, RESERVED_SUFFIX, SLOT_SUFFIX
 from .errors import ConfigurationError
 from .lease import names_of, shown
 
@@ -26,6 +26,7 @@ Resources = str | Sequence[str]
 _OURS = {
     re.escape(FENCE_SUFFIX): "the key of a fencing token",
     re.escape(RESERVED_SUFFIX): "the key of a reservation",
+    re.escape(LINE_SUFFIX): "the line of those who wait",
     re.escape(MARK_SUFFIX): "the mark of a task that is done",
     re.escape(SLOT_SUFFIX) + "[0-9]+": "one of the slots of a lock with a limit",
 }

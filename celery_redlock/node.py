@@ -23,7 +23,7 @@ from .errors import NodeError
 from .green import native_lock
 from .guard import ALWAYS, Facts, Guard
 from .handshake import introduce
-from .quorum import EXTENDING, Round, Verb
+from .quorum import EXTENDING, LINING, Round, Verb
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Node", "close_round"]
@@ -140,8 +140,8 @@ class Node:
         self.channel.unreachable(reason)
         self.complain(None, reason)
 
-    def ask(self, round_: Round, payload: bytes, now: float) -> None:
-        """Write a round's request, or vote SILENT for it."""
+    def ask(self, round_: Round, payload: bytes, now: float, more: bool = False) -> None:
+        """Write a round's request, or vote SILENT for it; `more`: along with the next one's."""
         channel = self.channel
         self._seen = now
         try:
@@ -150,7 +150,9 @@ class Node:
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self.receive(now)  # unread answers are no silence, and count before newer ones
             if channel.ask(round_, now):
-                self._write(self._in_words_for_it(round_) or payload)
+                self.unsent += self._in_words_for_it(round_) or payload
+                if not more:
+                    self.flush()
             elif channel.up:
                 self.complain(round_.verb, str(round_.details[self.index]))
         except BaseException:
@@ -209,6 +211,12 @@ class Node:
         assert self._replies is not None
         unanswered = self.channel.unanswered
         # A shortcut for the replies that nearly all are: parsing them costs as much as the rest.
+        lining = unanswered and unanswered[0].verb in LINING and not self._replies.partial
+        if lining and data.startswith((b":1\r\n", b":0\r\n")):
+            self._answer(unanswered.popleft(), data.startswith(b":1"), now)
+            data = data[4:]
+            if not data:
+                return
         if len(unanswered) == 1 and not self._replies.partial:
             verb = unanswered[0].verb
             if verb is Verb.ACQUIRE:

@@ -20,6 +20,7 @@ from .lease import Claim, quorum_of
 
 __all__ = [
     "EXTENDING",
+    "LINING",
     "Held",
     "NodeVote",
     "Round",
@@ -29,6 +30,8 @@ __all__ = [
     "acquire",
     "extend",
     "free",
+    "leave",
+    "line_up",
     "peek",
     "release",
     "survey",
@@ -59,6 +62,12 @@ class Verb(enum.Enum):
     PEEK = "peek"
     """Who holds it, and for how long yet? Of several names: the first holder, and how long until
     all are free."""
+    QUEUE = "queue"
+    """Stand in line for it, since a time of ours: a release calls the first in line."""
+    LEAVE = "leave"
+    """Stand there no more: we hold it."""
+    PASS = "pass"
+    """Stand there no more: we do without. Where we have been called, call the next."""
 
 
 class Vote(enum.Enum):
@@ -110,6 +119,7 @@ class NodeVote:
 
 
 EXTENDING = (Verb.EXTEND, Verb.RENEW)
+LINING = (Verb.QUEUE, Verb.LEAVE, Verb.PASS)
 
 # How a node answers these: one character per claim.
 RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
@@ -223,6 +233,9 @@ class Round:
                 self.silence(node, doubt)
             else:
                 self._vote(node, Vote.YES, reply)
+        elif self.verb is Verb.RELEASE:
+            freed = int(reply or 0)
+            self._vote(node, Vote.YES if freed & 1 else Vote.NO, "called" if freed & 2 else None)
         else:
             self._vote(node, Vote.YES if reply else Vote.NO)
 
@@ -362,6 +375,22 @@ def _fence(ballot: Round) -> bool:
     return tokens.count(token) >= ballot.quorum
 
 
+def line_up(place: Claim, now: float, verb: Verb = Verb.QUEUE) -> Round:
+    """Stand in line for what `place` names, or leave it. Nobody waits for the answers.
+
+    Args:
+        place: Whose token tells the nodes whom to call, and since when it waits.
+        now: The time before anything is sent; seconds.
+        verb: QUEUE, LEAVE or PASS.
+    """
+    return Round(verb, [place], now, 0.0)
+
+
+def leave(place: Claim, now: float, verb: Verb, nodes: Iterable[int] | None = None) -> Steps[None]:
+    """The same by itself, on `nodes` or all."""
+    yield Round(verb, [place], now, 0.0, nodes)
+
+
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
     """Delete our token from `nodes` (all, if None), behind whatever was written before."""
     claim.ended = True
@@ -400,6 +429,7 @@ def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
     claim.ended = True  # no extension may be written behind this
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
+    claim.called = ballot.details.count("called")
     return held and ballot.no <= len(ballot.votes) - ballot.quorum
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import random
+import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +23,10 @@ from typing import Any, TypeVar
 
 from .address import Address
 from .bell import Bell
+from .commands import LINE_SUFFIX
 from .errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import quorum_of
+from .line import Place
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Waiter", "Wakeup"]
@@ -144,6 +147,10 @@ class Wakeup:
         self._waiters: dict[bytes, list[Waiter]] = {}
         self._ears = [_Ear(self, index, address) for index, address in enumerate(addresses)]
         self._started = False
+        self._places: dict[bytes, Place] = {}
+        self._attentive: set[int] = set()
+        self._process = f"{prefix}{LINE_SUFFIX}:{secrets.token_hex(8)}"
+        self.channel = self._process.encode("utf-8", "surrogatepass")
 
     @contextmanager
     def waiting(self, *resources: str) -> Iterator[Waiter]:
@@ -152,10 +159,7 @@ class Wakeup:
         waiter = Waiter(self._quorum, names)
         channels = list(names.values())
         with self._lock:
-            if not self._started:
-                self._started = True
-                for ear in self._ears:
-                    ear.start()
+            self._start()
             for channel in channels:
                 self._waiters.setdefault(channel, []).append(waiter)
             for ear in self._ears:
@@ -172,6 +176,25 @@ class Wakeup:
                         for ear in self._ears:
                             ear.tell(b"UNSUBSCRIBE", channel)
 
+    @contextmanager
+    def in_line(self) -> Iterator[Place]:
+        """A place in the line for a resource, as long as the block runs."""
+        place = Place(self._quorum, self._attentive, self._process)
+        name = place.name.encode()
+        with self._lock:
+            self._start()
+            self._places[name] = place
+        try:
+            yield place
+        finally:
+            self._places.pop(name, None)
+
+    def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            for ear in self._ears:
+                ear.start()
+
     def close(self) -> None:
         """Stop listening, and wake everybody: there is nothing to wait for any more."""
         with self._lock:
@@ -181,21 +204,38 @@ class Wakeup:
                 for waiter in waiters:
                     waiter.closed = True
                     waiter.news.ring()
+            for place in list(self._places.values()):
+                place.closed = True
+                place.news.ring()
 
     def _subscribe_all(self, ear: _Ear, connection: Any) -> None:
         with self._lock:
             ear.connected(connection)
+            ear.tell(b"SUBSCRIBE", self.channel)
             for channel in self._waiters:
                 ear.tell(b"SUBSCRIBE", channel)
 
-    def _hear(self, node: int, channel: bytes) -> None:
+    def _hear(self, node: int, channel: bytes, called: bytes) -> None:
         with self._lock:
+            if channel == self.channel:
+                place = self._places.get(called)
+                if place is not None:
+                    place.hear(node)
+                return
             for waiter in self._waiters.get(channel, ()):
                 waiter._hear(node, channel)
+
+    def _attend(self, node: int) -> None:
+        """From now on we hear whom a node calls; it may have called some of us before."""
+        with self._lock:
+            self._attentive.add(node)
+            for place in list(self._places.values()):
+                place.hear(node, popped=False)
 
     def _deaf(self, ear: _Ear) -> None:
         with self._lock:
             ear.connection = None
+            self._attentive.discard(ear.node)
             for waiters in self._waiters.values():
                 for waiter in waiters:
                     waiter._deaf(ear.node)
@@ -268,14 +308,23 @@ class _Ear:
     def _listen(self, stream: Any) -> None:
         """Hand on what is announced, until the connection ends."""
         replies = Replies()
+        channel = self._wakeup.channel
+        call = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
         while True:
             data = stream.recv(SIZE)
             if not data:
                 raise NodeError("connection closed by the server")
+            if data.startswith(call) and data.count(b"\r\n") == 7 and not replies.partial:
+                # A shortcut: a waiter waits for this.
+                self._wakeup._hear(self.node, channel, data.split(b"\r\n")[6])
+                continue
             for reply in replies.feed(data):
                 if isinstance(reply, Exception):
                     raise reply
-                if reply[0] != b"message":
+                kind, channel, what = reply
+                if kind != b"message":
                     self._unconfirmed -= 1
-                if reply[0] != b"unsubscribe":
-                    self._wakeup._hear(self.node, reply[1])
+                if kind == b"subscribe" and channel == self._wakeup.channel:
+                    self._wakeup._attend(self.node)
+                elif kind != b"unsubscribe":
+                    self._wakeup._hear(self.node, channel, what)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import quorum
-from ..commands import DONE
+from ..commands import DONE, base_of
 from ..lease import Claim
-from ..quorum import EXTENDING, Verb
+from ..quorum import EXTENDING, LINING, Verb
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
@@ -35,6 +35,9 @@ class FakeNode:
     Attributes:
         held: Per resource, its token and when that expires, by the clock of the caller; seconds.
         fences: Per resource, the last fencing token. (A server drops it after a week.)
+        lines: Per resource, who stands in line for it, and since when.
+        listening: The processes that hear calls.
+        called: Who was called, in order.
         full: Whether it has no memory for another key; what is there can be renewed and deleted.
         witness: Called with (resource, token before, token after, claim) at every change that a
             request makes; for tests.
@@ -43,6 +46,9 @@ class FakeNode:
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, float]] = {}
         self.fences: dict[str, int] = {}
+        self.lines: dict[str, dict[str, int]] = {}
+        self.listening: set[str] = set()
+        self.called: list[str] = []
         self.full = False
         self.witness: Callable[[str, str | None, str | None, Claim], None] | None = None
 
@@ -58,15 +64,20 @@ class FakeNode:
             return self._fence(claim, self.token(claim.resources[0], now))
         if verb is Verb.ACQUIRE:
             return self._acquire(claim, now)
+        if verb in LINING:
+            return self._line_up(verb, claim)
         if verb is Verb.RELEASE and claim.mark is not None and not self.full:
             name, life = claim.mark
             self.held[name] = (DONE, now + life)
         freed = [self._delete(claim, name, self.token(name, now)) for name in claim.resources]
+        if verb is Verb.RELEASE and any([self._call(base_of(name)) for name in claim.resources]):
+            return all(freed) + 2
         return all(freed)
 
     def forget(self) -> None:
         """Lose all memory."""
         self.held.clear()
+        self.lines.clear()
         self.fences.clear()
 
     def token(self, resource: str, now: float) -> str | None:
@@ -82,6 +93,28 @@ class FakeNode:
     def occupy(self, resource: str) -> None:
         """Put a key of another type, without an expiry, under the name of `resource`."""
         self.held[resource] = (FOREIGN, float("inf"))
+
+    def _line_up(self, verb: Verb, place: Claim) -> bool:
+        stood = []
+        for name in place.resources:
+            line = self.lines.setdefault(name, {})
+            stood.append(line.pop(place.token, None) is not None)
+            if verb is Verb.QUEUE:
+                line[place.token] = place.since
+            elif verb is Verb.PASS and not stood[-1]:
+                self._call(name)
+        return verb is Verb.QUEUE or all(stood)
+
+    def _call(self, name: str) -> bool:
+        """Call the first in line whose process listens."""
+        line = self.lines.get(name, {})
+        while line:
+            first = min(line, key=lambda member: (line[member], member))
+            del line[first]
+            if first.rpartition(":")[0] in self.listening:
+                self.called.append(first)
+                return True
+        return False
 
     def _acquire(self, claim: Claim, now: float) -> str | int | None:
         tokens = [self.token(name, now) for name in claim.resources]

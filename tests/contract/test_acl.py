@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 import redis
 
-from celery_redlock import Redlock, RedlockError
+from celery_redlock import Redlock, RedlockError, ResourceHeld
 from celery_redlock.server import LocalServer
 from tests.support import ACL_RULE, wait_until
 
@@ -57,6 +57,13 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
         with suppress(RedlockError):
             granted.append(other.release(other.acquire("order:1", wait=wait)))
 
+    def wait_for_both() -> None:
+        with suppress(RedlockError):
+            granted.append(other.release(other.acquire(["order:1", "order:2"], wait=wait)))
+
+    def stands_in_line() -> bool:
+        return admin.zcard("redlock:order:1#line") > 0
+
     def listens() -> bool:
         return admin.pubsub_numsub("redlock:order:1")[0][1] > 0
 
@@ -65,17 +72,26 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
         holder = redlock.holder("order:1")
         assert holder is not None and holder.nodes == 1
         assert redlock.try_acquire("order:1") is None
-        waiter = threading.Thread(target=wait_for_it)
-        waiter.start()
-        wait_until(lambda: listens() or refused(admin) or not waiter.is_alive(), 5, "it waits")
-        redlock.release(lease)
-        waiter.join()
+        with suppress(ResourceHeld):
+            other.acquire("order:1", wait=0.05)  # in vain
+        for how, there in ((wait_for_it, stands_in_line), (wait_for_both, listens)):
+            waiter = threading.Thread(target=how)
+            waiter.start()
+            wait_until(
+                lambda: there() or refused(admin) or not waiter.is_alive(),  # noqa: B023
+                5,
+                "it waits",
+            )
+            redlock.release(lease)
+            waiter.join()
+            if how is wait_for_it:
+                lease = redlock.acquire("order:1")
         wait_until(lambda: not listens() or refused(admin), 5, "it listens no more")
         redlock.release(redlock.acquire("order:2", fencing=True))
     finally:
         redlock.close()
         other.close()
-    return granted == [True]
+    return granted == [True, True]
 
 
 def test_the_rule_is_enough(node: LocalServer, admin: redis.Redis) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld, line
 from celery_redlock.address import parse_nodes
 from celery_redlock.attempts import ATTEMPTS, attempts_of
+from celery_redlock.line import Place
 from celery_redlock.server import LocalServer
 from celery_redlock.task import TaskLock
-from celery_redlock.wakeup import Waiter, Wakeup
+from celery_redlock.wakeup import Wakeup
 from tests.support import wait_until
 
 
@@ -187,18 +188,18 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         waiter.release(waiter.acquire("r", wait=10))
         got.append(time.monotonic())
 
-    asleep: list[Waiter] = []
-    sleep = Waiter._sleep
+    asleep: list[Place] = []
+    sleep = Place.wait
 
-    def noted(self: Waiter, seconds: float) -> None:
-        if seconds > 1:  # for the holder's ttl, or an announcement
+    def noted(self: Place, seconds: float) -> bool:
+        if seconds > 1:  # for the holder's ttl, or a call
             asleep.append(self)
-        sleep(self, seconds)
+        called = sleep(self, seconds)
         asleep.clear()
+        return called
 
     def fast_asleep() -> bool:
-        # All subscriptions are confirmed, and that was no news since its last try.
-        return any(len(one._listening) == 3 and len(one._heard) < 2 for one in asleep)
+        return any(len(one._attentive) == 3 and not one._heard for one in asleep)
 
     thread = threading.Thread(target=wait)
     carry = struck._driver._carry
@@ -210,7 +211,8 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         wait_until(fast_asleep, 5, "it sleeps")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Waiter, "_sleep", noted)
+    monkeypatch.setattr(Place, "wait", noted)
+    monkeypatch.setattr(line, "AGAIN", (60.0, 60.0))
     monkeypatch.setattr(struck._driver, "_carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         struck.acquire("r")

@@ -206,7 +206,7 @@ def test_who_waits_gets_a_token_as_well(clients: list[Skewed]) -> None:
     tokens: list[int] = []
     waiter = threading.Thread(target=lambda: tokens.append(take(clients[0])))
     waiter.start()
-    wait_until(lambda: clients[0]._wakeup._waiters, 5, "it waits")
+    wait_until(lambda: clients[0]._wakeup._places, 5, "it waits")
     assert clients[2].release(lease)
     waiter.join()
     assert lease.fencing_token is not None

@@ -232,17 +232,17 @@ def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, mo
     ask = Node.ask
     held = len(urls) // 2 + 1
 
-    def forgetful(self, round_, payload, now):
+    def forgetful(self, round_, payload, now, *more):
         if round_.verb is Verb.ACQUIRE and self.index >= held:
             round_.silence(self.index, "not asked")
         else:
-            ask(self, round_, payload, now)
+            ask(self, round_, payload, now, *more)
 
-    def strikes(self, round_, payload, now):
+    def strikes(self, round_, payload, now, *more):
         if round_.verb is Verb.UNDO and not struck:
             struck.append(self.index)
             raise Struck
-        ask(self, round_, payload, now)
+        ask(self, round_, payload, now, *more)
 
     struck: list[int] = []
     try:

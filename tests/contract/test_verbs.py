@@ -66,6 +66,14 @@ class Subject:
     def flush(self) -> None:
         raise NotImplementedError
 
+    def listen(self, process: str) -> None:
+        """From now on the calls for those who wait in a process are heard."""
+        raise NotImplementedError
+
+    def calls(self, count: int) -> list[str]:
+        """Who was called since; there are to be so many."""
+        raise NotImplementedError
+
     def wait_for_expiry(self, resource: str, ttl: float) -> None:
         raise NotImplementedError
 
@@ -90,6 +98,15 @@ class Fake(Subject):
     def flush(self) -> None:
         self.node.forget()
 
+    def listen(self, process: str) -> None:
+        self.node.listening.add(PREFIX + process)
+
+    def calls(self, count: int) -> list[str]:
+        called = [member.removeprefix(PREFIX) for member in self.node.called]
+        self.node.called.clear()
+        assert len(called) == count
+        return called
+
     def wait_for_expiry(self, resource: str, ttl: float) -> None:
         self.clock.advance(ttl)
 
@@ -97,6 +114,7 @@ class Fake(Subject):
 class Real(Subject):
     def __init__(self, server: LocalServer) -> None:
         self.admin = redis.Redis.from_url(server.url)
+        self.pubsub = self.admin.pubsub()
         self.node = Node(0, parse_nodes([server.url])[0], PREFIX, OFF, [f"{PREFIX}nonce"])
         self.node.opened(*self.node.connect(), monotonic())
 
@@ -126,6 +144,19 @@ class Real(Subject):
 
     def flush(self) -> None:
         self.admin.flushall()
+        self.pubsub.reset()
+
+    def listen(self, process: str) -> None:
+        self.pubsub.subscribe(PREFIX + process)
+        assert self.pubsub.get_message(timeout=5.0)["type"] == "subscribe"
+
+    def calls(self, count: int) -> list[str]:
+        self.admin.publish(PREFIX + "p1", "end")
+        called = []
+        while (news := self.pubsub.get_message(timeout=5.0))["data"] != b"end":
+            called.append(f"{news['channel'].decode()}:{news['data'].decode()}")
+        assert len(called) == count
+        return [one.removeprefix(PREFIX) for one in called]
 
     def wait_for_expiry(self, resource: str, ttl: float) -> None:
         key = self.key(resource)
@@ -133,6 +164,7 @@ class Real(Subject):
 
     def close(self) -> None:
         self.node.close()
+        self.pubsub.close()
         self.admin.close()
 
 
@@ -280,6 +312,75 @@ def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
     assert node.ask(Verb.UNDO, claim()) is False
     assert node.ask(Verb.RELEASE, claim()) is False
     assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
+
+
+# -- Those who wait stand in line
+
+
+def place(who: str, since: int, resource: Resource = "r") -> Claim:
+    stands = claim(PREFIX + who, resource)
+    stands.since = since
+    return stands
+
+
+def test_a_release_calls_the_first_in_line_and_no_other(node: Subject) -> None:
+    node.listen("p1")
+    for who, since in (("p1:second", 2 * 10**15), ("p1:first", 2 * 10**15 - 1)):
+        assert node.ask(Verb.QUEUE, place(who, since)) is True
+        assert node.ask(Verb.QUEUE, place(who, since)) is True  # once more is nothing more
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.RELEASE, claim()) == 3
+    assert node.calls(1) == ["p1:first"]
+    assert node.ask(Verb.RELEASE, claim()) == 2  # freed nothing, but who knows who holds it
+    assert node.calls(1) == ["p1:second"]
+    assert node.ask(Verb.RELEASE, claim()) is False
+    assert node.calls(0) == []
+
+
+def test_who_is_dead_is_passed_over(node: Subject) -> None:
+    node.listen("p1")
+    for since, who in enumerate(("dead:1", "dead:2", "p1:3", "p1:4")):
+        node.ask(Verb.QUEUE, place(who, since))
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.RELEASE, claim()) == 3
+    assert node.calls(1) == ["p1:3"]
+
+
+def test_who_leaves_is_not_called(node: Subject) -> None:
+    node.listen("p1")
+    for since, who in enumerate(("p1:1", "p1:2", "p1:3")):
+        node.ask(Verb.QUEUE, place(who, since))
+    assert node.ask(Verb.LEAVE, place("p1:1", 0)) is True
+    assert node.ask(Verb.LEAVE, place("p1:1", 0)) is False
+    assert node.ask(Verb.PASS, place("p1:2", 0)) is True
+    assert node.calls(0) == []
+    node.ask(Verb.RELEASE, claim())
+    assert node.calls(1) == ["p1:3"]
+
+
+def test_who_was_called_and_gives_up_calls_the_next(node: Subject) -> None:
+    node.listen("p1")
+    for since, who in enumerate(("p1:1", "p1:2")):
+        node.ask(Verb.QUEUE, place(who, since))
+    node.ask(Verb.RELEASE, claim())
+    assert node.ask(Verb.PASS, place("p1:1", 0)) is False
+    assert node.calls(2) == ["p1:1", "p1:2"]
+
+
+def test_an_undone_vote_calls_nobody(node: Subject) -> None:
+    node.listen("p1")
+    node.ask(Verb.QUEUE, place("p1:1", 0))
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.UNDO, claim()) is True
+    assert node.calls(0) == []
+
+
+def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject) -> None:
+    node.listen("p1")
+    node.ask(Verb.QUEUE, place("p1:1", 0))
+    node.ask(Verb.ACQUIRE, claim(resource="r#slot2"))
+    assert node.ask(Verb.RELEASE, claim(resource="r#slot2")) == 3
+    assert node.calls(1) == ["p1:1"]
 
 
 # -- Several keys in one claim: all of them or none

@@ -29,8 +29,12 @@ class FakeDriver:
         self.rounds: list[str] = []
         self.ready = True
 
-    def run(self, operation: Callable[[float], Steps[T]]) -> T:
+    def run(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
         try:
+            if ahead is not None:
+                self._carry(ahead(self.clock()))
             steps = operation(self.clock())
             round_ = next(steps)
             while True:

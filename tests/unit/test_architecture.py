@@ -71,7 +71,10 @@ ALLOWED: dict[str, set[str]] = {
     "native": {"driver", "events", "green", "haste", "lease", "watchdog"},
     "refusal": {"errors", "lease", "quorum"},
     "outage": {"errors"},
-    "wakeup": {"address", "bell", "errors", "lease", "replies", "redis", "tenacity"},
+    "line": {"bell", "errors"},
+    "wakeup": {
+        *("address", "bell", "commands", "errors", "lease", "line", "replies", "redis", "tenacity"),
+    },
     "hold": {"driver", "errors", "events", "lease", "names", "refusal"},
     "engine": {
         *(
@@ -85,7 +88,7 @@ ALLOWED: dict[str, set[str]] = {
             "guard",
             "lease",
         ),
-        *("names", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
+        *("line", "names", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
     },
     "lock": {
         *("address", "custody", "driver", "engine", "errors", "events", "hold", "lease"),

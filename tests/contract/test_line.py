@@ -1,0 +1,295 @@
+"""Those who wait stand in line: who is served when, and what happens when a call is lost."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import Lease, Redlock, ResourceHeld, line
+from celery_redlock.node import Node
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.server import LocalServer, start_servers
+from tests.support import wait_until
+
+WAITER = """
+import sys
+from celery_redlock import Redlock
+from tests.support import end_with_parent
+end_with_parent()
+redlock = Redlock(sys.argv[2:], ttl=20.0, restart_guard="off")
+lease = redlock.acquire(sys.argv[1], wait=60.0)
+print("granted", flush=True)
+redlock.release(lease)
+"""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LocalServer]]:
+    with start_servers(3) as started:
+        yield started
+
+
+@pytest.fixture
+def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
+    made: list[Redlock] = []
+
+    def make() -> Redlock:
+        made.append(Redlock([s.url for s in servers], ttl=20.0, restart_guard="off"))
+        return made[-1]
+
+    yield make
+    for redlock in made:
+        redlock.close()
+
+
+@pytest.fixture
+def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not called does not try."""
+    monkeypatch.setattr(line, "AGAIN", (60.0, 60.0))
+
+
+class Waiting:
+    """Somebody who waits, in a thread of this process; stands in line once this is made."""
+
+    def __init__(
+        self, redlock: Redlock, servers: list[LocalServer], wait: float = 30.0, limit: int = 1
+    ) -> None:
+        self.lease: Lease | None = None
+        self.granted = 0.0
+        self.error: Exception | None = None
+        self._how = (redlock, wait, limit)
+        # Or it would try once more when it begins to hear, and might be quicker than who is called.
+        with redlock._wakeup.in_line():
+            wait_until(lambda: len(redlock._wakeup._attentive) == len(servers), 10, "it hears")
+        before = in_line(servers)
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+        wait_until(lambda: in_line(servers) == [n + 1 for n in before], 10, "it stands in line")
+
+    def _run(self) -> None:
+        redlock, wait, limit = self._how
+        try:
+            self.lease = redlock.acquire("r", wait=wait, limit=limit)
+            self.granted = time.monotonic()
+        except ResourceHeld as error:
+            self.error = error
+
+
+def in_line(servers: list[LocalServer]) -> list[int]:
+    """How many stand in the line, per node."""
+    lengths = []
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            lengths.append(client.zcard("redlock:r#line"))
+    return lengths
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_who_was_first_is_served_first_and_the_line_is_empty_afterwards(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    crowd = [(redlock := make(), Waiting(redlock, servers)) for _ in range(4)]
+    for number, (redlock, waiting) in enumerate(crowd):
+        assert [one.lease is not None for _, one in crowd] == [n < number for n in range(4)]
+        holder.release(lease)
+        waiting.thread.join(10)
+        assert waiting.lease is not None
+        holder, lease = redlock, waiting.lease
+    holder.release(lease)
+    wait_until(lambda: in_line(servers) == [0, 0, 0], 5, "nobody stands in line")
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_who_has_released_lets_those_pass_who_wait(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    greedy, other = make(), make()
+    turns: list[str] = []
+
+    def take(redlock: Redlock, name: str) -> None:
+        while turns.count(name) < 10:
+            lease = redlock.acquire("r", wait=30.0)
+            turns.append(name)
+            wait_until(
+                lambda: in_line(servers) == [1, 1, 1] or max(map(turns.count, turns)) == 10,
+                10,
+                "the other stands in line",
+            )
+            redlock.release(lease)
+
+    thread = threading.Thread(target=take, args=(other, "other"))
+    thread.start()
+    take(greedy, "greedy")
+    thread.join(30)
+    # Not each time: who is slow to come is not waited for.
+    assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_who_was_killed_in_line_is_passed_over(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
+    with subprocess.Popen(command) as doomed:
+        wait_until(lambda: in_line(servers) == [1, 1, 1], 20, "it stands in line")
+        second = Waiting(make(), servers)
+        doomed.kill()
+    released = time.monotonic()
+    holder.release(lease)
+    second.thread.join(10)
+    assert second.granted - released < 1.0
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
+    make: Callable[[], Redlock], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, hasty = make(), make()
+    lease = holder.acquire("r")
+    called = threading.Event()
+    wait = line.Place.wait
+
+    def too_late(self: line.Place, seconds: float) -> bool:
+        heard = wait(self, seconds)
+        in_vain = self.member.startswith(hasty._wakeup._process)
+        if in_vain and self._sure and len(self._heard) >= 2:
+            called.set()
+            raise TimeoutError("struck as it was called")
+        return heard
+
+    monkeypatch.setattr(line.Place, "wait", too_late)
+    errors: list[str] = []
+
+    def give_up() -> None:
+        try:
+            hasty.acquire("r", wait=30.0)
+        except TimeoutError as error:
+            errors.append(str(error))
+
+    first = threading.Thread(target=give_up)
+    first.start()
+    wait_until(lambda: in_line(servers) == [1, 1, 1], 10, "it stands in line")
+    second = Waiting(make(), servers)
+    released = time.monotonic()
+    holder.release(lease)
+    second.thread.join(10)
+    first.join(10)
+    assert called.is_set()
+    assert errors == ["struck as it was called"]
+    assert second.granted - released < 1.0
+
+
+def test_who_waits_in_vain_leaves_the_line(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    waiting = Waiting(make(), servers, wait=0.5)
+    waiting.thread.join(10)
+    assert waiting.error is not None
+    wait_until(lambda: in_line(servers) == [0, 0, 0], 5, "nobody stands in line")
+    holder.release(lease)
+
+
+def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+        wait_until(lambda: in_line(servers) == [1, 1, 1], 20, "it stands in line")
+        second = Waiting(make(), servers)
+        os.kill(stopped.pid, signal.SIGSTOP)
+        try:
+            released = time.monotonic()
+            holder.release(lease)
+            second.thread.join(10)
+            assert second.lease is not None
+            assert second.granted - released < 3.0  # of which one is this machine's
+            second._how[0].release(second.lease)
+        finally:
+            os.kill(stopped.pid, signal.SIGCONT)
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == "granted\n"
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_a_node_that_has_forgotten_its_line_delays_nobody(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    waiting = Waiting(make(), servers)
+    with redis.Redis(port=servers[0].port) as client:
+        client.delete("redlock:r#line")
+    released = time.monotonic()
+    holder.release(lease)
+    waiting.thread.join(10)
+    assert waiting.granted - released < 1.0
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_whom_fewer_than_a_quorum_call_tries_as_well(
+    make: Callable[[], Redlock], servers: list[LocalServer]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    waiting = Waiting(make(), servers)
+    for server in servers[:2]:
+        with redis.Redis(port=server.port) as client:
+            client.delete("redlock:r#line")
+    released = time.monotonic()
+    holder.release(lease)
+    waiting.thread.join(10)
+    assert waiting.granted - released < 1.0
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_slots_have_one_line(make: Callable[[], Redlock], servers: list[LocalServer]) -> None:
+    holder = make()
+    leases = [holder.acquire("r", limit=2) for _ in range(2)]
+    crowd = [Waiting(make(), servers, limit=2) for _ in range(2)]
+    for lease, waiting in zip(leases, crowd, strict=True):
+        holder.release(lease)
+        waiting.thread.join(10)
+        assert waiting.lease is not None
+
+
+def test_every_try_but_the_first_stands_in_line_before(
+    make: Callable[[], Redlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the release between a try and the line would call nobody."""
+    written: list[Verb] = []
+    ask = Node.ask
+
+    def noted(self: Node, round_: Round, *rest: Any) -> None:
+        if self.index == 0 and round_.claims[0].resource == "r":
+            written.append(round_.verb)
+        ask(self, round_, *rest)
+
+    holder, waiter = make(), make()
+    lease = holder.acquire("r")
+    monkeypatch.setattr(Node, "ask", noted)
+    monkeypatch.setattr(line, "AGAIN", (0.02, 0.02))
+    with pytest.raises(ResourceHeld):
+        waiter.acquire("r", wait=0.5)
+    tries = [verb for verb in written if verb in (Verb.ACQUIRE, Verb.QUEUE)]
+    assert tries == [Verb.ACQUIRE, *[Verb.QUEUE, Verb.ACQUIRE] * (len(tries) // 2)]
+    assert len(tries) > 4
+    assert written[-1] is Verb.PASS
+    holder.release(lease)
