@@ -162,7 +162,8 @@ ENDINGS = (
            state="FAILURE", worker={}, pools=("solo",), since=(5, 7)),
     Ending("cold shutdown, late ack", "late", args=(LONG,), act=cold_then_another, runs=2,
            worker={}),
-    Ending("SIGTERM to the whole group", args=(LONG,), act=group, worker={},
+    # The main process frees what a child leaves that a second signal has struck in its release.
+    Ending("SIGTERM to the whole group", args=(LONG,), act=group, by=(BODY, MAIN), worker={},
            state=as_it_takes_it("FAILURE", "PENDING or FAILURE", (5, 7))),
     Ending("`kill -9` of the main process", "short_ttl", args=(LONG,), act=kill_main,
            state="PENDING", by=(TTL, KEEPER), within=1.5, worker={}, pools=POOLS,
