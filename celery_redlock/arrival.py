@@ -30,6 +30,7 @@ from .lock import Redlock
 from .names import Resources
 from .options import TaskOptions
 from .reservation import HEADER, Reservation, adopt, claim_for, free, holding, keep, start, take
+from .results import state_of
 from .skipped import Skipped
 
 __all__ = ["HOUR", "Arrival", "arrival_of", "comes_back", "note_of"]
@@ -189,7 +190,9 @@ class Arrival:
                 if owner.task_id == short_id(self._request.id):
                     return self._own(token or "")
                 frees = self.scope != "until_expired"
-                about_to_end = frees and owner.task_id == short_id(self._request.parent_id)
+                about_to_end = frees and (
+                    owner.task_id == short_id(self._request.parent_id) or self._has_ended(owner)
+                )
                 if not about_to_end or time.monotonic() > until:
                     return owner
                 time.sleep(PAUSE)
@@ -200,6 +203,14 @@ class Arrival:
             else:
                 self._strike_off(claim)
             return None
+
+    def _has_ended(self, owner: Owner) -> bool:
+        """Whether a result is stored already for the task that has it, such as another member of
+        the group whose chord's body this is."""
+        try:
+            return state_of(self._task, owner.task_id) in states.READY_STATES
+        except Exception:
+            return False  # there is no result backend, or it is away
 
     def _own(self, token: str) -> Owner | None:
         """It is ours, though the message does not say so."""

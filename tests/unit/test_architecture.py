@@ -117,7 +117,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "arrival": {
         *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
-        *("options", "reservation", "skipped", "celery"),
+        *("options", "reservation", "results", "skipped", "celery"),
     },
     "publish": {
         *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -139,6 +140,14 @@ def test_none_is_lost_with_its_worker(cluster: Cluster, key: str) -> None:
         sent = send(cluster, "work", key, 20, 0.01, queue="killed")
         parked(cluster, sent, 20)
         worker.kill()
+
+    def overdue() -> bool:
+        """Celery's first look, at its start, is to find them: the second is 100 s later."""
+        with redis.Redis(port=cluster.broker.port) as client:
+            times = client.zrange("unacked_index", 0, -1, withscores=True)
+        return all(since < time.time() - 2 for _tag, since in times)
+
+    wait_until(overdue, 10.0, "they are away for two seconds")
     # The second worker alone believes that two seconds are long enough.
     conf = {"broker_transport_options": {"visibility_timeout": 2}}
     with cluster.worker("-c", "2", queue="killed", **conf):
