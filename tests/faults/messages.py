@@ -13,7 +13,7 @@ from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict
-from tests.faults.stage import VISIBILITY
+from tests.faults.stage import POOLS, VISIBILITY
 from tests.faults.worker_acts import BY_ITSELF
 
 ENDS = {
@@ -29,6 +29,7 @@ ENDS = {
     "ConnectionError": "failed: the broker was away when it had to be sent again",
 }
 """By the error's name: ends that a policy or a fault explains."""
+BROKER = "broker restart"
 KILLS = (BY_ITSELF, "worker kill -9", "worker restart, cold", "worker restart, warm")
 
 
@@ -66,13 +67,22 @@ def judge_messages(
         if problem:
             verdict.problem("message", sent.at, f"{end}: {_text(sent, trace)}")
         _twice(verdict, sent, trace, faults)
-    kills = sum(fault.kind in KILLS for fault in faults)
-    if popped > 1 + kills // 5:
-        verdict.problem("message", 0.0, f"{popped} {POPPED}: more than bad luck")
+    ended = sum(_connections(fault) for fault in faults)
+    if popped > ended:
+        text = f"{popped} {POPPED}, but only {ended} of its connections ended"
+        verdict.problem("message", 0.0, text)
     return dict(sorted(ends.items()))
 
 
-POPPED = "lost in the broker's client: taken from the queue by a worker killed at that moment"
+POPPED = "lost in the broker's client: popped from the queue over a connection that ended"
+"""Redis takes a message from its list when it answers BRPOP; kombu notes it (`unacked`) when it has
+read the answer. With prefetching used up it does not read for a while (`_pause_brpop`), so there
+may be one message in the socket of each worker, which goes with the worker, or with the broker."""
+
+
+def _connections(fault: Fault) -> int:
+    """How many connections that may carry a popped message it ended."""
+    return len(POOLS) if fault.kind == BROKER else fault.kind in KILLS
 
 
 def _end(
@@ -99,7 +109,7 @@ def _end(
     moves = [line for _process, line in trace if line.kind in ("sent", "received", "got", "enter")]
     nobody_had_it = not moves or moves[-1].kind == "sent"
     last = moves[-1].at if moves else sent.at
-    if nobody_had_it and any(f.kind in KILLS and (f.end is None or f.end > last) for f in faults):
+    if nobody_had_it and any(_connections(f) and (f.end is None or f.end > last) for f in faults):
         return POPPED, False
     return "LOST", True
 
@@ -139,7 +149,7 @@ def _any(faults: Sequence[Fault], *kinds: str) -> bool:
 
 def _broken(begin: float, end: float, faults: Sequence[Fault]) -> bool:
     """Was a worker ended, or the broker, between the two: then what was not yet acknowledged?"""
-    return any(f.kind in (*KILLS, "broker restart") and f.touches(begin, end) for f in faults)
+    return any(f.kind in (*KILLS, BROKER) and f.touches(begin, end) for f in faults)
 
 
 def _text(sent: Sent, trace: list[tuple[Process, Line]]) -> str:

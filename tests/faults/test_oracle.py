@@ -294,19 +294,23 @@ def test_late_acknowledgement_does_not() -> None:
     assert messages(sent(state="PENDING"), "received", "got", "enter", faults=(kill,))[1]
 
 
-def test_a_message_popped_by_a_worker_that_dies_is_bad_luck_once() -> None:
-    kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
+@pytest.mark.parametrize(
+    "kill",
+    [Fault("worker kill -9", 1.25, 1.5, "two", 20), Fault("broker restart", 1.25, 1.5)],
+    ids=lambda fault: fault.kind,
+)
+def test_a_popped_message_goes_with_its_connection(kill: Fault) -> None:
     ends, problems = messages(sent(state="RETRY"), "received", "got", "sent", faults=(kill,))
     assert "broker's client" in ends[0]
     assert problems == []
 
 
-def test_too_much_bad_luck() -> None:
+def test_a_connection_takes_no_more_than_one_message_with_it() -> None:
     kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
     found = Verdict()
-    ledger = {str(n): sent(state="PENDING") for n in range(3)}
+    ledger = {str(n): sent(state="PENDING") for n in range(2)}
     judge_messages(found, ledger, {}, [kill], ())
-    assert "more than bad luck" in found.problems[0].text
+    assert "but only 1 of its connections ended" in found.problems[0].text
 
 
 def test_early_acknowledgement_runs_a_task_once() -> None:
