@@ -29,18 +29,27 @@ from .lease import Claim, Owner, names_of
 from .lock import Redlock
 from .names import Resources
 from .options import TaskOptions
-from .reservation import HEADER, Reservation, adopt, claim_for, free, holding, keep, start, take
-from .results import state_of
+from .reservation import (
+    HEADER,
+    HOUR,
+    Reservation,
+    adopt,
+    claim_for,
+    free,
+    holding,
+    keep,
+    start,
+    take,
+)
+from .results import has_ended
 from .skipped import Skipped
 
-__all__ = ["HOUR", "Arrival", "arrival_of", "comes_back", "note_of"]
+__all__ = ["Arrival", "arrival_of", "comes_back", "note_of"]
 
 logger = logging.getLogger("celery_redlock.task")
 
 ARRIVAL = "redlock_arrival"
 """Attribute of a request: what is done about its reservation."""
-HOUR = 3600.0
-"""Seconds that a reservation is kept if neither `reserve_ttl` nor `expires` says otherwise."""
 PAUSE = 0.02
 """Seconds between two looks at a reservation that is about to be freed."""
 
@@ -127,19 +136,19 @@ class Arrival:
         """Make sure of the reservation; who has it, if that is another."""
         if not self._note.token:
             return self._take()
-        frees = self.scope in ("until_executing", "until_and_while_executing")
-        if frees:
-            self._claim = claim_for(self._redlock, *self._named)
+        self._claim = claim = self._named()
+        if self.scope in ("until_executing", "until_and_while_executing"):
             return None  # by freeing it
-        self._claim = claim = claim_for(self._redlock, *self._named)
         if self.scope == "until_expired":
             return self._other(holding(self._redlock, claim))
         return self._adopt(claim)
 
-    @property
-    def _named(self) -> tuple[Resources, float, str, str]:
-        ttl = self._ttl
-        return self._note.resources, ttl, self._request.id, self._note.token
+    def _named(self) -> Claim:
+        """A claim with the message's token; with a new one if it has none."""
+        return claim_for(
+            *(self._redlock, self._note.resources, self._ttl, self._request.id, self._task.name),
+            token=self._note.token,
+        )
 
     @property
     def _ttl(self) -> float:
@@ -175,8 +184,7 @@ class Arrival:
         """Take a reservation for a message that has none; who has it, if that is another."""
         until = time.monotonic() + PREDECESSOR
         while True:
-            claim = claim_for(self._redlock, self._note.resources, self._ttl, self._request.id)
-            self._claim = claim
+            self._claim = claim = self._named()
             self._post(claim)
             try:
                 take(self._redlock, claim)
@@ -190,8 +198,10 @@ class Arrival:
                 if owner.task_id == short_id(self._request.id):
                     return self._own(token or "")
                 frees = self.scope != "until_expired"
+                # Such as another member of the group whose chord's body this is.
                 about_to_end = frees and (
-                    owner.task_id == short_id(self._request.parent_id) or self._has_ended(owner)
+                    owner.task_id == short_id(self._request.parent_id)
+                    or has_ended(self._task, owner.task_id)
                 )
                 if not about_to_end or time.monotonic() > until:
                     return owner
@@ -203,14 +213,6 @@ class Arrival:
             else:
                 self._strike_off(claim)
             return None
-
-    def _has_ended(self, owner: Owner) -> bool:
-        """Whether a result is stored already for the task that has it, such as another member of
-        the group whose chord's body this is."""
-        try:
-            return state_of(self._task, owner.task_id) in states.READY_STATES
-        except Exception:
-            return False  # there is no result backend, or it is away
 
     def _own(self, token: str) -> Owner | None:
         """It is ours, though the message does not say so."""
@@ -320,7 +322,7 @@ class Arrival:
         note = self._note
         if not note.token and self._claim is None:
             return
-        claim = self._claim or claim_for(self._redlock, *self._named)
+        claim = self._claim or self._named()
         stays = self.passed_on or note.scope == "until_expired"
         if stays or comes_back(self._task, state, retval):
             self._drop(claim)

@@ -80,6 +80,7 @@ class Delivery:
             task_id=short_id(request.id),
             retries=count(request.retries, FEW),
             stamp=self._stamp,
+            task=short_id(task.name),
         )
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it

@@ -133,11 +133,6 @@ class Driver:
                 raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
             self._ready = True
 
-    @property
-    def ready(self) -> bool:
-        """Whether the first wait for connections is over: nothing waits for any from now on."""
-        return self._ready
-
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
     ) -> T:

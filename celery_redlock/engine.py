@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import socket
 import time
 import weakref
@@ -28,7 +27,7 @@ from .events import emit, heard
 from .green import patched
 from .guard import Guard
 from .lease import NEVER, Claim, Lease, Owner, shown
-from .line import STAND_BACK
+from .line import JITTER, STAND_BACK
 from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
@@ -40,8 +39,6 @@ __all__ = ["Engine"]
 
 node_logger = logging.getLogger("celery_redlock.node")
 
-JITTER = random.SystemRandom()
-"""Not the module's own generator: that one is the application's, which may have seeded it."""
 MANY = 1000
 """Leases after which those left to expire are forgotten."""
 
@@ -132,7 +129,7 @@ class Engine:
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         if ttl > self._guard.longest:
             self._guard.expect(ttl)
-        token = (owner or self._owner).token(os.urandom(16).hex())
+        token = (owner or self._owner).token(os.urandom(16).hex(), time.time())
         return Claim(names, token, ttl, len(self._addresses))
 
     def _acquire(

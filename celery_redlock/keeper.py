@@ -189,8 +189,8 @@ class Keeper:
         claims = [Claim(n.resources, n.token, n.ttl, self._board.nodes) for n in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
-        for note, done in zip(left, freed, strict=True):
-            if done:
+        for note, round_ in zip(left, freed, strict=True):
+            if round_.yes + round_.no >= round_.quorum:
                 logger.warning("freed %s, which process %d held when it died", note.resource, pid)
             else:
                 logger.warning(

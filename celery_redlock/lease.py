@@ -298,6 +298,9 @@ class Owner:
         task_id: The Celery task's id; empty outside Celery.
         retries: How often Celery had retried that task.
         stamp: Names one delivery of a message: a task id can be delivered twice at once.
+        task: The Celery task's name; empty outside Celery.
+        since: When it asked, by its own wall clock, in seconds since 1970; 0.0 if it does not say.
+            For people to read: no decision hangs on it.
     """
 
     host: str
@@ -305,25 +308,34 @@ class Owner:
     task_id: str = ""
     retries: int = 0
     stamp: str = ""
+    task: str = ""
+    since: float = field(default=0.0, compare=False)
 
-    def token(self, nonce: str) -> str:
-        """The token of one attempt of this owner; `nonce` holds at least 128 random bits."""
-        task_id = self.task_id.replace("%", "%25").replace("|", "%7C")
+    def token(self, nonce: str, now: float = 0.0) -> str:
+        """The token of one attempt of this owner, made at `now`, in seconds since 1970.
+
+        `nonce` holds at least 128 random bits.
+        """
         host = self.host.replace("|", "")
-        return f"{self.stamp}|{host}|{self.pid}|{task_id}|{self.retries}|{nonce}"
+        task_id, task = _escape(self.task_id), _escape(self.task)
+        asked = int(now * 1e3)
+        return f"{self.stamp}|{host}|{self.pid}|{task_id}|{self.retries}|{task}|{asked}|{nonce}"
 
     @classmethod
     def of(cls, token: str) -> Owner | None:
         """Who made `token`; None if it is not one of this library."""
         parts = token.split("|")
-        if len(parts) != 6 or not all(_is_count(parts[i]) for i in (2, 4)):
+        if len(parts) != 8 or not all(_is_count(parts[i]) for i in (2, 4, 6)):
             return None
-        stamp, host, pid, task_id, retries, _nonce = parts
-        task_id = task_id.replace("%7C", "|").replace("%25", "%")
-        return cls(host, int(pid), task_id, int(retries), stamp)
+        stamp, host, pid, task_id, retries, task, asked, _nonce = parts
+        return cls(
+            *(host, int(pid), _unescape(task_id), int(retries), stamp, _unescape(task)),
+            since=int(asked) / 1e3,
+        )
 
     def __str__(self) -> str:
-        task = f"task {self.task_id} of " if self.task_id else ""
+        name = self.task or "task"
+        task = f"{name} {self.task_id} of " if self.task_id else ""
         return printable(f"{task}pid {self.pid} on {self.host}")
 
 
@@ -358,6 +370,14 @@ class Holder:
 def token_digest(token: str) -> str:
     """A short name of a token that is safe to log."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("|", "%7C")
+
+
+def _unescape(text: str) -> str:
+    return text.replace("%7C", "|").replace("%25", "%")
 
 
 def _is_count(text: str) -> bool:

@@ -37,7 +37,7 @@ from typing import TypeVar
 from .bell import Bell
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 
-__all__ = ["Place", "split"]
+__all__ = ["JITTER", "POLL", "POLL_MAX", "STAND_BACK", "Place", "split"]
 
 T = TypeVar("T")
 

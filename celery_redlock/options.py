@@ -17,6 +17,7 @@ from .errors import ConfigurationError
 __all__ = [
     "CONFLICT_POLICIES",
     "DAY",
+    "DUPLICATE_POLICIES",
     "GLOBAL",
     "MIN_TTL",
     "TASK",
@@ -38,6 +39,7 @@ SCOPES = (
     "until_and_while_executing",
     "until_expired",
 )
+DUPLICATE_POLICIES = ("existing", "raise", "skip", "replace")
 CONFLICT_POLICIES = ("retry", "skip", "raise", "wait", "reject", "replace")
 
 
@@ -301,7 +303,7 @@ TASK: Mapping[str, Option] = {
         Option(
             "on_duplicate",
             "existing",
-            _one_of("existing", "raise", "skip", "replace"),
+            _one_of(*DUPLICATE_POLICIES),
             "If another has the reservation when a task is published: return the result of that"
             " one, raise DuplicateTask, return a result that says it was skipped, or revoke the one"
             " that is queued and take its place.",

@@ -26,7 +26,7 @@ from celery.result import EagerResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
-from .arrival import HOUR, arrival_of
+from .arrival import arrival_of
 from .attempts import LONG
 from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
 from .lease import Claim, Holder, Owner
@@ -34,6 +34,7 @@ from .lock import Redlock
 from .options import MIN_TTL, TaskOptions
 from .reservation import (
     HEADER,
+    HOUR,
     LONGEST_TTL,
     RESERVING,
     Reservation,
@@ -44,7 +45,7 @@ from .reservation import (
     keep,
     take,
 )
-from .results import state_of
+from .results import has_ended
 from .skipped import Skipped
 from .task import TaskLock, lock_of
 
@@ -169,7 +170,7 @@ class _Publication:
         replaced = 0
         until = 0.0
         while True:
-            claim = claim_for(redlock, names, note.ttl, task_id)
+            claim = claim_for(redlock, names, note.ttl, task_id, task.name)
             try:
                 start = time.monotonic()
                 try:
@@ -198,7 +199,7 @@ class _Publication:
                 logger.warning("%s is published without a reservation: %s", self._called, why)
                 return self._send(task_id, note, None)
             assert holder is not None and holder.owner is not None
-            if wish.scope != "until_expired" and self._has_ended(holder.owner.task_id):
+            if wish.scope != "until_expired" and has_ended(self._task, holder.owner.task_id):
                 # Its result is stored before its key is freed. Whoever has just read it is no
                 # duplicate, and would be given a result again that he has seen.
                 until = until or time.monotonic() + TRYING
@@ -272,13 +273,6 @@ class _Publication:
             marker = Skipped(resource, str(holder.owner))
             return EagerResult(task_id, marker, states.SUCCESS, name=self._task.name)
         return self._task.AsyncResult(other)
-
-    def _has_ended(self, task_id: str) -> bool:
-        """Whether the result backend knows that a task has come to its end."""
-        try:
-            return state_of(self._task, task_id) in states.READY_STATES
-        except Exception:
-            return False  # there is none, or it is away
 
     def _replaces(
         self, redlock: Redlock, claim: Claim, names: tuple[str, ...], other: Owner

@@ -375,20 +375,23 @@ def _fence(ballot: Round) -> bool:
     return tokens.count(token) >= ballot.quorum
 
 
-def line_up(place: Claim, now: float, verb: Verb = Verb.QUEUE) -> Round:
+def line_up(
+    place: Claim, now: float, verb: Verb = Verb.QUEUE, nodes: Iterable[int] | None = None
+) -> Round:
     """Stand in line for what `place` names, or leave it. Nobody waits for the answers.
 
     Args:
         place: Whose token tells the nodes whom to call, and since when it waits.
         now: The time before anything is sent; seconds.
         verb: QUEUE, LEAVE or PASS.
+        nodes: Whom to tell; all, if None.
     """
-    return Round(verb, [place], now, 0.0)
+    return Round(verb, [place], now, 0.0, nodes)
 
 
 def leave(place: Claim, now: float, verb: Verb, nodes: Iterable[int] | None = None) -> Steps[None]:
-    """The same by itself, on `nodes` or all."""
-    yield Round(verb, [place], now, 0.0, nodes)
+    """The same by itself."""
+    yield line_up(place, now, verb, nodes)
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
@@ -433,16 +436,17 @@ def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
     return held and ballot.no <= len(ballot.votes) - ballot.quorum
 
 
-def free(claim: Claim, now: float, patience: float) -> Steps[bool]:
-    """Delete a dead holder's token, everywhere. Whether a quorum has answered.
+def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
+    """Delete the token of another process, everywhere.
 
-    Only for whoever has seen the holder die. Nodes that are away are told when they are back.
+    Only for whoever has seen its holder die, or the message end that it was for. Nodes that are
+    away are told when they are back.
     """
     claim.ended = True
-    claim.written = [True] * len(claim.written)  # by the dead; so it is owed
+    claim.written = [True] * len(claim.written)  # by the other; so it is owed
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
-    return ballot.yes + ballot.no >= ballot.quorum
+    return ballot
 
 
 def peek(claim: Claim, now: float, patience: float) -> Steps[Round]:

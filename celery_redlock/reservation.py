@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,14 +26,14 @@ from .driver import monotonic
 from .errors import printable
 from .lease import Claim, Owner, names_of, shown
 from .names import LONGEST, MOST, Resources
-from .options import MIN_TTL, SCOPES
-from .quorum import Round, Steps, Verb
+from .options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
 
 if TYPE_CHECKING:
     from .lock import Redlock
 
 __all__ = [
     "HEADER",
+    "HOUR",
     "LONGEST_TTL",
     "RESERVING",
     "Reservation",
@@ -50,6 +51,8 @@ __all__ = [
 HEADER = "redlock_reservation"
 """Message header: what its reservation is. Foreign input."""
 RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
+HOUR = 3600.0
+"""Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
 LONGEST_TTL = 1e10
 """Seconds; an ETA in three hundred years."""
 LONGEST_TOKEN = 1000
@@ -114,7 +117,7 @@ class Reservation:
             return None
         if not all(isinstance(name, str) and 0 < len(name) <= LONGEST for name in names):
             return None
-        if scope not in SCOPES or policy not in ("existing", "raise", "skip", "replace"):
+        if scope not in SCOPES or policy not in DUPLICATE_POLICIES:
             return None
         if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not math.isfinite(ttl):
             return None
@@ -129,7 +132,13 @@ class Reservation:
 
 
 def claim_for(
-    redlock: Redlock, resource: Resources, ttl: float, task_id: str = "", token: str = ""
+    redlock: Redlock,
+    resource: Resources,
+    ttl: float,
+    task_id: str = "",
+    task: str = "",
+    *,
+    token: str = "",
 ) -> Claim:
     """A claim on a reservation: of a message that is to be sent, or that has a token.
 
@@ -138,11 +147,13 @@ def claim_for(
         resource: What the task locks.
         ttl: Seconds.
         task_id: Whose it is to be.
+        task: That task's name.
         token: Whose it is already.
     """
     if not token:
         us = redlock._owner
-        token = Owner(us.host, us.pid, short_id(task_id)).token(os.urandom(16).hex())
+        owner = Owner(us.host, us.pid, short_id(task_id), task=short_id(task))
+        token = owner.token(os.urandom(16).hex(), time.time())
     names = [name + RESERVED_SUFFIX for name in names_of(resource)]
     return Claim(names, token, ttl, len(redlock._addresses))
 
@@ -183,7 +194,7 @@ def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
         Whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
 
     """
-    ballot = redlock._driver.run(lambda now: _release(claim, now, redlock.node_timeout))
+    ballot = redlock._driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
     if ballot.yes >= ballot.quorum or ballot.yes + ballot.no < ballot.quorum:
         return True, None
     return False, holding(redlock, claim)
@@ -216,7 +227,7 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
         claim: With the token of the message that is over.
         patience: How long to wait for the nodes, in seconds; 0 only writes to them.
     """
-    redlock._driver.run(lambda now: _release(claim, now, patience))
+    redlock._driver.run(lambda now: quorum.free(claim, now, patience))
 
 
 def give_up(redlock: Redlock, claim: Claim) -> None:
@@ -235,11 +246,3 @@ def free_soon(redlock: Redlock, note: Reservation) -> None:
     free_it = partial(free, redlock, claim, redlock.node_timeout)
     name = f"celery_redlock free {printable(note.resource)}"
     threading.Thread(target=free_it, name=name, daemon=True).start()
-
-
-def _release(claim: Claim, now: float, patience: float) -> Steps[Round]:
-    claim.ended = True
-    claim.written = [True] * len(claim.written)  # by whoever sent it; so it is owed
-    ballot = Round(Verb.RELEASE, [claim], now, patience)
-    yield ballot
-    return ballot

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["state_of"]
+from celery import states
+
+__all__ = ["has_ended", "state_of"]
 
 
 def state_of(task: Any, task_id: str) -> str | None:
@@ -18,3 +20,11 @@ def state_of(task: Any, task_id: str) -> str | None:
         return None  # its results are messages to the caller: not ours to look at
     state: str = backend.get_state(task_id)
     return state
+
+
+def has_ended(task: Any, task_id: str) -> bool:
+    """Whether the result backend knows that a task has come to its end."""
+    try:
+        return state_of(task, task_id) in states.READY_STATES
+    except Exception:
+        return False  # there is none, or it is away

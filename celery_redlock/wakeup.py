@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import random
 import secrets
 import socket
 import threading
@@ -26,7 +25,7 @@ from .bell import Bell
 from .commands import LINE_SUFFIX
 from .errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import quorum_of
-from .line import Place
+from .line import JITTER, POLL, POLL_MAX, Place, split
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Waiter", "Wakeup"]
@@ -38,11 +37,6 @@ logger = logging.getLogger("celery_redlock.wakeup")
 RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
-JITTER = random.SystemRandom()
-"""For our threads: the module's own generator is the application's, which may have seeded it."""
-
-POLL, POLL_MAX = 0.004, 0.5
-"""Seconds between tries, full jitter, where no release can be announced to us."""
 MOST = 1000
 """Commands that a node may leave unconfirmed before it is given up: a write must never block."""
 
@@ -101,11 +95,9 @@ class Waiter:
             # After a split vote, or where no release can be announced to us: full jitter, soon.
             seconds = jitter(state)
             error = state.outcome.exception() if state.outcome else None
-            if self.informed and isinstance(error, ResourceHeld) and error.holder is not None:
-                spare = len(error.votes) - error.holder.quorum
-                if error.holder.nodes > spare:  # one holder: its release will be announced
-                    with contextlib.suppress(QuorumUnavailable):
-                        seconds = max(seconds, free_in())
+            if self.informed and isinstance(error, ResourceHeld) and not split(error):
+                with contextlib.suppress(QuorumUnavailable):  # its release will be announced
+                    seconds = max(seconds, free_in())
             return max(0.0, min(seconds, until - monotonic()))
 
         return Retrying(

@@ -149,7 +149,7 @@ def test_a_forged_token_is_held_by_another_program(
 ) -> None:
     for server in servers[:2]:
         with redis.Redis(port=server.port) as client:
-            client.set("redlock:r", f"s|h|{'9' * 5000}|t|0|n")
+            client.set("redlock:r", f"s|h|{'9' * 5000}|t|0|task|0|n")
     with pytest.raises(ResourceHeld, match="another program"):
         make().acquire("r")
 

@@ -332,7 +332,7 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
             if f"\r\n{command}\r\n".encode() not in request:
                 return b":1\r\n" if b"EVAL" in request else b"$-1\r\n"
             words = request.split(b"\r\n")[2::2]
-            seen.extend(word for word in words if word.count(b"|") == 5)
+            seen.extend(word for word in words if word.count(b"|") == 7)
             quoted = b" ".join(b"'%b'" % word for word in words)
             return b"-ERR unknown command '%b', with args beginning with: %b\r\n" % (
                 command.encode(),

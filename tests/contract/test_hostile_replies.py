@@ -25,7 +25,7 @@ LONG = b"x" * 2_000_000
 REPLIES: dict[str, bytes] = {
     "an integer": b":7\r\n",
     "a status": b"+OK\r\n",
-    "a status like a token": b"+|host|1||0|nonce\r\n",
+    "a status like a token": b"+|host|1||0||0|nonce\r\n",
     "an array": b"*2\r\n$1\r\na\r\n$1\r\nb\r\n",
     "an empty array": b"*0\r\n",
     "nested arrays": b"*1\r\n*1\r\n*1\r\n:1\r\n",
@@ -148,7 +148,7 @@ def test_a_reply_that_is_no_answer_is_not_shown(
     caplog.set_level(logging.DEBUG)
     with lock_over(servers, 2) as (redlock, impostors):
         for one in impostors:
-            one.reply = b"|host|1||0|s3cr3t-nonce\r\n"
+            one.reply = b"|host|1||0||0|s3cr3t-nonce\r\n"
         with pytest.raises(QuorumUnavailable) as raised:
             redlock.acquire("r")
         assert "not the protocol" in str(raised.value)

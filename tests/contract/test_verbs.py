@@ -658,7 +658,7 @@ def test_any_name_will_do(node: Subject, name: str) -> None:
     assert node.ask(Verb.RELEASE, mine) is True
 
 
-TOKENS = ["|host|1|t\ud800|0|n", "|h\udcff|1||0|n", "|é|1|\U0001f512|0|n"]
+TOKENS = ["|host|1|t\ud800|0|task|0|n", "|h\udcff|1||0|task|0|n", "|é|1|\U0001f512|0|task|0|n"]
 
 
 @pytest.mark.parametrize("token", TOKENS, ids=ascii)

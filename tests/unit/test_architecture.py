@@ -99,7 +99,7 @@ ALLOWED: dict[str, set[str]] = {
 # handlers connected that free it.
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
-    "results": set(),
+    "results": {"celery"},
     "attempts": {"kombu"},
     "waiting": {"attempts", "options"},
     "gate": set(),

@@ -246,13 +246,19 @@ def test_no_token_is_shown() -> None:
         task_id=st.text(),
         retries=st.integers(0, 100),
         stamp=st.text(st.characters(exclude_characters="|", codec="utf-8")),
-    )
+        task=st.text(),
+    ),
+    st.integers(0, 1 << 33),
 )
-def test_an_owner_is_read_back_from_its_token(owner: Owner) -> None:
-    assert Owner.of(owner.token("0123")) == owner
+def test_an_owner_is_read_back_from_its_token(owner: Owner, now: int) -> None:
+    read = Owner.of(owner.token("0123", now))
+    assert read == owner
+    assert read is not None and read.since == now
 
 
-@pytest.mark.parametrize("foreign", ["", "x", "a|b|c|d|e|f", "|||||", "a|h|1|t|x|n"])
+@pytest.mark.parametrize(
+    "foreign", ["", "x", "a|b|c|d|e|f|g|h", "|||||||", "a|h|1|t|x|n|0|n", "a|h|1|t|0|n|x|n"]
+)
 def test_a_foreign_value_has_no_owner(foreign: str) -> None:
     assert Owner.of(foreign) is None
 

@@ -85,7 +85,7 @@ def test_a_slot_that_is_split_is_nobodys_and_is_not_taken_for_free(redlock: Fake
     redlock.acquire("r", limit=2)
     (other,) = {"r", "r#slot2"} - {name for name in SLOTS if not redlock.free(name)}
     for index in (0, 1, 2):
-        redlock.fakes[index].held[other] = (f"|host|{index}||0|x", redlock.clock() + 3.0)
+        redlock.fakes[index].held[other] = (f"|host|{index}||0||0|x", redlock.clock() + 3.0)
     with pytest.raises(ResourceHeld) as refusal:
         redlock.acquire("r", limit=2)
     assert refusal.value.holder is not None
@@ -101,7 +101,7 @@ def test_who_loses_the_last_free_slot_is_told_to_whom(
     def look(*args: object) -> Round:
         ballot = peek(*args)  # type: ignore[arg-type]
         for node in redlock.fakes:
-            node.held["r#slot2"] = ("|winner|7||0|x", redlock.clock() + 3.0)
+            node.held["r#slot2"] = ("|winner|7||0||0|x", redlock.clock() + 3.0)
         return ballot
 
     monkeypatch.setattr(redlock, "_peek", look)

@@ -193,7 +193,7 @@ def test_one_that_has_ended_is_about_to_free_it(
                 node.held.clear()
         return "SUCCESS"
 
-    monkeypatch.setattr("celery_redlock.publish.state_of", state_of)
+    monkeypatch.setattr("celery_redlock.results.state_of", state_of)
     take(redlock, "first")
     second = charge.apply_async((1,), lock={"on_duplicate": policy})
     assert asked == ["first"] * 3
@@ -203,7 +203,7 @@ def test_one_that_has_ended_is_about_to_free_it(
 def test_one_that_has_ended_and_keeps_it_is_not_waited_for_for_long(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.publish.state_of", lambda *_: "FAILURE")
+    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: "FAILURE")
     monkeypatch.setattr("celery_redlock.publish.TRYING", 0.05)
     take(redlock, "first")
     assert charge.delay(1).id == "first"
@@ -213,7 +213,7 @@ def test_one_that_has_ended_and_keeps_it_is_not_waited_for_for_long(
 def test_one_that_is_kept_until_it_expires_is_not_waited_for(
     redlock: FakeRedlock, app: Celery, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.publish.state_of", None)
+    monkeypatch.setattr("celery_redlock.results.state_of", None)
     task = declare(app, lock_scope="until_expired")
     take(redlock, "first")
     assert task.delay(1).id == "first"

@@ -76,7 +76,7 @@ FORGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replaced": ({"replaced_task_nesting": 5, "parent_id": "x"}, {}),
     "a long id": ({"id": "i" * 1_000_000}, {}),
     "a long stranger of a parent": ({"parent_id": "p" * 1_000_000}, {}),
-    "an id that looks like a token": ({"id": "s|h|1|t|0|n"}, {}),
+    "an id that looks like a token": ({"id": "s|h|1|t|0|task|0|n"}, {}),
     "an id for terminals": ({"id": "\x1b[2J\n\u202e"}, {}),
     "a deadline long ago": ({"redlock_attempts": {"since": -1e11}}, {}),
 }  # fmt: skip
