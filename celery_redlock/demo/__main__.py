@@ -15,7 +15,7 @@ from celery_redlock.errors import RedlockError
 
 def main() -> int:
     """Run it; see `--help`."""
-    parser = argparse.ArgumentParser(prog="python -m celery_redlock.demo", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--plain", action="store_true", help="plain lines on a terminal as well")
     parser.add_argument(
         "--timeline",

@@ -1,0 +1,66 @@
+"""`celery -A app redlock ...` and `celery-redlock ...`: see, explain, free and measure locks.
+
+The first takes the nodes from the app's settings; the second from `--nodes`, or from an app that
+`-A` names. Each command is a module of this package, imported when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from .site import Site, load_app
+
+__all__ = ["main", "redlock"]
+
+COMMANDS = {
+    "demo": "demo",
+}
+"""Command: the module of this package that has it, as `command`."""
+
+
+class Commands(click.Group):
+    """Commands that are imported when they are needed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{COMMANDS[name]}")
+        command: click.Command = module.command
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.pass_context
+def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
+    """Locks of tasks: see, explain, free, measure."""
+    # What Celery's own command has found stands in the context above: its app.
+    ctx.obj = Site(app=getattr(ctx.obj, "app", None))
+
+
+@click.group(
+    name="celery-redlock",
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "REDLOCK"},
+)
+@click.option("-A", "--app", "app", metavar="APP", help="The Celery app, as for celery -A.")
+@click.option(
+    "--nodes",
+    metavar="URL[,URL...]",
+    help="The nodes, where there is no app; their passwords are seen by who lists processes:"
+    " better REDLOCK_NODES in the environment.",
+)
+@click.option("--prefix", help="What the keys on the nodes begin with; without an app.")
+@click.version_option(package_name="celery-redlock")
+@click.pass_context
+def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | None) -> None:
+    """Locks of tasks: see, explain, free, measure."""
+    if app and nodes:
+        raise click.UsageError("give --app or --nodes, not both: an app has nodes of its own")
+    urls = [url.strip() for url in nodes.split(",") if url.strip()] if nodes else None
+    ctx.obj = Site(app=load_app(app) if app else None, nodes=urls, prefix=prefix)

@@ -1,0 +1,163 @@
+"""What a command works on: an app's nodes, or those that were named; and how it says what it found.
+
+Exit codes, of all commands:
+
+- 0: done; nothing is wrong.
+- 1: it found something wrong, or did not find what it was asked for.
+- 2: it was called wrongly, or the configuration cannot work.
+- 3: too few nodes answered to tell.
+- 4: refused: what was to be done would not have been what was asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import click
+
+from ..errors import ConfigurationError, QuorumUnavailable, printable
+from ..lock import Redlock
+
+__all__ = ["NO_QUORUM", "PROBLEM", "REFUSED", "USAGE", "Site", "load_app", "on_site", "table"]
+
+PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
+"""Exit codes; see above."""
+
+
+@dataclass
+class Site:
+    """What a command works on.
+
+    Attributes:
+        app: The Celery app; None where only nodes were named.
+        nodes: Their URLs, where there is no app.
+        prefix: Of the keys, where there is no app.
+        as_json: Whether a program reads what is said.
+    """
+
+    app: Any = None
+    nodes: Sequence[str] | None = None
+    prefix: str | None = None
+    as_json: bool = False
+    _redlock: Redlock | None = field(default=None, repr=False)
+
+    @property
+    def redlock(self) -> Redlock:
+        """The lock over its nodes. A look at them needs no restart guard.
+
+        Raises:
+            click.UsageError: No nodes are known.
+            ConfigurationError: They cannot be nodes.
+        """
+        if self._redlock is None:
+            if self.nodes:
+                given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
+                self._redlock = Redlock(self.nodes, restart_guard="off", **given)
+            elif self.app is not None:
+                self._redlock = Redlock.from_app(self.app)
+            else:
+                raise click.UsageError(
+                    "which nodes? Name an app (celery -A APP redlock ..., celery-redlock -A APP"
+                    " ...) or the nodes (celery-redlock --nodes redis://host:6379/0,...)"
+                )
+        return self._redlock
+
+    def need_app(self, what: str) -> Any:
+        """The app.
+
+        Raises:
+            click.UsageError: There is none.
+        """
+        if self.app is None:
+            raise click.UsageError(f"{what} needs an app, not only nodes: -A APP")
+        return self.app
+
+    def say(self, data: Any, text: str | Callable[[], str]) -> None:
+        """What was found: `data` as JSON for a program, else `text`."""
+        if self.as_json:
+            click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+        else:
+            click.echo(text if isinstance(text, str) else text())
+
+
+def on_site(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates the function of a command: it is given a `Site`, and has the option --json.
+
+    It returns its exit code, or None for 0. Errors that a user can do something about are said in a
+    sentence, without a traceback.
+    """
+
+    @click.option("--json", "as_json", is_flag=True, help="For programs: JSON on stdout.")
+    @click.pass_obj
+    @functools.wraps(command)
+    def run(site: Site, /, as_json: bool, **given: Any) -> None:
+        site.as_json = as_json
+        try:
+            code = command(site, **given)
+        except ConfigurationError as error:
+            _fail(f"cannot work: {error}", USAGE)
+        except QuorumUnavailable as error:
+            _fail(str(error), NO_QUORUM)
+        if code:
+            sys.exit(code)
+
+    return run
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(printable(message), err=True)
+    sys.exit(code)
+
+
+def load_app(name: str) -> Any:
+    """The Celery app that `-A` names.
+
+    Raises:
+        click.UsageError: It cannot be loaded; the text says why.
+    """
+    from celery.app.utils import find_app
+
+    sys.path.insert(0, "")  # as `celery -A` does
+    try:
+        return find_app(name)
+    except Exception as error:
+        raise click.UsageError(
+            f"cannot load the app {name!r}: {type(error).__name__}: {error}"
+        ) from None
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table for people: in colour and fitted to a terminal with rich, else in plain text."""
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    if sys.stdout.isatty():
+        try:
+            return _rich(columns, cells)
+        except ImportError:
+            pass
+    lines = [list(columns), *cells]
+    widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
+    padded = (
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+    return "\n".join(line.rstrip() for line in padded)
+
+
+def _rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False)
+    for row in rows:
+        made.add_row(*(Text(cell) for cell in row))
+    console = Console()
+    with console.capture() as capture:
+        console.print(made)
+    return capture.get().rstrip("\n")
