@@ -334,8 +334,7 @@ class Owner:
         )
 
     def __str__(self) -> str:
-        name = self.task or "task"
-        task = f"{name} {self.task_id} of " if self.task_id else ""
+        task = f"task {self.task_id} of " if self.task_id else ""
         return printable(f"{task}pid {self.pid} on {self.host}")
 
 

@@ -83,9 +83,22 @@ def test_lease_lost_is_raised_in_the_body(
 def test_a_majority_gone_for_longer_than_the_ttl(
     cluster: Cluster, worker: Worker, name: str, key: str, kind: str
 ) -> None:
-    """Told at the deadline: within 50 ms, unless the machine itself was busy elsewhere."""
+    """Told at the deadline: within 50 ms, unless the machine itself was busy elsewhere.
+
+    Of three bodies the first counts, side by side or, on solo, one after the other.
+    """
     interruptible(name, kind)
-    count = 1 if name == "solo" else 3
+    tries, count = (3, 1) if name == "solo" else (1, 3)
+    lates: list[float] = []
+    for again in range(tries):
+        lates += told_late(cluster, f"{key}{again}", kind, count)
+        if min(lates) < PUNCTUAL:
+            break
+    assert 0.0 <= min(lates) < PUNCTUAL, lates
+
+
+def told_late(cluster: Cluster, key: str, kind: str, count: int) -> list[float]:
+    """Bodies that lose a majority: seconds after their deadlines when they are told."""
     sent = [cluster.send("punctual", f"{key}{i}", 20.0, kind) for i in range(count)]
     for i in range(count):
         cluster.entered(f"{key}{i}")
@@ -98,12 +111,11 @@ def test_a_majority_gone_for_longer_than_the_ttl(
             node.resume()
     assert [reason for reason, _late, _lost in told] == ["expired"] * count
     assert all(lost for _reason, _late, lost in told)
-    lates = sorted(late for _reason, late, _lost in told)
-    assert 0.0 <= lates[0] < PUNCTUAL, lates
     for i in range(count):
         (loss,) = cluster.lines("loss", f"k:{key}{i}")
         assert loss.detail[-1][:3] == ["silent"] * 3
         cluster.free(f"{key}{i}", within=5.0)
+    return [late for _reason, late, _lost in told]
 
 
 def shown(worker: Worker, words: str) -> str:
