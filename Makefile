@@ -8,7 +8,7 @@ SEED ?= 1
 # For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
 PYTEST_ARGS ?= -n 3 --dist loadfile
 
-.PHONY: help demo test test-all lint types sim faults faults-beat endings bench matrix clean
+.PHONY: help demo test test-all lint types docs sim faults faults-beat endings bench matrix clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
@@ -16,6 +16,7 @@ help:
 	@echo "make test-all the same, on every pool of Celery, and what takes long"
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"
+	@echo "make docs     the site of docs/, in out/docs; a warning or a link to nowhere is an error"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
 	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED); MUTANT=name:"
 	@echo "              with a bug planted, which must be found (MUTANT=list names them)"
@@ -45,6 +46,13 @@ lint:
 types:
 	@$(PYTHON) .ci/bootstrap.py lint
 	$(BIN)/mypy
+
+# From nothing each time: it takes seconds, and what is left of an older build hides a broken link.
+docs:
+	@$(PYTHON) .ci/bootstrap.py docs
+	rm -rf out/docs
+	$(BIN)/sphinx-build -q -n -W --keep-going -b html -d out/doctrees docs out/docs
+	$(BIN)/python docs/check_site.py out/docs
 
 sim:
 	@$(PYTHON) .ci/bootstrap.py test

@@ -1,0 +1,90 @@
+"""Does every link of the built site lead somewhere? No network: other sites' links are only read.
+
+python docs/check_site.py out/docs
+"""
+
+from __future__ import annotations
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LINKS = {"a": "href", "link": "href", "img": "src", "script": "src", "source": "src"}
+# Of what the theme puts on each page, and Sphinx makes later or not at all.
+IGNORED_SCHEMES = {"data", "mailto"}
+
+
+class Page(HTMLParser):
+    """The links and the anchors of one page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.anchors |= {value for name in ("id", "name") if (value := values.get(name))}
+        link = values.get(LINKS.get(tag, ""))
+        if link is not None:
+            self.links.append(link)
+
+    handle_startendtag = handle_starttag
+
+
+def check(site: Path) -> tuple[list[str], int]:
+    """What is wrong, in sentences; and how many links were looked at."""
+    pages = {
+        file.resolve(): Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")
+    }
+    wrong = [f"{site} has no pages"] if not pages else []
+    looked_at = 0
+    for file, page in sorted(pages.items()):
+        for link in page.links:
+            looked_at += 1
+            problem = _problem(link, file, pages, site.resolve())
+            if problem:
+                wrong.append(f"{file.relative_to(site.resolve())}: {link!r} {problem}")
+    return wrong, looked_at
+
+
+def _problem(link: str, file: Path, pages: dict[Path, Page], site: Path) -> str | None:
+    try:
+        parts = urlsplit(link)
+        parts.port  # noqa: B018 (raises for one that is no number)
+    except ValueError as error:
+        return f"is not an address: {error}"
+    if parts.scheme in IGNORED_SCHEMES:
+        return None
+    if parts.scheme or parts.netloc:
+        well_formed = parts.scheme in ("http", "https") and "." in (parts.hostname or "")
+        return None if well_formed and " " not in link else "is not a web address"
+    path = unquote(parts.path)
+    target = (file.parent / path).resolve() if path else file
+    if not target.is_relative_to(site):
+        return "leaves the site"
+    if target.is_dir():
+        target = target / "index.html"
+    if not target.exists():
+        return "leads nowhere"
+    anchor = unquote(parts.fragment)
+    if anchor and target in pages and anchor not in pages[target].anchors:
+        return f"there is no #{anchor} there"
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    wrong, looked_at = check(Path(arguments[0]))
+    for line in wrong:
+        print(line, file=sys.stderr)
+    print(f"{looked_at} links, {len(wrong)} of them wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

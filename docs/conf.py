@@ -1,0 +1,48 @@
+"""The site of these pages: `make docs`. They are written to be read as plain Markdown as well."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE / "sphinx_ext"), str(HERE.parent)]
+
+from celery_redlock import __version__  # noqa: E402
+
+project = "celery_redlock"
+author = "celery_redlock contributors"
+release = version = __version__
+
+extensions = [
+    "myst_parser",
+    "repository_links",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_click",
+    "sphinx_copybutton",
+]
+
+# Anchors as a code host makes them, so that `page.md#a-heading` leads to the same place on both.
+myst_heading_anchors = 4
+
+html_theme = "furo"
+html_title = "celery_redlock"
+html_static_path = ["static"]
+html_css_files = ["pages.css"]
+html_copy_source = False
+html_show_sphinx = False
+# What a reader copies: the command, not what it printed.
+copybutton_prompt_text = "$ "
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+python_use_unqualified_type_names = True
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+
+# `-n` makes a name that leads nowhere a warning, and a warning is an error. These are names of
+# others: their pages are on another site, which is not asked while this one is built.
+nitpick_ignore_regex = [
+    ("py:.*", r"(celery|kombu|redis|click|prometheus_client|pytest|opentelemetry|werkzeug)(\..*)?"),
+]
