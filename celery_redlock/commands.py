@@ -52,7 +52,7 @@ FENCE_LIMIT = 2**53 - 1
 # A claim may be of several keys: all of them or none. They stand side by side, the first with its
 # token, the others with nothing. A key of another type is not ours, and no reason to fail the other
 # claims. Any other error is no answer at all, and least of all a no.
-EXTEND = b"""\
+_TOGETHER = b"""\
 local votes, last = {}, 0
 while last < #KEYS do
   local first, vote = last + 1, '1'
@@ -61,41 +61,38 @@ while last < #KEYS do
     last = last + 1
     local held = redis.pcall('GET', KEYS[last])
     if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+%b
+  until ARGV[2 * last + 1] ~= ''
+%b
+  votes[#votes + 1] = vote
+end
+return table.concat(votes)"""
+
+EXTEND = _TOGETHER % (
+    b"""\
     if held == false then
       if vote == '1' then vote = '2' end
     elseif held ~= token then
       vote = '0'
-    end
-  until ARGV[2 * last + 1] ~= ''
+    end""",
+    b"""\
   if vote == '1' then
     for i = first, last do redis.call('PEXPIRE', KEYS[i], ttl) end
   elseif vote == '2' then
     for i = first, last do
       if not redis.pcall('SET', KEYS[i], token, 'PX', ttl).ok then vote = '0' end
     end
-  end
-  votes[#votes + 1] = vote
-end
-return table.concat(votes)"""
+  end""",
+)
 
 # Never for less than there is: the holder may just have left it locked for longer.
-RENEW = b"""\
-local votes, last = {}, 0
-while last < #KEYS do
-  local first, vote = last + 1, '1'
-  local token, ttl = ARGV[2 * first - 1], ARGV[2 * first]
-  repeat
-    last = last + 1
-    local held = redis.pcall('GET', KEYS[last])
-    if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
-    if held ~= token then vote = '0' end
-  until ARGV[2 * last + 1] ~= ''
+RENEW = _TOGETHER % (
+    b"    if held ~= token then vote = '0' end",
+    b"""\
   for i = first, vote == '1' and last or 0 do
     if redis.call('PTTL', KEYS[i]) < tonumber(ttl) then redis.call('PEXPIRE', KEYS[i], ttl) end
-  end
-  votes[#votes + 1] = vote
-end
-return table.concat(votes)"""
+  end""",
+)
 
 UNDO = b"""\
 local freed = 0

@@ -42,6 +42,10 @@ STAND_BACK = 0.01
 """Seconds in which another worker may take the turn that we have given up."""
 LOOK = 1.0
 """Seconds, about, between looks of our own, where no announcement comes."""
+BUSY = 25
+"""Doors from which on each is looked after more seldom, and its turn lasts longer in return."""
+SLOWEST = 5.0
+"""How many times more seldom, at most."""
 SPLIT = 0.02
 """Seconds at most until the next try for a turn that nobody got."""
 PATIENCE = 1.0
@@ -112,6 +116,11 @@ class Doorman:
         self._thread: threading.Thread | None = None
         self._closing = False
 
+    @property
+    def _pace(self) -> float:
+        """How much more seldom we look, for all the doors we have."""
+        return min(max(1.0, len(self._doors) / BUSY), SLOWEST)
+
     def attend(self, resource: str) -> None:
         """Look after a resource, soon. Does not wait."""
         self._called.append(resource)
@@ -168,7 +177,7 @@ class Doorman:
 
     def _look_after(self, door: _Door) -> None:
         now = monotonic()
-        door.due = now + LOOK * JITTER.uniform(0.75, 1.25)
+        door.due = now + self._pace * LOOK * JITTER.uniform(0.75, 1.25)
         view = self._gate.view(door.resource, now)
         if view.stand_back or not (view.parked or view.flying):
             self._give_up_turn(door)
@@ -207,7 +216,7 @@ class Doorman:
         patience = min(self._redlock.node_timeout, TTL / 10)
         for ballot in self._redlock._driver.extend(claims, patience, Verb.EXTEND):
             for claim in ballot.confirmed():
-                due[claim.token].renewal = now + TTL / 3
+                due[claim.token].renewal = now + claim.ttl / 3
 
     def _has_turn(self, door: _Door, now: float) -> bool:
         if door.claim is not None and not door.claim.held(now):
@@ -223,8 +232,9 @@ class Doorman:
         name = door.resource + TURN
         if door.turn_news is not None:
             door.turn_news.forget()
+        longest = max(TTL, self._redlock.ttl)  # the restart guard reckons with that anyway
         # Not by the lock's own ways: those tell listeners of locks, and turns are none.
-        claim = self._redlock._claim(name, TTL, None)
+        claim = self._redlock._claim(name, min(self._pace * TTL, longest), None)
         patience = min(self._redlock.node_timeout, TTL / 10)
         ballot = self._redlock._driver.run(lambda now: quorum.acquire(claim, now, patience))
         if claim.granted_at is None:
@@ -239,7 +249,7 @@ class Doorman:
                 door.turn_news = self._listen(door.turns, name)
             return False
         door.claim = claim
-        door.renewal = now + TTL / 3
+        door.renewal = now + claim.ttl / 3
         self._gate.take_turn(door.resource, monotonic())
         return True
 

@@ -27,7 +27,6 @@ class FakeDriver:
         self.clock = clock
         self.dead: set[int] = set()
         self.rounds: list[str] = []
-        self.ready = True
 
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
