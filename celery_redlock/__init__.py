@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from .errors import (
@@ -13,11 +14,11 @@ from .errors import (
     RedlockError,
     ResourceHeld,
 )
-from .hold import HeldLease, current_lease
 from .lease import Holder, Lease
-from .lock import Redlock
 
 if TYPE_CHECKING:
+    from .hold import HeldLease, current_lease
+    from .lock import Redlock
     from .task import SingletonTask, Skipped, install, locked
 
 __version__ = "0.1.0"
@@ -42,10 +43,23 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
-    # Only who makes tasks pays for the import of Celery's; it connects the signal handlers as well.
-    if name in ("SingletonTask", "Skipped", "install", "locked"):
-        from . import task
+# Where the names are whose import is heavy: redis-py comes with them, and with tasks Celery, whose
+# signals are then connected. Celery's commands and pytest load modules of this package wherever it
+# is installed, and are to wait for neither.
+_HOME = {
+    **dict.fromkeys(("HeldLease", "current_lease"), "hold"),
+    "Redlock": "lock",
+    **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
+}
 
-        return getattr(task, name)
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        globals()[name] = found
+        return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_HOME]

@@ -46,6 +46,7 @@ from .reservation import (
     take,
 )
 from .results import has_ended
+from .settings import enabled
 from .skipped import Skipped
 from .task import TaskLock, lock_of
 
@@ -107,7 +108,7 @@ def wrap(task_class: Any = Task) -> None:
         if wish.scope not in RESERVING and not given:
             return original(self, args, kwargs, task_id, *rest, **options)
         options.update(zip(_BY_PLACE, rest, strict=False))
-        if conf.task_always_eager or not conf.get("redlock_enabled", True):
+        if conf.task_always_eager or not enabled(conf):
             return original(self, args, kwargs, task_id, **options)
 
         def send(task_id: Any, note: Reservation | None, expires: float | None) -> Any:

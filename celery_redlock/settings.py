@@ -19,10 +19,15 @@ __all__ = [
     "check_reserving",
     "check_several",
     "check_task_options",
+    "enabled",
     "given_names",
     "read_settings",
     "resolve",
 ]
+
+
+switched_off = 0
+"""How many blocks of a test want no task to take a lock, of whichever app: see `testing`."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,11 @@ def read_settings(app: Any) -> Settings:
     if values["nodes"] is None:
         values["nodes"] = [_moved(conf) or _broker(conf)] if values["enabled"] else []
     return Settings(**values)
+
+
+def enabled(conf: Any) -> bool:
+    """Whether the tasks of an app with this configuration take locks at all."""
+    return not switched_off and bool(conf.get("redlock_enabled", True))
 
 
 def given_names(conf: Any) -> list[str]:

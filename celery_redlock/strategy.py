@@ -14,6 +14,7 @@ from typing import Any
 from celery.utils.imports import instantiate
 
 from .parking import Parking
+from .settings import enabled
 from .task import lock_of
 from .waiting import parkable, set_at_work, waits
 
@@ -26,7 +27,7 @@ def begin(app: Any) -> None:
     """The main process, before its pool is forked: park deliveries of the tasks of `app`."""
     set_at_work(False)
     conf = app.conf
-    if not conf.get("redlock_parking", True) or not conf.get("redlock_enabled", True):
+    if not conf.get("redlock_parking", True) or not enabled(conf):
         return
     if conf.get("worker_disable_prefetch", False):
         return  # what is parked would count as what is at work

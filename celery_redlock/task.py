@@ -30,6 +30,7 @@ from .settings import (
     check_reserving,
     check_several,
     check_task_options,
+    enabled,
     read_settings,
     resolve,
 )
@@ -165,7 +166,7 @@ class TaskLock:
     ) -> Any:
         """Run `body` under the lock of this call."""
         resources = self.resources(task, function, args, kwargs)
-        if not app.conf.get("redlock_enabled", True):
+        if not enabled(app.conf):
             with Unlocked(resources):
                 return body()
         options = self.options(app)

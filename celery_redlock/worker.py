@@ -26,7 +26,7 @@ from .lease import quorum_of
 from .lock import Redlock
 from .publish import wrap
 from .reservation import HEADER, Reservation, free_soon
-from .settings import given_names, read_settings
+from .settings import enabled, given_names, read_settings
 from .task import TaskLock, lock_of
 
 __all__ = ["install"]
@@ -102,8 +102,7 @@ def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
 
 def _free(app: Any, note: Reservation) -> None:
     """Free what a message had that is over."""
-    enabled = app.conf.get("redlock_enabled", True)
-    if note.token and note.scope != "until_expired" and enabled:
+    if note.token and note.scope != "until_expired" and enabled(app.conf):
         free_soon(Redlock.from_app(app), note)
 
 
@@ -195,7 +194,7 @@ def announce(sender: Any = None, **_signal: Any) -> None:
     app = sender.app
     if not any(_locks(app)):
         return
-    if not app.conf.get("redlock_enabled", True):
+    if not enabled(app.conf):
         logger.warning("redlock_enabled is False: no task takes a lock")
         return
     redlock = Redlock.from_app(app)
@@ -242,7 +241,7 @@ def begin_beat(sender: Any = None, **_signal: Any) -> None:
 
 
 def _locking(app: Any) -> bool:
-    return any(_locks(app)) and app.conf.get("redlock_enabled", True)
+    return any(_locks(app)) and enabled(app.conf)
 
 
 def _locks(app: Any) -> Iterator[TaskLock]:

@@ -114,7 +114,7 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("attempts", "doorman", "driver", "errors", "gate", "lock", "reservation", "task"),
         "celery",
     },
-    "strategy": {"parking", "task", "waiting", "celery"},
+    "strategy": {"parking", "settings", "task", "waiting", "celery"},
     "reservation": {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
         *("quorum", "refusal"),
@@ -125,7 +125,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "publish": {
         *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),
-        *("results", "skipped", "task", "celery", "kombu"),
+        *("results", "settings", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {"attempts", "errors", "options", "skipped", "waiting", "celery"},
     "delivery": {
