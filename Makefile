@@ -8,7 +8,8 @@ SEED ?= 1
 # For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
 PYTEST_ARGS ?= -n 3 --dist loadfile
 
-.PHONY: help demo test test-all lint types docs sim faults faults-beat endings bench matrix clean
+.PHONY: help demo test test-all lint types docs sim faults faults-beat endings bench matrix package
+.PHONY: clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
@@ -24,6 +25,7 @@ help:
 	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"
 	@echo "make bench    the measurements against other clients"
 	@echo "make matrix   the tests over Celery, redis-py and Python versions (tox)"
+	@echo "make package  the sdist and the wheel, into dist/, checked in an environment of their own"
 	@echo "make clean    remove all that was generated, .venv included"
 
 demo:
@@ -82,6 +84,13 @@ matrix:
 	@PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd: -)"; export PYENV_VERSION; \
 	server="$$($(BIN)/python -c 'from celery_redlock.server import find_server as f; print(f())')"; \
 	CELERY_REDLOCK_SERVER="$$server" $(BIN)/tox $(TOX_ARGS)
+
+# The wheel is built from the sdist. The tests build both again, and install what they built.
+package:
+	@$(PYTHON) .ci/bootstrap.py test
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/packaging
 
 clean:
 	rm -rf .venv .bench .bootstrap.lock .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis

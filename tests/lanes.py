@@ -19,6 +19,7 @@ COMPUTING = (
     "tests/spin/",
     "tests/unit/",
     "benchmarks/",
+    "tests/packaging/",
 )
 """How the names begin of the files that are one after the other, in this order."""
 

@@ -1,0 +1,91 @@
+"""What a user's own `mypy --strict` says of the README's example, with the installed package."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, run
+
+README = (ROOT / "README.md").read_text("utf-8")
+EXAMPLE = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)[0]
+ANNOTATED = {
+    'rebuild(report_id, lang="en"):': 'rebuild(report_id: int, lang: str = "en") -> str:',
+    "charge(order_id, amount):": "charge(order_id: int, amount: int) -> str:",
+}
+"""What every user of --strict adds to functions."""
+
+MORE = """
+from celery_redlock import Redlock, Skipped
+
+with Redlock(["redis://10.0.0.1:6379/0"]).lock("stock", wait=5.0) as lease:
+    reveal_type(lease.fencing_token)
+
+@locked("sum:<a>", limit=3)
+def plain(a: int, b: int) -> int:
+    return a + b
+
+reveal_type(plain)
+reveal_type(Skipped.of("x"))
+plain("one", 2)
+"""
+
+
+@pytest.fixture
+def check(base: Path, tmp_path: Path) -> Callable[[str], str]:
+    """A user's project, in an environment of its own, and what mypy says of it."""
+
+    def check(source: str) -> str:
+        (tmp_path / "shop.py").write_text(source)
+        return run(
+            *(sys.executable, "-m", "mypy", "--strict", "--python-executable", base, "shop.py"),
+            cwd=tmp_path,
+            check=False,
+        )
+
+    return check
+
+
+def annotated() -> str:
+    source = EXAMPLE
+    for before, after in ANNOTATED.items():
+        assert source.count(before) == 1
+        source = source.replace(before, after)
+    return source
+
+
+def link_stubs(base: Path) -> None:
+    (site,) = base.parents[1].glob("lib/python*/site-packages")
+    for file in metadata.files("celery-types") or []:
+        if not (site / file.parts[0]).exists():
+            found = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
+            (site / file.parts[0]).symlink_to(found)
+
+
+def test_a_users_project_passes_and_its_mistakes_are_found(
+    check: Callable[[str], str], base: Path
+) -> None:
+    """With celery-types, as in the docs."""
+    link_stubs(base)
+    said = check(annotated() + MORE)
+    errors = [line for line in said.splitlines() if ": error:" in line]
+    assert len(errors) == 1 and 'expected "int"' in errors[0], said
+    assert re.findall(r'Revealed type is "([^"]+)"', said) == [
+        "int | None",
+        "def (a: int, b: int) -> int",
+        "celery_redlock.skipped.Skipped | None",
+    ]
+
+
+@pytest.mark.slow
+def test_without_celerys_types_nothing_of_ours_is_missing(check: Callable[[str], str]) -> None:
+    said = check(annotated() + MORE.replace('plain("one", 2)', ""))
+    assert {line.split("[")[-1] for line in said.splitlines() if ": error:" in line} == {
+        "import-untyped]",  # Celery ships no types
+        "untyped-decorator]",  # @app.task
+    }

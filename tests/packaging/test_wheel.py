@@ -1,0 +1,148 @@
+"""What is in the wheel, what it says of itself, and that it runs with what it asks for alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tarfile
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from .conftest import ROOT, run
+
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def names(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as opened:
+        return set(opened.namelist())
+
+
+@pytest.fixture(scope="module")
+def about(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("/METADATA"))
+        return Parser().parsestr(opened.read(name).decode())
+
+
+def test_the_wheel_holds_the_whole_package_and_nothing_else(names: set[str]) -> None:
+    package = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "celery_redlock").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert "celery_redlock/py.typed" in package
+    beside = {name for name in names - package if ".dist-info/" not in name}
+    assert (package - names, beside) == (set(), set())
+
+
+def test_its_licence_goes_with_it(names: set[str], wheel: Path, about: Message) -> None:
+    (licence,) = (name for name in names if name.endswith("/licenses/LICENSE"))
+    with zipfile.ZipFile(wheel) as opened:
+        assert opened.read(licence) == (ROOT / "LICENSE").read_bytes()
+    assert (about["License-Expression"], about["License-File"]) == ("MIT", "LICENSE")
+
+
+def test_it_says_what_it_is_and_what_it_runs_on(about: Message) -> None:
+    assert about["Name"] == "celery-redlock"
+    assert about["Requires-Python"] == ">=3.10"
+    assert about["Description-Content-Type"] == "text/markdown"
+    assert about.get_payload() == README
+    classifiers = about.get_all("Classifier", [])
+    rows = (ROOT / "tox.ini").read_text("utf-8")
+    for minor in range(10, 15):
+        assert f"Programming Language :: Python :: 3.{minor}" in classifiers
+        assert f"py3{minor}-" in rows, f"no row of tox.ini runs on Python 3.{minor}"
+    needed = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
+    words = {line.split("<")[0].split(">")[0] for line in needed}
+    assert words == {"celery", "kombu", "packaging", "redis", "tenacity"}
+
+
+def test_a_clone_can_be_made_of_the_sdist_and_holds_nothing_that_was_generated(dist: Path) -> None:
+    (path,) = dist.glob("*.tar.gz")
+    with tarfile.open(path) as opened:
+        held = {name.partition("/")[2] for name in opened.getnames()}
+    assert held >= {"pyproject.toml", "LICENSE", "README.md", "docs/index.md", "Makefile"}
+    assert "tests/packaging/test_wheel.py" in held
+    generated = ("__pycache__", ".venv", ".tox", ".pyc", "_cache", ".bench")
+    assert [name for name in held if any(word in name for word in generated)] == []
+
+
+def test_nothing_is_missing_in_an_environment_of_its_own(base: Path) -> None:
+    assert "No broken requirements" in run(sys.executable, "-m", "pip", "--python", base, "check")
+
+
+def test_it_is_imported_from_there_without_a_warning(base: Path, tmp_path: Path) -> None:
+    program = "import celery_redlock as c; c.locked; print(c.__file__, c.__version__)"
+    said = run(base, "-W", "error", "-c", program, cwd=tmp_path)
+    file, version = said.split()
+    assert str(base.parents[1]) in file
+    assert f"celery_redlock-{version}" in ",".join(
+        path.name for path in base.parents[1].rglob("*.dist-info")
+    )
+
+
+def test_its_commands_are_found(base: Path, tmp_path: Path) -> None:
+    assert "Commands:" in run(base.parent / "celery-redlock", "--help", cwd=tmp_path)
+    said = run(base, "-m", "celery", "--help", cwd=tmp_path)
+    assert "redlock" in said and "Traceback" not in said
+
+
+COMMANDS = """\
+import json
+from click.testing import CliRunner
+from celery_redlock.cli import COMMANDS, main
+print(json.dumps({name: CliRunner().invoke(main, [name, "--help"]).exit_code for name in COMMANDS}))
+"""
+
+
+def test_every_command_explains_itself_without_any_extra(base: Path, tmp_path: Path) -> None:
+    codes = json.loads(run(base, "-c", COMMANDS, cwd=tmp_path).splitlines()[-1])
+    assert codes and set(codes.values()) == {0}, codes
+
+
+MODULES = """\
+import importlib, json
+from pkgutil import walk_packages
+import celery_redlock as c
+said = {}
+for module in walk_packages(c.__path__, "celery_redlock.", onerror=lambda name: None):
+    if not module.name.endswith(("__main__", "demo.app")):  # programs
+        try:
+            importlib.import_module(module.name)
+        except Exception as error:
+            said[module.name] = f"{type(error).__name__}: {error}"
+print(json.dumps(said))
+"""
+
+
+def test_a_module_that_needs_an_extra_says_which(base: Path, tmp_path: Path) -> None:
+    """All others are imported without any."""
+    said = json.loads(run(base, "-c", MODULES, cwd=tmp_path).splitlines()[-1])
+    dumb = {name: words for name, words in said.items() if "celery-redlock[" not in words}
+    assert dumb == {}
+
+
+@pytest.mark.slow
+def test_pip_installs_it_with_all_it_asks_for(wheel: Path, tmp_path: Path) -> None:
+    """From the index that pip is configured for."""
+    run(sys.executable, "-m", "venv", tmp_path / "new")
+    python = tmp_path / "new" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)
+    assert "No broken requirements" in run(python, "-m", "pip", "check")
+    assert "Commands:" in run(tmp_path / "new" / "bin" / "celery-redlock", "--help", cwd=tmp_path)
+    assert "redlock" in run(tmp_path / "new" / "bin" / "celery", "--help", cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("extra", ["cli", "prometheus", "otel", "web"])
+def test_pip_installs_each_extra(extra: str, wheel: Path, tmp_path: Path) -> None:
+    run(sys.executable, "-m", "venv", tmp_path / "new")
+    python = tmp_path / "new" / "bin" / "python"
+    run(python, "-m", "pip", "install", "-q", f"{wheel}[{extra}]", cwd=tmp_path)
+    assert "No broken requirements" in run(python, "-m", "pip", "check")
