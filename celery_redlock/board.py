@@ -42,7 +42,7 @@ _SIZE = _HEADER + BLOCKS * _BLOCK
 
 # Words of the header and of a slot.
 _PERIOD, _PIDS = 0, 1
-_KIND, _SERIAL, _TTL, _UNTIL, _SHAPE, _HELD = range(6)
+_KIND, _SERIAL, _TTL, _UNTIL, _SHAPE, _FENCE, _HELD = range(7)
 _KEPT = _HELD + MAX_NODES
 _AREA = 2 + MAX_NODES  # checksum, count, expiries; there are two, so that one is always whole
 _TEXT = (_KEPT + 2 * _AREA) * _WORD
@@ -64,6 +64,7 @@ class Note(NamedTuple):
         until: When extension ends (`max_lifetime`), in seconds of the clock of leases.
         expiries: Per node, what its holder was acknowledged.
         kept: Per node, what a keeper was; empty for nothing.
+        fence: Its fencing token; 0 for none.
     """
 
     slot: int
@@ -75,6 +76,7 @@ class Note(NamedTuple):
     until: float
     expiries: Sequence[float]
     kept: Sequence[float]
+    fence: int
 
     @property
     def resource(self) -> str:
@@ -167,6 +169,7 @@ class Board:
             word = self._word_of(claim)
             if word is not None:
                 self._seconds[word + _UNTIL] = until
+                self._words[word + _FENCE] = claim.fencing_token or 0
                 self._write_held(word, claim)
                 self._words[word + _KIND] = _HOLDING
 
@@ -281,7 +284,8 @@ class Board:
         resources = tuple(_names(text[:names_length]))
         token = text[names_length:].decode("utf-8", "surrogatepass")
         held = kind == _HOLDING
-        return Note(slot, serial, held, resources, token, ttl, until, expiries, kept)
+        fence = self._words[word + _FENCE] if held else 0
+        return Note(slot, serial, held, resources, token, ttl, until, expiries, kept, fence)
 
     def stands(self, slot: int, serial: int) -> bool:
         """Whether a note is still there, and its holder wants it extended."""

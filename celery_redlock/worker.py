@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import _state, signals, states
 
+from . import inspection
 from .arrival import arrival_of, comes_back, note_of
 from .attempts import is_redelivered, mark_copy, receive
 from .conflict import check_rejecting
@@ -153,6 +154,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
     Celery logs what a signal handler raises and goes on; it does not so with SystemExit.
     """
     app = sender.app
+    inspection.register()
     locks = list(_locks(app))
     try:
         if locks or given_names(app.conf):
@@ -264,6 +266,7 @@ def install() -> None:
         signal = getattr(signals, ending)
         signal.connect(refused, weak=False, dispatch_uid=f"celery_redlock.refused.{ending}")
     wrap()
+    inspection.register()
     signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")
     signals.worker_ready.connect(announce, weak=False, dispatch_uid="celery_redlock.announce")

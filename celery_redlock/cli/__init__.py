@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from .. import inspection
 from .site import Site, load_app
 
 __all__ = ["main", "redlock"]
@@ -19,6 +20,11 @@ COMMANDS = {
     "demo": "demo",
 }
 """Command: the module of this package that has it, as `command`."""
+
+
+# Celery loads this module for every `celery` command, also for `celery inspect redlock`, which
+# asks this process what commands there are, and before any module with tasks was imported.
+inspection.register()
 
 
 class Commands(click.Group):

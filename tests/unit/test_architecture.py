@@ -138,8 +138,12 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "settings", "task", "celery"),
+        *("conflict", "inspection", "settings", "task", "celery"),
         *("beat", "keeper", "strategy"),  # inside functions: no other process needs them
+    },
+    "inspection": {
+        *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),
+        *("parking", "settings", "task", "celery"),  # all of them: inside functions
     },
     "tick": {"celery"},
     "turn": {

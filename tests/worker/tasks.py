@@ -276,6 +276,13 @@ def patient(self: Task, key: str, seconds: float = 0.05) -> str:
     return "done"
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_fencing=True)
+def fenced(self: Task, key: str) -> int | None:
+    """Goes on until it is told to end."""
+    occupy(self, key, 60.0, until=f"{os.environ[VARIABLE]}.{key}")
+    return current_lease().fencing_token
+
+
 def _conflict(policy: str, **options: Any) -> Any:
     def body(self: Task, key: str, seconds: float = 0.02) -> dict[str, Any]:
         note("attempts", f"k:{key}", self.request.id, self.request.get("redlock_attempts"))

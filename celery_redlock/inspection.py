@@ -1,0 +1,217 @@
+"""`celery inspect redlock`: what a worker holds and waits for, from its own memory.
+
+No node is asked, so it answers at once, also while the nodes are away. In a prefork worker the
+children hold: its main process reads their notes on the board (`board.py`). Elsewhere the bodies
+run in the process that answers. Who waits is parked (`parking.py`), or at work without a lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .board import Board
+    from .lock import Redlock
+
+__all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
+
+NAME = "redlock"
+"""Of the command."""
+SECRETIVE = frozenset({"nodes"})
+"""Settings that may hold a password: they are told by their addresses."""
+
+
+def register() -> None:
+    """Make the command known, where this process runs a worker or asks workers.
+
+    Both have imported Celery's own commands; a process that only publishes has not, and is not to.
+    """
+    control: Any = sys.modules.get("celery.worker.control")
+    if control is not None and NAME not in control.Panel.data:
+        control.inspect_command(name=NAME)(redlock)
+
+
+def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
+    """Locks that the worker's tasks hold and wait for (celery_redlock)."""
+    from .errors import ConfigurationError
+    from .lock import Redlock
+
+    app = state.app
+    try:
+        settings = settings_of(app)
+        if not app.conf.get("redlock_enabled", True):
+            return _answer(settings, app, [], [])
+        holds = list(_holds(Redlock.from_app(app)))
+    except ConfigurationError as error:
+        return {"error": str(error)}
+    return _answer(settings, app, holds, list(_waits(state.consumer, holds)))
+
+
+def _answer(settings: Mapping[str, Any], app: Any, holds: Any, waits: Any) -> dict[str, Any]:
+    return {
+        "nodes": settings["nodes"],
+        "settings_digest": digest_of(settings),
+        "settings": settings,
+        "tasks": tasks_of(app),
+        "holds": holds,
+        "waits": waits,
+    }
+
+
+# -- What is held --------------------------------------------------------------------------------
+
+
+def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
+    """The locks that bodies of this worker hold; reservations are none."""
+    from .commands import RESERVED_SUFFIX, base_of
+    from .driver import monotonic
+    from .lease import Owner, shown
+
+    now, wall = monotonic(), time.time()
+    seen: set[str] = set()
+    board = redlock._custody.board
+    noted = _notes(board, len(redlock.nodes)) if board is not None else ()
+    # A copy: other threads take locks and give them back meanwhile.
+    own = (
+        (claim.token, claim.resources, claim.deadline, claim.fencing_token)
+        for claim in list(redlock._claims.values())
+        if claim.granted_at is not None and not claim.ended and claim.lost is None
+    )
+    for token, resources, deadline, fence in (*noted, *own):
+        if token in seen or deadline <= now or resources[0].endswith(RESERVED_SUFFIX):
+            continue
+        seen.add(token)
+        owner = Owner.of(token)
+        yield {
+            "resource": shown([base_of(name) for name in resources]),
+            "task": owner.task if owner else "",
+            "task_id": owner.task_id if owner else "",
+            "pid": owner.pid if owner else 0,
+            "held_for": round(max(0.0, wall - owner.since), 3) if owner else None,
+            "remaining": round(deadline - now, 3),
+            "fencing_token": fence,
+        }
+
+
+def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
+    """What stands on the board as held, whichever process has written it."""
+    from .lease import Claim
+
+    for block, _pid in board.blocks():
+        for note in board.notes(block):
+            if note.held:
+                claim = Claim(note.resources, note.token, note.ttl, nodes)
+                claim.learn(note.expiries)
+                claim.learn(note.kept)
+                yield note.token, note.resources, claim.deadline, note.fence or None
+
+
+# -- What is waited for --------------------------------------------------------------------------
+
+
+def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    from celery.worker import state
+
+    from .attempts import short_id
+    from .parking import Parking
+
+    holders = {hold["resource"]: _called(hold["task"], hold["task_id"]) for hold in holds}
+    now = time.time()
+
+    def wait(request: Any, resource: str, since: float | None, where: str) -> dict[str, Any]:
+        return {
+            "resource": resource,
+            "task": request.name,
+            "task_id": request.id,
+            "waited": round(max(0.0, now - (since or now)), 3),
+            "holder": holders.get(resource),
+            "where": where,
+        }
+
+    parking = getattr(consumer, "on_task_request", None)
+    if isinstance(parking, Parking):
+        for parked in parking.gate.waiting():
+            yield wait(parked.request, parked.resource, parked.order[0], "parked")
+    holding = {hold["task_id"] for hold in holds}
+    for request in list(state.active_requests):
+        if short_id(request.id) not in holding:
+            resource = _wanted(request)
+            if resource:
+                yield wait(request, resource, request.time_start, "slot")
+
+
+def _wanted(request: Any) -> str:
+    """What a delivery that is at work is to hold; empty for nothing."""
+    from .task import lock_of, resource_of
+
+    try:
+        lock = lock_of(request.task)
+        if lock is None or lock.options(request.app).scope == "until_executing":
+            return ""
+        return resource_of(request.task, request.args, request.kwargs) or ""
+    except Exception:
+        return ""  # arguments that do not fit: the body's process says so
+
+
+def _called(task: str, task_id: str) -> str:
+    return f"{task} {task_id}".strip()
+
+
+# -- What is set ---------------------------------------------------------------------------------
+
+
+def settings_of(app: Any) -> dict[str, Any]:
+    """An app's settings, without secrets: nodes by address and database.
+
+    Raises:
+        ConfigurationError: One of them cannot work.
+    """
+    from .address import parse_nodes
+    from .settings import read_settings
+
+    settings = read_settings(app)
+    nodes = [
+        f"{address.name}/{address.arguments.get('db') or 0}"
+        for address in (parse_nodes(settings.nodes) if settings.nodes else ())
+    ]
+    told = {name: value for name, value in vars(settings).items() if name not in SECRETIVE}
+    return {"nodes": nodes, **told}
+
+
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """A short name of some settings; the order of the nodes makes no difference."""
+    ordered = {**settings, "nodes": sorted(settings["nodes"])}
+    return _digest(json.dumps(ordered, sort_keys=True))
+
+
+def tasks_of(app: Any) -> dict[str, str]:
+    """A short name of how each locked task is locked: workers that have it must agree."""
+    from .task import lock_of
+
+    found = {}
+    for name, task in sorted(app.tasks.items()):
+        lock = lock_of(task)
+        if lock is not None:
+            options = vars(lock.options(app))
+            how = [(each, _plain(options[each])) for each in sorted(options)]
+            found[name] = _digest(repr((how, list(inspect.signature(task.run).parameters))))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """As it is in every process: no addresses in memory."""
+    if isinstance(value, Mapping):
+        return sorted(value.items())
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        return list(value)
+    return getattr(value, "__qualname__", value) if callable(value) else value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -1,0 +1,95 @@
+"""`celery inspect redlock`: a worker tells what it holds and waits for, and asks no node."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support import TOKEN, wait_until
+from tests.worker.harness import READY, ROOT, TASKS, Cluster, pool
+
+pytestmark = pytest.mark.worker
+
+POOLS = [
+    pool("prefork"),
+    pool("threads"),
+    pytest.param("gevent", marks=[*pool("gevent").marks, pytest.mark.slow]),
+]
+
+
+def told(cluster: Cluster, name: str, kind: str, count: int) -> dict[str, Any]:
+    """What a worker answers, once it tells of so many."""
+    asked = cluster.app.control.inspect(timeout=5.0, destination=[name], limit=1)
+
+    def enough() -> dict[str, Any] | None:
+        answer = (asked._request("redlock") or {}).get(name)
+        return answer if answer is not None and len(answer[kind]) == count else None
+
+    answer = wait_until(enough, 30.0, f"it tells of {count} {kind}")
+    assert answer is not None
+    return answer
+
+
+def as_an_operator_sees(cluster: Cluster, node: str) -> dict[str, Any]:
+    """`celery inspect redlock`, of an app whose own module imports nothing of ours."""
+    command = [sys.executable, "-m", "celery", "-b", cluster.broker.url, "inspect", "-t", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def inspect() -> str:
+        done = subprocess.run(
+            [*command, "--json", "redlock"], env=environment, capture_output=True, timeout=READY
+        )
+        return "" if done.returncode else done.stdout.decode()
+
+    output = wait_until(inspect, READY, "a worker answers in two seconds")
+    assert "SECRET" in cluster.conf["redlock_nodes"][0] and "SECRET" not in output
+    assert not TOKEN.search(output)
+    answer: dict[str, Any] = json.loads(output)[node]
+    return answer
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_worker_tells_what_it_holds_and_waits_for(cluster: Cluster, key: str, name: str) -> None:
+    node = f"{name}@test"
+    with cluster.worker("-P", name, "-c", "3", "-n", node, queue=name) as worker:
+        held = cluster.send("fenced", key, queue=name)
+        cluster.entered(key)
+        parked = cluster.send("work", key, queue=name)
+        with cluster.redlock.lock(f"k:{key}-p"):
+            patient = cluster.send("patient", f"{key}-p", queue=name)
+            answer = told(cluster, node, "waits", 2)
+        for server in cluster.nodes:  # none of them is asked
+            server.pause()
+        try:
+            told(cluster, node, "holds", 1)
+        finally:
+            for server in cluster.nodes:
+                server.resume()
+        (hold,) = answer["holds"]
+        assert (hold["resource"], hold["task"]) == (f"k:{key}", f"{TASKS}.fenced")
+        assert hold["task_id"] == held.id
+        family = psutil.Process(worker.process.pid)
+        assert hold["pid"] in {family.pid, *(child.pid for child in family.children(True))}
+        assert 0 < hold["remaining"] <= 30 and hold["held_for"] >= 0
+        waits = {wait["task_id"]: wait for wait in answer["waits"]}
+        assert waits[parked.id]["where"] == "parked"
+        assert waits[parked.id]["holder"] == f"{TASKS}.fenced {held.id}"
+        assert waits[patient.id]["where"] == "slot"
+        assert waits[patient.id]["resource"] == f"k:{key}-p"
+        assert waits[patient.id]["holder"] is None  # nobody of this worker
+        assert all(wait["waited"] >= 0 for wait in waits.values())
+        if name == "prefork":
+            seen = as_an_operator_sees(cluster, node)
+            assert seen["holds"][0]["task_id"] == held.id
+            assert seen["settings_digest"] == answer["settings_digest"]
+        cluster.tell(key)
+        assert cluster.result(held) == hold["fencing_token"]
+        for sent in (parked, patient):
+            assert cluster.state(sent) == "SUCCESS"
+        assert told(cluster, node, "holds", 0)["waits"] == []
