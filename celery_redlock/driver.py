@@ -73,6 +73,8 @@ class Driver:
         prefix: What keys begin with.
         guard: Knows which of them may vote; None for all.
         strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
+        told: Whether listeners are told how the nodes do. Not where they could not be called: in a
+            native thread beside greenlets.
     """
 
     def __init__(
@@ -82,12 +84,14 @@ class Driver:
         guard: Guard | None = None,
         *,
         strict: bool = True,
+        told: bool = True,
     ) -> None:
         self._guard = guard = guard or Guard(False, 0.0, logger.debug)
         self.strict = strict
         nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
         self.nodes = [
-            Node(index, address, prefix, guard, nonces) for index, address in enumerate(addresses)
+            Node(index, address, prefix, guard, nonces, told)
+            for index, address in enumerate(addresses)
         ]
         self._prefix = prefix
         # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
@@ -226,7 +230,7 @@ class Driver:
             for round_ in rounds:
                 waited = round_.until - round_.sent
                 for index in close_round(round_, f"no answer within {waited:.3f} s"):
-                    self.nodes[index].complain(round_.verb, f"no answer within {waited:.3f} s")
+                    self.nodes[index].late(round_.verb, f"no answer within {waited:.3f} s")
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> None:
         """Let answers come in: poll for everybody, or sleep while another thread does."""

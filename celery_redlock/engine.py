@@ -85,7 +85,8 @@ class Engine:
         self._wakeup = Wakeup(self._addresses, self.prefix)
         self._watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
         if patched():
-            driver = partial(Driver, self._addresses, self.prefix, strict=False)  # it only extends
+            # It only extends.
+            driver = partial(Driver, self._addresses, self.prefix, strict=False, told=False)
             self._watchdog = NativeWatchdog(
                 driver, self._renew, self._renewed, self._extend, monotonic
             )

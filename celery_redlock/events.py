@@ -13,7 +13,7 @@ from typing import Any
 from .errors import LeaseLost
 from .lease import Lease
 
-__all__ = ["Listener", "emit", "heard", "subscribe", "unsubscribe"]
+__all__ = ["Listener", "emit", "emit_node", "heard", "heard_nodes", "subscribe", "unsubscribe"]
 
 logger = logging.getLogger("celery_redlock.events")
 
@@ -43,20 +43,48 @@ class Listener:
     def released(self, lease: Lease, held: bool) -> None:
         """A lock was given back; `held` tells whether it was ours to the end."""
 
+    def node_answered(self, node: str, seconds: float) -> None:
+        """A node answered a request while it was waited for, this long after it was sent.
+
+        Called with the connections taken, like `node_failed`: use no lock in here.
+        """
+
+    def node_failed(self, node: str, kind: str) -> None:
+        """A node failed us; `kind` is one of `NODE_FAILURES`."""
+
+
+NODE_FAILURES = ("timeout", "unreachable", "disconnected", "refused", "misfit", "amnesia")
+"""No answer in time; no connection; a connection that broke; an error in place of an answer or a
+welcome; no node at all (a replica, a member of a cluster, one that is listed twice); a node that
+has forgotten locks."""
 
 _listeners: tuple[Listener, ...] = ()
+_of_nodes: tuple[Listener, ...] = ()
 
 
 def subscribe(listener: Listener) -> None:
     """Call `listener`'s hooks from now on, in this process and those forked from it."""
-    global _listeners
-    _listeners = (*_listeners, listener)
+    _set((*_listeners, listener))
 
 
 def unsubscribe(listener: Listener) -> None:
     """Stop calling `listener`."""
-    global _listeners
-    _listeners = tuple(known for known in _listeners if known is not listener)
+    _set(tuple(known for known in _listeners if known is not listener))
+
+
+def _set(listeners: tuple[Listener, ...]) -> None:
+    global _listeners, _of_nodes
+    _listeners = listeners
+    # Nodes answer ten times where a lock is taken once: who does not listen is not called.
+    _of_nodes = tuple(listener for listener in listeners if _listens_to_nodes(listener))
+
+
+def _listens_to_nodes(listener: object) -> bool:
+    hooks = (Listener.node_answered, Listener.node_failed)
+    found = [getattr(listener, hook.__name__, hook) for hook in hooks]
+    return any(
+        getattr(mine, "__func__", mine) is not hook for mine, hook in zip(found, hooks, strict=True)
+    )
 
 
 def heard() -> bool:
@@ -64,9 +92,23 @@ def heard() -> bool:
     return bool(_listeners)
 
 
+def heard_nodes() -> bool:
+    """Whether anybody listens to how nodes do."""
+    return bool(_of_nodes)
+
+
 def emit(hook: str, *args: Any) -> None:
     """Call one hook of every listener."""
-    for listener in _listeners:
+    _call(_listeners, hook, args)
+
+
+def emit_node(hook: str, *args: Any) -> None:
+    """Call one hook of those that listen to how nodes do."""
+    _call(_of_nodes, hook, args)
+
+
+def _call(listeners: tuple[Listener, ...], hook: str, args: tuple[Any, ...]) -> None:
+    for listener in listeners:
         try:
             getattr(listener, hook)(*args)
         except Exception:

@@ -20,6 +20,7 @@ from .address import Address
 from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
 from .errors import NodeError
+from .events import emit_node, heard_nodes
 from .green import native_lock
 from .guard import ALWAYS, Facts, Guard
 from .handshake import introduce
@@ -63,10 +64,17 @@ class Node:
         facts: What it last said of itself, or None before it has.
         unsent: What is yet to be written to the connection.
         misfit: Why it cannot be a node, as it was last seen; empty if it can.
+        told: Whether listeners are told how it does.
     """
 
     def __init__(
-        self, index: int, address: Address, prefix: str, guard: Guard, nonces: Sequence[str]
+        self,
+        index: int,
+        address: Address,
+        prefix: str,
+        guard: Guard,
+        nonces: Sequence[str],
+        told: bool = True,
     ) -> None:
         self.index = index
         self.name = address.name
@@ -75,6 +83,7 @@ class Node:
         self.unsent = b""
         self.facts: Facts | None = None
         self.misfit = ""
+        self.told = told
         self._guard = guard
         self._began = ALWAYS
         self._nonces = nonces
@@ -115,6 +124,7 @@ class Node:
             logger.error("node %s cannot be one: %s", self.name, why)
         self.misfit = why
         self.channel.unreachable(why)
+        self._failed("misfit")
 
     def opened(self, connection: Any, facts: Facts, now: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first."""
@@ -139,6 +149,7 @@ class Node:
         """Connecting failed; the node is silent until it succeeds."""
         self.channel.unreachable(reason)
         self.complain(None, reason)
+        self._failed("refused" if _refuses(reason) else "unreachable")
 
     def ask(self, round_: Round, payload: bytes, now: float, more: bool = False) -> None:
         """Write a round's request, or vote SILENT for it; `more`: along with the next one's."""
@@ -154,7 +165,7 @@ class Node:
                 if not more:
                     self.flush()
             elif channel.up:
-                self.complain(round_.verb, str(round_.details[self.index]))
+                self.late(round_.verb, str(round_.details[self.index]))
         except BaseException:
             # Struck between the queue and the socket (a time limit, a KeyboardInterrupt): the next
             # answer might be taken for another round's.
@@ -190,13 +201,17 @@ class Node:
             self._drop("interrupted", blame=False)
             raise
 
+    def late(self, verb: Verb, reason: str) -> None:
+        """It has not answered in time."""
+        self.complain(verb, reason)
+        self._failed("timeout")
+
     def complain(self, verb: Verb | None, reason: str) -> None:
         """Log that the node fails, once until it works again or fails in another way."""
         kind = reason.split(" ", 1)[0] if verb else reason
         if self._complaints.get(verb) != kind:
             self._complaints[verb] = kind
-            refuses = reason.startswith(("AUTH", "NOPERM", "LOADING"))
-            what = "refuses us" if refuses else "is unreachable"
+            what = "refuses us" if _refuses(reason) else "is unreachable"
             what = f"does not {verb.value}" if verb else what
             logger.warning("node %s %s: %s", self.name, what, reason)
 
@@ -246,6 +261,8 @@ class Node:
         doubt = ""
         if now < self._began + self._guard.span and self.facts is not None:
             doubt = self._guard.doubt(self.facts, self._began, now)
+        if heard_nodes():
+            self._answered(round_, now)
         with _claims:
             round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
@@ -262,6 +279,7 @@ class Node:
                 len(round_.amnesiac),
             )
             round_.amnesiac.clear()
+            self._failed("amnesia")
         for owed in self.channel.due(round_.verb, now) if wrote else ():
             if self.connection is not None:
                 self._write(encode(owed, self._prefix, plain=self._old_server))
@@ -269,6 +287,7 @@ class Node:
     def _refused(self, round_: Round, error: ResponseError, now: float) -> None:
         """The node answered with an error."""
         text = str(error)
+        self._answered(round_, now)
         if "WRONGTYPE" in text and round_.verb is Verb.ACQUIRE:
             round_.answer(self.index, FOREIGN, now)
             return
@@ -286,6 +305,7 @@ class Node:
         round_.silence(self.index, why)
         self.channel.refused(round_)
         self.complain(round_.verb, why)
+        self._failed("refused")
         if isinstance(error, ReadOnlyError):
             # It has become a replica. Should it be promoted again, it is another node, which may
             # have forgotten locks: who it is, is asked on a new connection.
@@ -319,6 +339,17 @@ class Node:
             self._drop("interrupted", blame=False)
             raise error
         self._drop(reason(error))
+        self._failed("disconnected")
+
+    def _answered(self, round_: Round, now: float) -> None:
+        # Once nobody waits for a round its answers are read whenever somebody reads: when they came
+        # is not known. Nor is how long a node took that first had to be connected to.
+        if self.told and not round_.closed and round_.waits and round_.sent >= self._opened:
+            emit_node("node_answered", self.name, now - round_.sent)
+
+    def _failed(self, kind: str) -> None:
+        if self.told and heard_nodes():
+            emit_node("node_failed", self.name, kind)
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
         """The connection is of no use any more; `blame` the node, or ourselves."""
@@ -331,7 +362,8 @@ class Node:
         else:
             # It connects and breaks, over and over: as good as unreachable, until it has answered.
             self._flaps = True
-            self.unreachable(reason)
+            self.channel.unreachable(reason)
+            self.complain(None, reason)
 
     def _finish_drop(self) -> None:
         # By itself: a strike may come between closing the connection and knowing that it is down.
@@ -342,6 +374,11 @@ class Node:
         if self._complaints.pop(verb, None) is not None:
             what = f"can {verb.value} again" if verb else "is back"
             logger.info("node %s %s", self.name, what)
+
+
+def _refuses(reason: str) -> bool:
+    """Whether it is there, and will not have us."""
+    return reason.startswith(("AUTH", "NOPERM", "LOADING"))
 
 
 def _wrote(verb: Verb, answer: Any) -> bool:

@@ -65,8 +65,8 @@ ALLOWED: dict[str, set[str]] = {
     "replies": {"errors", "redis"},
     "handshake": {"errors", "guard", "replies", "redis"},
     "node": {
-        *("address", "channel", "commands", "errors", "green", "guard", "handshake", "quorum"),
-        *("replies", "redis"),
+        *("address", "channel", "commands", "errors", "events", "green", "guard", "handshake"),
+        *("quorum", "replies", "redis"),
     },
     "driver": {
         *("address", "bell", "commands", "errors", "green", "guard", "lease", "node", "quorum"),

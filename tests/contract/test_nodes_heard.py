@@ -1,0 +1,204 @@
+"""How nodes do, as listeners are told: real servers that answer, hang, die, refuse and forget."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.driver import Driver
+from celery_redlock.events import NODE_FAILURES, Listener, heard_nodes, subscribe, unsubscribe
+from celery_redlock.server import LocalServer, start_servers
+from tests.support import wait_until
+
+LONG = 30.0
+
+
+class Ears(Listener):
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, float]] = []
+        self.failures: Counter[tuple[str, str]] = Counter()
+
+    def node_answered(self, node: str, seconds: float) -> None:
+        self.answers.append((node, seconds))
+
+    def node_failed(self, node: str, kind: str) -> None:
+        self.failures[node, kind] += 1
+
+    def wait_for(self, node: str, kind: str) -> None:
+        wait_until(lambda: self.failures[node, kind], LONG, f"{node} is said to fail: {kind}")
+
+
+@pytest.fixture
+def ears() -> Iterator[Ears]:
+    ears = Ears()
+    subscribe(ears)
+    yield ears
+    unsubscribe(ears)
+    assert {kind for _node, kind in ears.failures} <= set(NODE_FAILURES)
+
+
+@pytest.fixture
+def lock(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
+    made: list[Redlock] = []
+
+    def make(*nodes: str, **options: float) -> Redlock:
+        made.append(Redlock(nodes or [one.url for one in servers[:3]], **options))
+        made[-1].connect(LONG)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def use(redlock: Redlock) -> None:
+    lease = redlock.try_acquire("r")
+    assert lease is not None
+    redlock.release(lease)
+
+
+def test_each_answer_that_is_waited_for_is_told(lock: Callable[..., Redlock], ears: Ears) -> None:
+    redlock = lock(ttl=3.0)
+
+    def all_heard() -> bool:
+        use(redlock)
+        return {node for node, _seconds in ears.answers} == set(redlock.nodes)
+
+    wait_until(all_heard, LONG, "each node was once among the first")
+    assert all(0 < seconds <= 3.0 for _node, seconds in ears.answers)
+    assert not ears.failures
+
+
+def test_an_answer_that_nobody_waited_for_tells_no_time(
+    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+) -> None:
+    redlock = lock()
+    slow = redlock.nodes[0]
+    servers[0].pause()
+    use(redlock)
+    servers[0].resume()
+    # What it answers first now, it answers to rounds that are over; to these, somebody waits.
+    looks = 0
+    while redlock._driver.nodes[0].channel.unanswered or not looks:
+        redlock.holder("r")
+        looks += 1
+        assert looks < 1000
+    assert len([node for node, _seconds in ears.answers if node == slow]) <= looks
+
+
+def test_a_node_that_hangs_is_late(
+    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+) -> None:
+    redlock = lock()
+    for server in servers[:2]:
+        server.pause()
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("r")
+    assert {node for node, kind in ears.failures if kind == "timeout"} == set(redlock.nodes[:2])
+
+
+def test_a_node_that_dies_breaks_off_and_is_not_to_be_reached(
+    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+) -> None:
+    redlock = lock()
+    use(redlock)
+    servers[0].kill()
+    redlock.holder("r")
+    ears.wait_for(redlock.nodes[0], "unreachable")
+    assert ears.failures[redlock.nodes[0], "disconnected"] == 1
+    assert {node for node, _kind in ears.failures} == {redlock.nodes[0]}
+
+
+def test_a_node_that_refuses_us_is_told_apart(
+    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+) -> None:
+    with start_servers(1, password="SESAME") as (guarded,):
+        wrong = f"redis://:WRONG@127.0.0.1:{guarded.port}/0"
+        redlock = lock(wrong, *[one.url for one in servers[:2]])
+        ears.wait_for(redlock.nodes[0], "refused")
+        assert "WRONG" not in str(ears.failures)
+
+
+def test_a_node_that_answers_with_an_error_is_too(lock: Callable[..., Redlock], ears: Ears) -> None:
+    with start_servers(1) as (full,):
+        redlock = lock(full.url)
+        with redis.Redis(port=full.port) as client:
+            client.config_set("maxmemory", "1")
+        with pytest.raises(QuorumUnavailable):
+            redlock.acquire("r")
+        assert ears.failures[redlock.nodes[0], "refused"] == 1
+
+
+def test_a_replica_is_a_misfit(lock: Callable[..., Redlock], ears: Ears) -> None:
+    with start_servers(2) as (master, replica):
+        with redis.Redis(port=replica.port) as client:
+            client.replicaof("127.0.0.1", master.port)
+        redlock = Redlock([replica.url])
+        redlock._driver.strict = False
+        redlock.connect()
+        ears.wait_for(redlock.nodes[0], "misfit")
+        redlock.close()
+
+
+def test_a_node_that_forgets_is_told(
+    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+) -> None:
+    redlock = lock()
+    lease = redlock.acquire("r")
+    node = redlock._driver.nodes[0]
+    wait_until(lambda: (redlock.holder("q"), not node.channel.unanswered)[1], LONG, "all have it")
+    with redis.Redis(port=servers[0].port) as client:
+        client.flushall()
+
+    def told() -> bool:
+        redlock.extend(lease)
+        return ears.failures[redlock.nodes[0], "amnesia"] > 0
+
+    wait_until(told, LONG, "it is told")
+
+
+def test_a_listener_that_raises_changes_nothing(
+    lock: Callable[..., Redlock], servers: list[LocalServer]
+) -> None:
+    class Broken(Listener):
+        def node_answered(self, node: str, seconds: float) -> None:
+            raise KeyError(node)
+
+    redlock = lock()
+    broken = Broken()
+    subscribe(broken)
+    try:
+        use(redlock)
+    finally:
+        unsubscribe(broken)
+    assert redlock.holder("r") is None
+
+
+def test_who_does_not_listen_to_nodes_is_not_called() -> None:
+    class Other(Listener):
+        pass
+
+    class Duck:
+        def acquired(self, lease: object) -> None: ...
+
+    for listener in (Other(), Duck()):
+        subscribe(listener)  # type: ignore[arg-type]
+        try:
+            assert not heard_nodes()
+        finally:
+            unsubscribe(listener)  # type: ignore[arg-type]
+
+
+def test_a_driver_may_be_told_to_tell_nothing(ears: Ears, servers: list[LocalServer]) -> None:
+    quiet = Redlock([one.url for one in servers[:3]])
+    quiet._driver = Driver(quiet._addresses, quiet.prefix, quiet._guard, told=False)
+    quiet.connect(LONG)
+    use(quiet)
+    servers[0].kill()
+    quiet.holder("r")
+    quiet.close()
+    assert not ears.answers and not ears.failures
