@@ -32,8 +32,8 @@ PURE = {
     "refusal",
 }
 SIDE_ROOMS = {
-    *("cli", "compat", "demo", "doctor", "exporter", "metrics", "server", "survey", "testing"),
-    *("tracing", "web"),
+    *("cli", "compat", "demo", "doctor", "entry", "exporter", "freeing", "metrics", "server"),
+    *("survey", "testing", "tracing", "visit", "web"),
 }
 """They may use one another, and all others."""
 

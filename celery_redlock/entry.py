@@ -1,0 +1,139 @@
+"""What a survey of the nodes finds: values, and how they look to a program that reads JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .lease import Owner
+from .visit import NodeLook
+
+__all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
+
+KINDS = ("lock", "reservation", "turn", "tick", "mark", "fence", "line", "foreign")
+"""What may lie on the nodes: a lock; the reservation of a task that was published; the turn of a
+worker that lets parked deliveries go; a beat's claim on a tick; the mark of a task that is done;
+the last fencing token; the line of those who wait; and what is not of this library."""
+
+
+@dataclass(frozen=True)
+class Rival:
+    """A token that fewer nodes hold than another under the same key.
+
+    Attributes:
+        owner: Who made it; None if that was not this library.
+        digest: A short name of it.
+        ttls: Per node, seconds left; None where it is not.
+    """
+
+    owner: Owner | None
+    digest: str
+    ttls: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key, as all nodes together have it.
+
+    Attributes:
+        resource: The name, without prefix and suffix.
+        key: The whole key.
+        kind: One of `KINDS`.
+        slot: Which of several holders'; 1 unless it is a lock with a limit.
+        owner: Whose the token is that most nodes hold: task, task id, host, pid, since when.
+        digest: A short name of that token, safe to show; empty where there is none.
+        ttls: Per node, seconds left of it; None where it is not there, infinite without a ttl.
+        nodes: How many nodes hold it.
+        total: How many nodes there are.
+        quorum: How many a lock needs.
+        held_for: Seconds since its owner asked for it, by two wall clocks; of a line, how long the
+            first stands there. None if that is not known.
+        fence: The fencing token that was granted last; None where there is none.
+        waiting: How many stand in the line for the resource.
+        waits: How long the first of them have stood there, in seconds: one of them in a survey.
+        rivals: Other tokens that lie under the same key on other nodes.
+    """
+
+    resource: str
+    key: str
+    kind: str
+    slot: int
+    owner: Owner | None
+    digest: str
+    ttls: tuple[float | None, ...]
+    nodes: int
+    total: int
+    quorum: int
+    held_for: float | None = None
+    fence: int | None = None
+    waiting: int = 0
+    waits: tuple[float, ...] = ()
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def held(self) -> bool:
+        """Whether a quorum of nodes has it."""
+        return self.nodes >= self.quorum
+
+    @property
+    def split(self) -> bool:
+        """Whether the nodes have different tokens, none of which has a quorum."""
+        return bool(self.rivals) and not self.held
+
+    @property
+    def leaked(self) -> bool:
+        """Whether some node has it without a ttl: it never expires there."""
+        return any(math.inf in ttls for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
+
+    def data(self) -> dict[str, Any]:
+        """As JSON takes it, without secrets. A ttl of -1 is none, as Redis has it; null: not there.
+
+        The shape is documented in docs/cli.md.
+        """
+        return {
+            "resource": self.resource,
+            "key": self.key,
+            "kind": self.kind,
+            "slot": self.slot,
+            **_owner_data(self.owner, self.digest, self.ttls),
+            "nodes": self.nodes,
+            "total": self.total,
+            "quorum": self.quorum,
+            "held": self.held,
+            "split": self.split,
+            "leaked": self.leaked,
+            "held_for": self.held_for,
+            "fence": self.fence,
+            "waiting": self.waiting,
+            "waits": list(self.waits),
+            "rivals": [_owner_data(r.owner, r.digest, r.ttls) for r in self.rivals],
+        }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All that was found.
+
+    Attributes:
+        entries: By resource, kind and slot.
+        looks: How each node answered.
+        at: When, in seconds since 1970.
+    """
+
+    entries: tuple[Entry, ...]
+    looks: tuple[NodeLook, ...]
+    at: float
+
+
+def _owner_data(owner: Owner | None, digest: str, ttls: Sequence[float | None]) -> dict[str, Any]:
+    return {
+        "task": owner.task if owner else None,
+        "task_id": owner.task_id if owner else None,
+        "host": owner.host if owner else None,
+        "pid": owner.pid if owner else None,
+        "since": owner.since if owner else None,
+        "digest": digest,
+        "ttls": [-1.0 if left == math.inf else left for left in ttls],
+    }

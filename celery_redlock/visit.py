@@ -1,0 +1,288 @@
+"""Goes to all nodes at once and reads keys there: on connections of its own, and never for long.
+
+It only reads: SCAN, GET and PTTL (in a script), ZCARD and ZRANGE. What lies under a key may be
+anything and of any size, so nothing longer than our tokens can be is fetched. A node that hangs
+costs the time that the caller allows, and no other node's answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import redis
+
+from .address import Address
+from .replies import reason
+
+__all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "visit"]
+
+T = TypeVar("T")
+
+LONGEST = 4096
+"""Bytes of the longest value that is fetched; no token is as long."""
+FOREIGN = b""
+"""Stands for a value that is no string, or longer than any of ours."""
+SCAN_COUNT = 1000
+"""Keys that a node looks at per step of a SCAN: well below a millisecond of its time."""
+BATCH = 500
+"""Keys that are asked for at a time: a node's other clients have their turn in between."""
+
+# A script, because its one answer is read five times as fast as those to as many commands.
+SEE = (
+    b"""\
+local seen = {}
+for i, key in ipairs(KEYS) do
+  local held = redis.pcall('GET', key)
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+  if type(held) ~= 'string' or #held > %d then held = '' end
+  seen[2 * i - 1] = held
+  seen[2 * i] = redis.call('PTTL', key)
+end
+return seen"""
+    % LONGEST
+)
+
+
+@dataclass(frozen=True)
+class NodeLook:
+    """How one node answered.
+
+    Attributes:
+        name: Its address, without credentials.
+        reachable: Whether it told all that it was asked for.
+        error: Why not; empty if it did.
+        rtt: Seconds from a small question to its answer; NaN if it did not answer.
+    """
+
+    name: str
+    reachable: bool
+    error: str = ""
+    rtt: float = math.nan
+
+
+class Seen(NamedTuple):
+    """What lies under a key.
+
+    Attributes:
+        value: The bytes, or `FOREIGN`.
+        left: Seconds until it expires; infinite for a key without a ttl.
+    """
+
+    value: bytes
+    left: float
+
+
+class Line(NamedTuple):
+    """Who stands in a line.
+
+    Attributes:
+        total: How many.
+        first: Of the first of them: name, and since when in microseconds since 1970.
+        left: Seconds until the line is forgotten.
+    """
+
+    total: int
+    first: tuple[tuple[bytes, float], ...]
+    left: float
+
+
+class Reader:
+    """Reads one node, over one connection."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    def scan(self, prefix: str, head: str) -> dict[str, bytes]:
+        """The keys below a prefix that go on with `head`: name without the prefix, and key."""
+        pattern = _glob_escaped(_bytes(prefix + head)) + b"*"
+        start = _bytes(prefix)
+        found: dict[str, bytes] = {}
+        cursor = b"0"
+        while True:
+            (reply,) = self._ask(
+                [_request(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCAN_COUNT)]
+            )
+            _expect(reply)
+            cursor, keys = reply
+            for key in keys:
+                if key.startswith(start):
+                    found[_text(key[len(start) :])] = key
+            if cursor == b"0":
+                return found
+
+    def read(self, keys: Mapping[str, bytes]) -> dict[str, Seen]:
+        """What lies under some keys, by their names; those that are not there are left out."""
+        seen = {}
+        for batch in _batches(list(keys.items())):
+            count = b"%d" % len(batch)
+            (reply,) = self._ask([_request(b"EVAL", SEE, count, *[key for _name, key in batch])])
+            _expect(reply)
+            for (name, _key), value, left in zip(batch, reply[::2], reply[1::2], strict=True):
+                if left != -2:
+                    seen[name] = Seen(value, _seconds(left))
+        return seen
+
+    def lines(self, keys: Mapping[str, bytes], most: int) -> dict[str, Line]:
+        """Those who stand in some lines, `most` of each by name; no line is left out as no line."""
+        lines = {}
+        for batch in _batches(list(keys.items())):
+            requests = []
+            for _name, key in batch:
+                requests += [_request(b"ZCARD", key)]
+                requests += [_request(b"ZRANGE", key, b"0", b"%d" % (most - 1), b"WITHSCORES")]
+                requests += [_request(b"PTTL", key)]
+            replies = iter(self._ask(requests))
+            for name, _key in batch:
+                count, members, left = next(replies), next(replies), next(replies)
+                _expect(left)
+                if _is_wrong_type(count) or _is_wrong_type(members) or left == -2:
+                    continue
+                _expect(count)
+                _expect(members)
+                pairs = zip(members[::2], members[1::2], strict=True)
+                first = tuple((member, float(score)) for member, score in pairs)
+                lines[name] = Line(count, first, _seconds(left))
+        return lines
+
+    def rtt(self, key: bytes) -> float:
+        """Seconds that a question takes which costs a node nothing."""
+        taken = []
+        for _ in range(3):
+            begun = monotonic()
+            (reply,) = self._ask([_request(b"PTTL", key)])
+            taken.append(monotonic() - begun)
+            _expect(reply)
+        return min(taken)  # the others had to wait for a turn of this process
+
+    def _ask(self, requests: Sequence[bytes]) -> list[Any]:
+        """The replies to requests that are written at once; error replies are among them."""
+        self._connection.send_packed_command([b"".join(requests)], check_health=False)
+        replies: list[Any] = []
+        for _ in requests:
+            try:
+                replies.append(self._connection.read_response())
+            except redis.ResponseError as error:
+                replies.append(error)
+        return replies
+
+
+class _Visit(threading.Thread, Generic[T]):
+    """One node's, in a thread of its own."""
+
+    def __init__(
+        self, address: Address, prefix: str, errand: Callable[[Reader], T], timeout: float
+    ) -> None:
+        super().__init__(name=f"celery_redlock visit {address.name}", daemon=True)
+        self._address, self._errand, self._timeout = address, errand, timeout
+        self._key = _bytes(prefix)
+        self._connection: Any = None
+        self.result: T | None = None
+        self.look = NodeLook(address.name, False, f"no answer within {timeout:g} s")
+
+    def run(self) -> None:
+        address = self._address
+        arguments: dict[str, Any] = dict(address.arguments)
+        connecting = min(arguments.get("socket_connect_timeout", self._timeout), self._timeout)
+        arguments.update(socket_timeout=self._timeout, socket_connect_timeout=connecting)
+        connection = None
+        try:
+            self._connection = connection = address.connection_class(**arguments)
+            connection.connect()
+            reader = Reader(connection)
+            rtt = reader.rtt(self._key)
+            result = self._errand(reader)
+            self.result, self.look = result, NodeLook(address.name, True, "", rtt)
+        except (redis.RedisError, OSError) as error:
+            self.look = NodeLook(address.name, False, reason(error))
+        except Exception as error:
+            # Of whoever is no Redis, or of a credential provider: the text may be anything.
+            why = f"its answers make no sense ({type(error).__name__})"
+            self.look = NodeLook(address.name, False, why)
+        finally:
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.disconnect()
+
+    def hang_up(self) -> None:
+        """End the thread's wait for its node."""
+        stream = getattr(self._connection, "_sock", None)
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.shutdown(socket.SHUT_RDWR)
+
+
+def visit(
+    addresses: Sequence[Address], prefix: str, errand: Callable[[Reader], T], timeout: float
+) -> tuple[list[NodeLook], list[T | None]]:
+    """Run an errand at every node, at all of them at once.
+
+    Args:
+        addresses: The nodes.
+        prefix: What our keys begin with.
+        errand: What to do there; in a thread per node.
+        timeout: Seconds after which a node that has not told all is left alone.
+
+    Returns:
+        How each node answered; and what the errand brought from it, None if it did not.
+    """
+    until = monotonic() + timeout
+    visits = [_Visit(address, prefix, errand, timeout) for address in addresses]
+    for one in visits:
+        one.start()
+    looks, results = [], []
+    for one in visits:
+        one.join(max(0.0, until - monotonic()))
+        late = one.is_alive()
+        look = NodeLook(one.look.name, False, f"no answer within {timeout:g} s")
+        looks.append(look if late else one.look)
+        results.append(None if late else one.result)
+        if late:
+            one.hang_up()
+    for one in visits:
+        one.join(0.2)  # they close their sockets; not for who hangs in a name look-up
+    return looks, results
+
+
+def _request(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])
+
+
+def _batches(items: list[T]) -> Iterator[list[T]]:
+    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
+
+
+def _is_wrong_type(reply: object) -> bool:
+    return isinstance(reply, redis.ResponseError) and str(reply).startswith("WRONGTYPE")
+
+
+def _expect(reply: object) -> None:
+    """An error reply is none that tells anything of a key: no right to ask, or worse."""
+    if isinstance(reply, redis.ResponseError):
+        raise reply
+
+
+def _seconds(milliseconds: int) -> float:
+    return math.inf if milliseconds == -1 else milliseconds / 1000
+
+
+def _glob_escaped(text: bytes) -> bytes:
+    """For MATCH, where these have a meaning."""
+    return b"".join(b"\\" + bytes([c]) if c in b"\\*?[]^-" else bytes([c]) for c in text)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _text(key: bytes) -> str:
+    try:
+        return key.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return key.decode("utf-8", "surrogateescape")  # not one of ours

@@ -1,0 +1,305 @@
+"""What a survey of real nodes finds: all of ours, and none of what others put there can hurt it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.commands import DONE
+from celery_redlock.lease import Owner, token_digest
+from celery_redlock.server import LocalServer
+from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
+from tests.support import TOKEN, wait_until
+
+OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
+TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
+
+
+@pytest.fixture
+def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
+    lock = Redlock([server.url for server in servers], ttl=20)
+    yield lock
+    lock.close()
+
+
+@pytest.fixture
+def clients(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
+    clients = [redis.Redis(port=server.port) for server in servers]
+    yield clients
+    for client in clients:
+        client.close()
+
+
+def found(redlock: Redlock, match: str = "*", *kinds: str) -> list[Entry]:
+    return list(survey(redlock, match, kinds=kinds or KINDS, timeout=20).entries)
+
+
+def test_a_lock_is_found_with_its_owner_and_its_ttl_on_each_node(redlock: Redlock) -> None:
+    with redlock.lock("order:1", owner=OWNER, fencing=True) as lease:
+        (entry,) = survey(redlock).entries
+        assert (entry.resource, entry.key, entry.kind) == ("order:1", "redlock:order:1", "lock")
+        assert entry.owner == OWNER and entry.fence == lease.fencing_token
+        assert entry.held and (entry.nodes, entry.total, entry.quorum) == (5, 5, 3)
+        assert all(left is not None and 0 < left <= 20 for left in entry.ttls)
+        assert entry.held_for is not None and entry.held_for >= 0
+        assert entry.slot == 1 and not entry.split and not entry.leaked
+    assert survey(redlock).entries == ()
+
+
+def test_each_slot_is_an_entry_of_its_own(redlock: Redlock) -> None:
+    with redlock.lock("pool", limit=2), redlock.lock("other"):
+        second = redlock.acquire("pool", limit=2)
+        assert [(e.resource, e.slot) for e in found(redlock)] == [
+            ("other", 1),
+            ("pool", 1),
+            ("pool", 2),
+        ]
+        redlock.release(second)
+
+
+def test_what_else_is_ours_has_a_kind_of_its_own(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
+    beat = Owner("web-1", 4243, stamp="0.500").token("0" * 32, 1.7e9)
+    for client in clients:
+        client.set("redlock:a#reserved", TOKENS[0], px=9000)
+        client.set("redlock:a#turn", TOKENS[1], px=9000)
+        client.set("redlock:beat:app:entry:every-5s", beat, px=9000)
+        client.set("redlock:beat:mine", TOKENS[1], px=9000)
+        client.set("redlock:0123-abcd:0#done", DONE, px=9000)
+        client.set("redlock:a#fence", "17", px=9000)
+        client.zadd("redlock:a#line", {"redlock:#line:ff:1": 1.7e15})
+        client.set("redlock:b", "somebody else's", px=9000)
+        client.set("redlock:nonce:" + "0" * 32, "1", px=9000)
+        client.set("elsewhere", "x")
+    assert [(e.resource, e.kind) for e in found(redlock)] == [
+        ("0123-abcd:0", "mark"),
+        ("a", "reservation"),
+        ("a", "turn"),
+        ("a", "fence"),
+        ("a", "line"),
+        ("b", "foreign"),
+        ("beat:app:entry:every-5s", "tick"),
+        ("beat:mine", "lock"),
+    ]
+    for kind in KINDS:
+        assert {e.kind for e in found(redlock, "*", kind)} == {kind}, kind
+    assert [e.kind for e in survey(redlock).entries] == ["reservation", "lock"]
+
+
+def test_who_waits_is_counted(redlock: Redlock, clients: list[redis.Redis]) -> None:
+    other = Redlock(redlock._addresses and [f"redis://{name}/0" for name in redlock.nodes])
+    lease = redlock.acquire("order:1")
+    waiter = threading.Thread(target=lambda: other.release(other.acquire("order:1", wait=30)))
+    waiter.start()
+    try:
+        wait_until(lambda: found(redlock, "*", "lock")[0].waiting == 1, 20, "it stands in line")
+        (lock, line) = look(redlock, "order:1", 20)
+        assert (lock.kind, line.kind, lock.waiting, line.waiting) == ("lock", "line", 1, 1)
+        assert line.held_for is not None and line.waits == (line.held_for,)
+    finally:
+        redlock.release(lease)
+        waiter.join(30)
+        other.close()
+    assert not waiter.is_alive()
+
+
+def test_the_token_of_most_nodes_counts_and_the_others_are_rivals(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
+    for client, number in zip(clients, (0, 1, 1, 2), strict=False):
+        client.set("redlock:order:1", TOKENS[number], px=9000)
+    (entry,) = survey(redlock).entries
+    assert entry.digest == token_digest(TOKENS[1])
+    assert entry.nodes == 2 and not entry.held and entry.split
+    assert [left is None for left in entry.ttls] == [True, False, False, True, True]
+    assert {rival.digest for rival in entry.rivals} == {
+        token_digest(TOKENS[0]),
+        token_digest(TOKENS[2]),
+    }
+    clients[3].set("redlock:order:1", TOKENS[1], px=9000)
+    (entry,) = survey(redlock).entries
+    assert entry.held and not entry.split and len(entry.rivals) == 1
+
+
+def test_a_key_without_a_ttl_is_a_leak(redlock: Redlock, clients: list[redis.Redis]) -> None:
+    clients[2].set("redlock:order:1", TOKENS[0])
+    (entry,) = survey(redlock).entries
+    assert entry.ttls == (None, None, math.inf, None, None) and entry.leaked
+    assert entry.data()["ttls"] == [None, None, -1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        lambda client: client.hset("redlock:order:1", "a", "b"),
+        lambda client: client.set("redlock:order:1", "x" * 5000),
+        lambda client: client.set("redlock:order:1", ""),
+        lambda client: client.set("redlock:order:1", b"\xff|\xfe|1"),
+        lambda client: client.set("redlock:order:1#fence", "no number"),
+        lambda client: client.set("redlock:order:1#line", "no line"),
+        lambda client: client.zadd("redlock:order:1#done", {"a": 1}),
+        lambda client: client.zadd("redlock:order:1#reserved", {"a": math.inf}),
+    ],
+    ids=["hash", "long", "empty", "bytes", "fence", "line", "mark", "reservation"],
+)
+def test_what_is_not_ours_is_foreign(
+    redlock: Redlock, clients: list[redis.Redis], put: object
+) -> None:
+    for client in clients:
+        put(client)  # type: ignore[operator]
+    (entry,) = found(redlock)
+    assert (entry.resource, entry.kind, entry.owner) == ("order:1", "foreign", None)
+    assert [e.kind for e in look(redlock, "order:1", 20)] == ["foreign"]
+    assert found(redlock, "*", "foreign") == [entry]
+
+
+def test_a_line_of_nonsense_is_counted_and_hurts_nobody(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
+    for client in clients:
+        client.zadd("redlock:order:1#line", {b"\xff": math.inf, "b": -math.inf, "c": 1})
+    (entry,) = found(redlock)
+    assert (entry.kind, entry.waiting) == ("line", 3)
+
+
+def test_names_that_are_no_text_or_dangerous_are_found_as_they_are(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
+    names = ["ä:\U0001f512", "a\x1b[31m\nb", "#slot2", "#line", "x#slotx", "\ud800"]
+    for client in clients:
+        for name in names:
+            client.set(b"redlock:" + name.encode("utf-8", "surrogatepass"), TOKENS[0], px=9000)
+        client.set(b"redlock:\xff\xfe", TOKENS[0], px=9000)
+    assert {e.resource for e in found(redlock)} == {*names, "\udcff\udcfe"}
+
+
+@pytest.mark.parametrize(
+    ("match", "expected"),
+    [
+        ("*", {"a", "ab", "ä", "b", "a*", "[a]"}),
+        ("a", {"a"}),
+        ("a*", {"a", "ab", "a*"}),
+        ("?", {"a", "b", "ä"}),
+        ("[^a]", {"b", "ä"}),
+        ("[ab]", {"a", "b"}),
+        (r"a\*", {"a*"}),
+        (r"\[a\]", {"[a]"}),
+        ("", set()),
+        ("[", set()),
+    ],
+)
+def test_a_match_is_of_whole_names_whatever_their_end(
+    redlock: Redlock, clients: list[redis.Redis], match: str, expected: set[str]
+) -> None:
+    for name in ("a", "ab", "ä", "b", "a*", "[a]"):
+        for client in clients[:3]:
+            client.set(f"redlock:{name}", TOKENS[0], px=9000)
+            client.set(f"redlock:{name}#reserved", TOKENS[0], px=9000)
+    entries = found(redlock, match)
+    assert {e.resource for e in entries} == expected
+    assert len(entries) == 2 * len(expected)
+
+
+@pytest.mark.parametrize("prefix", ["a*[b]?", "a\\", "", "ü:"])
+def test_a_prefix_means_itself(
+    servers: list[LocalServer], clients: list[redis.Redis], prefix: str
+) -> None:
+    redlock = Redlock([server.url for server in servers], prefix=prefix or "redlock:")
+    prefix = redlock.prefix
+    for client in clients:
+        client.set(f"{prefix}order:1", TOKENS[0], px=9000)
+        client.set("aXb?order:2", TOKENS[0], px=9000)
+    assert [e.resource for e in found(redlock)] == ["order:1"]
+    redlock.close()
+
+
+def test_thousands_are_all_there(redlock: Redlock, clients: list[redis.Redis]) -> None:
+    names = [f"order:{number}" for number in range(2000)]
+    for client in clients:
+        with client.pipeline(transaction=False) as pipeline:
+            for name in names:
+                pipeline.set(f"redlock:{name}", TOKENS[0], px=600_000)
+            pipeline.execute()
+    entries = found(redlock)
+    assert {e.resource for e in entries} == set(names) and len(entries) == 2000
+    assert all(e.nodes == 5 for e in entries)
+
+
+def test_a_node_that_hangs_or_is_away_is_said_and_the_others_count(
+    redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    with redlock.lock("order:1"):
+        servers[0].pause()
+        servers[1].kill()
+        seen = survey(redlock, timeout=1)
+        servers[0].resume()
+    assert [node.reachable for node in seen.looks] == [False, False, True, True, True]
+    assert "no answer within 1 s" in seen.looks[0].error and seen.looks[1].error
+    assert [node.rtt > 0 for node in seen.looks] == [False, False, True, True, True]
+    (entry,) = seen.entries
+    assert entry.nodes == 3 and entry.ttls[:2] == (None, None) and entry.held
+
+
+def test_too_few_nodes_are_an_error_that_names_them(
+    redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    for server in servers[:3]:
+        server.kill()
+    for ask in (lambda: survey(redlock), lambda: look(redlock, "order:1")):
+        with pytest.raises(QuorumUnavailable, match="2 of 5 nodes told") as raised:
+            ask()
+        assert redlock.nodes[0] in str(raised.value)
+
+
+def test_a_look_finds_all_slots_and_the_holders_mark(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
+    for client in clients:
+        client.set("redlock:order:1#slot100", TOKENS[0], px=9000)
+        client.set("redlock:0123-abcd:0#done", DONE, px=9000)
+        client.set("redlock:order:10", TOKENS[0], px=9000)
+    assert [(e.resource, e.kind, e.slot) for e in look(redlock, "order:1")] == [
+        ("0123-abcd:0", "mark", 1),
+        ("order:1", "lock", 100),
+    ]
+    assert look(redlock, "order") == ()
+
+
+def test_no_secret_is_in_what_is_shown(redlock: Redlock, clients: list[redis.Redis]) -> None:
+    for client, token in zip(clients, (*TOKENS, *TOKENS), strict=False):
+        client.set("redlock:order:1", token, px=9000)
+    seen = survey(redlock)
+    assert not TOKEN.search(repr(seen))
+    assert not TOKEN.search(str([entry.data() for entry in seen.entries]))
+
+
+def test_a_key_is_known_with_and_without_prefix_and_suffix(redlock: Redlock) -> None:
+    for key in ("order:1", "redlock:order:1", "redlock:order:1#reserved", "order:1#slot2"):
+        assert resource_of(redlock, key) == "order:1"
+
+
+def test_an_unknown_kind_is_an_error(redlock: Redlock) -> None:
+    with pytest.raises(ValueError, match="locks"):
+        survey(redlock, kinds=["locks"])
+
+
+def test_a_visit_leaves_no_thread_and_no_connection(
+    redlock: Redlock, servers: list[LocalServer], clients: list[redis.Redis]
+) -> None:
+    before = [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
+    servers[0].pause()
+    survey(redlock, timeout=0.5)
+    servers[0].resume()
+
+    def gone() -> bool:
+        after = [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
+        names = [thread.name for thread in threading.enumerate()]
+        return after == before and not any("visit" in name for name in names)
+
+    wait_until(gone, 20, "all have gone home")
