@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -54,7 +55,8 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
 
 @pytest.fixture
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not called does not try."""
+    """Who is not called does not try, nor look."""
+    monkeypatch.setattr(line, "LOOK", (60.0, 60.0))
     monkeypatch.setattr(line, "AGAIN", (60.0, 60.0))
 
 
@@ -68,9 +70,7 @@ class Waiting:
         self.granted = 0.0
         self.error: Exception | None = None
         self._how = (redlock, wait, limit)
-        # Or it would try once more when it begins to hear, and might be quicker than who is called.
-        with redlock._wakeup.in_line():
-            wait_until(lambda: len(redlock._wakeup._attentive) == len(servers), 10, "it hears")
+        hearing(redlock, servers)
         before = in_line(servers)
         self.thread = threading.Thread(target=self._run)
         self.thread.start()
@@ -83,6 +83,12 @@ class Waiting:
             self.granted = time.monotonic()
         except ResourceHeld as error:
             self.error = error
+
+
+def hearing(redlock: Redlock, servers: list[LocalServer]) -> None:
+    """Or it would try once more when it begins to hear, and might be quicker than who is called."""
+    with redlock._wakeup.in_line():
+        wait_until(lambda: len(redlock._wakeup._attentive) == len(servers), 10, "it hears")
 
 
 def in_line(servers: list[LocalServer]) -> list[int]:
@@ -135,6 +141,30 @@ def test_who_has_released_lets_those_pass_who_wait(
     thread.join(30)
     # Not each time: who is slow to come is not waited for.
     assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
+
+
+def test_who_has_released_gives_the_one_who_was_called_time(
+    make: Callable[[], Redlock], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here that one listens, and never comes."""
+    monkeypatch.setattr("celery_redlock.engine.STAND_BACK", (0.3, 0.3))
+    redlock = make()
+    hearing(redlock, servers)
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            client = stack.enter_context(redis.Redis(port=server.port))
+            listener = stack.enter_context(client.pubsub())
+            listener.subscribe("redlock:#line:slow")
+            assert listener.get_message(timeout=10.0) is not None
+        lease = redlock.acquire("r")
+        for server in servers:
+            with redis.Redis(port=server.port) as client:
+                client.zadd("redlock:r#line", {"redlock:#line:slow:1": 1})
+        redlock.release(lease)
+        asked = time.monotonic()
+        lease = redlock.acquire("r", wait=30.0)
+        assert time.monotonic() - asked >= 0.3
+        redlock.release(lease)
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -206,14 +236,24 @@ def test_who_waits_in_vain_leaves_the_line(
 
 
 def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
-    make: Callable[[], Redlock], servers: list[LocalServer]
+    make: Callable[[], Redlock], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    holder = make()
+    holder, waiter = make(), make()
     lease = holder.acquire("r")
+    looked = threading.Event()
+    peek = waiter._peek
+
+    def look(*what: Any) -> Round:
+        found = peek(*what)
+        looked.set()
+        return found
+
+    monkeypatch.setattr(waiter, "_peek", look)
     command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
         wait_until(lambda: in_line(servers) == [1, 1, 1], 20, "it stands in line")
-        second = Waiting(make(), servers)
+        second = Waiting(waiter, servers)
+        assert looked.wait(10)  # and knows that the holder's ttl lasts for long
         os.kill(stopped.pid, signal.SIGSTOP)
         try:
             released = time.monotonic()
