@@ -19,6 +19,16 @@ from .lease import Holder, Lease
 if TYPE_CHECKING:
     from .hold import HeldLease, current_lease
     from .lock import Redlock
+    from .signals import (
+        beat_deduplicated,
+        lock_acquired,
+        lock_contended,
+        lock_extended,
+        lock_lost,
+        lock_released,
+        lock_unavailable,
+        task_skipped,
+    )
     from .task import SingletonTask, Skipped, install, locked
 
 __version__ = "0.1.0"
@@ -37,9 +47,17 @@ __all__ = [
     "ResourceHeld",
     "SingletonTask",
     "Skipped",
+    "beat_deduplicated",
     "current_lease",
     "install",
+    "lock_acquired",
+    "lock_contended",
+    "lock_extended",
+    "lock_lost",
+    "lock_released",
+    "lock_unavailable",
     "locked",
+    "task_skipped",
 ]
 
 
@@ -50,6 +68,9 @@ _HOME = {
     **dict.fromkeys(("HeldLease", "current_lease"), "hold"),
     "Redlock": "lock",
     **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
+    **dict.fromkeys(("lock_acquired", "lock_contended", "lock_unavailable"), "signals"),
+    **dict.fromkeys(("lock_extended", "lock_lost", "lock_released"), "signals"),
+    **dict.fromkeys(("task_skipped", "beat_deduplicated"), "signals"),
 }
 
 

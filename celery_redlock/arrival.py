@@ -42,6 +42,7 @@ from .reservation import (
     take,
 )
 from .results import has_ended
+from .signals import task_skipped
 from .skipped import Skipped
 
 __all__ = ["Arrival", "arrival_of", "comes_back", "note_of"]
@@ -249,6 +250,14 @@ class Arrival:
 
     def _duplicate(self, owner: Owner) -> Any:
         what = f"{self._note.resource} is reserved by {owner}"
+        task_skipped.send(
+            sender=self._task,
+            resource=self._note.resource,
+            task_id=self._request.id,
+            holder=owner,
+            where="run",
+            policy=self._note.on_duplicate,
+        )
         if self._note.on_duplicate == "raise":
             raise DuplicateTask(
                 f"{self._called}: {what}", owner.task_id, resource=self._note.resource

@@ -18,7 +18,9 @@ from .errors import (
     ResourceHeld,
     printable,
 )
+from .lease import Holder
 from .options import CONFLICT_POLICIES, TaskOptions
+from .signals import task_skipped
 from .skipped import Skipped
 from .waiting import at_work, eta_of
 
@@ -249,6 +251,14 @@ class Refused:
         if how == "skip":
             holder = refusal.holder if isinstance(refusal, ResourceHeld) else refusal
             logger.info("%s is skipped: %s", self._called, refusal)
+            task_skipped.send(
+                sender=self._task,
+                resource=self._resource,
+                task_id=self._request.id,
+                holder=holder.owner if isinstance(holder, Holder) else None,
+                where="run",
+                policy="skip",
+            )
             return Skipped(self._resource, str(holder))
         if how == "reject":
             logger.info("%s is rejected: %s", self._called, refusal)

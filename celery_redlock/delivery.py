@@ -25,6 +25,7 @@ from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
 from .options import TaskOptions
 from .results import state_of
+from .signals import task_skipped
 
 __all__ = ["LEASE", "Delivery", "first_call", "lease_of"]
 
@@ -114,6 +115,14 @@ class Delivery:
             return self._refused.later("unavailable", refusal)
         except _Done:
             logger.info("%s is done: this was a second delivery of it", self._name)
+            task_skipped.send(
+                sender=self._task,
+                resource=self._held.resource,
+                task_id=self._request.id,
+                holder=None,
+                where="run",
+                policy="done",
+            )
             raise Ignore from None  # acknowledged; state, result, callbacks are those of the first
         # Counted from the next conflict: a retry of the user's would carry the count along.
         if isinstance(self._request.headers, dict):

@@ -23,10 +23,10 @@ from .commands import DONE, base_of
 from .custody import Custody
 from .driver import Driver, monotonic
 from .errors import NotAcquired, ResourceHeld
-from .events import emit, heard
+from .events import Ask, emit, heard
 from .green import patched
 from .guard import Guard
-from .lease import NEVER, Claim, Lease, Owner, shown
+from .lease import NEVER, Claim, Lease, Owner, quorum_of, shown
 from .line import JITTER, STAND_BACK
 from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
@@ -111,6 +111,7 @@ class Engine:
             monotonic,
             claim.fencing_token,
             claim.resources,
+            claim.granted_at or 0.0,
         )
 
     def _fenced(self, fencing: bool | None, names: Sequence[str], limit: int = 1) -> bool:
@@ -146,6 +147,39 @@ class Engine:
     ) -> Claim:
         """Acquire; each attempt's claim is first given to `adopt`, who gives it back if struck."""
         names = checked_names(resource)
+        if not heard():
+            return self._ask(names, ttl, wait, owner, adopt, patience, fencing, limit)
+        began, attempts = monotonic(), 0
+
+        def counted(claim: Claim) -> None:
+            nonlocal attempts
+            attempts += 1
+            adopt(claim)
+
+        def tell(lease: Lease | None, refusal: NotAcquired | None) -> None:
+            count = len(self._addresses)
+            asked = (shown(names), owner or self._owner, lease, refusal, monotonic() - began)
+            emit("asked", Ask(*asked, attempts, count, quorum_of(count)))
+
+        try:
+            claim = self._ask(names, ttl, wait, owner, counted, patience, fencing, limit)
+        except NotAcquired as refusal:
+            tell(None, refusal)
+            raise
+        tell(self._lease(claim), None)
+        return claim
+
+    def _ask(
+        self,
+        names: tuple[str, ...],
+        ttl: float | None,
+        wait: float,
+        owner: Owner | None,
+        adopt: Callable[[Claim], None],
+        patience: float | None,
+        fencing: bool,
+        limit: int,
+    ) -> Claim:
         if fencing or limit > 1:
             check_alone(names, fencing=fencing, limit=limit)
 

@@ -8,14 +8,42 @@ raises is logged and never stops a release.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import Any
 
-from .errors import LeaseLost
-from .lease import Lease
+from .errors import LeaseLost, NotAcquired
+from .lease import Lease, Owner
 
-__all__ = ["Listener", "emit", "emit_node", "heard", "heard_nodes", "subscribe", "unsubscribe"]
+__all__ = [
+    *("Ask", "Listener", "emit", "emit_node", "heard", "heard_nodes", "subscribe", "unsubscribe"),
+]
 
 logger = logging.getLogger("celery_redlock.events")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One call for a lock, which has come to its end: granted, or refused. It may have waited.
+
+    Attributes:
+        resource: What was asked for, as one text.
+        owner: Who asked, as it says itself.
+        lease: What was granted; None if it was refused.
+        refusal: Why it was refused: `ResourceHeld` or `QuorumUnavailable`; None if it was granted.
+        waited: Seconds from the call to its end.
+        attempts: How often the nodes were asked for it.
+        nodes: How many nodes there are.
+        quorum: How many of them must say yes.
+    """
+
+    resource: str
+    owner: Owner
+    lease: Lease | None
+    refusal: NotAcquired | None
+    waited: float
+    attempts: int
+    nodes: int
+    quorum: int
 
 
 class Listener:
@@ -29,6 +57,9 @@ class Listener:
 
     def unavailable(self, resource: str, votes: tuple[object, ...]) -> None:
         """An attempt failed since too few nodes answered; `votes` has one `NodeVote` each."""
+
+    def asked(self, ask: Ask) -> None:
+        """A call for a lock has come to its end, after one attempt or many."""
 
     def extended(self, lease: Lease) -> None:
         """A quorum renewed a lease."""

@@ -21,12 +21,15 @@ import logging
 import math
 import os
 import select
+import time
 from functools import partial
 
 from . import quorum
 from .board import Board, Note
+from .commands import RESERVED_SUFFIX
 from .driver import Driver, monotonic
-from .lease import Claim, Owner
+from .events import emit, heard
+from .lease import NEVER, Claim, Lease, Owner
 from .quorum import Verb
 
 __all__ = ["Keeper"]
@@ -192,6 +195,8 @@ class Keeper:
         for note, round_ in zip(left, freed, strict=True):
             if round_.yes + round_.no >= round_.quorum:
                 logger.warning("freed %s, which process %d held when it died", note.resource, pid)
+                if heard() and note.held and not note.resource.endswith(RESERVED_SUFFIX):
+                    self._tell(note)
             else:
                 logger.warning(
                     "cannot free %s, which process %d held when it died: too few nodes answer; its"
@@ -204,6 +209,25 @@ class Keeper:
         if pidfd is not None:
             self._poll.unregister(pidfd)
             os.close(pidfd)
+
+    def _tell(self, note: Note) -> None:
+        """A lock was freed in its dead holder's stead. Its own clock is gone; its token tells."""
+        now = monotonic()
+        owner = Owner.of(note.token)
+        since = owner.since if owner is not None and owner.since else time.time()
+        known = self._claims.get((note.slot, note.serial))
+        deadline = known.deadline if known is not None else NEVER
+        granted_at = now - max(0.0, time.time() - since)
+        lease = Lease(
+            note.resource,
+            note.token,
+            note.ttl,
+            deadline,
+            monotonic,
+            resources=note.resources,
+            granted_at=granted_at,
+        )
+        emit("released", lease, deadline > now)
 
     def _dead(self, block: int, pid: int) -> bool:
         """Whether the process of a block has ended. Watches it from now on."""

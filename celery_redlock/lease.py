@@ -253,6 +253,7 @@ class Lease:
         fencing_token: Larger than that of any earlier holder of the resource, so the resource can
             refuse a write that comes late; None unless asked for (`fencing=True`).
         resources: Each name of what is exclusive.
+        granted_at: When it was granted, in seconds of that clock; 0.0 if that is not known.
     """
 
     resource: str
@@ -262,6 +263,7 @@ class Lease:
     clock: Callable[[], float] = field(repr=False, compare=False)
     fencing_token: int | None = None
     resources: tuple[str, ...] = field(default=(), repr=False)
+    granted_at: float = field(default=0.0, repr=False, compare=False)
 
     def remaining(self, now: float | None = None) -> float:
         """Seconds left, drift already deducted (the paper's *validity*); 0.0 when over."""

@@ -47,6 +47,7 @@ from .reservation import (
 )
 from .results import has_ended
 from .settings import enabled
+from .signals import task_skipped
 from .skipped import Skipped
 from .task import TaskLock, lock_of
 
@@ -264,6 +265,14 @@ class _Publication:
         other = holder.owner.task_id
         policy = self._wish.on_duplicate
         logger.debug("%s is a duplicate: %s", self._called, holder)
+        task_skipped.send(
+            sender=self._task,
+            resource=resource,
+            task_id=task_id,
+            holder=holder.owner,
+            where="publish",
+            policy=policy,
+        )
         if policy == "raise":
             raise DuplicateTask(
                 f"{self._called} is not published: {resource} is reserved by {holder.owner}",

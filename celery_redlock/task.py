@@ -18,6 +18,7 @@ from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
 from .arrival import Arrival
+from .attempts import short_id
 from .delivery import first_call
 from .errors import ConfigurationError
 from .hold import HeldLease, Unlocked
@@ -184,6 +185,8 @@ class TaskLock:
             limit=options.limit,
         )
         held.task = task.name if task is not None else ""
+        if task is not None and not delivered:  # a delivery says more of itself
+            held.owner = replace(held._redlock._owner, task=short_id(task.name))
         if options.on_lost == "raise":
             block = Interruptible(held.loss)
             held.on_lost = lambda _held: block.strike()

@@ -31,6 +31,7 @@ from .lease import Holder, Owner
 from .lock import Redlock
 from .options import MIN_TTL
 from .outage import Outage
+from .signals import beat_deduplicated, named
 from .tick import Tick, current_tick
 
 __all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]
@@ -217,7 +218,16 @@ class Turns:
         if holder is None or (holder.nodes < holder.quorum and not sent):
             return self._split(entry)
         self._splits.pop(entry.name, None)
-        self._tell(entry, tick, holder, sent)
+        ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
+        self._tell(entry, tick, holder, sent, ours)
+        if sent and not ours:
+            beat_deduplicated.send(
+                sender=named(entry.task, self._app),
+                resource=holder.resource,
+                entry=entry,
+                tick=tick.name,
+                where="beat",
+            )
         if tick.period is None:
             if sent:
                 return Turn(entry, sent=True)
@@ -241,11 +251,10 @@ class Turns:
         self._outage.met(entry.name, error, monotonic(), for_all=for_all)
         return Turn(entry, send=True) if self._outage.send else stays_due(entry, AGAIN)
 
-    def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool) -> None:
+    def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool, ours: bool) -> None:
         if self._told.get(entry.name) == holder.digest:
             return
         self._told[entry.name] = holder.digest
-        ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
         logger.log(
             logging.DEBUG if ours else logging.INFO,
             "%s %s sent by %s",

@@ -59,7 +59,7 @@ ALLOWED: dict[str, set[str]] = {
     "haste": {"green"},
     "interrupt": {"errors", "green"},
     "board": {"green", "lease"},
-    "keeper": {"board", "driver", "lease", "quorum"},
+    "keeper": {"board", "commands", "driver", "events", "lease", "quorum"},
     "helper": {"board", "address", "driver", "keeper"},
     "custody": {"board", "errors", "helper", "lease"},  # board, helper: inside a function
     "replies": {"errors", "redis"},
@@ -104,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
     "results": {"celery"},
+    "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
     "waiting": {"attempts", "options"},
     "gate": set(),
@@ -121,20 +122,22 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "arrival": {
         *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
-        *("options", "reservation", "results", "skipped", "celery"),
+        *("options", "reservation", "results", "signals", "skipped", "celery"),
     },
     "publish": {
         *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),
-        *("results", "settings", "skipped", "task", "celery", "kombu"),
+        *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
     },
-    "conflict": {"attempts", "errors", "options", "skipped", "waiting", "celery"},
+    "conflict": {
+        *("attempts", "errors", "lease", "options", "signals", "skipped", "waiting", "celery"),
+    },
     "delivery": {
         *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "results"),
-        "celery",
+        *("signals", "celery"),
     },
     "task": {
-        *("arrival", "delivery", "errors", "hold", "interrupt", "keys", "lease", "lock"),
-        *("options", "settings", "skipped", "waiting", "worker", "celery"),
+        *("arrival", "attempts", "delivery", "errors", "hold", "interrupt", "keys", "lease"),
+        *("lock", "options", "settings", "skipped", "waiting", "worker", "celery"),
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
@@ -148,7 +151,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     "tick": {"celery"},
     "turn": {
         *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "options"),
-        *("outage", "tick", "celery"),
+        *("outage", "signals", "tick", "celery"),
     },
     "beat": {"driver", "errors", "lease", "lock", "settings", "turn", "celery"},
 }

@@ -1,0 +1,494 @@
+"""Celery signals of locks: which are sent, by whom, with what; over fake nodes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.schedules import crontab
+
+import celery_redlock
+from celery_redlock import (
+    DuplicateTask,
+    LeaseLost,
+    QuorumUnavailable,
+    ResourceHeld,
+    SingletonTask,
+    events,
+    locked,
+    signals,
+)
+from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.lease import Holder, Lease, Owner
+from celery_redlock.results import has_ended
+from tests.unit.beat_world import World
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_hold import rob
+from tests.unit.test_publish import Box, take
+from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
+from tests.unit.test_turn import due, entries
+
+OTHER = Owner("there", 1, task_id="other-id", task="other")
+
+
+class Ears:
+    """Hears all signals."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, Any, dict[str, Any]]] = []
+        self._receivers: list[tuple[Any, Any]] = []
+
+    def open(self) -> None:
+        for name in signals.__all__:
+            signal = getattr(signals, name)
+
+            def receive(sender: Any = None, signal: Any = None, **more: Any) -> None:
+                self.heard.append((signal.name, sender, more))
+
+            signal.connect(receive, weak=False)
+            self._receivers.append((signal, receive))
+
+    def close(self) -> None:
+        for signal, receive in self._receivers:
+            signal.disconnect(receive)
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _sender, _more in self.heard]
+
+    def of(self, name: str) -> tuple[Any, dict[str, Any]]:
+        """The one signal of that name: its sender, and what it carries."""
+        ((sender, more),) = [(sender, more) for known, sender, more in self.heard if known == name]
+        assert more.keys() == getattr(signals, name).providing_args
+        return sender, more
+
+
+@pytest.fixture
+def ears() -> Iterator[Ears]:
+    ears = Ears()
+    ears.open()
+    yield ears
+    ears.close()
+    assert not events.heard()
+
+
+@pytest.fixture
+def charge(app: Any) -> Any:  # noqa: F811
+    @app.task(base=SingletonTask, name="charge", lock_key="k")
+    def charge() -> str:
+        return "ran"
+
+    return charge
+
+
+# -- nobody listens --------------------------------------------------------------------------------
+
+
+def test_with_no_receiver_nobody_listens(redlock: FakeRedlock) -> None:  # noqa: F811
+    assert not events.heard()
+    with redlock.lock("r"):
+        pass
+
+
+def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
+    def receive(**_more: Any) -> None: ...
+
+    def another(**_more: Any) -> None: ...
+
+    signals.lock_lost.connect(receive)
+    assert events.heard()
+    signals.lock_acquired.connect(another)
+    signals.lock_lost.disconnect(receive)
+    assert events.heard()
+    signals.lock_acquired.disconnect(another)
+    assert not events.heard()
+
+
+def test_a_receiver_of_skipped_tasks_costs_locks_nothing() -> None:
+    def receive(**_more: Any) -> None: ...
+
+    signals.task_skipped.connect(receive)
+    assert not events.heard()
+    signals.task_skipped.disconnect(receive)
+
+
+def test_the_package_has_them_and_imports_them_when_asked() -> None:
+    for name in signals.__all__:
+        assert getattr(celery_redlock, name) is getattr(signals, name)
+        assert name in celery_redlock.__all__
+    program = "import sys, celery_redlock; print('celery' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+# -- a block ---------------------------------------------------------------------------------------
+
+
+def test_a_block_tells_with_no_sender(redlock: FakeRedlock, ears: Ears) -> None:  # noqa: F811
+    with redlock.lock("r"):
+        redlock.clock.advance(4.0)
+        redlock.watchdog.tend()
+    assert ears.names == ["lock_acquired", "lock_extended", "lock_released"]
+    sender, more = ears.of("lock_acquired")
+    assert sender is None
+    assert more["resource"] == "r"
+    assert isinstance(more["lease"], Lease) and more["lease"].resource == "r"
+    assert more["owner"].pid == os.getpid()
+    assert more["waited"] == 0.0
+    assert more["attempts"] == 1
+    sender, more = ears.of("lock_extended")
+    assert (sender, more["resource"]) == (None, "r")
+    assert more["lease"].deadline == redlock.clock() + 10.0 - 0.102
+    sender, more = ears.of("lock_released")
+    assert (sender, more["resource"], more["held"]) == (None, "r", True)
+    assert more["held_for"] == pytest.approx(4.0)
+
+
+def test_who_is_refused_tells_once_however_often_it_tried(
+    redlock: FakeRedlock,  # noqa: F811
+    ears: Ears,
+) -> None:
+    redlock.acquire("r", owner=OTHER)
+    ears.heard.clear()
+    before = len(redlock.driver.rounds)
+    with pytest.raises(ResourceHeld):
+        redlock.acquire(["r", "s"], wait=0.05)
+    assert redlock.driver.rounds[before:].count("acquire") > 1
+    sender, more = ears.of("lock_contended")
+    assert (sender, more["resource"]) == (None, "r + s")
+    assert isinstance(more["holder"], Holder)
+    assert more["holder"].owner == OTHER
+
+
+def test_attempts_are_counted_until_it_is_granted(
+    redlock: FakeRedlock,  # noqa: F811
+    ears: Ears,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lease = redlock.acquire("r", owner=OTHER)
+    ears.heard.clear()
+    attempt = redlock._attempt
+
+    def once_more(*args: Any) -> Any:
+        try:
+            return attempt(*args)
+        finally:
+            redlock.clock.advance(0.25)
+            redlock.release(lease)
+
+    monkeypatch.setattr(redlock, "_attempt", once_more)
+    redlock.acquire(["r", "s"], wait=5.0)
+    _sender, more = ears.of("lock_acquired")
+    assert more["attempts"] == 2
+    assert more["waited"] == pytest.approx(0.5)
+
+
+def test_no_quorum_is_told_with_every_nodes_answer(
+    redlock: FakeRedlock,  # noqa: F811
+    ears: Ears,
+) -> None:
+    redlock.driver.dead = {0, 1, 2}
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("r")
+    sender, more = ears.of("lock_unavailable")
+    assert (sender, more["resource"], more["waited"]) == (None, "r", 0.0)
+    assert ["dead" in str(vote) for vote in more["votes"]] == [True] * 3 + [False] * 2
+
+
+def test_a_loss_is_told_and_the_release_that_comes_too_late(
+    redlock: FakeRedlock,  # noqa: F811
+    ears: Ears,
+) -> None:
+    with redlock.lock("r"):
+        rob(redlock, "r")
+        redlock.clock.advance(3.0)
+        redlock.watchdog.tend()
+    sender, more = ears.of("lock_lost")
+    assert (sender, more["resource"]) == (None, "r")
+    assert isinstance(more["loss"], LeaseLost)
+    assert (more["loss"].reason, more["loss"].held_for) == ("refused", 3.0)
+    _sender, more = ears.of("lock_released")
+    assert more["held"] is False
+
+
+def test_a_receiver_that_raises_stops_nothing(
+    redlock: FakeRedlock,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(**_more: Any) -> None:
+        raise RuntimeError("receiver is broken")
+
+    names = [name for name in signals.__all__ if name.startswith("lock_")]
+    for name in names:
+        getattr(signals, name).connect(broken)
+    try:
+        with redlock.lock("r"):
+            redlock.watchdog.tend()
+            assert redlock.try_acquire("r") is None
+        assert redlock.free("r")
+    finally:
+        for name in names:
+            getattr(signals, name).disconnect(broken)
+    errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(errors) == 4  # acquired, extended, contended, released
+
+
+# -- a task ----------------------------------------------------------------------------------------
+
+
+def test_a_delivery_is_told_with_its_task(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    ears: Ears,
+) -> None:
+    @app.task(base=SingletonTask, name="charge", lock_key="k")
+    def charge() -> None:
+        redlock.clock.advance(4.0)
+        redlock.watchdog.tend()
+
+    deliver(charge)
+    assert ears.names == ["lock_acquired", "lock_extended", "lock_released"]
+    assert {sender for _name, sender, _more in ears.heard} == {charge}
+    _sender, more = ears.of("lock_acquired")
+    assert (more["owner"].task_id, more["owner"].task) == ("the-id", "charge")
+
+
+def test_a_thread_beside_the_task_tells_with_it_as_well(
+    redlock: FakeRedlock,  # noqa: F811
+    charge: Any,
+    ears: Ears,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a block inside a body too, whose owner names no task."""
+    with redlock.lock("of none"):
+        rob(redlock, "of none")
+
+        @charge.app.task(name="work")
+        def work() -> Any:
+            held = redlock.lock("r")
+            held.__enter__()
+            rob(redlock, "r")
+            return held
+
+        held, _info = deliver(work)
+        redlock.clock.advance(3.0)
+        redlock.watchdog.tend()  # no task is at work now
+        held.release()
+    lost = {more["resource"]: sender for name, sender, more in ears.heard if name == "lock_lost"}
+    assert lost == {"r": work, "of none": None}
+
+
+def test_a_receiver_can_be_of_one_task(redlock: FakeRedlock, app: Any) -> None:  # noqa: F811
+    heard = []
+
+    def receive(sender: Any = None, **_more: Any) -> None:
+        heard.append(sender.name)
+
+    tasks = []
+    for name in ("charge", "refund"):
+
+        @app.task(base=SingletonTask, name=name)
+        def task() -> None: ...
+
+        tasks.append(task)
+    signals.lock_acquired.connect(receive, sender=tasks[1])  # a proxy still: nobody has used it
+    for task in tasks:
+        deliver(task)
+    signals.lock_acquired.disconnect(receive, sender=tasks[1]._get_current_object())
+    assert heard == ["refund"]
+    assert not events.heard()
+
+
+@pytest.mark.parametrize("way", ["class", "over", "under"])
+def test_a_plain_call_is_told_with_its_task(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    ears: Ears,
+    way: str,
+) -> None:
+    def body() -> str:
+        return "ran"
+
+    if way == "class":
+        task = app.task(base=SingletonTask, name="charge")(body)
+    elif way == "over":
+        task = locked()(app.task(name="charge")(body))
+    else:
+        task = app.task(name="charge")(locked()(body))
+    app.finalize()
+    assert task() == "ran"
+    assert ears.names == ["lock_acquired", "lock_released"]
+    assert [sender.name for _name, sender, _more in ears.heard] == ["charge"] * 2
+
+
+def test_waited_is_counted_over_all_deliveries_of_a_task(
+    redlock: FakeRedlock,  # noqa: F811
+    charge: Any,
+    ears: Ears,
+) -> None:
+    since = time.time() - 100.0
+    deliver(charge, **{ATTEMPTS: {"since": since, "held": 3, "unavailable": 1}})
+    _sender, more = ears.of("lock_acquired")
+    assert 100.0 <= more["waited"] < 200.0
+    assert more["attempts"] == 5
+
+
+def test_a_block_in_a_body_waits_for_itself(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    ears: Ears,
+) -> None:
+    @app.task(name="work")
+    def work() -> None:
+        with redlock.lock("r"):
+            pass
+
+    deliver(work, **{ATTEMPTS: {"since": time.time() - 100.0, "held": 3}})
+    sender, more = ears.of("lock_acquired")
+    assert (sender, more["waited"], more["attempts"]) == (work, 0.0, 1)
+
+
+# -- kept out --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
+def test_a_duplicate_that_is_not_published_is_told(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    ears: Ears,
+    policy: str,
+) -> None:
+    Box(app)
+    options = {"lock_key": "order:1", "lock_scope": "until_executed", "lock_on_duplicate": policy}
+
+    @app.task(base=SingletonTask, name="charge", **options)
+    def charge() -> None: ...
+
+    take(redlock, "first")
+    redlock.acquire("order:1", owner=Owner("there", 7, "first"))  # at work: it is not replaced
+    ears.heard.clear()
+    if policy == "raise":
+        with pytest.raises(DuplicateTask):
+            charge.delay()
+    else:
+        charge.delay()
+    sender, more = ears.of("task_skipped")
+    assert sender == charge
+    assert (more["resource"], more["where"], more["policy"]) == ("order:1", "publish", policy)
+    assert more["holder"].task_id == "first"
+    assert more["task_id"] != "first"
+
+
+@pytest.mark.parametrize("policy", ["existing", "raise"])
+def test_a_duplicate_that_is_not_run_is_told(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    ears: Ears,
+    policy: str,
+) -> None:
+    options = {"lock_key": "order:1", "lock_scope": "until_executed", "lock_on_duplicate": policy}
+
+    @app.task(base=SingletonTask, name="charge", **options)
+    def charge() -> None: ...
+
+    take(redlock, "first")
+    deliver(charge)
+    assert not has_ended(charge, "first")
+    sender, more = ears.of("task_skipped")
+    assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "order:1")
+    assert (more["where"], more["policy"]) == ("run", policy)
+    assert more["holder"].task_id == "first"
+
+
+def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -> None:  # noqa: F811
+    @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_conflict="skip")
+    def charge() -> None: ...
+
+    redlock.acquire("k", owner=OTHER)
+    ears.heard.clear()
+    deliver(charge)
+    assert ears.names == ["lock_contended", "task_skipped"]
+    sender, more = ears.of("lock_contended")
+    assert (sender, more["holder"].owner) == (charge, OTHER)
+    sender, more = ears.of("task_skipped")
+    assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "k")
+    assert (more["holder"], more["where"], more["policy"]) == (OTHER, "run", "skip")
+
+
+def test_one_that_is_sent_again_is_not_skipped(
+    redlock: FakeRedlock,  # noqa: F811
+    charge: Any,
+    ears: Ears,
+    sent: list[Any],  # noqa: F811
+) -> None:
+    redlock.acquire("k", owner=OTHER)
+    ears.heard.clear()
+    deliver(charge)
+    assert len(sent) == 1
+    assert ears.names == ["lock_contended"]
+
+
+def test_a_second_delivery_of_what_is_done_is_told(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    ears: Ears,
+) -> None:
+    @app.task(base=SingletonTask, name="charge", lock_key="k", acks_late=True)
+    def charge() -> None: ...
+
+    charge.backend.forget("the-id")
+    deliver(charge)
+    deliver(charge, delivery_info={"redelivered": True})
+    sender, more = ears.of("task_skipped")
+    assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "k")
+    assert (more["holder"], more["where"], more["policy"]) == (None, "run", "done")
+
+
+def test_a_reservation_is_no_lock(redlock: FakeRedlock, app: Any, ears: Ears) -> None:  # noqa: F811
+    """The same watchdog extends it."""
+
+    @app.task(base=SingletonTask, name="charge", lock_key="k", lock_scope="until_executed")
+    def charge() -> None:
+        redlock.clock.advance(4.0)
+        redlock.watchdog.tend()
+
+    deliver(charge)
+    assert ears.names == ["lock_acquired", "lock_extended", "lock_released"]
+    assert {more["resource"] for _name, _sender, more in ears.heard} == {"k"}
+
+
+# -- a beat ----------------------------------------------------------------------------------------
+
+
+def test_a_beat_tells_what_another_has_sent(monkeypatch: pytest.MonkeyPatch, ears: Ears) -> None:
+    """And of its claims nothing else: they are no locks."""
+    world = World(monkeypatch, lambda: entries(crontab()), beats=[])
+    one, other = world.start(), world.start()
+
+    @other.app.task(name="job")
+    def job() -> None: ...
+
+    other.app.finalize()
+    turn = one.guard._turns.take(due(one), 0.25)
+    refused = other.guard._turns.take(due(other), 0.25)
+    assert not refused.sent
+    assert ears.heard == []  # it is still being sent
+    one.guard._turns.end(turn, sent=True)
+    entry = due(other)
+    assert other.guard._turns.take(entry, 0.25).sent
+    assert ears.names == ["beat_deduplicated"]
+    sender, more = ears.of("beat_deduplicated")
+    assert sender == job
+    assert more["entry"] is entry
+    assert more["tick"] == "2026-11-21T10:00:00Z"
+    assert more["resource"].startswith("beat:") and "job-0" in more["resource"]
+    assert more["where"] == "beat"
+    turn = one.guard._turns.take(due(one), 0.25)  # its own
+    assert turn.sent
+    assert ears.names == ["beat_deduplicated"]
