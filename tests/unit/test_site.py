@@ -1,23 +1,33 @@
-"""What looks at the links of the built site finds each kind of broken one, and no other."""
+"""The site: its pictures are those of the script; what looks at its links finds the broken ones."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "docs" / "check_site.py"
+DOCS = Path(__file__).parents[2] / "docs"
+SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(scope="module")
-def script() -> Any:
-    spec = importlib.util.spec_from_file_location("check_site", SCRIPT)
+def load(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def script() -> Any:
+    return load("check_site")
+
+
+PICTURES = [draw() for draw in load("make_pictures").PICTURES]
 
 
 @pytest.fixture
@@ -75,7 +85,71 @@ def test_a_site_without_pages_is_no_site(script: Any, tmp_path: Path) -> None:
 
 
 def test_sphinx_is_told_to_be_strict_and_the_check_is_part_of_it() -> None:
-    makefile = (SCRIPT.parents[1] / "Makefile").read_text("utf-8")
+    makefile = (DOCS.parent / "Makefile").read_text("utf-8")
     recipe = makefile.partition("\ndocs:\n")[2].partition("\n\n")[0]
     assert " -n -W --keep-going " in recipe and "check_site.py out/docs" in recipe
-    assert "\nmake docs\n" in (SCRIPT.parents[1] / ".ci" / "run").read_text("utf-8")
+    assert "\nmake docs\n" in (DOCS.parent / ".ci" / "run").read_text("utf-8")
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_is_the_one_that_the_script_draws(picture: Any) -> None:
+    committed = (DOCS / "pictures" / f"{picture.name}.svg").read_text("utf-8")
+    assert committed == picture.svg(), "run: python docs/make_pictures.py"
+
+
+def test_there_is_no_other_picture_and_each_is_shown_with_words_for_who_cannot_see_it() -> None:
+    files = {file.stem for file in (DOCS / "pictures").iterdir()}
+    assert files == {picture.name for picture in PICTURES}
+    page = (DOCS / "how-it-works.md").read_text("utf-8")
+    shown = re.findall(r"^!\[(.{80,})\]\(pictures/([\w-]+)\.svg\)$", page, re.M)
+    assert {name for _, name in shown} == files
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_a_picture_can_be_read_in_light_and_dark_and_aloud(picture: Any) -> None:
+    root = ElementTree.fromstring(picture.svg())
+    title, description, style = (
+        root.findtext(SVG + tag) or "" for tag in ("title", "desc", "style")
+    )
+    assert root.get("role") == "img" and root.get("aria-labelledby") == "title description"
+    assert len(title) > 10 and len(description) > 100
+    light, _, dark = style.partition("@media (prefers-color-scheme:dark)")
+    for name in set(re.findall(r"var\(--([\w-]+)\)", style)):
+        assert f"--{name}:#" in light and f"--{name}:#" in dark
+    ground = root.find(SVG + "rect")
+    assert ground is not None and ground.get("class") == "f-ground"
+    assert [ground.get("width"), ground.get("height")] == root.get("viewBox", "").split()[2:]
+
+
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
+def test_no_words_of_a_picture_run_over_its_edge(picture: Any) -> None:
+    root = ElementTree.fromstring(picture.svg())
+    texts = root.findall(SVG + "text")
+    assert len(texts) > 10
+    for text in texts:
+        small = {"small", "mono"} & set(text.get("class", "").split())
+        # A wide font: DejaVu Sans needs half of its size for a letter, its bold a little more.
+        width = len(text.text or "") * (13 if small else 15) * 0.56
+        x = float(text.get("x", "nan"))
+        left = x - {"start": 0, "middle": width / 2}[text.get("text-anchor", "")]
+        assert left >= 8 and left + width <= 600 - 8, text.text
+        assert 0 < float(text.get("y", "nan")) < float(root.get("height", "nan"))
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["light", "dark"])
+def test_text_has_contrast_enough(which: int) -> None:
+    """WCAG 2: 4.5 to 1."""
+    colours = load("make_pictures").COLOURS
+    pairs = [(name, "ground") for name in ("ink", "soft", "lock", "good", "bad", "wait")]
+    for name in ("good", "bad", "wait"):
+        pairs += [(text, f"{name}-soft") for text in (name, "ink", "soft")]
+    for text, ground in [*pairs, ("soft", "lock-soft"), ("ground", "lock")]:
+        one, two = (luminance(colours[name][which]) + 0.05 for name in (text, ground))
+        ratio = max(one, two) / min(one, two)
+        assert ratio >= 4.5, f"{text} on {ground}: {ratio:.1f}"
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
