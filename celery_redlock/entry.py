@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def leaked(self) -> bool:
-        """Whether some node has it without a ttl: it never expires there."""
+        """Whether some node has it without a ttl, so that it never expires there."""
         return any(math.inf in ttls for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
 
     def data(self) -> dict[str, Any]:

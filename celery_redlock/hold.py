@@ -256,7 +256,7 @@ class HeldLease:
 
     @property
     def lease(self) -> Lease:
-        """The lease as it stands now: a value that no extension changes."""
+        """The lease as it stands now; a value, which no extension changes."""
         lease = self._redlock._lease(self._held())
         if not self._outers:
             return lease

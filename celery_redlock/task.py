@@ -228,11 +228,9 @@ def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> st
 class SingletonTask(BaseTask):
     """A task whose body runs once at a time per key.
 
-    Options are class attributes or keywords of `app.task`: `lock_key`, `lock_scope_name`,
-    `lock_limit`, `lock_ttl`, `lock_wait`,
-    `lock_on_conflict`, `lock_on_unavailable`, `lock_retry_backoff`, `lock_retry_backoff_max`,
-    `lock_retry_deadline`, `lock_max_lifetime`, `lock_fencing`, `lock_on_lost`; see the table of
-    options.
+    Options are class attributes or keywords of `app.task`, with `lock_` before their names:
+    `lock_key`, `lock_scope`, `lock_ttl`, `lock_on_conflict` and so on; all of them are in the table
+    of options (docs/settings.md).
 
     Raises:
         ConfigurationError: When the task is made, if an option is unknown or cannot work.
@@ -305,9 +303,8 @@ def locked(*keys: str | Sequence[str] | None, **options: Any) -> Callable[[F], F
         *keys: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. Several
             of them: all of these keys are locked, or none. A list of the names of arguments: the
             task's name and these. Nothing: the task's name and all its arguments.
-        **options: `key` (for a function that makes the key), `scope_name`, `limit`, `ttl`, `wait`,
-            `on_conflict`, `on_unavailable`, `retry_backoff`, `retry_backoff_max`,
-            `retry_deadline`, `max_lifetime`, `fencing`, `on_lost`; see the table of options.
+        **options: By their names in the table of options (docs/settings.md), without a prefix:
+            `key` (for a function that makes the key), `scope`, `ttl`, `on_conflict` and so on.
 
     Raises:
         ConfigurationError: When decorating, if an option is unknown or cannot work, or the

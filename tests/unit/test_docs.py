@@ -340,3 +340,30 @@ def test_quorums_named_in_the_index() -> None:
     assert quorums
     for needed, nodes in quorums:
         assert quorum.quorum_of(int(nodes)) == int(needed)
+
+
+REFERENCE = re.compile(r"^\.\. auto\w+:: ([\w.]+)$|^\.\. currentmodule:: ([\w.]+)$", re.M)
+
+
+def test_the_reference_names_every_public_name_of_the_package_and_only_what_exists() -> None:
+    page, module, named = read("docs/api.md"), "", set()
+    for name, current in REFERENCE.findall(page):
+        module = current or module
+        if name:
+            path = name if name.startswith("celery_redlock.") else f"{module}.{name}"
+            home, _, last = path.rpartition(".")
+            assert hasattr(importlib.import_module(home), last), path
+            named.add(last)
+    in_tables = {span for span in spans("docs/api.md") if span.isidentifier()}
+    assert set(celery_redlock.__all__) <= named | in_tables
+
+
+def test_the_reference_of_signals_says_what_they_carry() -> None:
+    table = section("docs/api.md", "Signals")
+    said = importlib.import_module("celery_redlock.signals").__doc__ or ""
+    carried = re.findall(r"^`(\w+)` \(resource, ([\w, ]+)\)$", said, re.M)
+    assert len(carried) == 8
+    for name, arguments in carried:
+        (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", table, re.M)
+        shown = [word for word in re.findall(r"`(\w+)`", row) if word.islower()]
+        assert shown == arguments.split(", "), name
