@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -65,12 +66,18 @@ def test_there_is_code_to_check() -> None:
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_code_runs_as_far_as_it_goes_without_servers(page: str) -> None:
+def test_code_runs_as_far_as_it_goes_without_servers(page: str, tmp_path: Path) -> None:
+    # A block that begins with the name of a file is that file to the other blocks of its page.
+    for block in blocks(page):
+        name = re.match(r"# (\w+\.py)\n", block)
+        if name:
+            (tmp_path / name[1]).write_text(block, encoding="utf-8")
     # In a process of its own: examples make apps and subscribe listeners.
     program = "import sys\nfor code in sys.argv[1:]: exec(compile(code, 'page', 'exec'), {})"
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program, *blocks(page)],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,
