@@ -29,7 +29,7 @@ from .board import Board, Note
 from .commands import RESERVED_SUFFIX
 from .driver import Driver, monotonic
 from .events import emit, heard
-from .lease import NEVER, Claim, Lease, Owner
+from .lease import Claim, Lease, Owner
 from .quorum import Verb
 
 __all__ = ["Keeper"]
@@ -215,19 +215,18 @@ class Keeper:
         now = monotonic()
         owner = Owner.of(note.token)
         since = owner.since if owner is not None and owner.since else time.time()
-        known = self._claims.get((note.slot, note.serial))
-        deadline = known.deadline if known is not None else NEVER
+        claim = self._claim(note, now)
         granted_at = now - max(0.0, time.time() - since)
         lease = Lease(
             note.resource,
             note.token,
             note.ttl,
-            deadline,
+            claim.deadline,
             monotonic,
             resources=note.resources,
             granted_at=granted_at,
         )
-        emit("released", lease, deadline > now)
+        emit("released", lease, claim.held(now))
 
     def _dead(self, block: int, pid: int) -> bool:
         """Whether the process of a block has ended. Watches it from now on."""

@@ -242,6 +242,13 @@ GLOBAL: Mapping[str, Option] = {
             " in its slot for `wait`, and is sent again after a random time.",
         ),
         Option(
+            "events",
+            False,
+            _flag,
+            "Send the events `task-lock-waiting` and `task-lock-lost` to whoever monitors the"
+            " workers, as Flower does.",
+        ),
+        Option(
             "beat",
             None,
             _flag_or_none,

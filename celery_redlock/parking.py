@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import socket
 import threading
 import time
 from collections import deque
@@ -28,8 +29,11 @@ from .doorman import Doorman
 from .driver import monotonic
 from .errors import ResourceHeld, printable
 from .gate import Gate, Parked
+from .lease import Owner
 from .lock import Redlock
+from .monitor import WAITING, told
 from .reservation import HEADER, Reservation
+from .settings import read_settings
 from .task import lock_of, resources_of
 
 __all__ = ["Parking"]
@@ -64,6 +68,7 @@ class Parking:
         self._consumer = consumer
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
         self._app = consumer.app
+        self._tells = read_settings(self._app).events
         self.tasks: set[str] = set()
         self._connection: Any = None
         self._thread = threading.get_ident()
@@ -155,6 +160,8 @@ class Parking:
         # Its time has begun, though it has met no lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "since": since}
         here = self.gate.view(resource, now).flying
+        if self._tells:
+            self._tell(request, resource, since)
         logger.info(
             "%s waits (parked) for %s, which is at work %s",
             printable(f"{request.name}[{request.id}]"),
@@ -162,6 +169,17 @@ class Parking:
             "in this worker" if here else "elsewhere",
         )
         return False
+
+    def _tell(self, request: Any, resource: str, since: float) -> None:
+        """Tell monitors that it waits; once, for there may be thousands. Who holds it is told where
+        that is known: if it is at work here."""
+        flying = next((one for one, name in self.gate.flying() if name == resource), None)
+        holder = None
+        if flying is not None:
+            owner = Owner(socket.gethostname(), flying.worker_pid or 0, flying.id, task=flying.name)
+            holder = told(owner)
+        waited = max(0.0, time.time() - since)
+        request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
 
     def _may_be_a_duplicate(self, request: Any) -> bool:
         """Whether its task is reserved, and it is not known to have the reservation.

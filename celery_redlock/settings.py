@@ -41,6 +41,7 @@ class Settings:
     restart_guard: str
     enabled: bool
     parking: bool
+    events: bool
     beat: bool
     beat_on_unavailable: str
     ttl: float

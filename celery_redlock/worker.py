@@ -168,9 +168,11 @@ def check(sender: Any = None, **_signal: Any) -> None:
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
             redlock._custody.begin()
-            from .strategy import begin  # of no use to producers
+            from . import monitor, strategy  # of no use to producers
 
-            begin(app)
+            strategy.begin(app)
+            if read_settings(app).events:
+                monitor.begin(app, sender.hostname)
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None

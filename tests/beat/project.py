@@ -77,6 +77,14 @@ for _name in ("tick", "interval", "hourly", "free"):
     app.task(job, base=Gated, name=f"tests.beat.{_name}")
 
 
+@celery_redlock.beat_deduplicated.connect
+def heard(
+    sender: Any = None, resource: str = "", entry: Any = None, tick: str = "", **more: Any
+) -> None:
+    """Says so, for the log that tests read."""
+    print("HEARD:", entry.name, tick, resource, sender.name, more["where"], flush=True)
+
+
 # -- the account ----------------------------------------------------------------------------------
 
 _asked: dict[str, float] = {}

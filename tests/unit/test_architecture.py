@@ -104,6 +104,7 @@ ALLOWED: dict[str, set[str]] = {
 CELERY_SIDE: dict[str, set[str]] = {
     "skipped": set(),
     "results": {"celery"},
+    "monitor": {"attempts", "errors", "events", "lease", "celery"},
     "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
     "waiting": {"attempts", "options"},
@@ -112,8 +113,8 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("bell", "driver", "errors", "gate", "lease", "lock", "quorum", "refusal", "wakeup"),
     },
     "parking": {
-        *("attempts", "doorman", "driver", "errors", "gate", "lock", "reservation", "task"),
-        "celery",
+        *("attempts", "doorman", "driver", "errors", "gate", "lease", "lock", "monitor"),
+        *("reservation", "settings", "task", "celery"),
     },
     "strategy": {"parking", "settings", "task", "waiting", "celery"},
     "reservation": {
@@ -142,7 +143,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
         *("conflict", "inspection", "settings", "task", "celery"),
-        *("beat", "keeper", "strategy"),  # inside functions: no other process needs them
+        *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
     },
     "inspection": {
         *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),

@@ -35,6 +35,7 @@ from celery_redlock import (
 from celery_redlock.driver import monotonic
 from celery_redlock.events import Listener, subscribe
 from tests.support import end_with_parent
+from tests.worker import hearing
 from tests.worker.log import VARIABLE, note, runs_of
 from tests.worker.reserving import declare
 
@@ -64,6 +65,8 @@ class Witness(Listener):
 
 
 subscribe(Witness())
+if app.conf.get("test_hears"):
+    hearing.connect()
 
 
 def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str = "") -> None:

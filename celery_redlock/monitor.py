@@ -1,0 +1,140 @@
+"""Tells monitors who waits for a lock and who has lost one: `celery events`, Flower.
+
+`task-lock-waiting` and `task-lock-lost`, if `redlock_events` is set. They are sent by a thread of
+their own: an event may have to wait for the broker, and no lock may. What cannot be sent is
+dropped, and so is what would be a second event of one task within a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+from celery import _state
+
+from .attempts import attempts_of
+from .errors import LeaseLost, printable
+from .events import Listener, subscribe
+from .lease import Holder, Owner
+
+__all__ = ["LOST", "WAITING", "begin", "told", "waiting_since"]
+
+logger = logging.getLogger("celery_redlock.monitor")
+
+_celery_state: Any = _state  # its stubs lack most of it
+
+WAITING, LOST = "task-lock-waiting", "task-lock-lost"
+
+EVERY = 1.0
+"""Seconds between two events of one waiting task, at least."""
+MANY = 1000
+"""Events that are kept for a broker that is away, and tasks whose last event is remembered."""
+SAY = 60.0
+"""Seconds between two lines in the log, at least, while they cannot be sent."""
+
+
+def begin(app: Any, hostname: str) -> None:
+    """A worker begins: have its events sent, in this process and those forked from it.
+
+    Args:
+        app: The Celery app.
+        hostname: What monitors know this worker by.
+    """
+    subscribe(_Monitor(_Post(app, hostname)))
+
+
+def told(owner: Owner | None) -> dict[str, Any] | None:
+    """Who holds a lock, as an event carries it: its token is nobody's business."""
+    if owner is None:
+        return None
+    texts = {"task_id": owner.task_id, "task": owner.task, "host": owner.host}
+    return {**{name: printable(text) for name, text in texts.items()}, "pid": owner.pid}
+
+
+def waiting_since(request: Any) -> float:
+    """Since when a task waits, over all its deliveries; seconds since 1970."""
+    return float(attempts_of(request)["since"])
+
+
+class _Monitor(Listener):
+    """In the process of the bodies. Main processes tell of what is parked (`parking.py`)."""
+
+    def __init__(self, post: _Post) -> None:
+        self._post = post
+        self._told: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def held(self, resource: str, holder: object) -> None:
+        task = _celery_state._task_stack.top
+        request = task.request_stack.top if task is not None else None
+        if request is None or request.id is None or request.is_eager:
+            return  # nobody whom monitors know
+        now = time.time()
+        first, last = self._told.pop(request.id, (min(now, waiting_since(request)), 0.0))
+        due = not 0.0 <= now - last < EVERY
+        self._told[request.id] = first, now if due else last
+        if len(self._told) > MANY:
+            self._told.popitem(last=False)
+        if due:
+            self._post.send(
+                WAITING,
+                uuid=request.id,
+                resource=printable(resource),
+                holder=told(holder.owner if isinstance(holder, Holder) else None),
+                waited=now - first,
+            )
+
+    def lost(self, loss: LeaseLost) -> None:
+        if loss.owner is not None and loss.owner.task_id:
+            self._post.send(
+                LOST,
+                uuid=loss.owner.task_id,
+                resource=printable(str(loss.resource)),
+                holder=told(loss.owner),
+                reason=loss.reason,
+                held_for=loss.held_for,
+            )
+
+
+class _Post:
+    """Sends events, in a thread of this process that the first of them starts."""
+
+    def __init__(self, app: Any, hostname: str) -> None:
+        self._app = app
+        self._hostname = hostname
+        self._forked()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._letters: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(MANY)
+        self._say = 0.0
+
+    def send(self, name: str, **fields: Any) -> None:
+        """Have it sent, soon. Never waits, never raises."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="celery_redlock monitor", daemon=True
+                )
+                self._thread.start()
+        try:
+            self._letters.put_nowait((name, {"timestamp": time.time(), **fields}))
+        except queue.Full:
+            logger.debug("%s of %s is dropped", name, fields["uuid"])
+
+    def _run(self) -> None:
+        while True:
+            name, fields = self._letters.get()
+            try:
+                with self._app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
+                    dispatcher.send(name, retry=False, **fields)
+            except Exception as error:
+                if time.monotonic() >= self._say:
+                    self._say = time.monotonic() + SAY
+                    logger.warning("cannot tell monitors of waiting and lost locks: %r", error)

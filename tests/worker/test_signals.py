@@ -1,0 +1,242 @@
+"""Signals and events of locks, as real workers send them: which, from where, with what."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_redlock import signals
+from celery_redlock.events import heard
+from tests.support import wait_until
+from tests.worker.harness import TASKS, Cluster, Worker
+from tests.worker.log import Line
+from tests.worker.reserving import Reservations
+from tests.worker.test_lost import steal
+
+pytestmark = pytest.mark.worker
+
+LONG = 30.0
+"""Seconds to wait for what must come."""
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster) -> Iterator[Worker]:
+    conf = {"test_hears": True, "redlock_events": True}
+    with cluster.worker("-c", "2", "-E", **conf) as worker:
+        yield worker
+        assert "Signal handler" not in worker.text
+
+
+def told(cluster: Cluster, name: str, key: str, count: int = 1) -> Line:
+    """The n-th signal of a name about a key, once it has come."""
+
+    def of() -> list[Line]:
+        return cluster.lines(name, f"k:{key}")
+
+    wait_until(lambda: len(of()) >= count, LONG, f"{name} of {key}")
+    return of()[count - 1]
+
+
+# -- signals ---------------------------------------------------------------------------------------
+
+
+def test_of_a_lock_around_a_body(cluster: Cluster, worker: Worker, key: str) -> None:
+    """In its process, with its task, the whole story in its order."""
+    sent = cluster.send("short_ttl", key, 0.5)
+    cluster.result(sent, LONG)
+    task = f"{TASKS}.short_ttl"
+    acquired, extended, released = (
+        told(cluster, f"lock_{what}", key) for what in ("acquired", "extended", "released")
+    )
+    assert acquired.at < extended.at < released.at
+    (run,) = cluster.runs(key)
+    for line in (acquired, extended, released):
+        assert (line.task, line.pid) == (task, run.pid)
+        assert line.detail["owner"] == [sent.id, task, run.pid]
+    assert acquired.at < run.begin and run.end < released.at
+    assert (acquired.detail["attempts"], released.detail["held"]) == (1, True)
+    assert 0.0 <= acquired.detail["waited"] < LONG
+    assert 0.5 < released.detail["held_for"] < LONG
+    assert cluster.lines("lock_contended", f"k:{key}") == []
+
+
+def test_of_a_task_that_is_refused_and_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
+    first = cluster.send("work", key, 0.5)
+    holder = [first.id, f"{TASKS}.work", cluster.entered(key).pid]
+    sent = cluster.send("conflict_skip", key)
+    contended, skipped = told(cluster, "lock_contended", key), told(cluster, "task_skipped", key)
+    for line in (contended, skipped):
+        assert line.task == f"{TASKS}.conflict_skip"
+        assert line.detail["holder"] == holder
+    assert contended.detail["waited"] >= 0.0
+    assert skipped.detail["task_id"] == sent.id
+    assert (skipped.detail["where"], skipped.detail["policy"]) == ("run", "skip")
+    cluster.result(first, LONG)
+
+
+def test_of_a_duplicate_that_is_not_published(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    """In the process that publishes."""
+    heard_here: list[tuple[Any, dict[str, Any]]] = []
+
+    def hear(sender: Any = None, **more: Any) -> None:
+        heard_here.append((sender, more))
+
+    first = reservations.until_executed.apply_async((key, 0.5), queue="parked")
+    signals.task_skipped.connect(hear)
+    try:
+        assert not heard()
+        assert reservations.until_executed.delay(key).id == first.id
+    finally:
+        signals.task_skipped.disconnect(hear)
+    ((sender, more),) = heard_here
+    assert sender == reservations.until_executed
+    assert (more["resource"], more["where"], more["policy"]) == (f"k:{key}", "publish", "existing")
+    assert more["holder"].task_id == first.id
+    cluster.unpark()
+    cluster.result(first, LONG)
+
+
+def test_of_a_lock_whose_process_was_killed(cluster: Cluster, worker: Worker, key: str) -> None:
+    """The main process frees it, and tells; once."""
+    sent = cluster.send("work", key, 0.3, "SIGKILL")
+    run = cluster.entered(key)
+    released = told(cluster, "lock_released", key)
+    assert released.pid == worker.process.pid
+    assert released.task == f"{TASKS}.work"
+    assert released.detail["owner"] == [sent.id, f"{TASKS}.work", run.pid]
+    assert released.detail["held"] is True
+    assert 0.3 < released.detail["held_for"] < LONG
+    cluster.free(key, within=LONG)
+    assert len(cluster.lines("lock_released", f"k:{key}")) == 1
+
+
+# -- events, and what is told by both ----------------------------------------------------------------------------------------
+
+
+class Watch:
+    """What `celery events` sees."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.seen: list[dict[str, Any]] = []
+        self.state = cluster.app.events.State()
+        self._connection = cluster.app.connection_for_read()
+        self._receiver = cluster.app.events.Receiver(
+            self._connection, handlers={"*": self._see}, node_id=f"test-{os.getpid()}"
+        )
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(LONG)
+
+    def _see(self, event: dict[str, Any]) -> None:
+        self.seen.append(dict(event))
+        self.state.event(event)
+
+    def _run(self) -> None:
+        with self._receiver.consumer_context(wakeup=False) as (connection, _channel, _consumers):
+            self._ready.set()
+            while not self._receiver.should_stop:
+                try:
+                    connection.drain_events(timeout=0.2)
+                except TimeoutError:
+                    continue
+
+    def close(self) -> None:
+        self._receiver.should_stop = True
+        self._thread.join(LONG)
+        self._connection.close()
+
+    def of(self, kind: str, task_id: str) -> list[dict[str, Any]]:
+        return [one for one in self.seen if one["type"] == kind and one.get("uuid") == task_id]
+
+    def wait(self, kind: str, task_id: str) -> dict[str, Any]:
+        wait_until(lambda: self.of(kind, task_id), LONG, f"{kind} of {task_id}")
+        return self.of(kind, task_id)[0]
+
+
+@pytest.fixture(scope="module")
+def watch(cluster: Cluster, worker: Worker) -> Iterator[Watch]:
+    watch = Watch(cluster)
+    yield watch
+    watch.close()
+
+
+def test_monitors_see_who_waits_in_its_pool_slot(
+    cluster: Cluster, worker: Worker, watch: Watch, key: str
+) -> None:
+    first = cluster.send("work", key, 0.5)
+    run = cluster.entered(key)
+    sent = cluster.send("patient", key)
+    event = watch.wait("task-lock-waiting", sent.id)
+    assert event["resource"] == f"k:{key}"
+    assert {**event["holder"], "host": ""} == {
+        **{"task_id": first.id, "task": f"{TASKS}.work", "host": "", "pid": run.pid}
+    }
+    assert event["waited"] >= 0.0
+    assert event["hostname"] == watch.wait("task-received", sent.id)["hostname"]
+    assert "token" not in str(event)
+    cluster.result(sent, LONG)
+    watch.wait("task-succeeded", sent.id)
+    assert watch.state.tasks[sent.id].state == "SUCCESS"
+
+
+def test_monitors_see_who_is_parked_once(
+    cluster: Cluster, worker: Worker, watch: Watch, key: str
+) -> None:
+    """And when it runs, the signal says all that it has waited."""
+    first = cluster.send("work", key, 0.8)
+    run = cluster.entered(key)
+    sent = cluster.send("work", key)
+    event = watch.wait("task-lock-waiting", sent.id)
+    assert event["resource"] == f"k:{key}"
+    assert event["holder"]["task_id"] == first.id
+    assert event["holder"]["pid"] == run.pid
+    assert watch.state.tasks[sent.id].state == "LOCK-WAITING"
+    cluster.result(sent, LONG)
+    watch.wait("task-succeeded", sent.id)
+    assert len(watch.of("task-lock-waiting", sent.id)) == 1
+    assert told(cluster, "lock_acquired", key, 2).detail["waited"] > 0.2
+
+
+def test_of_a_lock_that_is_lost(cluster: Cluster, worker: Worker, watch: Watch, key: str) -> None:
+    """By a signal in its process, and an event for monitors."""
+    sent = cluster.send("lost_log", key, 0.8)
+    run = cluster.entered(key)
+    steal(cluster, key)
+    lost, released = told(cluster, "lock_lost", key), told(cluster, "lock_released", key)
+    for line in (lost, released):
+        assert (line.task, line.pid) == (f"{TASKS}.lost_log", run.pid)
+        assert line.detail["owner"] == [sent.id, f"{TASKS}.lost_log", run.pid]
+    assert lost.detail["reason"] == "refused"
+    assert lost.detail["held_for"] > 0.0
+    assert released.detail["held"] is False
+    event = watch.wait("task-lock-lost", sent.id)
+    assert (event["resource"], event["reason"]) == (f"k:{key}", "refused")
+    assert event["held_for"] > 0.0
+    assert (event["holder"]["task_id"], event["holder"]["pid"]) == (sent.id, run.pid)
+    assert event["hostname"] == watch.wait("task-received", sent.id)["hostname"]
+
+
+# -- no quorum: the last, for it stops nodes ------------------------------------------------------
+
+
+def test_of_a_lock_that_no_quorum_grants(cluster: Cluster, worker: Worker, key: str) -> None:
+    for node in cluster.nodes[:3]:
+        node.pause()
+    try:
+        sent = cluster.send("conflict_retry", key)
+        line = told(cluster, "lock_unavailable", key)
+    finally:
+        for node in cluster.nodes[:3]:
+            node.resume()
+    assert line.task == f"{TASKS}.conflict_retry"
+    assert line.detail["votes"].count("silent") >= 3
+    assert line.detail["waited"] > 0.0
+    cluster.result(sent, LONG)
+    assert told(cluster, "lock_acquired", key).detail["attempts"] > 1
