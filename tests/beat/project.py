@@ -82,7 +82,7 @@ def heard(
     sender: Any = None, resource: str = "", entry: Any = None, tick: str = "", **more: Any
 ) -> None:
     """Says so, for the log that tests read."""
-    print("HEARD:", entry.name, tick, resource, sender.name, more["where"], flush=True)
+    print(f"HEARD: {entry.name} {tick} {resource} {sender.name} {more['where']}", flush=True)
 
 
 # -- the account ----------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def test_defaults() -> None:
         retry_deadline=3600.0,
         max_lifetime=86400.0,
         fencing=False,
+        events=False,
         keeper="thread",
     )
     options = resolve({}, settings)

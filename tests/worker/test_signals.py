@@ -116,7 +116,7 @@ def test_of_a_lock_whose_process_was_killed(cluster: Cluster, worker: Worker, ke
     assert len(cluster.lines("lock_released", f"k:{key}")) == 1
 
 
-# -- events, and what is told by both ----------------------------------------------------------------------------------------
+# -- events, and what is told by both -------------------------------------------------------------
 
 
 class Watch:
