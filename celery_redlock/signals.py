@@ -143,10 +143,10 @@ class _Bridge(Listener):
                 self._listens = wanted
 
     def asked(self, ask: Ask) -> None:
-        if _is_tick(ask.resource, ask.owner):
+        if is_tick(ask.resource, ask.owner):
             return
-        task = _task_of(ask.owner)
-        waited, attempts = _in_all(task, ask)
+        task = task_of(ask.owner)
+        waited, attempts = in_all(task, ask)
         if ask.lease is not None:
             self._remember(ask.lease.token, task)
             lock_acquired.send(
@@ -169,18 +169,18 @@ class _Bridge(Listener):
     def extended(self, lease: Lease) -> None:
         if lock_extended.receivers and not lease.resource.endswith(RESERVED_SUFFIX):
             owner = Owner.of(lease.token)
-            if not _is_tick(lease.resource, owner):
+            if not is_tick(lease.resource, owner):
                 task = self._known(lease.token, owner)
                 lock_extended.send(sender=task, resource=lease.resource, lease=lease)
 
     def lost(self, loss: LeaseLost) -> None:
-        if not _is_tick(str(loss.resource), loss.owner):
+        if not is_tick(str(loss.resource), loss.owner):
             task = self._known(loss.lease.token if loss.lease else "", loss.owner)
             lock_lost.send(sender=task, resource=loss.resource, loss=loss)
 
     def released(self, lease: Lease, held: bool) -> None:
         owner = Owner.of(lease.token)
-        if _is_tick(lease.resource, owner):
+        if is_tick(lease.resource, owner):
             return
         task = self._known(lease.token, owner)
         self._tasks.pop(lease.token, None)
@@ -202,13 +202,13 @@ class _Bridge(Listener):
 
     def _known(self, token: str, owner: Owner | None) -> Any:
         task = self._tasks.get(token)
-        return task if task is not None else _task_of(owner)
+        return task if task is not None else task_of(owner)
 
 
 _bridge = _Bridge()
 
 
-def _task_of(owner: Owner | None) -> Any:
+def task_of(owner: Owner | None) -> Any:
     """Whose lock it is: that of the task at work here, or of the one its owner names."""
     here = _celery_state._task_stack.top
     name = owner.task if owner is not None else ""
@@ -229,7 +229,7 @@ def named(name: str, *apps: Any) -> Any:
     return None
 
 
-def _in_all(task: Any, ask: Ask) -> tuple[float, int]:
+def in_all(task: Any, ask: Ask) -> tuple[float, int]:
     """For how long a task has waited, and in how many attempts: parked and sent again, as well."""
     request = task.request_stack.top if task is not None else None
     if request is None or not ask.owner.task_id or short_id(request.id) != ask.owner.task_id:
@@ -239,6 +239,6 @@ def _in_all(task: Any, ask: Ask) -> tuple[float, int]:
     return waited, ask.attempts + before["held"] + before["unavailable"]
 
 
-def _is_tick(resource: str, owner: Owner | None) -> bool:
+def is_tick(resource: str, owner: Owner | None) -> bool:
     """Whether it is a beat's claim on a tick: its stamp says how many seconds it lasts at first."""
     return resource.startswith("beat:") and owner is not None and "." in owner.stamp

@@ -1,0 +1,132 @@
+"""OpenTelemetry: a span for each call for a lock, and an event where a lease is lost.
+
+    from celery_redlock.tracing import instrument
+    instrument()
+
+A span is named `redlock acquire`. It lasts from the call to its end, so with what is waited in
+between, and is a child of the span that is current in the thread that asks: in a task that of
+`opentelemetry-instrumentation-celery`, which is current before a task is called. Of a lease that is
+lost, the span in which it was acquired gets an event `redlock lost`, if it has not ended.
+
+Resources may hold what is personal (`order:1234`): they are left out, unless asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+try:
+    from opentelemetry import trace
+except ImportError as error:
+    raise ImportError(
+        'celery_redlock.tracing needs OpenTelemetry: pip install "celery-redlock[otel]"'
+    ) from error
+
+from .errors import LeaseLost, QuorumUnavailable, ResourceHeld, printable
+from .events import Ask, Listener, subscribe, unsubscribe
+from .lease import Lease
+from .signals import MANY, in_all, is_tick, task_of
+
+__all__ = ["instrument", "uninstrument"]
+
+ACQUIRE, LOST = "redlock acquire", "redlock lost"
+ATTRIBUTE = "celery_redlock."
+"""What the names of all attributes begin with."""
+
+
+def instrument(
+    tracer_provider: trace.TracerProvider | None = None, *, with_resource: bool = False
+) -> None:
+    """Trace locks from now on, in this process and those forked from it. Again: anew.
+
+    Args:
+        tracer_provider: Whose tracer is used; the global one's if None.
+        with_resource: Whether spans name the resource.
+    """
+    global _tracing
+    with _lock:
+        if _tracing is not None:
+            unsubscribe(_tracing)
+        tracer = trace.get_tracer("celery_redlock", tracer_provider=tracer_provider)
+        _tracing = _Tracing(tracer, with_resource)
+        subscribe(_tracing)
+
+
+def uninstrument() -> None:
+    """Trace nothing any more."""
+    global _tracing
+    with _lock:
+        if _tracing is not None:
+            unsubscribe(_tracing)
+            _tracing = None
+
+
+class _Tracing(Listener):
+    def __init__(self, tracer: trace.Tracer, with_resource: bool) -> None:
+        self._tracer = tracer
+        self._with_resource = with_resource
+        self._spans: OrderedDict[str, trace.Span] = OrderedDict()
+
+    def asked(self, ask: Ask) -> None:
+        if is_tick(ask.resource, ask.owner):
+            return
+        end = time.time_ns()
+        task = task_of(ask.owner)
+        waited, attempts = in_all(task, ask)
+        told: dict[str, Any] = {
+            "task": task.name if task is not None else ask.owner.task,
+            "waited": waited,
+            "attempts": attempts,
+            "nodes": ask.nodes,
+            "quorum": ask.quorum,
+        }
+        if ask.lease is not None:
+            told["outcome"] = "acquired"
+            self._remember(ask.lease.token)
+        elif isinstance(ask.refusal, ResourceHeld):
+            told["outcome"] = "held"
+            holder = ask.refusal.holder
+            if holder is not None and holder.owner is not None:
+                told["holder.task"] = printable(holder.owner.task)
+                told["holder.task_id"] = printable(holder.owner.task_id)
+        else:
+            told["outcome"] = "unavailable"
+        span = self._tracer.start_span(
+            ACQUIRE,
+            attributes=self._attributes(ask.resource, told),
+            start_time=end - int(ask.waited * 1e9),
+        )
+        if isinstance(ask.refusal, QuorumUnavailable):
+            # Not its message: that names the resource.
+            span.set_status(trace.Status(trace.StatusCode.ERROR, "no quorum"))
+        span.end(end)
+
+    def lost(self, loss: LeaseLost) -> None:
+        span = self._spans.pop(loss.lease.token, None) if loss.lease is not None else None
+        if span is not None and span.is_recording():
+            told = {"task": loss.task, "reason": loss.reason, "held_for": loss.held_for}
+            span.add_event(LOST, self._attributes(str(loss.resource), told))
+
+    def released(self, lease: Lease, held: bool) -> None:
+        self._spans.pop(lease.token, None)
+
+    def _attributes(self, resource: str, told: dict[str, Any]) -> dict[str, Any]:
+        if self._with_resource:
+            told["resource"] = printable(resource)
+        return {ATTRIBUTE + name: value for name, value in told.items() if value != ""}
+
+    def _remember(self, token: str) -> None:
+        """In which span it was acquired: the thread that sees it lost is in none."""
+        span = trace.get_current_span()
+        if not span.is_recording():
+            return
+        self._spans[token] = span
+        if len(self._spans) > MANY:
+            self._spans.popitem(last=False)
+
+
+_lock = threading.Lock()
+_tracing: _Tracing | None = None

@@ -1,0 +1,219 @@
+"""Spans of locks: over fake nodes, and OpenTelemetry's exporter into memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery.signals import task_postrun, task_prerun
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
+from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.lease import Owner
+from celery_redlock.tracing import instrument, uninstrument
+from tests.unit.beat_world import World
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_hold import rob
+from tests.unit.test_task import app, deliver, redlock  # noqa: F401
+from tests.unit.test_turn import due, entries
+
+OTHER = Owner("there", 1, task_id="other-id", task="other")
+SECOND = 1_000_000_000
+
+
+class Traces:
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        self.provider = TracerProvider(shutdown_on_exit=False)
+        self.provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.tracer = self.provider.get_tracer("test")
+
+    @property
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._exporter.get_finished_spans())
+
+    def one(self, name: str = "redlock acquire") -> ReadableSpan:
+        (span,) = [span for span in self.spans if span.name == name]
+        return span
+
+    def told(self) -> dict[str, Any]:
+        """Of the one acquire."""
+        return {
+            name.removeprefix("celery_redlock."): value
+            for name, value in (self.one().attributes or {}).items()
+        }
+
+    def clear(self) -> None:
+        self._exporter.clear()
+
+
+@pytest.fixture
+def traces() -> Iterator[Traces]:
+    traces = Traces()
+    instrument(traces.provider)
+    yield traces
+    uninstrument()
+    assert not events.heard()
+    traces.provider.shutdown()
+
+
+def test_a_span_says_what_a_call_came_to(redlock: FakeRedlock, traces: Traces) -> None:  # noqa: F811
+    with redlock.lock("order:1234"):
+        pass
+    assert traces.told() == {
+        **{"outcome": "acquired", "waited": 0.0, "attempts": 1, "nodes": 5, "quorum": 3}
+    }
+    assert "1234" not in traces.one().to_json()
+    assert traces.one().status.status_code is trace.StatusCode.UNSET
+
+
+def test_the_resource_is_named_where_that_is_asked_for(
+    redlock: FakeRedlock,  # noqa: F811
+    traces: Traces,
+) -> None:
+    instrument(traces.provider, with_resource=True)
+    with redlock.lock("order:1234"):
+        pass
+    assert traces.told()["resource"] == "order:1234"
+
+
+def test_it_lasts_as_long_as_was_waited(
+    redlock: FakeRedlock,  # noqa: F811
+    traces: Traces,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attempt = redlock._attempt
+
+    def slow(*args: Any) -> Any:
+        redlock.clock.advance(2.5)
+        return attempt(*args)
+
+    monkeypatch.setattr(redlock, "_attempt", slow)
+    with redlock.lock("r"):
+        ended = time.time_ns()
+    span = traces.one()
+    assert span.start_time is not None and span.end_time is not None
+    assert span.end_time - span.start_time == pytest.approx(2.5 * SECOND)
+    assert abs(ended - span.end_time) < 60 * SECOND
+    assert traces.told()["waited"] == 2.5
+
+
+def test_held_by_another_is_no_error_and_says_by_whom(
+    redlock: FakeRedlock,  # noqa: F811
+    traces: Traces,
+) -> None:
+    redlock.acquire("r", owner=OTHER)
+    traces.clear()
+    with pytest.raises(ResourceHeld):
+        redlock.acquire("r")
+    told = traces.told()
+    assert told["outcome"] == "held"
+    assert (told["holder.task"], told["holder.task_id"]) == ("other", "other-id")
+    assert traces.one().status.status_code is trace.StatusCode.UNSET
+
+
+def test_no_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:  # noqa: F811
+    redlock.driver.dead = {0, 1, 2}
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("order:1234")
+    assert traces.told()["outcome"] == "unavailable"
+    assert traces.one().status.status_code is trace.StatusCode.ERROR
+    assert "1234" not in traces.one().to_json()
+
+
+def test_in_a_task_it_is_a_child_of_the_tasks_span(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    traces: Traces,
+) -> None:
+    """That of opentelemetry-instrumentation-celery, which begins and ends it in these signals."""
+
+    @app.task(base=SingletonTask, name="charge", lock_key="k")
+    def charge() -> None:
+        rob(redlock, "k")
+        redlock.clock.advance(4.0)
+        redlock.watchdog.tend()
+
+    active: list[Any] = []
+
+    def begin(**_signal: Any) -> None:
+        span = traces.tracer.start_span("run/charge")
+        active.append(trace.use_span(span, end_on_exit=True))
+        active[0].__enter__()
+
+    def end(**_signal: Any) -> None:
+        active[0].__exit__(None, None, None)
+
+    task_prerun.connect(begin)
+    task_postrun.connect(end)
+    try:
+        deliver(charge, **{ATTEMPTS: {"since": time.time() - 100.0, "held": 3}})
+    finally:
+        task_prerun.disconnect(begin)
+        task_postrun.disconnect(end)
+    span, of_task = traces.one(), traces.one("run/charge")
+    assert span.parent is not None and of_task.context is not None
+    assert span.parent.span_id == of_task.context.span_id
+    assert traces.told()["task"] == "charge"
+    assert traces.told()["attempts"] == 4
+    assert traces.told()["waited"] >= 100.0  # in all; the span lasts as long as this call
+    (lost,) = of_task.events
+    assert lost.name == "redlock lost"
+    assert lost.attributes == {
+        **{"celery_redlock.task": "charge", "celery_redlock.reason": "refused"},
+        "celery_redlock.held_for": 4.0,
+    }
+
+
+def test_a_loss_after_the_span_has_ended_is_no_trouble(
+    redlock: FakeRedlock,  # noqa: F811
+    traces: Traces,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with traces.tracer.start_as_current_span("work") as span:
+        held = redlock.lock("r")
+        held.acquire()
+        assert not span.events
+    rob(redlock, "r")
+    redlock.clock.advance(4.0)
+    redlock.watchdog.tend()
+    held.release()
+    assert {record.name for record in caplog.records} == {"celery_redlock"}  # the loss alone
+
+
+def test_a_beats_claims_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: Traces) -> None:
+    world = World(monkeypatch, lambda: entries(10.0), beats=[])
+    one = world.start()
+    assert one.guard._turns.take(due(one), 0.25).send
+    assert traces.spans == []
+
+
+def test_uninstrumented_it_traces_nothing(redlock: FakeRedlock, traces: Traces) -> None:  # noqa: F811
+    instrument(traces.provider)  # again: not twice
+    with redlock.lock("r"):
+        pass
+    assert len(traces.spans) == 1
+    uninstrument()
+    uninstrument()
+    with redlock.lock("r"):
+        pass
+    assert len(traces.spans) == 1
+    assert not events.heard()
+
+
+def test_without_opentelemetry_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['opentelemetry'] = None\n"
+        "try:\n    import celery_redlock.tracing\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert 'pip install "celery-redlock[otel]"' in done.stdout, done.stderr
