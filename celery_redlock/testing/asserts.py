@@ -1,0 +1,222 @@
+"""What a test says of locks, and what it is told where that is not so."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+
+from ..attempts import short_id
+from ..hold import HeldLease
+from ..lease import Claim, Lease, Owner, token_digest
+from ..names import slots
+from ..quorum import Vote, survey
+from ..refusal import seen, unavailable
+from ..skipped import Skipped
+from .target import Target, target_of
+
+__all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]
+
+WITHIN = 5.0
+"""Seconds to wait for what is to be: a body begins, and a lock is freed, a moment later."""
+EVERY = 0.01
+"""Seconds between looks."""
+
+
+@dataclass(frozen=True)
+class _Held:
+    """One token, and which nodes hold it."""
+
+    token: str
+    nodes: tuple[str, ...]
+    total: int
+    expires_in: float
+
+    @property
+    def whole(self) -> bool:
+        return len(self.nodes) > self.total // 2
+
+    def __str__(self) -> str:
+        who = Owner.of(self.token) or "another program's key"
+        part = f"{len(self.nodes)} of {self.total} nodes: {', '.join(self.nodes)}"
+        left = f"{self.expires_in:.1f} s left" if self.expires_in < float("inf") else "for ever"
+        return f"{who} ({part}; {left}; token {token_digest(self.token)})"
+
+
+def assert_locked(
+    what: Any, *args: Any, by: Any = None, within: float = WITHIN, **kwargs: Any
+) -> None:
+    """Somebody holds the lock: a quorum of the nodes has one holder's token.
+
+    Args:
+        what: A resource's name, a task, or a signature.
+        *args: The task's arguments.
+        by: Who: an `AsyncResult` or a task's id (a task run by a worker says its id), a task, a
+            lease. None for anybody.
+        within: Seconds to wait for it.
+        **kwargs: The task's arguments; those named `by` or `within` are given in a signature.
+
+    Raises:
+        AssertionError: Nobody holds it, or another does; says who, and on which nodes.
+        QuorumUnavailable: Too few nodes answered to tell.
+    """
+    __tracebackhide__ = True
+    target = target_of(what, args, kwargs)
+    _eventually(lambda: _not_held(target, target.names, target.limit, by, "locked"), within)
+
+
+def assert_reserved(
+    what: Any, *args: Any, by: Any = None, within: float = WITHIN, **kwargs: Any
+) -> None:
+    """A message has the reservation of a task with a scope that begins with "until".
+
+    Args:
+        what: A task, a signature, or a resource's name.
+        *args: The task's arguments.
+        by: Whose it is, as for `assert_locked`.
+        within: Seconds to wait for it.
+        **kwargs: The task's arguments.
+
+    Raises:
+        AssertionError: It is not reserved, or by another.
+        QuorumUnavailable: Too few nodes answered to tell.
+    """
+    __tracebackhide__ = True
+    target = target_of(what, args, kwargs)
+    _eventually(lambda: _not_held(target, target.reserved_names, 1, by, "reserved"), within)
+
+
+def assert_free(what: Any, *args: Any, within: float = WITHIN, **kwargs: Any) -> None:
+    """Nobody holds the lock, nor has it reserved: who asks next gets it.
+
+    Args:
+        what: A resource's name, a task, or a signature.
+        *args: The task's arguments.
+        within: Seconds to wait for it: a worker frees a lock a moment after its result is there.
+        **kwargs: The task's arguments.
+
+    Raises:
+        AssertionError: It is held or reserved; says by whom, and on which nodes.
+        QuorumUnavailable: Too few nodes answered to tell.
+    """
+    __tracebackhide__ = True
+    target = target_of(what, args, kwargs)
+
+    def check() -> str:
+        held, taken = _look(target, target.names, target.limit)
+        if taken:
+            return f"{target} is not free: locked by {_all(held)}"
+        if target.reserves:
+            held, taken = _look(target, target.reserved_names)
+            if taken:
+                return f"{target} is not free: reserved by {_all(held)}"
+        return ""
+
+    _eventually(check, within)
+
+
+def assert_skipped(result: Any, within: float = WITHIN) -> Skipped:
+    """The body was not run, for another held the lock or the message was a duplicate.
+
+    Args:
+        result: What `delay` or `apply` returned (its result is waited for), or a task's result.
+        within: Seconds to wait for the result.
+
+    Returns:
+        The marker: its `["resource"]` and `["holder"]`.
+
+    Raises:
+        AssertionError: It was run, or failed; says what came of it.
+    """
+    __tracebackhide__ = True
+    what, value = "the task", result
+    if hasattr(result, "get") and hasattr(result, "state"):
+        what = f"the task {getattr(result, 'name', None) or ''} {result.id}".replace("  ", " ")
+        _eventually(
+            lambda: "" if result.ready() else f"{what} has no result yet: {result.state}", within
+        )
+        value = result.result
+        if result.failed():
+            raise AssertionError(f"{what} was not skipped: it failed with {value!r}")
+    marker = Skipped.of(value)
+    if marker is None:
+        raise AssertionError(f"{what} was not skipped: its body ran and returned {value!r}")
+    return marker
+
+
+def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word: str) -> str:
+    """What is wrong; empty if it is held, and by whom it should be."""
+    found, _taken = _look(target, names, limit)
+    whole = [held for held in found if held.whole]
+    if by is None and whole:
+        return ""
+    if any(_is(by, held) for held in whole):
+        return ""
+    nodes = len(target.redlock.nodes)
+    if whole:
+        return f"{target} is not {word} by {_name(by)}, but by {_all(whole)}"
+    wanted = f"{target} is not {word}" + (f" by {_name(by)}" if by is not None else "")
+    if found:
+        return f"{wanted}: no quorum of the {nodes} nodes has one token, but {_all(found)}"
+    return f"{wanted}: it is free on all nodes that answered, of {nodes}"
+
+
+def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[_Held], bool]:
+    """All tokens that lie under the names, and where; and whether any keeps others out."""
+    redlock = target.redlock
+    of_each = [(name,) for name in slots(names[0], limit)] if limit > 1 else [names]
+    claims = [Claim(each, "", redlock.ttl, len(redlock.nodes)) for each in of_each]
+    ballot = redlock._driver.run(lambda now: survey(claims, now, redlock.node_timeout))
+    if ballot.yes < ballot.quorum:
+        raise unavailable(str(target), ballot, redlock.nodes)
+    votes = zip(redlock.nodes, ballot.votes, strict=True)
+    voted = [name for name, vote in votes if vote is Vote.YES]
+    found, taken = [], False
+    for slot in range(len(claims)):
+        pairs = list(zip(voted, seen(ballot, slot), strict=True))
+        there = [(node, *held) for node, held in pairs if held is not None]
+        taken = taken or len(pairs) - len(there) < ballot.quorum
+        for token in dict.fromkeys(token for _node, token, _left in there):
+            of_it = [(node, left) for node, other, left in there if other == token]
+            nodes = tuple(node for node, _left in of_it)
+            longest = max(left for _node, left in of_it)
+            found.append(_Held(token, nodes, len(redlock.nodes), longest))
+    return found, taken
+
+
+def _is(by: Any, held: _Held) -> bool:
+    if isinstance(by, HeldLease | Lease):
+        return by.token == held.token
+    owner = Owner.of(held.token)
+    if owner is None:
+        return False
+    if isinstance(by, Owner):
+        return by == owner
+    if isinstance(by, Task):
+        return bool(by.name == owner.task)
+    return bool(owner.task_id) and short_id(getattr(by, "id", by)) == owner.task_id
+
+
+def _name(by: Any) -> str:
+    if isinstance(by, HeldLease | Lease):
+        return f"the lease with token {token_digest(by.token)}"
+    if isinstance(by, Task):
+        return f"the task {by.name}"
+    return str(by) if isinstance(by, Owner) else f"task {getattr(by, 'id', by)}"
+
+
+def _all(found: list[_Held]) -> str:
+    return "; ".join(map(str, found))
+
+
+def _eventually(check: Callable[[], str], within: float) -> None:
+    """Wait until there is nothing wrong."""
+    __tracebackhide__ = True
+    until = time.monotonic() + within
+    while wrong := check():
+        if time.monotonic() >= until:
+            raise AssertionError(wrong)
+        time.sleep(EVERY)

@@ -1,0 +1,317 @@
+"""Nodes in memory, for a project's own tests: the real lock over them, without server or socket.
+
+What is replaced is what touches a socket: the driver and the ears that hear releases. The rounds,
+the queue of each node (`channel.py`), claims, watchdog, tasks and workers are production's. So a
+node that is cut off owes and is owed as a real one does, and what was released meanwhile is freed
+when it is back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time as real_time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from ..address import Address
+from ..channel import Channel
+from ..commands import base_of
+from ..driver import Driver, monotonic
+from ..errors import RedlockError
+from ..guard import Guard
+from ..lease import Claim
+from ..line import Place
+from ..quorum import Round, Steps, Verb
+from ..wakeup import Waiter, Wakeup
+from .fakes import FakeNode
+
+T = TypeVar("T")
+
+CUT = "cut off by the test"
+
+
+class ShiftedTime:
+    """The module `time`, as the clock of leases reads it: with a shift that tests move.
+
+    Attributes:
+        shift: Seconds that this clock is ahead of the real one.
+    """
+
+    def __init__(self) -> None:
+        self.shift = 0.0
+
+    def clock_gettime(self, clock: int) -> float:
+        """Seconds on `clock`, and the shift."""
+        return real_time.clock_gettime(clock) + self.shift
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(real_time, name)
+
+
+class Store(FakeNode):
+    """What one node keeps under one prefix, and whom it tells of releases."""
+
+    def __init__(self, node: MemoryNode, prefix: str) -> None:
+        super().__init__()
+        self._node = node
+        self._prefix = prefix
+
+    def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
+        """Do what a round asks for; a release is announced, as by `commands.RELEASE`."""
+        reply = super().execute(verb, claims, now)
+        for name in claims[0].resources if verb is Verb.RELEASE else ():
+            self._node.publish(_bytes(self._prefix + base_of(name)), b"")
+        return reply
+
+    def _call(self, name: str) -> bool:
+        line = self.lines.get(name, {})
+        while line:
+            first = min(line, key=lambda member: (line[member], member))
+            del line[first]
+            process, _, waiter = first.rpartition(":")
+            if self._node.publish(_bytes(process), waiter.encode()):
+                return True
+        return False
+
+
+class MemoryNode:
+    """One node.
+
+    Attributes:
+        name: As errors name it.
+        skew: Seconds that its clock is ahead: a step of it lets keys expire early.
+        cut: Whether nobody reaches it.
+        stores: What it keeps, by prefix.
+        ears: Who listens to it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.skew = 0.0
+        self.cut = False
+        self.stores: dict[str, Store] = {}
+        self.ears: list[Ear] = []
+        self.news: list[Callable[[], None]] = []
+
+    def __repr__(self) -> str:
+        return f"<{self.name} in memory{', cut off' if self.cut else ''}>"
+
+    def store(self, prefix: str) -> Store:
+        """What it keeps for locks with this prefix."""
+        return self.stores.setdefault(prefix, Store(self, prefix))
+
+    def clock(self) -> float:
+        """Its time; seconds."""
+        return monotonic() + self.skew
+
+    def publish(self, channel: bytes, what: bytes) -> int:
+        """Tell all who listen, once the turn is over; how many they are."""
+        ears = [ear for ear in self.ears if channel in ear.channels]
+        self.news += [partial(ear.hear, channel, what) for ear in ears]
+        return len(ears)
+
+    def forget(self) -> None:
+        """Lose all memory."""
+        for store in self.stores.values():
+            store.forget()
+
+
+class Memory:
+    """The nodes that all locks of this process have, and the time.
+
+    Args:
+        count: How many nodes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.nodes = [MemoryNode(f"fake-{number}:6379") for number in range(1, count + 1)]
+        self.time = ShiftedTime()
+        self.turn = threading.RLock()
+        self.drivers: weakref.WeakSet[MemoryDriver] = weakref.WeakSet()
+        self.process = os.getpid()
+
+    def driver(
+        self, addresses: Sequence[Address], prefix: str, _guard: Guard | None = None, **_more: Any
+    ) -> MemoryDriver:
+        """In place of `Driver`."""
+        return MemoryDriver(self, prefix)
+
+    def wakeup(self, addresses: Sequence[Address], prefix: str) -> MemoryWakeup:
+        """In place of `Wakeup`."""
+        return MemoryWakeup(self, addresses, prefix)
+
+    @contextmanager
+    def taking_turns(self) -> Iterator[None]:
+        """Only one thread uses the nodes at a time; what it publishes is heard afterwards."""
+        with self.turn:
+            yield
+            news = [tell for node in self.nodes for tell in node.news]
+            for node in self.nodes:
+                node.news.clear()
+        for tell in news:
+            tell()
+
+
+class MemoryDriver:
+    """Carries rounds to nodes in memory, at once: what `Driver` is in production."""
+
+    def __init__(self, memory: Memory, prefix: str) -> None:
+        self.strict = True
+        self._memory = memory
+        self._prefix = prefix
+        self._channels = [Channel(index) for index in range(len(memory.nodes))]
+        self._closed = False
+        for index, node in enumerate(memory.nodes):
+            if node.cut:
+                self._channels[index].unreachable(CUT)
+            else:
+                self._channels[index].connected(monotonic())
+        memory.drivers.add(self)
+
+    extend: Any = Driver.extend
+
+    def connect(self, timeout: float = 0.0, rest: float = 0.0) -> None:
+        """There is nothing to connect to."""
+
+    def run(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
+        """Run one operation to its end; see `Driver.run`."""
+        try:
+            first = () if ahead is None else (ahead(monotonic()),)
+            steps = operation(monotonic())
+            round_ = next(steps)
+            while True:
+                self._carry((*first, round_))
+                first = ()
+                round_ = steps.send(monotonic())
+        except StopIteration as stop:
+            return stop.value  # type: ignore[no-any-return]
+
+    def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
+        """Run several, one after the other."""
+        return [self.run(operation) for operation in operations]
+
+    def close(self, wait: float = 0.0) -> None:
+        """No node is reached any more."""
+        self._closed = True
+        for channel in self._channels:
+            channel.dropped()
+            channel.unreachable("closed")
+
+    def cut(self, index: int) -> None:
+        """A node cannot be reached from now on."""
+        self._channels[index].dropped()
+        self._channels[index].unreachable(CUT)
+
+    def heal(self, index: int) -> None:
+        """It can again; what was owed to it is written first."""
+        if not self._closed:
+            self._channels[index].connected(monotonic())
+            self._serve(index)
+
+    def _carry(self, rounds: Sequence[Round]) -> None:
+        if os.getpid() != self._memory.process:
+            raise RedlockError(
+                "fake_redlock keeps its locks in the memory of one process, and this is a child of"
+                " it: a prefork worker's, for example. Test with the pool solo or threads, or with"
+                " redlock_nodes, which are real servers"
+            )
+        with self._memory.taking_turns():
+            for round_ in rounds:
+                round_.begin()
+                for index in round_.targets:
+                    if self._channels[index].ask(round_, monotonic()):
+                        self._serve(index)
+        for round_ in rounds:
+            round_.close("no answer")
+
+    def _serve(self, index: int) -> None:
+        """The node does what it was asked, in order; also what an exception has kept it from."""
+        node, unanswered = self._memory.nodes[index], self._channels[index].unanswered
+        while unanswered:
+            round_ = unanswered[0]
+            reply = node.store(self._prefix).execute(round_.verb, round_.claims, node.clock())
+            unanswered.popleft()
+            round_.answer(index, reply, monotonic())
+
+
+class MemoryWakeup(Wakeup):
+    """Hears the releases that nodes in memory announce."""
+
+    def __init__(self, memory: Memory, addresses: Sequence[Address], prefix: str) -> None:
+        super().__init__(addresses, prefix)
+        self._memory_ears = [Ear(self, index, node) for index, node in enumerate(memory.nodes)]
+        ears: Any = self._memory_ears
+        self._ears = ears
+        self._attending = False
+
+    @contextmanager
+    def waiting(self, *resources: str) -> Iterator[Waiter]:
+        """As `Wakeup.waiting`: that we listen is news of each node."""
+        with super().waiting(*resources) as waiter:
+            for ear in self._memory_ears:
+                for name in resources:
+                    self._hear(ear.node, _bytes(self._prefix + name), b"")
+            yield waiter
+
+    @contextmanager
+    def in_line(self) -> Iterator[Place]:
+        """As `Wakeup.in_line`."""
+        with super().in_line() as place:
+            if not self._attending:
+                self._attending = True
+                for ear in self._memory_ears:
+                    self._attend(ear.node)
+            yield place
+
+    def ring(self) -> None:
+        """Let all who wait look again: time has passed."""
+        with self._lock:
+            for waiters in self._waiters.values():
+                for waiter in waiters:
+                    waiter.news.ring()
+            for place in list(self._places.values()):
+                place.news.ring()
+
+
+class Ear:
+    """Listens to one node in memory: what `_Ear` is in production."""
+
+    connection = None
+
+    def __init__(self, wakeup: MemoryWakeup, index: int, node: MemoryNode) -> None:
+        self.node = index
+        self.channels: set[bytes] = set()
+        self._wakeup = wakeup
+        self._memory_node = node
+
+    def start(self) -> None:
+        """Begin to listen, for calls to this process first of all."""
+        self.channels.add(self._wakeup.channel)
+        self._memory_node.ears.append(self)
+
+    def tell(self, command: bytes, *channels: bytes) -> None:
+        """Subscribe to channels, or unsubscribe from them."""
+        if command == b"SUBSCRIBE":
+            self.channels.update(channels)
+        else:
+            self.channels.difference_update(channels)
+
+    def hear(self, channel: bytes, what: bytes) -> None:
+        """The node has announced something."""
+        self._wakeup._hear(self.node, channel, what)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self.channels.clear()
+        if self in self._memory_node.ears:
+            self._memory_node.ears.remove(self)
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

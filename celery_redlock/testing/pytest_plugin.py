@@ -1,0 +1,75 @@
+"""The pytest plugin: fixtures for a project's own tests. See docs/testing.md.
+
+pytest loads it in every project where this package is installed. So it imports nothing until a
+fixture is asked for, has no hook, and starts nothing that nobody asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..server import LocalServer
+    from .stage import FakeNodes, LocalNodes
+
+__all__ = ["fake_redlock", "redlock_disabled", "redlock_node_count", "redlock_nodes"]
+
+
+@pytest.fixture
+def redlock_node_count() -> int:
+    """How many nodes `fake_redlock` and `redlock_nodes` have. Override it for another number."""
+    return 3
+
+
+@pytest.fixture
+def fake_redlock(redlock_node_count: int) -> Iterator[FakeNodes]:
+    """All locks of this process are taken in its memory; no server is needed."""
+    from .stage import fake_redlock
+
+    with fake_redlock(redlock_node_count) as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def _redlock_servers() -> Iterator[Callable[[int], list[LocalServer]]]:
+    """Servers for all tests of this session, started when they are first asked for."""
+    from ..errors import ConfigurationError
+    from ..server import LocalServer, find_server
+
+    try:
+        find_server()
+    except ConfigurationError as error:
+        pytest.skip(f"redlock_nodes: {error}")
+    servers: list[LocalServer] = []
+
+    def some(count: int) -> list[LocalServer]:
+        while len(servers) < count:
+            servers.append(LocalServer())
+        return [server.start() for server in servers[:count]]
+
+    yield some
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def redlock_nodes(
+    redlock_node_count: int, _redlock_servers: Callable[[int], list[LocalServer]]
+) -> Iterator[LocalNodes]:
+    """All locks of this process are taken on real servers of this machine, empty at first."""
+    from .stage import redlock_nodes
+
+    with redlock_nodes(servers=_redlock_servers(redlock_node_count)) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def redlock_disabled() -> Iterator[None]:
+    """No task of this process takes a lock. For a whole class: `pytest.mark.usefixtures`."""
+    from .disabled import redlock_disabled
+
+    with redlock_disabled():
+        yield

@@ -1,0 +1,83 @@
+"""What a test speaks of: a resource by its name, or a task and its arguments; and where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task, _state
+from celery.canvas import Signature
+from celery.local import Proxy
+
+from ..commands import RESERVED_SUFFIX
+from ..lease import shown
+from ..lock import Redlock
+from ..names import checked_names
+from ..reservation import RESERVING
+from ..task import lock_of
+
+_celery_state: Any = _state  # its stubs lack most of it
+
+__all__ = ["Target", "target_of"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What may be locked, and by which lock.
+
+    Attributes:
+        redlock: Whose nodes are asked.
+        names: The resource's name; several if the task locks several.
+        limit: How many may hold it at a time.
+        reserves: Whether its task may reserve it.
+    """
+
+    redlock: Redlock
+    names: tuple[str, ...]
+    limit: int = 1
+    reserves: bool = False
+
+    def __str__(self) -> str:
+        return shown(self.names)
+
+    @property
+    def reserved_names(self) -> tuple[str, ...]:
+        """The names of its reservation."""
+        return tuple(name + RESERVED_SUFFIX for name in self.names)
+
+
+def target_of(what: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
+    """What `what` with these arguments is about.
+
+    Args:
+        what: A resource's name (on the current app's nodes), a task, a signature, or a function
+            under `@locked`.
+        args: The task's.
+        kwargs: The task's.
+
+    Raises:
+        TypeError: It is none of these, or takes no lock.
+    """
+    if isinstance(what, Signature):
+        what, args, kwargs = what.type, (*what.args, *args), {**what.kwargs, **kwargs}
+    if isinstance(what, (str, list, tuple)):
+        if args or kwargs:
+            raise TypeError(f"{what!r} is a resource, which takes no arguments; give the task")
+        return Target(Redlock.from_app(_celery_state.get_current_app()), checked_names(what))
+    if isinstance(what, Proxy):
+        what = what._get_current_object()
+    if isinstance(what, Task):
+        lock, task, function, app = lock_of(what), what, what.run, what.app
+    else:
+        lock, task = getattr(what, "__redlock__", None), None
+        function = getattr(what, "__wrapped__", what)
+        app = _celery_state.get_current_app()
+    if lock is None:
+        raise TypeError(
+            f"{getattr(what, 'name', what)!r} takes no lock: give a resource's name, a task that is"
+            " a SingletonTask or @locked, or a signature of one"
+        )
+    options = lock.options(app)
+    names = lock.resources(task, function, args, kwargs)
+    return Target(Redlock.from_app(app), names, options.limit, options.scope in RESERVING)

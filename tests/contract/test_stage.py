@@ -1,0 +1,323 @@
+"""`fake_redlock` does what `redlock_nodes` does: one suite over both, as users see them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, current_app
+from celery.contrib.testing.worker import start_worker
+
+from celery_redlock import (
+    LeaseLost,
+    QuorumUnavailable,
+    Redlock,
+    ResourceHeld,
+    SingletonTask,
+    current_lease,
+    locked,
+)
+from celery_redlock.testing import (
+    assert_free,
+    assert_locked,
+    assert_reserved,
+    assert_skipped,
+)
+from celery_redlock.testing.stage import Nodes
+from celery_redlock.testing.stage import fake_redlock as faked
+from celery_redlock.testing.stage import redlock_nodes as real
+from tests.support import wait_until
+
+SOON = 20.0
+"""Seconds; on a machine that is busy."""
+
+
+@pytest.fixture(params=["fake", "real"])
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    if request.param == "fake":
+        with faked() as fake:
+            yield fake
+    else:
+        with real(servers=request.getfixturevalue("servers")[:3]) as local:
+            yield local
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.broker_transport_options = {"polling_interval": 0.01}
+    app.conf.redlock_wait = 0.05
+    app.conf.redlock_retry_backoff = 0.1
+    app.conf.redlock_retry_backoff_max = 0.2
+    before = current_app._get_current_object()
+    app.set_current()
+    yield app
+    before.set_current()
+    app.close()
+
+
+@pytest.fixture
+def lock(nodes: Nodes) -> Iterator[Redlock]:
+    """The application's own lock; it was told other nodes, which nobody has."""
+    redlock = Redlock(["redis://127.0.0.1:1/0"], ttl=10.0)
+    yield redlock
+    redlock.close()
+
+
+# -- Locks
+
+
+def test_one_at_a_time(lock: Redlock, nodes: Nodes) -> None:
+    with lock.lock("order:1"):
+        assert nodes.redlock.try_acquire("order:1") is None
+        assert nodes.redlock.try_acquire("order:2") is not None
+    assert nodes.redlock.try_acquire("order:1") is not None
+
+
+def test_who_holds_it_is_told(lock: Redlock, nodes: Nodes) -> None:
+    with nodes.hold("order:1") as lease:
+        holder = lock.holder("order:1")
+        assert holder is not None and holder.owner is not None
+        assert holder.owner.host == "another-host" and holder.nodes == 3
+        with pytest.raises(ResourceHeld, match="another-host"):
+            lock.acquire("order:1")
+        assert not lease.lost
+    assert lock.holder("order:1") is None
+
+
+def test_a_lease_is_extended_by_hand(lock: Redlock, nodes: Nodes) -> None:
+    lease = lock.acquire("order:1")
+    assert lock.extend(lease).deadline > lease.deadline
+    assert lock.release(lease)
+    with pytest.raises(LeaseLost):
+        lock.extend(lease)
+
+
+def test_leases_are_extended_by_themselves(lock: Redlock, nodes: Nodes) -> None:
+    with lock.lock("order:1") as held:
+        before = held.lease.deadline
+        nodes.extend()
+        assert held.lease.deadline > before
+
+
+def test_a_waiter_is_woken_by_the_release(lock: Redlock, nodes: Nodes) -> None:
+    entered = threading.Event()
+
+    def wait() -> None:
+        with nodes.redlock.lock("order:1", wait=SOON):
+            entered.set()
+
+    with lock.lock("order:1"):
+        thread = threading.Thread(target=wait)
+        thread.start()
+        assert not entered.wait(0.1)
+    thread.join(SOON)
+    assert entered.is_set()
+
+
+def test_a_waiter_for_several_is_woken_by_the_last(lock: Redlock, nodes: Nodes) -> None:
+    with lock.lock("order:2"):
+        one = lock.acquire("order:1")
+        timer = threading.Timer(0.05, lock.release, [one])
+        timer.start()
+        with nodes.redlock.lock(["order:1", "order:3"], wait=SOON) as held:
+            assert held.resources == ("order:1", "order:3")
+        timer.join()
+        with pytest.raises(ResourceHeld):
+            nodes.redlock.acquire(["order:1", "order:2"])
+        assert nodes.redlock.holder("order:1") is None
+
+
+def test_a_limit(lock: Redlock, nodes: Nodes) -> None:
+    one, two = lock.acquire("report", limit=2), nodes.redlock.acquire("report", limit=2)
+    with pytest.raises(ResourceHeld):
+        lock.acquire("report", limit=2)
+    lock.release(one)
+    assert lock.try_acquire("report", limit=2) is not None
+    assert two.remaining() > 0
+
+
+def test_fencing_tokens_grow(lock: Redlock, nodes: Nodes) -> None:
+    tokens = []
+    for redlock in (lock, nodes.redlock, lock):
+        with redlock.lock("order:1", fencing=True) as held:
+            tokens.append(held.fencing_token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_two_prefixes_are_two_locks(nodes: Nodes) -> None:
+    one = Redlock(nodes.urls, prefix="one:")
+    two = Redlock(nodes.urls, prefix="two:")
+    with one.lock("order:1"), two.lock("order:1"):
+        assert one.holder("order:1") is not None
+    one.close()
+    two.close()
+
+
+# -- Trouble
+
+
+def test_a_minority_that_is_cut_off_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
+    nodes.partition(1)
+    with lock.lock("order:1"):
+        assert nodes.redlock.try_acquire("order:1") is None
+    nodes.heal()
+    assert_free("order:1")
+
+
+def test_without_a_quorum_nothing_is_locked(lock: Redlock, nodes: Nodes) -> None:
+    assert lock.try_acquire("order:0") is not None
+    nodes.partition(0, 2)
+    with pytest.raises(QuorumUnavailable):
+        lock.acquire("order:1")
+    nodes.heal()
+    assert wait_until(lambda: lock.acquire("order:1", wait=SOON), SOON, "a quorum is back")
+
+
+def test_what_was_released_while_a_node_was_away_is_freed_when_it_is_back(
+    lock: Redlock, nodes: Nodes
+) -> None:
+    lease = lock.acquire("order:1")
+    nodes.partition(0)
+    lock.release(lease)
+    nodes.heal()
+    # Were it still held on node 0, one more that is away would leave no quorum.
+    nodes.partition(1)
+
+    def granted() -> bool:
+        other = nodes.redlock.try_acquire("order:1")
+        return other is not None and nodes.redlock.release(other)
+
+    wait_until(granted, SOON, "the node that was away has freed it")
+
+
+@pytest.mark.parametrize("how", ["steal", "forget"])
+def test_who_is_robbed_is_told(lock: Redlock, nodes: Nodes, how: str) -> None:
+    told: list[Any] = []
+    with lock.lock("order:1", on_lost=told.append) as held:
+        if how == "steal":
+            nodes.steal("order:1")
+        else:
+            nodes.forget()
+            other = nodes.redlock.acquire("order:1")
+            nodes.extend()
+            assert other.remaining() > 0
+        wait_until(lambda: told, SOON, "the holder is told")
+        assert held.lost
+        with pytest.raises(LeaseLost):
+            held.ensure()
+    assert nodes.redlock.holder("order:1") is not None, "the loser freed what is another's"
+
+
+def test_a_minority_that_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
+    with lock.lock("order:1") as held:
+        nodes.forget(2)
+        assert nodes.redlock.try_acquire("order:1") is None
+        nodes.extend()
+        assert not held.lost
+
+
+# -- Tasks
+
+
+def test_eager_tasks_lock(nodes: Nodes, app: Celery) -> None:
+    app.conf.task_always_eager = True
+
+    @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
+    def rebuild(report: int) -> int:
+        assert_locked(rebuild, report)
+        assert_free(rebuild, report + 1)
+        return report
+
+    @app.task(shared=False, name="shop.charge")
+    @locked("order:<order_id>", fencing=True)
+    def charge(order_id: int) -> int | None:
+        assert_locked("order:7", by=current_lease())
+        return current_lease().fencing_token
+
+    assert rebuild.delay(1).get() == 1
+    assert_free(rebuild, 1)
+    first, second = charge.delay(7).get(), charge.delay(7).get()
+    assert first < second
+    with nodes.hold(charge, 7):
+        assert isinstance(charge.delay(7).result, ResourceHeld)
+        assert isinstance(charge.apply([7]).result, ResourceHeld)
+
+
+def test_a_body_whose_lease_is_lost_is_stopped(nodes: Nodes, app: Celery) -> None:
+    @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
+    def rebuild() -> str:
+        nodes.steal(rebuild)
+        time.sleep(SOON)
+        return "not stopped"
+
+    with pytest.raises(LeaseLost):
+        rebuild()
+
+
+def test_a_worker_in_this_process(nodes: Nodes, app: Celery) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    @app.task(shared=False, base=SingletonTask, name="shop.rebuild", lock_on_conflict="skip")
+    def rebuild(report: int) -> int:
+        if report == 1:
+            entered.set()
+            assert go_on.wait(SOON)
+        return report
+
+    @app.task(shared=False, base=SingletonTask, name="shop.export", lock_scope="until_executed")
+    def export(report: int) -> int:
+        return report
+
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        first = rebuild.delay(1)
+        assert entered.wait(SOON)
+        assert_locked(rebuild, 1, by=first)
+        assert_free(rebuild, 2)
+        skipped = assert_skipped(rebuild.delay(1), within=SOON)
+        assert first.id in skipped["holder"]
+        go_on.set()
+        assert first.get(timeout=SOON) == 1
+        assert_free(rebuild, 1, within=SOON)
+        with nodes.hold(rebuild, 2):
+            assert_skipped(rebuild.delay(2), within=SOON)
+        assert rebuild.delay(2).get(timeout=SOON) == 2
+        with nodes.hold(export, 3):
+            waits = export.delay(3)
+            assert export.delay(3).id == waits.id
+        assert waits.get(timeout=SOON) == 3
+        assert_free(export, 3, within=SOON)
+
+
+def test_a_reservation(nodes: Nodes, app: Celery) -> None:
+    @app.task(shared=False, base=SingletonTask, name="shop.export", lock_scope="until_executed")
+    def export(report: int) -> int:
+        return report
+
+    first = export.delay(1)
+    assert_reserved(export, 1, by=first)
+    assert export.delay(1).id == first.id
+    with pytest.raises(AssertionError, match=rf"reserved by .*{first.id}"):
+        assert_free(export, 1, within=0)
+    with pytest.raises(AssertionError, match="not locked"):
+        assert_locked(export, 1, within=0)
+
+
+def test_afterwards_all_is_as_it_was(request: pytest.FixtureRequest) -> None:
+    mine = Redlock(["redis://127.0.0.1:1/0"], restart_guard="uptime")
+    before = dict(vars(mine))
+    for stage in (faked, lambda: real(servers=request.getfixturevalue("servers")[:3])):
+        with stage() as nodes:  # type: ignore[operator]
+            made_inside = Redlock(["redis://127.0.0.1:2/0"])
+            assert mine.nodes == made_inside.nodes == nodes.redlock.nodes
+            with mine.lock("order:1"):
+                assert made_inside.try_acquire("order:1") is None
+        assert vars(mine) == before
+        assert made_inside.nodes == ("127.0.0.1:2",)
+        with pytest.raises(QuorumUnavailable):
+            made_inside.acquire("order:1")
+        made_inside.close()
+    mine.close()
