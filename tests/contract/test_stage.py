@@ -280,15 +280,15 @@ def test_a_worker_in_this_process(nodes: Nodes, app: Celery) -> None:
         skipped = assert_skipped(rebuild.delay(1), within=SOON)
         assert first.id in skipped["holder"]
         go_on.set()
-        assert first.get(timeout=SOON) == 1
+        assert first.get(timeout=SOON, interval=0.01) == 1
         assert_free(rebuild, 1, within=SOON)
         with nodes.hold(rebuild, 2):
             assert_skipped(rebuild.delay(2), within=SOON)
-        assert rebuild.delay(2).get(timeout=SOON) == 2
+        assert rebuild.delay(2).get(timeout=SOON, interval=0.01) == 2
         with nodes.hold(export, 3):
             waits = export.delay(3)
             assert export.delay(3).id == waits.id
-        assert waits.get(timeout=SOON) == 3
+        assert waits.get(timeout=SOON, interval=0.01) == 3
         assert_free(export, 3, within=SOON)
 
 

@@ -1,0 +1,92 @@
+"""The examples of docs/testing.md, run by the plugin in a project of their own."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from celery_redlock import testing
+
+pytest_plugins = ["pytester"]
+
+PAGE = (Path(__file__).parents[2] / "docs" / "testing.md").read_text("utf-8")
+BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", PAGE, re.M | re.S))
+QUIET = ("-p", "no:valkey", "-p", "no:docker_tools", "-p", "no:cacheprovider", "-q", "-W", "error")
+
+
+def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
+    """In a process of its own: nothing of this one's fixtures and imports may help."""
+    return pytester.runpytest_subprocess(*QUIET, *arguments, timeout=120)
+
+
+def test_every_example_of_the_page_passes(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(**BLOCKS)
+    tests = sum(len(re.findall(r"^ *def test_", text, re.M)) for text in BLOCKS.values())
+    assert tests == 12
+    run(pytester).assert_outcomes(passed=tests)
+
+
+def test_the_page_names_all_that_users_have() -> None:
+    for_users = {"asserts", "disabled", "stage"}
+    names = {name for name, module in testing._HOME.items() if module in for_users}
+    names -= {"FakeNodes", "LocalNodes"}  # what the fixtures are made of
+    for name in names:
+        assert f"`{name}" in PAGE, name
+
+
+def test_the_plugin_costs_nothing_until_it_is_asked() -> None:
+    """It is loaded in every project where this package is installed."""
+    code = (
+        "import sys; import celery_redlock.testing.pytest_plugin;"
+        "print([m for m in ('redis', 'celery', 'kombu', 'tenacity') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]", done.stdout
+
+
+def test_failures_overriding_and_what_is_missing(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(
+        "import pytest\n@pytest.fixture\ndef redlock_node_count():\n    return 5\n"
+    )
+    pytester.makepyfile(
+        shop=BLOCKS["shop"],
+        test_it="""
+        from celery_redlock.testing import assert_free, assert_locked, assert_skipped
+        from shop import charge
+
+        def test_five(fake_redlock):
+            assert len(fake_redlock) == 5
+
+        def test_locked(fake_redlock):
+            assert_locked(charge, 1, 5, within=0)
+
+        def test_free(fake_redlock):
+            with fake_redlock.hold("order:1"):
+                assert_free(charge.s(1, 5), within=0)
+
+        def test_skipped(fake_redlock):
+            assert_skipped(charge.apply([1, 5]))
+
+        def test_needs_servers(redlock_nodes):
+            pass
+        """,
+    )
+    monkeypatch.setenv("CELERY_REDLOCK_SERVER", "no-such-server")
+    result = run(pytester, "-rs")
+    result.assert_outcomes(passed=1, failed=3, skipped=1)
+    result.stdout.fnmatch_lines(
+        [
+            "E *AssertionError: order:1 is not locked: it is free on all nodes *, of 5",
+            "E *AssertionError: order:1 is not free: locked by pid 1 on another-host (5 of 5 *",
+            "E *AssertionError: the task * was not skipped: its body ran and returned 'order *",
+            "SKIPPED * redlock_nodes: CELERY_REDLOCK_SERVER='no-such-server' is not a program*",
+        ]
+    )
+    # The reader sees the test's own line, not those of the assertion.
+    assert "_eventually" not in result.stdout.str()
