@@ -7,6 +7,7 @@ to these. Only in the fake can time be moved.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -31,6 +32,8 @@ ANOTHER = Owner("another-host", 1)
 """Who holds and steals in a test's name."""
 HELD_FOR = STOLEN_FOR = 3600.0
 """Seconds: longer than a test."""
+SETTLED = 10.0
+"""Seconds at most until an extension that is under way has been settled; it takes microseconds."""
 
 
 class Nodes:
@@ -233,7 +236,7 @@ class FakeNodes(Nodes):
         """
         now, until = monotonic(), monotonic() + seconds
         while now < until:
-            due = min((engine._watchdog.next_due for engine in self._engines()), default=until)
+            due = min((_next_due(engine._watchdog) for engine in self._engines()), default=until)
             self._shift(max(0.0, min(due, until) - now))
             self._tend()
             now = max(monotonic(), now + 1e-6)
@@ -286,6 +289,18 @@ class FakeNodes(Nodes):
             for node in self.nodes:
                 until = node.clock() + STOLEN_FOR
                 node.store(target.redlock.prefix).held[name] = token, until
+
+
+def _next_due(watchdog: Any) -> float:
+    """When a lease falls due next, once those are settled that the watchdog's thread has taken."""
+    until = time.monotonic() + SETTLED
+    while isinstance(watchdog, Watchdog) and time.monotonic() < until:
+        with watchdog._lock:
+            waiting = {token for _due, token in watchdog._schedule._due}
+            if waiting.issuperset(watchdog._schedule.watched):
+                break
+        time.sleep(0.0005)
+    return float(watchdog.next_due)
 
 
 def _round(watchdog: Watchdog, due: Sequence[Watched]) -> None:

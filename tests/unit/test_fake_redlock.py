@@ -1,0 +1,215 @@
+"""What only the fake can do (time), and what it refuses. The rest: tests/contract/test_stage.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from celery_redlock import LeaseLost, QuorumUnavailable, Redlock, SingletonTask
+from celery_redlock.driver import monotonic
+from celery_redlock.errors import RedlockError
+from celery_redlock.testing import (
+    FakeNodes,
+    assert_free,
+    assert_locked,
+    assert_skipped,
+    fake_redlock,
+    redlock_disabled,
+)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeNodes]:
+    with fake_redlock(5) as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def lock(fake: FakeNodes) -> Redlock:
+    return Redlock(["redis://127.0.0.1:1/0"], ttl=10.0)
+
+
+def test_while_time_passes_leases_are_extended(fake: FakeNodes, lock: Redlock) -> None:
+    before = monotonic()
+    with lock.lock("order:1") as held:
+        fake.advance(1000.0)
+        assert monotonic() - before >= 1000.0
+        assert held.remaining() > 5.0
+        assert_locked("order:1", by=held, within=0)
+
+
+def test_a_lease_that_nobody_extends_expires(fake: FakeNodes, lock: Redlock) -> None:
+    lease = lock.acquire("order:1")
+    fake.advance(9.0)
+    assert not lease.lost
+    fake.advance(1.1)
+    assert lease.lost
+    assert_free("order:1", within=0)
+
+
+def test_who_was_stopped_has_lost_what_was_shorter(fake: FakeNodes, lock: Redlock) -> None:
+    told = threading.Event()
+    short = lock.lock("order:1", on_lost=lambda _held: told.set())
+    with short as held, lock.lock("order:2", ttl=60.0) as longer:
+        fake.jump(11.0)
+        assert told.wait(20.0)
+        with pytest.raises(LeaseLost, match="expired"):
+            held.ensure()
+        longer.ensure()
+
+
+def test_a_node_whose_clock_steps_forgets(fake: FakeNodes, lock: Redlock) -> None:
+    with lock.lock("order:1") as held:
+        fake.jump_node(0, 20.0)
+        fake.jump_node(1, 20.0)
+        assert fake.redlock.try_acquire("order:1") is None
+        fake.jump_node(2, 20.0)
+        assert fake.redlock.try_acquire("order:1") is not None
+        fake.extend()
+        assert held.lost
+
+
+def test_cut_off_for_longer_than_its_ttl_a_lease_is_lost(fake: FakeNodes, lock: Redlock) -> None:
+    with lock.lock("order:1") as held:
+        fake.partition()
+        fake.advance(5.0)
+        assert not held.lost
+        fake.advance(6.0)
+        assert held.lost
+        fake.heal()
+        assert held.lost
+        assert fake.redlock.try_acquire("order:1") is not None
+
+
+def test_what_is_made_while_a_node_is_cut_off_does_not_reach_it(fake: FakeNodes) -> None:
+    fake.partition(0, 1, 2)
+    late = Redlock(["redis://127.0.0.1:1/0"])
+    with pytest.raises(QuorumUnavailable, match="cut off by the test"):
+        late.acquire("order:1")
+    fake.heal()
+    assert late.acquire("order:1").remaining() > 0
+
+
+def test_a_child_process_is_told_that_it_has_no_such_nodes(fake: FakeNodes, lock: Redlock) -> None:
+    fake._memory.process += 1  # as if this were another
+    with pytest.raises(RedlockError, match="redlock_nodes, which are real servers"):
+        lock.acquire("order:1")
+    with pytest.raises(RedlockError, match="redlock_nodes"):
+        _ = fake.settings
+
+
+def test_there_is_no_such_node(fake: FakeNodes) -> None:
+    for wrong in (5, -1):
+        with pytest.raises(IndexError, match="they are 0 to 4"):
+            fake.partition(wrong)
+
+
+@pytest.fixture
+def app() -> Iterator[Celery]:
+    app = Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(task_always_eager=True, redlock_wait=0.01)
+    yield app
+    app.close()
+
+
+def test_a_split_vote_is_neither_locked_nor_free(fake: FakeNodes, lock: Redlock) -> None:
+    for number, node in enumerate(fake.nodes[:4]):
+        token = f"|host|{number % 2}||0||0|{number % 2:032d}"
+        node.store("redlock:").held["order:1"] = (token, node.clock() + 60.0)
+    with pytest.raises(AssertionError, match="not locked: no quorum of the 5 nodes has one token"):
+        assert_locked("order:1", within=0)
+    with pytest.raises(AssertionError, match=r"not free: locked by pid 0 .*; pid 1 on host \(2 of"):
+        assert_free("order:1", within=0)
+
+
+def test_what_is_left_on_a_minority_is_free(fake: FakeNodes, lock: Redlock) -> None:
+    for node in fake.nodes[:2]:
+        node.store("redlock:").held["order:1"] = ("x", node.clock() + 60.0)
+    assert_free("order:1", within=0)
+
+
+def test_without_a_quorum_nobody_can_tell(fake: FakeNodes, lock: Redlock) -> None:
+    fake.partition(0, 1, 2)
+    for assertion in (assert_free, assert_locked):
+        with pytest.raises(QuorumUnavailable, match="fake-1:6379"):
+            assertion("order:1")  # type: ignore[operator]
+
+
+def test_by_whom(fake: FakeNodes, app: Celery, lock: Redlock) -> None:
+    @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
+    def rebuild() -> None:
+        assert_locked(rebuild, within=0)
+        with pytest.raises(AssertionError, match=r"not locked by task 0-0, but by .*pid \d+ on"):
+            assert_locked(rebuild, by="0-0", within=0)
+
+    rebuild()
+    with lock.lock("order:1") as mine:
+        assert_locked("order:1", by=mine, within=0)
+        assert_locked("order:1", by=mine.lease, within=0)
+        other = lock.acquire("order:2")
+        with pytest.raises(AssertionError, match=r"not locked by the lease with token .*, but by"):
+            assert_locked("order:1", by=other, within=0)
+        with pytest.raises(AssertionError) as failed:
+            assert_free("order:1", within=0)
+        assert mine.token not in str(failed.value)
+
+
+def test_a_limit_is_locked_while_any_slot_is(fake: FakeNodes, app: Celery) -> None:
+    @app.task(shared=False, base=SingletonTask, name="shop.report", lock_limit=3)
+    def report() -> int:
+        return 1
+
+    redlock = Redlock.from_app(app)
+    leases = [redlock.acquire("shop.report()", limit=3) for _ in range(3)]
+    for lease in leases:
+        assert_locked(report, by=lease, within=0)
+    for lease in leases:
+        redlock.release(lease)
+    assert_free(report, within=0)
+    with fake.hold(report):
+        assert redlock.try_acquire("shop.report()", limit=3) is None
+    fake.steal(report)
+    assert redlock.try_acquire("shop.report()", limit=3) is None
+
+
+@pytest.mark.parametrize("what", [5, len, Celery("shop", set_as_current=False)])
+def test_what_takes_no_lock_is_refused(fake: FakeNodes, what: Any) -> None:
+    with pytest.raises(TypeError, match="takes no lock: give"):
+        assert_free(what)
+    with pytest.raises(TypeError, match="takes no arguments"):
+        assert_free("order:1", 1)
+
+
+def test_skipped_or_not(app: Celery) -> None:
+    with pytest.raises(AssertionError, match="was not skipped: its body ran and returned 1"):
+        assert_skipped(1)
+
+    @app.task(shared=False, name="shop.fails")
+    def fails() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(AssertionError, match=r"not skipped: it failed with KeyError\('x'\)"):
+        assert_skipped(fails.apply())
+    app.conf.task_always_eager = False
+    pending = app.AsyncResult("1-2")
+    with pytest.raises(AssertionError, match="1-2 has no result yet: PENDING"):
+        assert_skipped(pending, within=0)
+
+
+def test_disabled_for_whichever_app(app: Celery) -> None:
+    @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
+    def rebuild() -> bool:
+        return True
+
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    with redlock_disabled():
+        with redlock_disabled():
+            assert rebuild()
+        assert rebuild()
+    with pytest.raises(QuorumUnavailable):
+        rebuild()
+    Redlock.from_app(app).close()
