@@ -176,13 +176,16 @@ def _merge(redlock: Redlock, errand: Any, timeout: float, wanted: frozenset[str]
     reached = sum(node.reachable for node in looks)
     quorum = quorum_of(len(looks))
     if reached < quorum:
+        forbidden = any(node.error.startswith("NOPERM") for node in looks)
+        hint = "; docs/cli.md has the ACL rule for whoever looks" if forbidden else ""
         votes = [
             NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
             for node in looks
         ]
         raise QuorumUnavailable(
             f"{reached} of {len(looks)} nodes told what they have; {quorum} are needed: "
-            + ", ".join(f"{node.name} {node.error or 'answered'}" for node in looks),
+            + ", ".join(f"{node.name} {node.error or 'answered'}" for node in looks)
+            + hint,
             votes=votes,
         )
     names = {name for haul in hauls for name in (*haul.seen, *haul.lines)}
@@ -233,7 +236,7 @@ def _entry(name: str, hauls: Sequence[_Haul], prefix: str, quorum: int, at: floa
         kind,
         slot,
         owner if secret else None,
-        token_digest(_token(top)) if secret else "",
+        _digest(top) if secret else "",
         tuple(ttls_of[top]),
         _count(ttls_of[top]),
         total,
@@ -242,10 +245,7 @@ def _entry(name: str, hauls: Sequence[_Haul], prefix: str, quorum: int, at: floa
         fence,
         waiting,
         waits,
-        tuple(
-            Rival(Owner.of(_token(v)), token_digest(_token(v)), tuple(ttls_of[v]))
-            for v in values[1:]
-        ),
+        tuple(Rival(Owner.of(_token(v)), _digest(v), tuple(ttls_of[v])) for v in values[1:]),
     )
 
 
@@ -317,6 +317,10 @@ def _token(value: bytes) -> str:
         return value.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return value.decode("utf-8", "surrogateescape")
+
+
+def _digest(value: bytes) -> str:
+    return token_digest(_token(value)) if value != FOREIGN else ""
 
 
 def _count(ttls: Iterable[float | None]) -> int:

@@ -17,7 +17,13 @@ from .site import Site, load_app
 __all__ = ["main", "redlock"]
 
 COMMANDS = {
+    "bench": "bench",
     "demo": "demo",
+    "ls": "ls",
+    "release": "release",
+    "show": "show",
+    "stats": "stats",
+    "watch": "watch",
 }
 """Command: the module of this package that has it, as `command`."""
 

@@ -23,7 +23,10 @@ import click
 from ..errors import ConfigurationError, QuorumUnavailable, printable
 from ..lock import Redlock
 
-__all__ = ["NO_QUORUM", "PROBLEM", "REFUSED", "USAGE", "Site", "load_app", "on_site", "table"]
+__all__ = [
+    *("NO_QUORUM", "PROBLEM", "REFUSED", "USAGE"),
+    *("Site", "as_json", "load_app", "on_site", "table"),
+]
 
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
@@ -80,9 +83,15 @@ class Site:
     def say(self, data: Any, text: str | Callable[[], str]) -> None:
         """What was found: `data` as JSON for a program, else `text`."""
         if self.as_json:
-            click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+            click.echo(as_json(data, indent=2))
         else:
             click.echo(text if isinstance(text, str) else text())
+
+
+def as_json(data: Any, indent: int | None = None) -> str:
+    """JSON of foreign text; half a character, which no UTF-8 can have, stands there escaped."""
+    text = json.dumps(data, indent=indent, ensure_ascii=False)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def on_site(command: Callable[..., Any]) -> Callable[..., Any]:

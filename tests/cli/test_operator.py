@@ -1,0 +1,114 @@
+"""The users of docs/cli.md: each has what its commands need, and nothing that it does not need."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_redlock import Redlock
+from celery_redlock.cli import main, redlock
+from celery_redlock.lease import Owner
+from celery_redlock.server import LocalServer
+from tests.support import ACL_RULE
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+RULES = dict(re.findall(r"^ACL SETUSER redlock-(\w+) (on .*)$", PAGE, re.M))
+LOOKING, OPERATING = RULES["look"].split(), RULES["operator"].split()
+LOOKS = [("ls", "--all"), ("show", "order:1"), ("stats",), ("watch", "--count", "1")]
+
+
+@pytest.fixture(params=["the usual server", "redis-server"], scope="module")
+def node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """A server of its own: users outlive FLUSHALL."""
+    binary = None
+    if request.param == "redis-server":
+        binary = shutil.which("redis-server")
+        if binary is None:
+            pytest.skip("no redis-server is installed")
+    with LocalServer(binary=binary) as server:
+        yield server
+
+
+@pytest.fixture
+def admin(node: LocalServer) -> Iterator[redis.Redis]:
+    """Who sees it all; and something to see."""
+    with redis.Redis(port=node.port, decode_responses=True) as client:
+        client.flushall()
+        client.execute_command("ACL", "LOG", "RESET")
+        client.set("redlock:order:1", Owner("h", 1).token("0" * 32, 1.7e9), px=60_000)
+        client.zadd("redlock:order:1#line", {"a:1": 1})
+        yield client
+        client.execute_command("ACL", "DELUSER", "redlock")
+
+
+def call(node: LocalServer, *arguments: str) -> Any:
+    url = f"redis://redlock:SECRET@127.0.0.1:{node.port}/0"
+    result = CliRunner().invoke(main, ["--nodes", url, *arguments])
+    assert "SECRET" not in result.output
+    return result
+
+
+def allow(admin: redis.Redis, rule: list[str]) -> None:
+    admin.execute_command("ACL", "SETUSER", "redlock", *rule)
+
+
+def test_who_looks_needs_no_more_than_the_rule(node: LocalServer, admin: redis.Redis) -> None:
+    allow(admin, LOOKING)
+    for arguments in LOOKS:
+        result = call(node, *arguments)
+        assert result.exit_code == 0 and "0 s" in result.output, result.output
+    assert admin.acl_log() == []
+
+
+@pytest.mark.parametrize("word", [word for word in LOOKING if word.startswith("+")])
+def test_each_command_of_it_is_needed(node: LocalServer, admin: redis.Redis, word: str) -> None:
+    allow(admin, [kept for kept in LOOKING if kept != word])
+    result = call(node, "ls", "--all")
+    assert word[1:] in {entry["object"] for entry in admin.acl_log()}
+    assert result.exit_code == 3 or word == "+client|setname"
+    assert "ACL rule" in result.output or result.exit_code == 0
+
+
+def test_who_looks_can_free_nothing(node: LocalServer, admin: redis.Redis) -> None:
+    allow(admin, LOOKING)
+    result = call(node, "release", "order:1", "--force", "--timeout", "0.5")
+    assert result.exit_code == 3, result.output
+    assert "did not free it" in result.output
+    assert admin.exists("redlock:order:1")
+
+
+def test_an_operator_can_do_all_with_the_rule(node: LocalServer, admin: redis.Redis) -> None:
+    allow(admin, OPERATING)
+    for arguments in (*LOOKS, ("bench", "--seconds", "0.1"), ("release", "order:1", "--force")):
+        result = call(node, *arguments)
+        assert result.exit_code == 0, result.output
+    assert admin.acl_log() == []
+    assert not admin.exists("redlock:order:1")
+
+
+def test_an_operators_rule_is_the_workers_and_three_words() -> None:
+    assert [*ACL_RULE, "+scan", "+zcard", "+zrange"] == OPERATING
+
+
+def test_with_an_app_its_nodes_and_prefix_are_meant(server: LocalServer) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.update(redlock_nodes=[server.url], redlock_prefix="shop:")
+    with redis.Redis(port=server.port) as client:
+        client.set("shop:order:1", Owner("h", 1).token("0" * 32, 1.7e9), px=60_000)
+        client.set("redlock:order:2", Owner("h", 1).token("0" * 32, 1.7e9), px=60_000)
+    result = CliRunner().invoke(redlock, ["ls"], obj=SimpleNamespace(app=app))
+    assert result.exit_code == 0, result.output
+    assert "order:1" in result.output and "order:2" not in result.output
+    for arguments in (["bench", "--seconds", "0.1"], ["release", "shop:order:1", "--force"]):
+        result = CliRunner().invoke(redlock, arguments, obj=SimpleNamespace(app=app))
+        assert result.exit_code == 0, result.output
+    Redlock.from_app(app).close()

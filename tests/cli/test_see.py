@@ -1,0 +1,330 @@
+"""What an operator sees: ls, show, watch, stats; and bench, which leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from celery_redlock import Redlock
+from celery_redlock.cli import main
+from celery_redlock.cli.watch import Changes
+from celery_redlock.cli.words import span
+from celery_redlock.lease import Owner
+from celery_redlock.server import LocalServer
+from celery_redlock.survey import survey
+from tests.support import TOKEN, wait_until
+
+OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
+OTHER = Owner("web-2", 17, "4567-ef01", task="shop.refund")
+TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(2)]
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
+    lock = Redlock([server.url for server in servers], ttl=20)
+    yield lock
+    lock.close()
+
+
+@pytest.fixture
+def cli(servers: list[LocalServer]) -> Cli:
+    nodes = ",".join(server.url for server in servers)
+
+    def call(*arguments: str) -> Any:
+        return CliRunner().invoke(main, ["--nodes", nodes, *arguments])
+
+    return call
+
+
+def put(servers: list[LocalServer], key: str, token: str, **how: Any) -> None:
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            value = token.encode("utf-8", "surrogatepass")
+            client.set(key, value, **(how or {"px": 9000}))
+
+
+def test_ls_says_who_holds_what_and_for_how_long(redlock: Redlock, cli: Cli) -> None:
+    with redlock.lock("order:1", owner=OWNER, fencing=True) as lease:
+        result = cli("ls")
+        assert result.exit_code == 0, result.output
+        head, line, total = result.stdout.splitlines()
+        assert total == "1 lock"
+        said = dict(zip(re.split(r"\s{2,}", head), re.split(r"\s{2,}", line), strict=True))
+        assert re.fullmatch(r"(\d+ ?){5}", said.pop("ttl on each"))
+        assert re.fullmatch(r"\d+\.\d s", said.pop("held for"))
+        assert said == {
+            "key": "order:1",
+            "task": "shop.charge",
+            "task id": "0123-abcd",
+            "host": "web-1",
+            "pid": "4242",
+            "nodes": "5/5",
+            "fence": str(lease.fencing_token),
+            "waiting": "0",
+        }
+        assert not TOKEN.search(result.output)
+    assert cli("ls").stdout == "nothing is held\n"
+
+
+def test_ls_json_has_the_documented_shape(redlock: Redlock, cli: Cli) -> None:
+    documented = Path(__file__).parents[2] / "docs" / "cli.md"
+    shape = json.loads(re.findall(r"```json\n(.*?)```", documented.read_text("utf-8"), re.S)[0])
+    with redlock.lock("order:1", owner=OWNER):
+        said = json.loads(cli("ls", "--json").stdout)
+    assert said.keys() == shape.keys()
+    for part in ("nodes", "entries"):
+        assert said[part][0].keys() == shape[part][0].keys()
+    rival = shape["entries"][0]["rivals"][0]
+    assert rival.keys() <= shape["entries"][0].keys()
+    assert said["entries"][0]["resource"] == "order:1" and len(said["nodes"]) == 5
+
+
+def test_ls_shows_what_is_asked_for(redlock: Redlock, cli: Cli, servers: Any) -> None:
+    put(servers, "redlock:order:1", TOKENS[0])
+    put(servers, "redlock:order:2", OTHER.token("0" * 32, 1.6e9), px=5000)
+    put(servers, "redlock:order:1#reserved", TOKENS[1])
+    put(servers, "redlock:user:1", "not ours")
+    put(servers, "redlock:order:1#fence", "17")
+
+    def keys(*options: str) -> list[str]:
+        entries = json.loads(cli("ls", "--json", *options).stdout)["entries"]
+        return [f"{entry['resource']} {entry['kind']}" for entry in entries]
+
+    plain = ["order:1 lock", "order:1 reservation", "order:2 lock", "user:1 foreign"]
+    assert keys() == plain
+    assert keys("--match", "order:*") == plain[:3]
+    assert keys("--task", "*.refund") == ["order:2 lock"]
+    assert keys("--kind", "reservation") == ["order:1 reservation"]
+    assert keys("--all") == [*plain[:2], "order:1 fence", *plain[2:]]
+    assert keys("--sort", "age", "--kind", "lock")[0] == "order:2 lock"
+    assert keys("--sort", "ttl", "--kind", "lock")[0] == "order:2 lock"
+    assert keys("--sort", "task", "--kind", "lock")[1] == "order:2 lock"
+
+
+def test_foreign_text_is_printable_wherever_it_stands(cli: Cli, servers: Any) -> None:
+    evil = Owner("h\x1b[2J", 1, "\x9b31m\u202e", task="t\n\u2066ä\ud800")
+    key = "redlock:ä\x1b]0;x\x07\n\x9b"
+    put(servers, key, evil.token("0" * 32, 1.7e9))
+    for arguments in (("ls",), ("show", key), ("stats",), ("watch", "--count", "1")):
+        result = cli(*arguments)
+        assert result.exit_code == 0, result.output
+        assert all(c.isprintable() or c == "\n" for c in result.output), arguments
+        assert "ä" in result.output
+        text = cli(*arguments, "--json").stdout
+        assert json.loads(text)
+
+
+def test_show_tells_all_of_one_key(redlock: Redlock, cli: Cli, servers: Any) -> None:
+    put(servers[:3], "redlock:order:1", TOKENS[0])
+    put(servers[3:4], "redlock:order:1", OTHER.token("0" * 32, 1.7e9), ex=60)
+    put(servers, "redlock:order:1#reserved", TOKENS[1])
+    put(servers, "redlock:order:1#fence", "17")
+    put(servers, "redlock:0123-abcd:0#done", "done")
+    by_name, by_key = cli("show", "order:1"), cli("show", "redlock:order:1#slot2")
+    assert by_name.exit_code == by_key.exit_code == 0
+    assert by_name.stdout.splitlines()[0] == by_key.stdout.splitlines()[0] == "order:1"
+    text = by_name.stdout
+    assert "lock: shop.charge 0123-abcd, pid 4242 on web-1, token " in text
+    assert "on 3 of 5 nodes\n" in text
+    assert f"127.0.0.1:{servers[4].port}  not there" in text
+    assert "but shop.refund 4567-ef01, pid 17 on web-2" in text
+    assert f"on 127.0.0.1:{servers[3].port}\n" in text
+    assert "reservation: shop.charge" in text
+    assert "fencing token last granted: 17" in text
+    assert "done: 0123-abcd:0 on 5 of 5 nodes" in text
+    assert not TOKEN.search(text)
+
+
+def test_show_says_who_waits(redlock: Redlock, cli: Cli, servers: Any) -> None:
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            since = (time.time() - 75) * 1e6
+            client.zadd("redlock:order:1#line", {"a:1": since, "b:1": since + 60e6})
+    assert re.search(r"in line: 2, for 1 min \d+ s, 1\d s", cli("show", "order:1").stdout)
+
+
+def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:
+    result = cli("show", "order:1")
+    assert result.exit_code == 1
+    assert "it is free" in result.output
+    assert json.loads(cli("show", "order:1", "--json").stdout)["entries"] == []
+
+
+def test_a_node_that_is_away_is_said_beside_the_answer(
+    redlock: Redlock, cli: Cli, servers: list[LocalServer]
+) -> None:
+    with redlock.lock("order:1"):
+        servers[0].kill()
+        for command in (("ls",), ("show", "order:1"), ("stats",)):
+            result = cli(*command)
+            assert result.exit_code == 0
+            away = f"node 127.0.0.1:{servers[0].port} does not answer"
+            assert away in result.stderr
+            assert "order:1" in result.stdout or command == ("stats",)
+        for server in servers[1:3]:
+            server.kill()
+        for command in (("ls",), ("show", "order:1"), ("stats",), ("watch", "--count", "1")):
+            assert cli(*command).exit_code == 3, command
+
+
+def test_stats_count_by_task(redlock: Redlock, cli: Cli, servers: Any) -> None:
+    for number in range(3):
+        put(servers, f"redlock:order:{number}", TOKENS[0])
+    put(servers, "redlock:order:9#reserved", OTHER.token("0" * 32, 1.7e9))
+    put(servers, "redlock:bad", "not ours", nx=True)
+    for server, token in zip(servers, (*TOKENS, *TOKENS), strict=False):
+        with redis.Redis(port=server.port) as client:
+            client.set("redlock:split", token, px=9000)
+    said = json.loads(cli("stats", "--json").stdout)
+    charge, refund = said["tasks"]
+    assert (charge["task"], charge["locks"], charge["reservations"]) == ("shop.charge", 4, 0)
+    assert (refund["task"], refund["locks"], refund["reservations"]) == ("shop.refund", 0, 1)
+    assert charge["oldest"] > 0 and refund["oldest"] is None
+    assert (said["splits"], said["leaks"], said["foreign"]) == (1, 1, 1)
+    assert all(node["rtt"] > 0 for node in said["nodes"])
+    text = cli("stats").stdout
+    assert "1 split vote, 1 key without a ttl, 1 not of ours" in text and "shop.charge" in text
+
+
+def test_a_watch_says_each_change_once(
+    redlock: Redlock, servers: list[LocalServer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    say = Changes(for_programs=False)
+
+    def look() -> list[str]:
+        seen = survey(redlock, kinds=("lock", "foreign"), timeout=20)
+        say(seen, seen.entries, "")
+        return [line[9:] for line in capsys.readouterr().out.splitlines()]
+
+    assert look() == []
+    put(servers, "redlock:order:1", TOKENS[0])
+    (line,) = look()
+    assert line.startswith("+ order:1 shop.charge 0123-abcd, pid 4242 on web-1, token ")
+    assert look() == []
+    put(servers, "redlock:order:1", TOKENS[1])
+    (line,) = look()
+    assert line.startswith("~ order:1 shop.charge")
+    put(servers[:1], "redlock:order:1", TOKENS[1], keepttl=False)
+    (line,) = look()
+    assert line.endswith("no ttl")
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.delete("redlock:order:1")
+    (line,) = look()
+    assert line.startswith("- order:1 is free")
+    servers[0].kill()
+    (line,) = look()
+    assert line.startswith(f"! node 127.0.0.1:{servers[0].port} does not answer")
+    servers[0].start()
+    assert look() == [f"node 127.0.0.1:{servers[0].port} answers again"]
+    say(None, (), "no quorum")
+    say(None, (), "no quorum")
+    assert [line[9:] for line in capsys.readouterr().out.splitlines()] == ["no quorum"]
+    assert look() == ["a quorum of nodes answers again"]
+
+
+def test_a_watch_for_programs_is_a_json_object_a_line(cli: Cli, servers: Any) -> None:
+    put(servers, "redlock:order:1", TOKENS[0])
+    lines = cli("watch", "--json", "--count", "2", "--interval", "0.1").stdout.splitlines()
+    (said,) = map(json.loads, lines)
+    assert said["event"] == "new" and said["entry"]["resource"] == "order:1"
+
+
+def program(servers: list[LocalServer], *arguments: str, rich: bool = True) -> list[str]:
+    """A command line; without rich as where it is not installed."""
+    block = "" if rich else "sys.modules['rich'] = None; "
+    code = f"import sys; {block}from celery_redlock.cli import main; main()"
+    nodes = ",".join(server.url for server in servers)
+    return [sys.executable, "-c", code, "--nodes", nodes, *arguments]
+
+
+def on_terminal(command: list[str], until: Callable[[str], bool], end: bool) -> tuple[str, int]:
+    """Run a command on a terminal of 160 columns until its screen has something; its exit code."""
+    ours, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
+    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
+    os.close(its)
+    text = b""
+
+    def read() -> bool:
+        nonlocal text
+        if select.select([ours], [], [], 0.05)[0]:
+            try:
+                text += os.read(ours, 65536)
+            except OSError:  # it has ended
+                return True
+        return until(text.decode("utf-8", "replace"))
+
+    try:
+        wait_until(read, 30, "the screen shows it")
+        if end:
+            process.send_signal(signal.SIGINT)
+        wait_until(lambda: read() and process.poll() is not None, 30, "it ends")
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return text.decode("utf-8", "replace"), process.returncode
+
+
+@pytest.mark.parametrize("rich", [True, False], ids=["rich", "without rich"])
+def test_a_watch_on_a_terminal_ends_cleanly_with_ctrl_c(
+    redlock: Redlock, servers: list[LocalServer], rich: bool
+) -> None:
+    put(servers, "redlock:order:1", TOKENS[0], px=60_000)
+    command = program(servers, "watch", "--interval", "0.1", rich=rich)
+    text, code = on_terminal(command, lambda text: "shop.charge" in text, end=True)
+    assert code == 0
+    assert "Traceback" not in text and "Aborted" not in text
+    assert ("in use" in text) is rich
+
+
+def test_without_rich_a_terminal_gets_plain_text(servers: list[LocalServer]) -> None:
+    put(servers, "redlock:order:1", TOKENS[0], px=60_000)
+    text, code = on_terminal(program(servers, "ls", rich=False), lambda t: "1 lock" in t, end=False)
+    assert code == 0 and "shop.charge" in text and "\x1b" not in text
+
+
+def test_a_bench_measures_and_leaves_nothing(cli: Cli, servers: list[LocalServer]) -> None:
+    result = cli("bench", "--seconds", "0.3", "--concurrency", "2", "--json")
+    assert result.exit_code == 0, result.output
+    said = json.loads(result.stdout)
+    for what in ("acquire", "release", "quorum_round_trip"):
+        assert said[what]["count"] > 0 and 0 < said[what]["p50"] <= said[what]["p99"], what
+    assert said["ratio"] > 0 and said["left"] == 0 and len(said["nodes"]) == 5
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            assert client.keys() == []
+
+
+def test_a_bench_without_a_quorum_says_so(cli: Cli, servers: list[LocalServer]) -> None:
+    for server in servers[:3]:
+        server.kill()
+    assert cli("bench", "--seconds", "0.1").exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        *((0.04, "0.0 s"), (9.94, "9.9 s"), (59.9, "59 s"), (60, "1 min 0 s"), (3600, "1 h 0 min")),
+        (90_061, "1 d 1 h"),
+    ],
+)
+def test_a_time_is_short(seconds: float, text: str) -> None:
+    assert span(seconds) == text
