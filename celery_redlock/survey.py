@@ -56,6 +56,8 @@ _NONCE = re.compile(r"nonce:[0-9a-f]{32}\Z")
 """A node's, from a handshake (`handshake.py`): gone in a minute, and nobody's lock."""
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
 """What a beat writes where a delivery has its stamp."""
+_FORBIDDEN = re.compile("permission|can't run this command")
+"""What servers say of a right that is missing; the second within scripts, Redis 7."""
 IN_LINE = 100
 """How many of a line are read, of one resource."""
 
@@ -176,7 +178,7 @@ def _merge(redlock: Redlock, errand: Any, timeout: float, wanted: frozenset[str]
     reached = sum(node.reachable for node in looks)
     quorum = quorum_of(len(looks))
     if reached < quorum:
-        forbidden = any(node.error.startswith("NOPERM") for node in looks)
+        forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
         hint = "; docs/cli.md has the ACL rule for whoever looks" if forbidden else ""
         votes = [
             NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)

@@ -45,7 +45,7 @@ def admin(node: LocalServer) -> Iterator[redis.Redis]:
         client.flushall()
         client.execute_command("ACL", "LOG", "RESET")
         client.set("redlock:order:1", Owner("h", 1).token("0" * 32, 1.7e9), px=60_000)
-        client.zadd("redlock:order:1#line", {"a:1": 1})
+        client.zadd("redlock:order:1#line", {"redlock:#line:ff:1": 1})
         yield client
         client.execute_command("ACL", "DELUSER", "redlock")
 
@@ -65,7 +65,8 @@ def test_who_looks_needs_no_more_than_the_rule(node: LocalServer, admin: redis.R
     allow(admin, LOOKING)
     for arguments in LOOKS:
         result = call(node, *arguments)
-        assert result.exit_code == 0 and "0 s" in result.output, result.output
+        assert result.exit_code == 0, result.output
+        assert "pid 1 on h" in result.output or arguments[0] in ("ls", "stats"), result.output
     assert admin.acl_log() == []
 
 
@@ -81,8 +82,8 @@ def test_each_command_of_it_is_needed(node: LocalServer, admin: redis.Redis, wor
 def test_who_looks_can_free_nothing(node: LocalServer, admin: redis.Redis) -> None:
     allow(admin, LOOKING)
     result = call(node, "release", "order:1", "--force", "--timeout", "0.5")
-    assert result.exit_code == 3, result.output
-    assert "did not free it" in result.output
+    assert result.exit_code == 2, result.output
+    assert "no permissions to run the 'evalsha' command" in result.output
     assert admin.exists("redlock:order:1")
 
 
