@@ -19,6 +19,7 @@ __all__ = ["main", "redlock"]
 COMMANDS = {
     "bench": "bench",
     "demo": "demo",
+    "exporter": "exporter",
     "ls": "ls",
     "release": "release",
     "show": "show",
