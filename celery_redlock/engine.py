@@ -406,7 +406,7 @@ class Engine:
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""
         renewed = self._renew(claims, self._driver, Verb.EXTEND)
-        self._renewed(renewed)
+        self._renewed(renewed, claims)
         return renewed
 
     def _renew(
@@ -426,10 +426,14 @@ class Engine:
             self._custody.renewed(claim)
         return renewed
 
-    def _renewed(self, claims: Sequence[Claim]) -> None:
+    def _renewed(self, renewed: Sequence[Claim], asked: Sequence[Claim]) -> None:
         if heard():
-            for claim in claims:
-                emit("extended", self._lease(claim))
+            tokens = {claim.token for claim in renewed}
+            for claim in asked:
+                if claim.token in tokens:
+                    emit("extended", self._lease(claim))
+                elif not claim.ended:
+                    emit("not_extended", self._lease(claim))
 
     def _peek(self, resource: Resources, limit: int = 1, timeout: float | None = None) -> Round:
         """Ask who holds a resource, or each of its slots."""

@@ -64,6 +64,9 @@ class Listener:
     def extended(self, lease: Lease) -> None:
         """A quorum renewed a lease."""
 
+    def not_extended(self, lease: Lease) -> None:
+        """A round that was to renew a lease did not: it is tried again, until its deadline."""
+
     def lost(self, loss: LeaseLost) -> None:
         """A lease ended before its holder released it: the work may overlap with another's.
 

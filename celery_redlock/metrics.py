@@ -71,6 +71,11 @@ class _Nodes(Listener):
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
+    def not_extended(self, lease: Lease) -> None:
+        owner = Owner.of(lease.token)
+        task = signals.named(owner.task) if owner is not None else None
+        self._metrics._count(self._metrics.extend, _name(task, lease), "failed")
+
     def node_answered(self, node: str, seconds: float) -> None:
         self._metrics._node_answered(node, seconds)
 
@@ -110,7 +115,9 @@ class Metrics:
         )
         self.hold_seconds = histogram("hold", "How long a lock was held", "task")
         self.extend = counter("extend", "Rounds that were to renew a lease", "task", "outcome")
-        self.lost = counter("lost", "Leases that ended before their holder let go", *_LOST_BY)
+        self.lost = counter(
+            "lost", "Leases that ended before their holder let go", "task", "reason"
+        )
         self.deduplicated = counter(
             "deduplicated", "Tasks not sent or not run: another has the key", "task", "where"
         )
@@ -162,6 +169,8 @@ class Metrics:
                         self._child(self.lost, task, reason)
                     for outcome in ("acquired", "held", "unavailable"):
                         self._child(self.acquire, task, outcome)
+                    for outcome in ("extended", "failed"):
+                        self._child(self.extend, task, outcome)
 
     # -- What is told ----------------------------------------------------------------------------
 
@@ -232,9 +241,6 @@ class Metrics:
             logger.error("no metrics on %s:%d: %s", addr, port, error)
             return
         logger.info("metrics on http://%s:%d/metrics", addr, self._server[0].server_port)
-
-
-_LOST_BY = ("task", "reason")
 
 
 class _Served:

@@ -38,7 +38,7 @@ class NativeWatchdog:
     Args:
         driver: Makes the driver of the native thread.
         renew: Renews claims over a driver, and returns those that a quorum confirmed.
-        renewed: Told of these, in a greenlet.
+        renewed: Told of these, and of all that were asked for, in a greenlet.
         repair: Asked in a greenlet to set claims again where they are missing.
         clock: Seconds on the clock of leases.
     """
@@ -47,7 +47,7 @@ class NativeWatchdog:
         self,
         driver: Callable[[], Driver],
         renew: Callable[[Sequence[Claim], Driver], Sequence[Claim]],
-        renewed: Callable[[Sequence[Claim]], object],
+        renewed: Callable[[Sequence[Claim], Sequence[Claim]], object],
         repair: Callable[[Sequence[Claim]], object],
         clock: Callable[[], float],
     ) -> None:
@@ -146,7 +146,8 @@ class NativeWatchdog:
                 say = partial(logger.error, "could not extend %d leases: %r", len(alive), error)
                 self._errands.ask(say)
             if heard():
-                self._errands.ask(partial(self._renewed, renewed))
+                asked = [watched.claim for watched in alive]
+                self._errands.ask(partial(self._renewed, renewed, asked))
             missing = [w.claim for w in alive if NEVER in w.claim.expiries]
             if missing:
                 self._errands.ask(partial(self._repair, missing))
