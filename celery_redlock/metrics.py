@@ -229,6 +229,16 @@ class Metrics:
 
     # -- For who asks ----------------------------------------------------------------------------
 
+    def begin(self, consumer: Any, port: int | None, addr: str) -> None:
+        """A worker's main process, when it is ready; the arguments are `install`'s."""
+        from .task import lock_of
+
+        tasks = consumer.app.tasks.values()
+        self.foresee(task.name for task in tasks if lock_of(task) is not None)
+        if port is not None:
+            _warn(consumer)
+            self.serve(port, addr)
+
     def serve(self, port: int, addr: str) -> None:
         """Answer over HTTP, from a thread of its own; what cannot be is an error in the log."""
         from prometheus_client import CollectorRegistry, start_http_server
@@ -337,14 +347,7 @@ def install(
     _installed = metrics, given
 
     def ready(sender: Any = None, **_signal: Any) -> None:
-        from .task import lock_of
-
-        metrics.foresee(
-            task.name for task in sender.app.tasks.values() if lock_of(task) is not None
-        )
-        if port is not None:
-            _warn(sender)
-            metrics.serve(port, addr)
+        metrics.begin(sender, port, addr)
 
     worker_ready.connect(ready, weak=False, dispatch_uid=__name__)
     return metrics

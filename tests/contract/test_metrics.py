@@ -1,0 +1,177 @@
+"""Each metric moves for its cause, on real servers."""
+
+from __future__ import annotations
+
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+from celery import Celery
+from celery.concurrency.prefork import TaskPool
+from prometheus_client import CollectorRegistry
+
+from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.lease import Owner
+from celery_redlock.metrics import Metrics, install
+from celery_redlock.server import LocalServer
+from tests.support import wait_until
+
+LONG = 30.0
+CHARGE = Owner("web-1", 42, "id", task="shop.charge")
+
+
+@pytest.fixture
+def installed() -> Iterator[Metrics]:
+    installed = install(CollectorRegistry())
+    yield installed
+    installed.close()
+
+
+@pytest.fixture
+def lock(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
+    made: list[Redlock] = []
+
+    def make(**options: float) -> Redlock:
+        made.append(Redlock([one.url for one in servers[:3]], **options))
+        made[-1].connect(LONG)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def value(installed: Metrics) -> Callable[..., float]:
+    def value(name: str, **labels: str) -> float:
+        return installed.registry.get_sample_value(f"celery_redlock_{name}", labels) or 0.0
+
+    return value
+
+
+def test_a_lock_that_is_granted_and_given_back(
+    lock: Callable[..., Redlock], value: Callable[..., float]
+) -> None:
+    with lock().lock("r", owner=CHARGE) as lease:
+        assert value("acquire_total", task="shop.charge", outcome="acquired") == 1
+        assert value("acquire_seconds_count", task="shop.charge") == 1
+        assert value("hold_seconds_count", task="shop.charge") == 0
+        wait_until(lambda: lease.remaining() < 29.99, LONG, "some time has passed")
+    assert value("hold_seconds_count", task="shop.charge") == 1
+    assert 0 < value("hold_seconds_sum", task="shop.charge") < LONG
+    assert value("acquire_total", task="shop.charge", outcome="held") == 0
+
+
+def test_a_lock_that_another_holds(
+    lock: Callable[..., Redlock], value: Callable[..., float]
+) -> None:
+    redlock = lock()
+    redlock.acquire("r")
+    with pytest.raises(ResourceHeld):
+        redlock.acquire("r", wait=0.1)
+    # A call, however many attempts it has made; and no time until it was granted, for it was not.
+    assert value("acquire_total", task="", outcome="held") == 1
+    assert value("acquire_total", task="", outcome="acquired") == 1
+    assert value("acquire_seconds_count", task="") == 1
+
+
+def test_no_quorum(
+    lock: Callable[..., Redlock], value: Callable[..., float], servers: list[LocalServer]
+) -> None:
+    redlock = lock()
+    for server in servers[:2]:
+        server.pause()
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("r")
+    assert value("acquire_total", task="", outcome="unavailable") == 1
+    for node in redlock.nodes[:2]:
+        assert value("node_errors_total", node=node, kind="timeout") >= 1
+    assert value("node_errors_total", node=redlock.nodes[2], kind="timeout") == 0
+
+
+def test_the_time_that_a_node_takes(
+    lock: Callable[..., Redlock], value: Callable[..., float]
+) -> None:
+    redlock = lock()
+    for node in redlock.nodes:
+        wait_until(
+            lambda node=node: (redlock.holder("r"), value("node_rtt_seconds_count", node=node))[1],
+            *(LONG, "it has answered in time"),
+        )
+        assert 0 < value("node_rtt_seconds_sum", node=node) < LONG
+        assert value("node_errors_total", node=node, kind="disconnected") == 0
+
+
+def test_extensions_that_succeed(lock: Callable[..., Redlock], value: Callable[..., float]) -> None:
+    with lock(ttl=1.0).lock("r"):
+        wait_until(lambda: value("extend_total", task="", outcome="extended"), LONG, "an extension")
+
+
+def test_extensions_that_fail_until_the_lease_is_lost(
+    lock: Callable[..., Redlock], value: Callable[..., float], servers: list[LocalServer]
+) -> None:
+    with lock(ttl=1.0).lock("r"):
+        for server in servers[:3]:
+            server.pause()
+        wait_until(
+            lambda: value("lost_total", task="", reason="expired"), LONG, "the lease is lost"
+        )
+        assert value("extend_total", task="", outcome="failed") >= 1
+        for server in servers[:3]:
+            server.resume()
+    assert value("lost_total", task="", reason="expired") == 1
+    assert value("hold_seconds_count", task="") == 1
+
+
+def test_a_lease_that_is_taken_away_is_lost_for_another_reason(
+    lock: Callable[..., Redlock], value: Callable[..., float], servers: list[LocalServer]
+) -> None:
+    with lock(ttl=1.0).lock("r"):
+        for server in servers[:3]:
+            with redis.Redis(port=server.port) as client:
+                client.set("redlock:r", "another's", px=20_000)
+        wait_until(lambda: value("lost_total", task="", reason="refused"), LONG, "it is lost")
+    assert value("lost_total", task="", reason="expired") == 0
+
+
+def served(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=LONG) as answer:
+        text: str = answer.read().decode()
+        return text
+
+
+class Consumer:
+    """A worker that is ready, as Celery's signal brings it."""
+
+    def __init__(self, pool: object = None) -> None:
+        self.app = Celery(set_as_current=False)
+        self.pool = pool
+
+
+def test_a_worker_of_one_process_shows_its_own(
+    installed: Metrics, lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "celery_redlock.metrics")
+    installed.begin(Consumer(), 0, "127.0.0.1")
+    with lock().lock("r"):
+        (said,) = caplog.messages
+        text = served(said.removeprefix("metrics on "))
+    assert 'celery_redlock_acquire_total{outcome="acquired",task=""} 1.0' in text
+
+
+def test_a_port_that_is_taken_is_an_error_in_the_log_and_no_more(
+    installed: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        installed.begin(Consumer(), port, "127.0.0.1")
+    assert f"no metrics on 127.0.0.1:{port}" in caplog.text
+
+
+def test_a_prefork_worker_without_a_directory_says_what_it_does_not_show(
+    installed: Metrics, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed.begin(Consumer(object.__new__(TaskPool)), 0, "127.0.0.1")
+    assert "set PROMETHEUS_MULTIPROC_DIR to an empty directory" in caplog.text

@@ -1,0 +1,199 @@
+"""Metrics: how they are installed, what they are named, what a fork does to them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+from prometheus_client import CollectorRegistry, generate_latest
+
+from celery_redlock import ConfigurationError, SingletonTask, metrics, signals
+from celery_redlock.lease import Lease, Owner
+from celery_redlock.metrics import BUCKETS, Metrics, install
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def registry() -> Iterator[CollectorRegistry]:
+    registry = CollectorRegistry()
+    yield registry
+    if metrics._installed is not None:
+        metrics._installed[0].close()
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float:
+    return registry.get_sample_value(f"celery_redlock_{name}", labels) or 0.0
+
+
+def lease(task: str = "") -> Lease:
+    token = Owner("host", 7, "id", task=task).token("0" * 32, 1.0)
+    return Lease("secret-key", token, 30.0, 30.0, lambda: 0.0)
+
+
+def nothing() -> None:
+    pass
+
+
+def test_a_second_call_is_nothing(registry: CollectorRegistry) -> None:
+    assert install(registry) is install(registry)
+    signals.task_skipped.send(sender=None, where="run")
+    assert value(registry, "deduplicated_total", task="", where="run") == 1
+
+
+def test_a_second_call_that_says_something_else_is_an_error(registry: CollectorRegistry) -> None:
+    install(registry)
+    with pytest.raises(ConfigurationError, match="other arguments"):
+        install(registry, port=9468)
+
+
+def test_what_is_closed_counts_no_more(registry: CollectorRegistry) -> None:
+    install(registry).close()
+    signals.task_skipped.send(sender=None, where="run")
+    assert generate_latest(registry) == b""
+    install(registry)  # and there is room for another
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"buckets": {"wait": (1.0,)}}, "no histogram 'wait'; there are acquire, hold, node_rtt"),
+        ({"buckets": {"hold": (2.0, 1.0)}}, r"buckets\['hold'\] must be rising"),
+        ({"buckets": {"hold": ()}}, r"buckets\['hold'\] must be rising"),
+        ({"buckets": {"hold": ("1",)}}, r"buckets\['hold'\] must be rising"),
+        ({"port": 70000}, "port must be a number from 0 to 65535"),
+        ({"port": "9468"}, "port must be a number from 0 to 65535"),
+    ],
+)
+def test_what_cannot_be_is_said(given: Any, says: str, registry: CollectorRegistry) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        install(registry, **given)
+    assert generate_latest(registry) == b""
+
+
+def test_a_directory_that_is_none_is_said(
+    registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
+    with pytest.raises(ConfigurationError, match="PROMETHEUS_MULTIPROC_DIR must name a directory"):
+        install(registry)
+
+
+def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"celery-redlock\[prometheus\]"):
+        install()
+
+
+def test_buckets_may_be_others(registry: CollectorRegistry) -> None:
+    made = install(registry, buckets={"hold": (1, 7)})
+    signals.lock_released.send(sender=None, lease=lease(), held=True, held_for=5.0)
+    assert value(registry, "hold_seconds_bucket", task="", le="7.0") == 1
+    assert value(registry, "hold_seconds_bucket", task="", le="1.0") == 0
+    made._acquired(None, lease(), 0.004)
+    assert value(registry, "acquire_seconds_bucket", task="", le=str(BUCKETS["acquire"][2])) == 1
+
+
+def test_the_label_is_the_tasks_name_and_nothing_tells_a_key_or_an_id(
+    registry: CollectorRegistry,
+) -> None:
+    install(registry)
+    task = Celery(set_as_current=False).task(name="shop.charge")(nothing)
+    for signal_, more in (
+        (signals.lock_acquired, {"lease": lease(), "waited": 0.1, "attempts": 1}),
+        (signals.lock_contended, {"holder": None, "waited": 0.1}),
+        (signals.lock_unavailable, {"votes": (), "waited": 0.1}),
+        (signals.lock_extended, {"lease": lease()}),
+        (signals.lock_released, {"lease": lease(), "held": True, "held_for": 2.0}),
+        (signals.task_skipped, {"task_id": "id-1", "holder": None, "where": "publish"}),
+    ):
+        signal_.send(sender=task, resource="secret-key", **more)
+    text = generate_latest(registry).decode()
+    assert set(re.findall(r'task="([^"]*)"', text)) == {"shop.charge"}
+    assert "secret-key" not in text and "id-1" not in text and "0" * 32 not in text
+    assert value(registry, "deduplicated_total", task="shop.charge", where="publish") == 1
+    assert value(registry, "acquire_total", task="shop.charge", outcome="unavailable") == 1
+
+
+def test_a_task_that_this_process_does_not_know_is_named_by_its_token(
+    registry: CollectorRegistry,
+) -> None:
+    install(registry)
+    signals.lock_released.send(sender=None, lease=lease("other.task"), held=True, held_for=2.0)
+    assert value(registry, "hold_seconds_sum", task="other.task") == 2.0
+
+
+def test_a_beat_that_does_not_know_the_task_names_it(registry: CollectorRegistry) -> None:
+    install(registry)
+    entry = types.SimpleNamespace(task="shop.nightly")
+    signals.beat_deduplicated.send(sender=None, resource="t", entry=entry, tick="t", where="beat")
+    assert value(registry, "deduplicated_total", task="shop.nightly", where="beat") == 1
+
+
+def test_a_worker_begins_at_zero_for_each_of_its_locked_tasks(registry: CollectorRegistry) -> None:
+    app = Celery("x", set_as_current=False, broker="memory://")
+    app.task(base=SingletonTask, name="x.locked")(nothing)
+    app.task(name="x.free")(nothing)
+    install(registry).begin(types.SimpleNamespace(app=app), None, "")
+    lost = {"task": "x.locked", "reason": "expired"}
+    assert registry.get_sample_value("celery_redlock_lost_total", lost) == 0.0
+    assert "x.free" not in generate_latest(registry).decode()
+
+
+@contextlib.contextmanager
+def _observing(made: Metrics) -> Iterator[None]:
+    """A thread is in the middle of counting, and stays there for a moment."""
+    child = made._child(made.deduplicated, "", "run")
+    inside = threading.Event()
+
+    def observe() -> None:
+        with metrics._gate, child._value._lock:
+            inside.set()
+            threading.Event().wait(0.3)  # a fork that does not wait for us comes within it
+
+    thread = threading.Thread(target=observe)
+    thread.start()
+    inside.wait()
+    yield
+    thread.join()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None:
+    made = install(registry)
+    with _observing(made):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+            pid = os.fork()
+        if not pid:
+            signal.alarm(20)  # a lock that a thread had which is not here
+            made._skipped(None, "run")
+            os._exit(0)
+    _pid, status = os.waitpid(pid, 0)
+    assert os.WIFEXITED(status), "the child waits for ever"
+
+
+def test_gauges_of_the_dead_are_buried_and_nothing_else(tmp_path: Path) -> None:
+    dead = os.fork()
+    if not dead:
+        os._exit(0)
+    os.waitpid(dead, 0)
+    names = [
+        *(f"gauge_livesum_{dead}.db", f"counter_{dead}.db", f"histogram_{dead}.db"),
+        *(f"gauge_livesum_{os.getpid()}.db", f"gauge_max_{dead}.db", "gauge_livesum_1.db"),
+    ]
+    for name in names:
+        (tmp_path / name).touch()
+    metrics.bury(str(tmp_path))
+    assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
