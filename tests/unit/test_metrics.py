@@ -179,6 +179,9 @@ def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None
         if not pid:
             signal.alarm(20)  # a lock that a thread had which is not here
             made._skipped(None, "run")
+            other = threading.Thread(target=made._skipped, args=(None, "run"))
+            other.start()
+            other.join()
             os._exit(0)
     _pid, status = os.waitpid(pid, 0)
     assert os.WIFEXITED(status), "the child waits for ever"
