@@ -1,0 +1,308 @@
+"""The exporter: each gauge moves for its cause, on real servers; nodes that are down are values."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
+
+from celery_redlock import ConfigurationError, Redlock, exporter
+from celery_redlock.cli import main
+from celery_redlock.commands import RESERVED_SUFFIX
+from celery_redlock.entry import Entry
+from celery_redlock.exporter import Nodes, exposition, make_registry
+from celery_redlock.lease import Owner
+from celery_redlock.server import LocalServer
+from tests.support import TOKEN, wait_until
+
+LONG = 30.0
+CHARGE = Owner("web-1", 42, "id-1", task="shop.charge")
+REPORT = Owner("web-1", 43, "id-2", task="shop.report")
+
+
+@pytest.fixture
+def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
+    redlock = Redlock([one.url for one in servers[:3]])
+    redlock.connect(LONG)
+    yield redlock
+    redlock.close()
+
+
+def shown(redlock: Redlock, timeout: float = LONG) -> Callable[..., float | None]:
+    """What a scrape shows now."""
+    registry = make_registry(redlock, cache=0, timeout=timeout)
+
+    def value(name: str, **labels: str) -> float | None:
+        found: float | None = registry.get_sample_value(f"celery_redlock_{name}", labels)
+        return found
+
+    return value
+
+
+def value(redlock: Redlock, name: str, **labels: str) -> float | None:
+    return shown(redlock)(name, **labels)
+
+
+def on(server: LocalServer) -> redis.Redis:
+    return redis.Redis(port=server.port)
+
+
+def everywhere(redlock: Redlock, servers: list[LocalServer], key: str) -> None:
+    def there() -> bool:
+        found = []
+        for server in servers[:3]:
+            with on(server) as client:
+                found.append(client.exists(key))
+        return all(found)
+
+    wait_until(there, LONG, f"{key} is on each node")
+
+
+def test_what_is_held_and_for_how_long(redlock: Redlock) -> None:
+    with redlock.lock("r", owner=CHARGE), redlock.lock("q", owner=CHARGE), redlock.lock("p"):
+        assert value(redlock, "held", task="shop.charge") == 2
+        assert value(redlock, "held", task="") == 1
+        oldest = value(redlock, "oldest_hold_seconds", task="shop.charge")
+        assert oldest is not None and 0 <= oldest < LONG
+    assert value(redlock, "held", task="shop.charge") is None
+
+
+def test_what_is_reserved_is_not_held(redlock: Redlock, servers: list[LocalServer]) -> None:
+    for server in servers[:2]:
+        with on(server) as client:
+            client.set(f"redlock:r{RESERVED_SUFFIX}", CHARGE.token("0" * 32, 1.0), px=60_000)
+    assert value(redlock, "reserved", task="shop.charge") == 1
+    assert value(redlock, "held", task="shop.charge") is None
+
+
+def test_who_waits_and_for_how_long(redlock: Redlock) -> None:
+    lease = redlock.acquire("r", owner=CHARGE)
+    threads = [
+        threading.Thread(target=redlock.acquire, args=("r",), kwargs={"wait": LONG, "ttl": 0.5})
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    task = {"task": "shop.charge"}
+    wait_until(lambda: value(redlock, "waiting", **task) == 2, LONG, "two wait for its lock")
+    see = shown(redlock)
+    assert see("longest_line", **task) == 2
+    assert (see("oldest_wait_seconds", **task) or 0) > 0
+    redlock.release(lease)
+    for thread in threads:
+        thread.join()
+
+
+def test_on_how_many_nodes_a_lock_is(redlock: Redlock, servers: list[LocalServer]) -> None:
+    redlock.acquire("r")
+    everywhere(redlock, servers, "redlock:r")
+    assert value(redlock, "locks_on_nodes", nodes="3") == 1
+    with on(servers[0]) as client:
+        client.delete("redlock:r")
+    see = shown(redlock)
+    assert [see("locks_on_nodes", nodes=str(n)) for n in (1, 2, 3)] == [0, 1, 0]
+    assert see("split") == 0
+
+
+def test_a_key_that_no_quorum_agrees_on_is_split(
+    redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    for number, server in enumerate(servers[:3]):
+        with on(server) as client:
+            client.set("redlock:r", CHARGE.token(f"{number:032x}", 1.0), px=60_000)
+    see = shown(redlock)
+    assert see("split") == 1
+    assert see("held", task="shop.charge") is None
+
+
+def test_a_key_without_a_ttl_is_a_leak_of_its_node(
+    redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    redlock.acquire("r", owner=CHARGE)
+    everywhere(redlock, servers, "redlock:r")
+    with on(servers[1]) as client:
+        client.persist("redlock:r")
+        client.set("redlock:backup", "by hand")
+    see = shown(redlock)
+    assert [see("leaked_keys", node=node) for node in redlock.nodes] == [0, 2, 0]
+    assert see("foreign_keys") == 1
+
+
+def test_a_node_that_is_down_is_a_value(redlock: Redlock, servers: list[LocalServer]) -> None:
+    redlock.acquire("r")
+    servers[0].kill()
+    see = shown(redlock)
+    down, up, other = redlock.nodes
+    assert (see("node_up", node=down), see("node_up", node=up)) == (0, 1)
+    assert see("node_ping_seconds", node=down) is None
+    assert see("leaked_keys", node=down) is None
+    assert 0 < (see("node_ping_seconds", node=other) or 0) < LONG
+    assert (see("nodes"), see("quorum_up"), see("survey_errors_total")) == (3, 1, 0)
+    assert see("held", task="") == 1
+
+
+def test_without_a_quorum_each_node_is_still_told(
+    redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    redlock.acquire("r")
+    for server in servers[:2]:
+        server.kill()
+    registry = make_registry(redlock, cache=LONG, timeout=LONG)
+    text = exposition(registry)
+    assert "celery_redlock_quorum_up 0.0" in text
+    up = dict(re.findall(r'celery_redlock_node_up{node="([^"]+)"} (\d)', text))
+    assert up == dict(zip(redlock.nodes, "001", strict=True))
+    assert "celery_redlock_held" not in text and "leaked" not in text
+    assert "celery_redlock_survey_errors_total 1.0" in text
+
+
+def test_a_bug_is_no_failed_scrape(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_args: Any, **_options: Any) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(exporter, "survey", broken)
+    text = exposition(make_registry(redlock))
+    assert "celery_redlock_survey_errors_total 1.0" in text
+    assert "could not look at the nodes" in caplog.text
+
+
+def test_one_look_serves_all_who_ask_for_a_while(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[float] = []
+    survey = exporter.survey
+
+    def counted(*args: Any, **options: Any) -> Any:
+        looks.append(1)
+        return survey(*args, **options)
+
+    monkeypatch.setattr(exporter, "survey", counted)
+    registry = make_registry(redlock, cache=1e9)
+    threads = [threading.Thread(target=exposition, args=(registry,)) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(looks) == 1
+    age = registry.get_sample_value("celery_redlock_survey_age_seconds")
+    assert age is not None and age > 0
+
+
+def test_a_look_that_took_long_is_good_for_longer(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    looks: list[float] = []
+
+    def slow(*_args: Any, **_options: Any) -> Any:
+        looks.append(now[0])
+        now[0] += 10.0
+        raise KeyError
+
+    monkeypatch.setattr(exporter, "survey", slow)
+    monkeypatch.setattr(exporter.time, "monotonic", lambda: now[0])
+    nodes = Nodes(redlock, cache=5.0)
+    for now[0] in (0.0, 50.0, 99.0, 101.0):
+        list(nodes.collect())
+    assert looks == [0.0, 101.0]
+
+
+def test_no_secret_and_no_key_is_shown(redlock: Redlock) -> None:
+    with redlock.lock("secret-key", owner=CHARGE) as lease:
+        text = exposition(make_registry(redlock))
+        assert lease.token not in text and not TOKEN.search(text)
+        assert "secret-key" not in text and "id-1" not in text
+
+
+def test_names_of_tasks_are_foreign_text(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exporter, "MOST_TASKS", 1)
+    entry = Entry("r", "r", "lock", 1, CHARGE, "", (1.0,), 1, 1, 1)
+    evil = dataclasses.replace(CHARGE, task="e\x1b[31m" + "x" * 300)
+    label = exporter._Labels([entry, entry, dataclasses.replace(entry, owner=REPORT)])
+    assert [label(owner) for owner in (CHARGE, REPORT, evil, None)] == [
+        *("shop.charge", "(others)", "(others)", "")
+    ]
+    (known,) = exporter._Labels([dataclasses.replace(entry, owner=evil)])._known
+    assert known.startswith(r"e\x1b[31mxx") and len(known) == 200
+
+
+def nodes_of(servers: list[LocalServer]) -> str:
+    return ",".join(server.url for server in servers[:3])
+
+
+def test_once_prints_the_metrics(redlock: Redlock, servers: list[LocalServer]) -> None:
+    with redlock.lock("r", owner=CHARGE):
+        result = CliRunner().invoke(main, ["--nodes", nodes_of(servers), "exporter", "--once"])
+    assert result.exit_code == 0
+    families = {family.name for family in text_string_to_metric_families(result.output)}
+    assert {"celery_redlock_held", "celery_redlock_node_up"} <= families
+
+
+def test_json_is_for_programs(servers: list[LocalServer]) -> None:
+    for server in servers[:3]:
+        server.kill()
+    result = CliRunner().invoke(main, ["--nodes", nodes_of(servers), "exporter", "--json"])
+    assert result.exit_code == 0  # that no quorum answers is what it was to tell
+    assert {"name": "celery_redlock_quorum_up", "labels": {}, "value": 0.0} in json.loads(
+        result.output
+    )
+
+
+@pytest.mark.parametrize("listen", ["9467", ":9467", "host:", "host:port", "host:70000"])
+def test_where_it_cannot_listen_is_said(listen: str) -> None:
+    result = CliRunner().invoke(main, ["--nodes", "redis://h/0", "exporter", "--listen", listen])
+    assert result.exit_code == 2
+    assert "it must be HOST:PORT" in result.output
+
+
+def test_without_prometheus_it_says_what_to_install(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"celery-redlock\[prometheus\]"):
+        make_registry(redlock)
+
+
+def test_it_answers_until_it_is_told_to_end(servers: list[LocalServer], tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    with open(said, "wb") as output:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from celery_redlock.cli import main; main()"),
+                *("--nodes", nodes_of(servers), "exporter", "--listen", "127.0.0.1:0"),
+            ],
+            stderr=output,
+        )
+    try:
+        address = wait_until(
+            lambda: re.search(r"http://127\.0\.0\.1:\d+/metrics", said.read_text()),
+            *(LONG, "it listens"),
+        )
+        assert address is not None
+        with urllib.request.urlopen(address[0], timeout=LONG) as answer:
+            assert "celery_redlock_quorum_up 1.0" in answer.read().decode()
+        taken = address[0].split("/")[2]
+        result = CliRunner().invoke(
+            main, ["--nodes", nodes_of(servers), "exporter", "--listen", taken]
+        )
+        assert result.exit_code == 1 and f"cannot listen on {taken}" in result.output
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LONG) == 0
+    finally:
+        process.kill()
+        process.wait()
