@@ -172,7 +172,8 @@ def test_modules_and_names_in_them_exist(page: str) -> None:
     for span in spans(page):
         dotted = re.fullmatch(r"(?:celery_redlock\.)?([a-z]\w+)((?:\.\w+)+)", span)
         if re.fullmatch(r"[a-z]\w+\.py", span):
-            assert (PACKAGE / span).exists(), f"{page}: {span}"
+            places = (PACKAGE, ROOT / "examples")
+            assert any((place / span).exists() for place in places), f"{page}: {span}"
         elif dotted and (PACKAGE / f"{dotted[1]}.py").exists():
             thing: Any = importlib.import_module(f"celery_redlock.{dotted[1]}")
             for name in dotted[2][1:].split("."):
@@ -199,6 +200,7 @@ def test_classes_exist(page: str) -> None:
     others |= {"File", "Lock", "ONCE", "RateLimit", "REJECTED", "SETNX"}  # docs/migrating.md
     others |= {"AUTH", "NOPERM", "PERSIST", "SIGKILL", "ModifyIndex", "KEY"}  # docs/runbook.md
     others |= {"KEYS", "SCAN"}  # docs/cli.md
+    others |= {"REDLOCK_NODES", "CELERY_BROKER_URL"}  # of the environment
     for span in spans(page):
         name = re.fullmatch(r"([A-Z]\w+)(\(.*\))?", span)
         if name and name[1] not in known | others and not name[1].startswith("CELERY_REDLOCK_"):
@@ -377,3 +379,12 @@ def test_the_reference_of_signals_says_what_they_carry() -> None:
         (row,) = re.findall(rf"^\| `{name}` \| (.*) \|$", table, re.M)
         shown = [word for word in re.findall(r"`(\w+)`", row) if word.islower()]
         assert shown == arguments.split(", "), name
+
+
+def test_every_example_has_its_line_on_the_page_of_examples() -> None:
+    row = r"^\| \[`([^`]+)`\]\(\.\./examples/([^)]+)\) \|"
+    listed = re.findall(row, read("docs/examples.md"), re.M)
+    assert all(shown == path for shown, path in listed)
+    there = [path for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"]
+    examples = {path.name for path in there if path.is_dir() or path.suffix == ".py"}
+    assert {path.rstrip("/") for _, path in listed} == examples
