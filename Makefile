@@ -53,7 +53,7 @@ types:
 docs:
 	@$(PYTHON) .ci/bootstrap.py docs
 	rm -rf out/docs
-	$(BIN)/sphinx-build -q -n -W --keep-going -b html -d out/doctrees docs out/docs
+	$(BIN)/sphinx-build -q -E -n -W --keep-going -b html -d out/doctrees docs out/docs
 	$(BIN)/python docs/check_site.py out/docs
 
 sim:

@@ -8,6 +8,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE / "sphinx_ext"), str(HERE.parent)]
 
+from sphinx.application import Sphinx  # noqa: E402
+
 from celery_redlock import __version__  # noqa: E402
 
 project = "celery_redlock"
@@ -52,3 +54,17 @@ nitpick_ignore_regex = [
     ("py:.*", r"(celery|click|collections|kombu|opentelemetry|prometheus_client|pytest|redis)\..*"),
     ("py:class", r"(celery_redlock\.task\.F|NodeSpec|NodeVote|Owner)"),
 ]
+
+
+def setup(app: Sphinx) -> None:
+    """The help of a command is plain text: a star in it is a star."""
+    for part in ("description", "options", "arguments", "epilog"):
+        app.connect(f"sphinx-click-process-{part}", _as_plain_text)
+
+
+def _as_plain_text(_app: Sphinx, _context: object, lines: list[str]) -> None:
+    for number, line in enumerate(lines):
+        if not line.lstrip().startswith((".. ", ":")):
+            pieces = line.split("`")  # every second one is code already
+            pieces[::2] = [piece.replace("*", r"\*") for piece in pieces[::2]]
+            lines[number] = "`".join(pieces)
