@@ -28,6 +28,9 @@ from tests.worker.log import Run
 
 VERSION = tuple(int(part) for part in celery.__version__.split(".")[:2])
 
+GEVENT_ENDS_TASKS = (5, 5)
+"""The first Celery whose gevent pool can: revoke(terminate=True), `replace`."""
+
 BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "ttl", "never taken"
 
 SLOW = 2.0

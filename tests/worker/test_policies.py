@@ -17,7 +17,7 @@ from kombu import Connection, Queue
 from celery_redlock import RedlockError, ResourceHeld, Skipped
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker, often, pool
-from tests.worker.stage import VERSION
+from tests.worker.stage import GEVENT_ENDS_TASKS, VERSION
 
 pytestmark = pytest.mark.worker
 
@@ -234,6 +234,8 @@ def test_where_a_pool_terminates_no_task_its_end_is_waited_for(
 
 @pytest.mark.parametrize("kind", [often("gevent"), often("eventlet")])
 def test_a_greenlet_is_replaced(cluster: Cluster, key: str, kind: str) -> None:
+    if kind == "gevent" and VERSION < GEVENT_ENDS_TASKS:
+        pytest.skip("this Celery cannot end a task of gevent's")
     with cluster.worker("-P", kind, "-c", "3", queue=kind):
         old = cluster.send("work", key, 30.0, queue=kind)
         cluster.entered(key)
