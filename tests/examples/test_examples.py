@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from tests.support import wait_until
 pytestmark = pytest.mark.worker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+SHOP = EXAMPLES / "django_shop"
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +171,99 @@ def fencing(environment: dict[str, str], place: Path = EXAMPLES) -> str:
     )
     assert result.stderr == ""
     return result.stdout
+
+
+@pytest.fixture
+def shop(environment: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """The Django project's environment, its database made by its migrations."""
+    environment["SHOP_DATABASE"] = str(tmp_path / "shop.sqlite3")
+    manage("migrate", environment)
+    return environment
+
+
+def manage(command: str, environment: dict[str, str], directory: Path = SHOP) -> str:
+    done = subprocess.run(
+        [sys.executable, "manage.py", command],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_django_charges_an_order_once_however_often_it_is_clicked(
+    shop: dict[str, str], tmp_path: Path
+) -> None:
+    with worker("shop", shop, tmp_path / "log", SHOP) as log:
+        said = manage("buy", shop).splitlines()
+        assert sorted(said[:5]) == ["paid", *["was paid already"] * 4]
+        assert said[5:] == ["order 1: charged 1 x 50"]
+        done = "shop.tasks.refresh_turnover["
+        wait_until(lambda: re.search(rf"{re.escape(done)}.*succeeded", log.read_text()), 20, done)
+    with sqlite3.connect(shop["SHOP_DATABASE"]) as database:
+        assert database.execute("SELECT paid FROM shop_turnover").fetchall() == [(50,)]
+    database.close()
+
+
+@pytest.mark.slow
+def test_django_needs_its_lock(shop: dict[str, str], tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(SHOP, bare)
+    with open(bare / "shop" / "settings.py", "a") as settings:
+        settings.write("CELERY_REDLOCK_ENABLED = False\n")
+    with worker("shop", shop, tmp_path / "log", bare):
+        assert "charged 1 x" not in manage("buy", shop, bare)
+    assert "No changes detected" in manage("makemigrations", shop, bare)
+
+
+def test_fastapi_sends_one_task_and_loses_no_apple(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with worker("fastapi_app:tasks", environment, tmp_path / "log"):
+        result = run("fastapi_app", environment)
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [
+        "three asked for one report: 1 task",
+        "SUCCESS: report 7",
+        "four took an apple and four gave one: 10 left, {200}",
+    ]
+
+
+def test_fastapi_says_who_is_at_it_and_that_no_quorum_answers(
+    environment: dict[str, str], servers: list[LocalServer]
+) -> None:
+    """409 and 503: neither is an error of the program, and neither waits for ever."""
+    with Redlock([node.url for node in servers], ttl=30).lock("stock:apples"):
+        assert asked(environment) == "409"
+    for node in servers[:3]:
+        node.kill()
+    assert asked(environment) == "503"
+
+
+ASK = """\
+import asyncio, httpx, fastapi_app
+async def ask():
+    transport = httpx.ASGITransport(fastapi_app.app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        print((await client.post("/stock/apples/take")).status_code)
+asyncio.run(ask())
+"""
+
+
+def asked(environment: dict[str, str]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK],
+        cwd=EXAMPLES,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 def test_fencing_refuses_the_late_write_of_a_holder_that_was_stopped(
