@@ -169,8 +169,10 @@ class Cluster:
                 thread.stop()
                 thread.join(5.0)
 
-    def settled(self, timeout: float = 5.0) -> None:
+    def settled(self, timeout: float = 20.0) -> None:
         """Wait until no message is anywhere: none lost in a worker, none left in a queue.
+
+        With greenlets, a Celery before 5.7 acknowledges when its loop next turns: in seconds.
 
         With Redis as the broker: another does not tell what its consumers have not acknowledged.
         """
