@@ -41,11 +41,12 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     """Locks that the worker's tasks hold and wait for (celery_redlock)."""
     from .errors import ConfigurationError
     from .lock import Redlock
+    from .settings import enabled
 
     app = state.app
     try:
         settings = settings_of(app)
-        if not app.conf.get("redlock_enabled", True):
+        if not enabled(app.conf):
             return _answer(settings, app, [], [])
         holds = list(_holds(Redlock.from_app(app)))
     except ConfigurationError as error:
@@ -191,23 +192,20 @@ def digest_of(settings: Mapping[str, Any]) -> str:
 
 
 def tasks_of(app: Any) -> dict[str, str]:
-    """A short name of how each locked task is locked: workers that have it must agree."""
+    """A short name of how each locked task is declared: workers that have it must agree."""
     from .task import lock_of
 
     found = {}
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
         if lock is not None:
-            options = vars(lock.options(app))
-            how = [(each, _plain(options[each])) for each in sorted(options)]
+            how = [(each, _plain(value)) for each, value in sorted(lock._own.items())]
             found[name] = _digest(repr((how, list(inspect.signature(task.run).parameters))))
     return found
 
 
 def _plain(value: Any) -> Any:
     """As it is in every process: no addresses in memory."""
-    if isinstance(value, Mapping):
-        return sorted(value.items())
     if isinstance(value, Iterable) and not isinstance(value, str):
         return list(value)
     return getattr(value, "__qualname__", value) if callable(value) else value

@@ -21,7 +21,7 @@ import redis
 from .address import Address
 from .replies import reason
 
-__all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "visit"]
+__all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
 
 T = TypeVar("T")
 
@@ -106,8 +106,8 @@ class Reader:
         found: dict[str, bytes] = {}
         cursor = b"0"
         while True:
-            (reply,) = self._ask(
-                [_request(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCAN_COUNT)]
+            (reply,) = self.ask(
+                [request(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCAN_COUNT)]
             )
             _expect(reply)
             cursor, keys = reply
@@ -122,7 +122,7 @@ class Reader:
         seen = {}
         for batch in _batches(list(keys.items())):
             count = b"%d" % len(batch)
-            (reply,) = self._ask([_request(b"EVAL", SEE, count, *[key for _name, key in batch])])
+            (reply,) = self.ask([request(b"EVAL", SEE, count, *[key for _name, key in batch])])
             _expect(reply)
             for (name, _key), value, left in zip(batch, reply[::2], reply[1::2], strict=True):
                 if left != -2:
@@ -135,10 +135,10 @@ class Reader:
         for batch in _batches(list(keys.items())):
             requests = []
             for _name, key in batch:
-                requests += [_request(b"ZCARD", key)]
-                requests += [_request(b"ZRANGE", key, b"0", b"%d" % (most - 1), b"WITHSCORES")]
-                requests += [_request(b"PTTL", key)]
-            replies = iter(self._ask(requests))
+                requests += [request(b"ZCARD", key)]
+                requests += [request(b"ZRANGE", key, b"0", b"%d" % (most - 1), b"WITHSCORES")]
+                requests += [request(b"PTTL", key)]
+            replies = iter(self.ask(requests))
             for name, _key in batch:
                 count, members, left = next(replies), next(replies), next(replies)
                 _expect(left)
@@ -156,12 +156,17 @@ class Reader:
         taken = []
         for _ in range(3):
             begun = monotonic()
-            (reply,) = self._ask([_request(b"PTTL", key)])
+            self.ask([request(b"PTTL", key)])  # to be refused takes as long
             taken.append(monotonic() - begun)
-            _expect(reply)
         return min(taken)  # the others had to wait for a turn of this process
 
-    def _ask(self, requests: Sequence[bytes]) -> list[Any]:
+    @property
+    def peer(self) -> str:
+        """The IP address at the other end; empty for this machine's own sockets."""
+        peer = self._connection._sock.getpeername()
+        return str(peer[0]) if isinstance(peer, tuple) else ""
+
+    def ask(self, requests: Sequence[bytes]) -> list[Any]:
         """The replies to requests that are written at once; error replies are among them."""
         self._connection.send_packed_command([b"".join(requests)], check_health=False)
         replies: list[Any] = []
@@ -250,7 +255,8 @@ def visit(
     return looks, results
 
 
-def _request(*words: bytes) -> bytes:
+def request(*words: bytes) -> bytes:
+    """A request in RESP."""
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])
 
 

@@ -19,6 +19,8 @@ __all__ = ["main", "redlock"]
 COMMANDS = {
     "bench": "bench",
     "demo": "demo",
+    "doctor": "doctor",
+    "explain": "explain",
     "exporter": "exporter",
     "ls": "ls",
     "release": "release",

@@ -10,7 +10,10 @@ from typing import Any
 
 import psutil
 import pytest
+from celery import Celery
 
+from celery_redlock.doctor import Finding
+from celery_redlock.doctor.workers import examine_workers
 from tests.support import TOKEN, wait_until
 from tests.worker.harness import READY, ROOT, TASKS, Cluster, pool
 
@@ -38,7 +41,7 @@ def told(cluster: Cluster, name: str, kind: str, count: int) -> dict[str, Any]:
 
 def as_an_operator_sees(cluster: Cluster, node: str) -> dict[str, Any]:
     """`celery inspect redlock`, of an app whose own module imports nothing of ours."""
-    command = [sys.executable, "-m", "celery", "-b", cluster.broker.url, "inspect", "-t", "2"]
+    command = [sys.executable, "-m", "celery", "-b", cluster.broker.url, "inspect", "-t", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
 
     def inspect() -> str:
@@ -47,11 +50,23 @@ def as_an_operator_sees(cluster: Cluster, node: str) -> dict[str, Any]:
         )
         return "" if done.returncode else done.stdout.decode()
 
-    output = wait_until(inspect, READY, "a worker answers in two seconds")
+    output = wait_until(inspect, READY, "a worker answers in a second")
     assert "SECRET" in cluster.conf["redlock_nodes"][0] and "SECRET" not in output
     assert not TOKEN.search(output)
     answer: dict[str, Any] = json.loads(output)[node]
     return answer
+
+
+def compared(app: Celery) -> list[Finding]:
+    """What the doctor finds, once the worker has answered it."""
+    answered: list[list[Finding]] = []
+
+    def look() -> bool:
+        answered.append(list(examine_workers(app, 0.5)))
+        return not any(finding.level == "unchecked" for finding in answered[-1])
+
+    wait_until(look, 30.0, "the worker answers the doctor")
+    return answered[-1]
 
 
 @pytest.mark.parametrize("name", POOLS)
@@ -88,6 +103,12 @@ def test_a_worker_tells_what_it_holds_and_waits_for(cluster: Cluster, key: str, 
             seen = as_an_operator_sees(cluster, node)
             assert seen["holds"][0]["task_id"] == held.id
             assert seen["settings_digest"] == answer["settings_digest"]
+            assert compared(cluster.app) == []
+            other = Celery("other", broker=cluster.broker.url, set_as_current=False)
+            other.conf.update({**cluster.conf, "redlock_prefix": "other:"})
+            (finding,) = compared(other)
+            other.close()
+            assert (finding.level, finding.where) == ("wrong", node)
         cluster.tell(key)
         assert cluster.result(held) == hold["fencing_token"]
         for sent in (parked, patient):

@@ -1,0 +1,43 @@
+"""`celery redlock doctor`: what is wrong with nodes, settings, tasks, workers; and the remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ..errors import ConfigurationError
+from .site import PROBLEM, Site, on_site
+
+__all__ = ["command"]
+
+
+@click.command("doctor")
+@click.option("--strict", is_flag=True, help="Warnings are wrong as well, for the exit code.")
+@click.option(
+    "--timeout",
+    default=2.0,
+    show_default=True,
+    help="Seconds to wait for nodes, broker and workers.",
+)
+@on_site
+def command(site: Site, strict: bool, timeout: float) -> int | None:
+    """Find what is wrong with nodes, settings, tasks and workers, each with what to do about it.
+
+    Exit code 1 if something is wrong. Keys with random names are written on the nodes, and gone in
+    ten seconds.
+    """
+    from ..doctor import examine
+
+    app = site.app
+    if app is not None:
+        app.loader.import_default_modules()
+        app.finalize()
+    lock: Any
+    try:
+        lock = site.redlock
+    except ConfigurationError as error:
+        lock = error
+    report = examine(lock, app, timeout)
+    site.say(report.data(strict), report.text)
+    return PROBLEM if report.bad(strict) else None

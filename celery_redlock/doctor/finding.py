@@ -1,0 +1,141 @@
+"""What a look at a site finds, and how it is put."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ..errors import printable
+
+__all__ = ["CHECKS", "Finding", "Report", "merged"]
+
+LEVELS = ("wrong", "warning", "unchecked")
+"""From bad to unknown. What is `unchecked` may be wrong: nobody could look."""
+
+CHECKS = {
+    "configuration": "the settings and the options of all tasks can work",
+    "reachable": "every node answers",
+    "role": "every node is an independent master",
+    "twins": "no two nodes are one server",
+    "even": "the number of nodes is odd",
+    "hosts": "the nodes are on different hosts",
+    "version": "every node is Redis 6.2 or newer, or Valkey",
+    "rights": "the user of the locks may do on every node what locks need",
+    "writes": "every node takes writes",
+    "eviction": "no node evicts keys when it is full",
+    "restart": "a node that restarts cannot forget locks unnoticed",
+    "clock": "the clocks of the nodes agree with ours",
+    "ttl": "every ttl is at least ten times as long as a round trip",
+    "leaks": "no key under our prefix is without a ttl",
+    "prefix": "nobody else writes under our prefix",
+    "lifetime": "no task may run for longer than its lock is extended",
+    "visibility": "the broker does not deliver again what is still at work",
+    "acks": "acknowledgement and conflict policy go together",
+    "workers": "all workers have the same settings",
+}
+"""Every check, and what it says where nothing is found."""
+OF_APPS = ("lifetime", "visibility", "acks", "workers")
+"""Those that look at an app alone."""
+NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
+"""Those that need one."""
+MANY = 5
+"""Places that are named one by one."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong, or could not be looked at.
+
+    Attributes:
+        level: One of `LEVELS`.
+        check: One of `CHECKS`.
+        where: A node, a task, a worker, a key.
+        what: What is so, in one sentence.
+        fix: What to do about it, in one sentence.
+        hides: Other checks that could not be made there because of it.
+    """
+
+    level: str
+    check: str
+    where: str
+    what: str
+    fix: str
+    hides: tuple[str, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {**asdict(self), "hides": list(self.hides)}
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that was found.
+
+    Attributes:
+        findings: The worst first.
+        skipped: Checks that were not made, for want of an app, or of nodes.
+    """
+
+    findings: tuple[Finding, ...]
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def fine(self) -> list[str]:
+        """The checks that were made everywhere, and found nothing."""
+        found = {check for one in self.findings for check in (one.check, *one.hides)}
+        return [check for check in CHECKS if check not in found and check not in self.skipped]
+
+    def count(self, level: str) -> int:
+        """How many findings are of a level."""
+        return sum(finding.level == level for finding in self.findings)
+
+    def bad(self, strict: bool = False) -> bool:
+        """Whether something is wrong; `strict`: or worth a warning."""
+        return bool(self.count("wrong") or (strict and self.count("warning")))
+
+    def data(self, strict: bool = False) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "ok": not self.bad(strict),
+            "findings": [finding.data() for finding in self.findings],
+            "fine": self.fine,
+            "skipped": list(self.skipped),
+        }
+
+    def text(self) -> str:
+        """For people."""
+        lines = []
+        for finding in self.findings:
+            lines += [
+                f"{finding.level.upper():9}  {finding.check}: {finding.where}: {finding.what}",
+                f"           -> {finding.fix}",
+            ]
+            if finding.hides:
+                lines.append(f"           not checked there: {', '.join(finding.hides)}")
+        lines += [f"ok         {check}: {CHECKS[check]}" for check in self.fine]
+        if self.skipped:
+            need = "nodes" if "reachable" in self.skipped else "an app (-A APP)"
+            lines.append(f"left out   {', '.join(self.skipped)}: they need {need}")
+        counts = [f"{self.count(level)} {level}" for level in LEVELS if self.count(level)]
+        lines += ["", ", ".join(counts) or "Nothing is wrong."]
+        return "\n".join(printable(line) for line in lines)
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings that differ only in where they are, as one; the worst first."""
+    places: dict[Finding, list[str]] = {}
+    for finding in findings:
+        places.setdefault(replace(finding, where=""), []).append(finding.where)
+    order = list(CHECKS)
+    return tuple(
+        sorted(
+            (replace(finding, where=_some(found)) for finding, found in places.items()),
+            key=lambda one: (LEVELS.index(one.level), order.index(one.check)),
+        )
+    )
+
+
+def _some(places: Sequence[str]) -> str:
+    more = len(places) - MANY
+    return ", ".join(places[:MANY]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,112 @@
+"""What is wrong with an app's tasks and settings. Nothing is asked over a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..conflict import check_rejecting
+from ..errors import ConfigurationError
+from ..options import TaskOptions
+from ..settings import read_settings
+from ..task import lock_of
+from .finding import Finding
+
+__all__ = ["examine_tasks", "ttls_of"]
+
+VISIBLE = 3600.0
+"""Seconds for which a Redis broker lets a worker keep a message, where nothing else is set."""
+
+
+def examine_tasks(app: Any) -> Iterator[Finding]:
+    """Look at the settings of an app, and at each of its locked tasks."""
+    try:
+        read_settings(app)
+    except ConfigurationError as error:
+        yield _broken("settings", error)
+        return
+    visible = _visible(app)
+    for name, task in sorted(app.tasks.items()):
+        lock = lock_of(task)
+        if lock is None:
+            continue
+        try:
+            options = lock.options(app)
+        except ConfigurationError as error:
+            yield _broken(name, error)
+            continue
+        yield from _task(name, task, options, visible)
+
+
+def ttls_of(app: Any) -> list[float]:
+    """The ttls in use, in seconds: the app's and its tasks'."""
+    try:
+        ttls = {read_settings(app).ttl}
+        locks = [lock for task in app.tasks.values() if (lock := lock_of(task)) is not None]
+        return sorted(ttls | {lock.options(app).ttl for lock in locks})
+    except ConfigurationError:
+        return []
+
+
+def _broken(where: str, error: ConfigurationError) -> Finding:
+    return Finding("wrong", "configuration", where, str(error), "change what it names")
+
+
+def _visible(app: Any) -> float | None:
+    """The broker's `visibility_timeout`, in seconds; None if it is no Redis."""
+    try:
+        connection = app.connection_for_write()
+        if connection.transport.driver_type != "redis":
+            return None
+    except Exception:  # a transport that is not installed: no worker starts with it either
+        return None
+    given = (app.conf.broker_transport_options or {}).get("visibility_timeout", VISIBLE)
+    return float(given) if isinstance(given, (int, float)) else None
+
+
+def _task(name: str, task: Any, options: TaskOptions, visible: float | None) -> Iterator[Finding]:
+    try:
+        check_rejecting(task, options)
+    except ConfigurationError as error:
+        yield Finding("wrong", "acks", name, str(error), "set acks_late=True for it")
+    limit = _limit(task)
+    if limit and options.max_lifetime is not None and limit > options.max_lifetime:
+        yield Finding(
+            "wrong",
+            "lifetime",
+            name,
+            f"it may run for {limit:g} s, and its lock ends after {options.max_lifetime:g} s"
+            " (max_lifetime)",
+            "give it a longer max_lifetime, or a shorter time_limit",
+        )
+    if visible is None:
+        return
+    if limit and limit > visible:
+        copy = "its own message comes back while it is at work, and waits for its lock"
+        queued = "what waits in the worker behind it is delivered a second time"
+        yield Finding(
+            "wrong" if task.acks_late else "warning",
+            "visibility",
+            name,
+            f"it may run for {limit:g} s, and the broker delivers again after {visible:g} s:"
+            f" {copy if task.acks_late else queued}",
+            "set broker_transport_options = {'visibility_timeout': ...} to more than the longest"
+            " time limit",
+        )
+    elif task.acks_late and visible < options.ttl:
+        yield Finding(
+            "warning",
+            "visibility",
+            name,
+            f"the broker delivers again after {visible:g} s, before the lock of a worker that died"
+            f" is free ({options.ttl:g} s): the copy waits",
+            "set visibility_timeout to more than the ttl, or give the task a shorter ttl",
+        )
+
+
+def _limit(task: Any) -> float:
+    """Seconds after which Celery ends it; 0 for never."""
+    conf = task.app.conf
+    hard = task.time_limit or conf.task_time_limit
+    soft = task.soft_time_limit or conf.task_soft_time_limit
+    return float(hard or soft or 0.0)

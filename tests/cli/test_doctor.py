@@ -1,0 +1,250 @@
+"""`doctor`: each thing that can be wrong with nodes is provoked on real servers, and found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock.cli.site import Site
+from celery_redlock.doctor import CHECKS
+from celery_redlock.doctor.finding import NEED_APP
+from celery_redlock.server import LocalServer, start_servers
+from tests.cli.clinic import DURABLE, HOSTS, Forger, examined, found, shop, url
+from tests.contract.proxy import Proxy
+from tests.support import ACL_RULE, with_acl_user
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="127.0.0.2 is an address of its own on Linux alone"
+)
+
+EVERYTHING = ["+time", "+scan", "+zcard", "+zrange"]
+"""What the doctor looks with, besides what locks need."""
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LocalServer]]:
+    """Three, as if on three hosts; they lose nothing; and a user for the locks."""
+    config = [*HOSTS, *DURABLE, *with_acl_user(), *EVERYTHING, "+config|get"]
+    with start_servers(3, config=config) as started:
+        yield started
+
+
+@pytest.fixture
+def healthy(servers: list[LocalServer]) -> Iterator[list[str]]:
+    """The nodes of a site with which nothing is wrong."""
+    yield [url(server, host) for host, server in enumerate(servers, 1)]
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+
+
+@pytest.fixture(autouse=True)
+def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
+
+
+def nodes(*urls: str) -> Site:
+    return Site(nodes=urls)
+
+
+def command(server: LocalServer, *words: Any) -> None:
+    with redis.Redis(port=server.port) as client:
+        client.execute_command(*words)
+
+
+def test_a_healthy_site_has_no_findings(healthy: list[str]) -> None:
+    code, report = examined(nodes(*healthy))
+    assert report["findings"] == [] and code == 0 and report["ok"]
+    assert set(report["fine"]) == set(CHECKS) - set(NEED_APP)
+    assert set(report["skipped"]) == set(NEED_APP)  # and it says so
+
+
+def test_nor_with_the_user_of_the_locks(servers: list[LocalServer]) -> None:
+    urls = [url(server, host, "redlock:SECRET@") for host, server in enumerate(servers, 1)]
+    assert examined(nodes(*urls))[1]["findings"] == []
+
+
+def test_a_node_that_is_down_and_one_that_hangs(
+    healthy: list[str], servers: list[LocalServer]
+) -> None:
+    with Proxy(servers[0].port) as proxy:
+        proxy.mode = "mute"
+        code, report = examined(nodes(healthy[0], "redis://127.0.0.2:1/0", url(proxy, 1)))
+    away = [one for one in report["findings"] if one["check"] == "reachable"]
+    assert code == 1 and {one["level"] for one in away} == {"wrong"}
+    assert {one["where"] for one in away} == {"127.0.0.2:1", f"127.0.0.1:{proxy.port}"}
+    # What could not be looked at there is not called fine.
+    assert not {"role", "version", "eviction", "rights", "leaks"} & set(report["fine"])
+
+
+def test_without_a_quorum_the_keys_are_not_checked(healthy: list[str]) -> None:
+    _code, report = examined(nodes(healthy[0], "redis://127.0.0.2:1/0", "redis://127.0.0.3:2/0"))
+    leaks = {one["where"] for one in report["findings"] if one["check"] == "leaks"}
+    assert {"127.0.0.2:1", "127.0.0.3:2"} <= leaks
+    assert not {"leaks", "prefix"} & set(report["fine"])
+
+
+def test_a_replica_and_a_member_of_a_cluster(healthy: list[str]) -> None:
+    with (
+        start_servers(1, config=["--cluster-enabled", "yes"]) as (cluster,),
+        start_servers(1, config=HOSTS) as (replica,),
+    ):
+        command(replica, "REPLICAOF", "127.0.0.1", healthy[0].split(":")[2][:-2])
+        code, report = examined(nodes(healthy[2], url(replica, 2), url(cluster)))
+    found_roles = {o["where"]: o["what"] for o in report["findings"] if o["check"] == "role"}
+    assert code == 1
+    assert "a replica of 127.0.0.1:" in found_roles[f"127.0.0.2:{replica.port}"]
+    assert "a Redis Cluster" in found_roles[f"127.0.0.1:{cluster.port}"]
+
+
+@pytest.mark.parametrize("user", ["", "blind:SECRET@"], ids=["by run_id", "without INFO"])
+def test_one_server_under_two_addresses(servers: list[LocalServer], user: str) -> None:
+    blind = [word for word in ACL_RULE if word != "+info"]
+    for server in servers:
+        command(server, "ACL", "SETUSER", "blind", *blind)
+    twice = [url(servers[0], 1, user), url(servers[1], 2, user), url(servers[0], 3, user)]
+    code, report = examined(nodes(*twice))
+    port = servers[0].port
+    assert code == 1
+    assert found(report, "wrong")["twins"]["where"] == f"127.0.0.1:{port} and 127.0.0.3:{port}"
+
+
+def test_two_that_are_seen_to_be_one_at_once(servers: list[LocalServer]) -> None:
+    """A `Redlock` refuses to be made of these; the doctor goes on and says so."""
+    port = servers[0].port
+    app = shop([f"redis://localhost:{port}/0", f"redis://127.0.0.1:{port}/0"])
+    code, report = examined(Site(app=app))
+    assert code == 1
+    assert "are the same server" in found(report, "wrong")["configuration"]["what"]
+    assert "reachable" not in report["fine"]
+
+
+def test_an_even_number(healthy: list[str]) -> None:
+    code, report = examined(nodes(*healthy[:2]))
+    assert code == 0 and set(found(report, "warning")) == {"even"}
+    assert examined(nodes(*healthy[:2]), "--strict")[0] == 1
+
+
+def test_nodes_on_one_host(servers: list[LocalServer]) -> None:
+    code, report = examined(nodes(*(url(server) for server in servers)))
+    hosts = found(report, "warning")["hosts"]
+    assert code == 0 and "3 of 3 votes are gone" in hosts["what"]
+
+
+def test_a_node_that_evicts(healthy: list[str], servers: list[LocalServer]) -> None:
+    command(servers[1], "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    try:
+        assert examined(nodes(*healthy))[0] == 0  # it is never full
+        command(servers[1], "CONFIG", "SET", "maxmemory", "100mb")
+        code, report = examined(nodes(*healthy))
+    finally:
+        command(servers[1], "CONFIG", "SET", "maxmemory", "0")
+        command(servers[1], "CONFIG", "SET", "maxmemory-policy", "noeviction")
+    assert code == 1 and set(found(report, "wrong")) == {"eviction"}
+    assert found(report, "wrong")["eviction"]["where"] == f"127.0.0.2:{servers[1].port}"
+
+
+def test_a_node_that_takes_no_writes(healthy: list[str], servers: list[LocalServer]) -> None:
+    command(servers[1], "CONFIG", "SET", "maxmemory", "1")
+    try:
+        _code, report = examined(nodes(*healthy))
+    finally:
+        command(servers[1], "CONFIG", "SET", "maxmemory", "0")
+    assert "OOM" in found(report, "wrong")["writes"]["what"]
+
+
+def test_a_node_that_forgets_when_it_restarts(healthy: list[str]) -> None:
+    with start_servers(1, config=HOSTS) as (forgetful,):
+        urls = [*healthy[:2], url(forgetful, 3)]
+        guarded = found(examined(Site(app=shop(urls, redlock_ttl=60)))[1], "warning")
+        off = shop(urls, redlock_restart_guard="off")
+        unguarded = found(examined(Site(app=off))[1], "warning")
+    for warning in (guarded["restart"], unguarded["restart"]):
+        assert warning["where"] == f"127.0.0.3:{forgetful.port}"
+    assert "no vote for" in guarded["restart"]["what"]
+    assert "redlock_restart_guard is off" in unguarded["restart"]["what"]
+
+
+def test_an_append_only_file_of_which_nothing_is_told(servers: list[LocalServer]) -> None:
+    for server in servers:
+        command(server, "ACL", "SETUSER", "close", *ACL_RULE, *EVERYTHING)
+    urls = [url(server, host, "close:SECRET@") for host, server in enumerate(servers, 1)]
+    _code, report = examined(Site(app=shop(urls)))
+    assert "+config|get" in found(report, "unchecked")["restart"]["fix"]
+    assert "restart" not in report["fine"]
+
+
+def test_a_clock_that_differs(healthy: list[str], servers: list[LocalServer]) -> None:
+    def ahead(reply: bytes) -> bytes:
+        return reply[:-10] + b"%d" % (time.time() + 100)
+
+    with Forger(servers[1].port, rb"\*2\r\n\$10\r\n\d{10}", ahead) as forger:
+        _code, report = examined(nodes(healthy[0], url(forger), healthy[2]))
+    clock = found(report, "warning")["clock"]
+    assert clock["where"] == f"127.0.0.1:{forger.port}"
+    assert "100.0 s ahead of ours" in clock["what"] or "99." in clock["what"]
+
+
+def test_a_server_that_is_too_old(healthy: list[str], servers: list[LocalServer]) -> None:
+    def old(line: bytes) -> bytes:
+        head, version = line.split(b":")
+        return head + b":6.0." + b"9" * (len(version) - 4)
+
+    with Forger(servers[1].port, rb"redis_version:[\d.]+", old) as forger:
+        _code, report = examined(nodes(healthy[0], url(forger), healthy[2]))
+    assert "is Redis 6.0.9" in found(report, "wrong")["version"]["what"]
+
+
+@pytest.mark.parametrize("word", [word for word in ACL_RULE if word[0] in "+~&"])
+def test_every_right_that_is_missing_is_named(servers: list[LocalServer], word: str) -> None:
+    rest = [kept for kept in (*ACL_RULE, *EVERYTHING) if kept != word]
+    command(servers[0], "ACL", "SETUSER", "lacking", "reset")
+    command(servers[0], "ACL", "SETUSER", "lacking", *rest)
+    code, report = examined(nodes(url(servers[0], 1, "lacking:SECRET@")))
+    named = {one["fix"] for one in report["findings"] if one["fix"].startswith("ACL")}
+    assert f"ACL SETUSER lacking {word}" in named
+    slower = {"+publish", "+subscribe", "+unsubscribe", "+zadd", "+zrem", "+zpopmin", "+info", "&"}
+    assert code == (0 if word in slower or word[0] == "&" else 1)
+
+
+def test_what_the_doctor_may_not_look_at_is_not_called_fine(servers: list[LocalServer]) -> None:
+    blind = [word for word in ACL_RULE if word != "+info"]
+    command(servers[0], "ACL", "SETUSER", "blind", "reset")
+    command(servers[0], "ACL", "SETUSER", "blind", *blind)
+    code, report = examined(nodes(url(servers[0], 1, "blind:SECRET@")))
+    unchecked = found(report, "unchecked")
+    assert code == 0  # nothing is known to be wrong
+    assert {"role", "clock", "leaks"} <= set(unchecked)
+    hidden = {"role", "clock", "leaks", "version", "eviction", "prefix"}
+    assert not hidden & set(report["fine"])
+
+
+def test_a_wrong_password_is_not_shown(servers: list[LocalServer]) -> None:
+    _code, report = examined(nodes(url(servers[0], 1, "redlock:SECRETIVE@")))
+    assert "it refuses us" in found(report, "wrong")["reachable"]["what"]
+
+
+def test_a_ttl_that_is_too_short_for_the_way(servers: list[LocalServer]) -> None:
+    with Proxy(servers[1].port, delay=0.1) as slow:
+        slow.mode = "late"
+        app = shop([url(servers[0], 1), url(slow), url(servers[2], 3)], redlock_ttl=0.5)
+        _code, report = examined(Site(app=app), "--timeout", "5")
+    ttl = next(one for one in report["findings"] if one["check"] == "ttl")
+    assert f"127.0.0.1:{slow.port}" in ttl["where"] and "a ttl of 0.5 s" in ttl["what"]
+
+
+def test_leaks_and_what_others_write_under_our_prefix(
+    healthy: list[str], servers: list[LocalServer]
+) -> None:
+    assert examined(nodes(*healthy))[0] == 0
+    command(servers[0], "SET", "redlock:leak", "x")
+    command(servers[0], "SET", "redlock:theirs", "x", "EX", "100")
+    code, report = examined(nodes(*healthy))
+    assert code == 1 and found(report, "wrong")["leaks"]["where"] == "redlock:leak"
+    assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"

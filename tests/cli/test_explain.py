@@ -1,0 +1,250 @@
+"""`explain`: which key a call gets, who has it, and what the call would do, before it is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_redlock import Redlock, SingletonTask, locked
+from celery_redlock.cli import redlock as group
+from celery_redlock.cli.site import Site
+from celery_redlock.lease import Owner
+from celery_redlock.reservation import claim_for, give_up, take
+from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.task import resources_of
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[list[LocalServer]]:
+    with start_servers(3) as servers:
+        yield servers
+
+
+def key_of(order_id: int, **_more: Any) -> str:
+    return f"made:{order_id}"
+
+
+def shop(nodes: list[LocalServer], **conf: Any) -> Celery:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(
+        redlock_nodes=[node.url for node in nodes], redlock_restart_guard="off", redlock_ttl=20
+    )
+    app.conf.update(conf)
+
+    def declare(name: str, key: Any = None, **options: Any) -> None:
+        def body(order_id: int, lang: str = "en") -> None: ...
+
+        if key is not None:
+            options["lock_key"] = key
+        app.task(base=SingletonTask, name=f"shop.{name}", shared=False, **options)(body)
+
+    declare("rebuild")
+    declare("charge", "order:{order_id}", lock_ttl=5)
+    declare("by_name", ["order_id"])
+    declare("by_function", key_of)
+    declare("both", ("order:{order_id}", "lang:{lang}"))
+    declare("few", "few:{order_id}", lock_limit=2)
+    for policy in ("skip", "raise", "wait", "replace"):
+        declare(f"on_{policy}", "order:{order_id}", lock_on_conflict=policy)
+    for policy in ("existing", "raise", "skip", "replace"):
+        options = {"lock_scope": "until_executed", "lock_on_duplicate": policy}
+        declare(f"dup_{policy}", "order:{order_id}", **options)
+    declare("unlocked_body", "order:{order_id}", lock_scope="until_executing")
+    declare("run_anyway", "order:{order_id}", lock_on_unavailable="run")
+
+    @app.task(name="shop.plain", shared=False)
+    def plain(number: int) -> None: ...
+
+    @app.task(name="shop.bound", bind=True, shared=False)
+    @locked("order:<order_id>")
+    def bound(self: Any, order_id: int) -> None: ...
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def app(nodes: list[LocalServer]) -> Iterator[Celery]:
+    made = shop(nodes)
+    yield made
+    Redlock.from_app(made).close()
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def redlock(app: Celery) -> Redlock:
+    return Redlock.from_app(app)
+
+
+def call(app: Celery, *arguments: str) -> Any:
+    given = ["explain", *arguments, "--timeout", "0.2"]
+    return CliRunner().invoke(group, given, obj=Site(app=app))
+
+
+def told(app: Celery, *arguments: str, code: int = 0) -> dict[str, Any]:
+    result = call(app, *arguments, "--json")
+    assert result.exit_code == code, result.output
+    data: dict[str, Any] = json.loads(result.stdout)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("name", "resources", "rule"),
+    [
+        ("rebuild", ["shop.rebuild(order_id=17,lang=en)"], "the task's name 'shop.rebuild' and"),
+        ("charge", ["order:17"], "the template 'order:{order_id}'"),
+        ("by_name", ["shop.by_name(order_id=17)"], "'shop.by_name' and its arguments order_id"),
+        ("by_function", ["made:17"], "the function key_of"),
+        ("both", ["lang:en", "order:17"], "the templates 'order:{order_id}', 'lang:{lang}'"),
+        ("bound", ["order:17"], "the template 'order:<order_id>'"),
+    ],
+)
+def test_it_names_the_key_and_the_rule(
+    app: Celery, name: str, resources: list[str], rule: str
+) -> None:
+    data = told(app, f"shop.{name}", "[17]")
+    task = app.tasks[f"shop.{name}"]
+    assert data["resources"] == list(resources_of(task, [17], {}))
+    assert data["resources"] == resources
+    assert rule in data["rule"]
+    assert data["run"]["outcome"] == "run" and data["publish"]["outcome"] == "sent"
+
+
+def test_options_say_where_they_come_from(app: Celery) -> None:
+    options = told(app, "shop.charge", "[1]", "--kwargs", '{"lang": "de"}')["options"]
+    assert options["ttl"] == {"value": 5.0, "from": "task"}
+    assert options["wait"]["from"] == "default"
+    assert told(app, "shop.rebuild", "[1]")["options"]["ttl"] == {"value": 20.0, "from": "app"}
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "words"),
+    [
+        ("charge", "parked", "waits without a pool slot"),
+        ("both", "again", "is sent again"),
+        ("on_skip", "skip", "is skipped"),
+        ("on_raise", "raise", "fails: the key is held"),
+        ("on_wait", "wait", "for up to 20 s, then fails"),
+        ("on_replace", "replace", "has the holder revoked"),
+        ("unlocked_body", "run", "locks no body"),
+    ],
+)
+def test_it_says_what_a_call_would_do_and_who_holds(
+    app: Celery, redlock: Redlock, name: str, outcome: str, words: str
+) -> None:
+    owner = Owner("host", 42, task_id="t-1", task="shop.other")
+    with redlock.lock("order:17", owner=owner):
+        data = told(app, f"shop.{name}", "[17]")
+        text = call(app, f"shop.{name}", "[17]").output
+    assert data["run"]["outcome"] == outcome
+    assert words in data["run"]["text"] and data["run"]["text"] in text
+    held = next(entry for entry in data["entries"] if entry["resource"] == "order:17")
+    assert (held["task"], held["task_id"], held["pid"]) == ("shop.other", "t-1", 42)
+    assert held["nodes"] == 3 and held["held_for"] >= 0
+    assert "held by shop.other t-1, pid 42 on host, for " in text and "on 3 of 3 nodes" in text
+
+
+def test_parking_that_is_switched_off_is_not_promised(
+    nodes: list[LocalServer], redlock: Redlock
+) -> None:
+    app = shop(nodes, redlock_parking=False)
+    with redlock.lock("order:17"):
+        assert told(app, "shop.charge", "[17]")["run"]["outcome"] == "again"
+
+
+def test_a_limit_counts_slots(app: Celery, redlock: Redlock) -> None:
+    with redlock.lock("few:1", limit=2):
+        first = told(app, "shop.few", "[1]")
+        with (
+            redlock.lock("other"),
+            Redlock([*redlock_urls(app)], restart_guard="off").lock("few:1", limit=2),
+        ):
+            second = told(app, "shop.few", "[1]")
+    assert (first["run"]["outcome"], second["run"]["outcome"]) == ("run", "again")
+    assert "1 of 2 slots free" in first["run"]["text"]
+
+
+def redlock_urls(app: Celery) -> list[str]:
+    return list(app.conf.redlock_nodes)
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "words"),
+    [
+        ("dup_existing", "existing", "returns the result of task-9"),
+        ("dup_raise", "raise", "raises DuplicateTask: task-9"),
+        ("dup_skip", "skip", "Skipped"),
+        ("dup_replace", "replace", "revokes task-9"),
+    ],
+)
+def test_it_says_what_delay_would_return(
+    app: Celery, redlock: Redlock, name: str, outcome: str, words: str
+) -> None:
+    assert "reserves the key" in told(app, f"shop.{name}", "[17]")["publish"]["text"]
+    claim = claim_for(redlock, "order:17", 30.0, "task-9", "shop.dup")
+    take(redlock, claim)
+    try:
+        data = told(app, f"shop.{name}", "[17]")
+        assert "reserved by shop.dup task-9" in call(app, f"shop.{name}", "[17]").output
+    finally:
+        give_up(redlock, claim)
+    assert data["publish"]["outcome"] == outcome and words in data["publish"]["text"]
+    assert data["run"]["outcome"] == ("run" if outcome == "replace" else "none")
+
+
+def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: list[LocalServer]) -> None:
+    import redis
+
+    clients = [redis.Redis.from_url(node.url) for node in nodes]
+    for client in clients:
+        client.set("redlock:order:17", "mine")
+    try:
+        run = told(app, "shop.charge", "[17]")["run"]
+    finally:
+        for client in clients:
+            client.delete("redlock:order:17")
+            client.close()
+    assert run["outcome"] == "parked" and "for ever" in run["text"]
+
+
+def test_without_a_quorum_it_says_what_the_options_say(
+    nodes: list[LocalServer], app: Celery
+) -> None:
+    gone = shop([], redlock_nodes=["redis://127.0.0.1:1/0", nodes[0].url, "redis://127.0.0.1:2/0"])
+    data = told(gone, "shop.charge", "[17]", code=3)
+    assert data["run"]["outcome"] == "again" and "1 of 3 nodes" in data["error"]
+    assert told(gone, "shop.run_anyway", "[17]", code=3)["run"]["outcome"] == "unlocked"
+
+
+def test_who_takes_no_lock_is_told_so(app: Celery) -> None:
+    result = call(app, "shop.plain", "[1]")
+    assert result.exit_code == 0 and "takes no lock" in result.output
+    assert told(app, "shop.plain", "[1]") == {"task": "shop.plain", "locked": False}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["shop.charg", "[1]"], 1, "did you mean shop.charge"),
+        (["shop.charge"], 2, "missing 1 required positional argument: 'order_id'"),
+        (["shop.charge", "[1, 2, 3]"], 2, "but 3 were given"),
+        (["shop.charge", "1"], 2, "ARGS must be a JSON array, such as '[1, "),
+        (["shop.charge", "[1"], 2, "ARGS must be JSON"),
+        (["shop.charge", "[1]", "--kwargs", "[]"], 2, "--kwargs must be a JSON object"),
+    ],
+    ids=lambda given: str(given)[:20],
+)
+def test_what_is_wrong_is_said(app: Celery, arguments: list[str], code: int, words: str) -> None:
+    result = call(app, *arguments)
+    assert result.exit_code == code, result.output
+    assert words in result.output and "Traceback" not in result.output
+
+
+def test_without_locks_nothing_is_asked(nodes: list[LocalServer]) -> None:
+    app = shop([], redlock_enabled=False, redlock_nodes=["redis://127.0.0.1:1/0"])
+    data = told(app, "shop.charge", "[17]")
+    assert data["run"]["outcome"] == "unlocked" and data["entries"] == []
