@@ -17,6 +17,7 @@ from .nodes import examine_nodes
 from .probe import probe
 
 if TYPE_CHECKING:
+    from ..entry import NodeLook
     from ..lock import Redlock
 
 __all__ = ["CHECKS", "Finding", "Report", "examine"]
@@ -33,9 +34,10 @@ def examine(redlock: Redlock | ConfigurationError, app: Any, timeout: float = 2.
     from .keys import examine_keys
 
     jobs: list[Any] = []
+    looks: list[NodeLook] = []
     with ThreadPoolExecutor(3, thread_name_prefix="celery_redlock doctor") as pool:
         if not isinstance(redlock, ConfigurationError):
-            jobs.append(pool.submit(lambda: list(_nodes(redlock, app, timeout))))
+            jobs.append(pool.submit(lambda: list(_nodes(redlock, app, timeout, looks))))
             jobs.append(pool.submit(lambda: list(examine_keys(redlock, timeout))))
         if app is not None:
             from .tasks import examine_tasks
@@ -48,10 +50,10 @@ def examine(redlock: Redlock | ConfigurationError, app: Any, timeout: float = 2.
         findings.append(_broken(redlock))
         left = [check for check in CHECKS if check != "configuration" and check not in OF_APPS]
         return Report(merged(findings), (*left, *(() if app is not None else OF_APPS)))
-    return Report(merged(findings), () if app is not None else NEED_APP)
+    return Report(merged(findings), () if app is not None else NEED_APP, tuple(looks))
 
 
-def _nodes(redlock: Redlock, app: Any, timeout: float) -> Iterator[Finding]:
+def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) -> Iterator[Finding]:
     ttls: Sequence[float] = ()
     guard = None
     if app is not None:
@@ -59,6 +61,7 @@ def _nodes(redlock: Redlock, app: Any, timeout: float) -> Iterator[Finding]:
 
         ttls, guard = ttls_of(app), app.conf.get("redlock_restart_guard", "uptime")
     probes = probe(redlock._addresses, redlock.prefix, timeout)
+    looks += [one.look for one in probes]
     yield from examine_nodes(probes, redlock.prefix, ttls, guard)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from ..entry import NodeLook
 from ..errors import printable
 
 __all__ = ["CHECKS", "Finding", "Report", "merged"]
@@ -75,10 +77,12 @@ class Report:
     Attributes:
         findings: The worst first.
         skipped: Checks that were not made, for want of an app, or of nodes.
+        nodes: How each node answered, and how fast.
     """
 
     findings: tuple[Finding, ...]
     skipped: tuple[str, ...] = ()
+    nodes: tuple[NodeLook, ...] = ()
 
     @property
     def fine(self) -> list[str]:
@@ -101,11 +105,19 @@ class Report:
             "findings": [finding.data() for finding in self.findings],
             "fine": self.fine,
             "skipped": list(self.skipped),
+            "nodes": [
+                {"name": look.name, "reachable": look.reachable, "rtt": _or_none(look.rtt)}
+                for look in self.nodes
+            ],
         }
 
     def text(self) -> str:
         """For people."""
-        lines = []
+        lines = [
+            f"node       {look.name}: "
+            + (f"round trip {look.rtt * 1e3:.2f} ms" if look.reachable else "no answer")
+            for look in self.nodes
+        ]
         for finding in self.findings:
             lines += [
                 f"{finding.level.upper():9}  {finding.check}: {finding.where}: {finding.what}",
@@ -120,6 +132,10 @@ class Report:
         counts = [f"{self.count(level)} {level}" for level in LEVELS if self.count(level)]
         lines += ["", ", ".join(counts) or "Nothing is wrong."]
         return "\n".join(printable(line) for line in lines)
+
+
+def _or_none(seconds: float) -> float | None:
+    return None if math.isnan(seconds) else seconds
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -33,14 +34,16 @@ def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
             yield _unchecked(look.name, look.error)
     leaked = [entry for entry in found.entries if entry.leaked]
     if leaked:
+        where = [
+            look.name for n, look in enumerate(found.looks) if any(_for_ever(e, n) for e in leaked)
+        ]
         yield Finding(
             "wrong",
             "leaks",
             _keys(leaked),
-            f"{len(leaked)} under {redlock.prefix!r} without a ttl: no lock of ours is, and what"
-            " they name is locked for ever",
-            "see whose they are, and delete them on the nodes named by `show KEY`; nothing expires"
-            " them",
+            f"{len(leaked)} under {redlock.prefix!r} without a ttl, on {', '.join(where)}: no lock"
+            " of ours is, and what they name is locked for ever",
+            "see whose they are (show KEY), and delete them on these nodes; nothing expires them",
         )
     foreign = [entry for entry in found.entries if entry.kind == "foreign"]
     if foreign:
@@ -52,6 +55,11 @@ def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
             " they keep locks of these names from being taken",
             "give locks a redlock_prefix, or a database, that no other program uses",
         )
+
+
+def _for_ever(entry: Entry, node: int) -> bool:
+    """Whether a node has it without a ttl."""
+    return any(ttls[node] == math.inf for ttls in (entry.ttls, *(r.ttls for r in entry.rivals)))
 
 
 def _unchecked(node: str, why: str) -> Finding:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,6 +64,7 @@ def test_a_healthy_site_has_no_findings(healthy: list[str]) -> None:
     code, report = examined(nodes(*healthy))
     assert report["findings"] == [] and code == 0 and report["ok"]
     assert set(report["fine"]) == set(CHECKS) - set(NEED_APP)
+    assert all(node["rtt"] > 0 for node in report["nodes"]) and len(report["nodes"]) == 3
     assert set(report["skipped"]) == set(NEED_APP)  # and it says so
 
 
@@ -246,5 +249,12 @@ def test_leaks_and_what_others_write_under_our_prefix(
     command(servers[0], "SET", "redlock:leak", "x")
     command(servers[0], "SET", "redlock:theirs", "x", "EX", "100")
     code, report = examined(nodes(*healthy))
-    assert code == 1 and found(report, "wrong")["leaks"]["where"] == "redlock:leak"
+    leak = found(report, "wrong")["leaks"]
+    assert code == 1 and leak["where"] == "redlock:leak"
+    assert f"on 127.0.0.1:{servers[0].port}:" in leak["what"]
     assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"
+
+
+def test_every_check_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    assert re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M)[: len(CHECKS)] == list(CHECKS)
