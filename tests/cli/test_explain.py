@@ -16,7 +16,9 @@ from celery_redlock.cli.site import Site
 from celery_redlock.lease import Owner
 from celery_redlock.reservation import claim_for, give_up, take
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.survey import look
 from celery_redlock.task import resources_of
+from tests.support import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +140,8 @@ def test_it_says_what_a_call_would_do_and_who_holds(
 ) -> None:
     owner = Owner("host", 42, task_id="t-1", task="shop.other")
     with redlock.lock("order:17", owner=owner):
+        # A quorum has it; the last node may be told a moment later.
+        wait_until(lambda: look(redlock, "order:17")[0].nodes == 3, 20.0, "all nodes have it")
         data = told(app, f"shop.{name}", "[17]")
         text = call(app, f"shop.{name}", "[17]").output
     assert data["run"]["outcome"] == outcome
