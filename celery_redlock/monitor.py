@@ -1,8 +1,11 @@
 """Tells monitors who waits for a lock and who has lost one: `celery events`, Flower.
 
-`task-lock-waiting` and `task-lock-lost`, if `redlock_events` is set. They are sent by a thread of
-their own: an event may have to wait for the broker, and no lock may. What cannot be sent is
-dropped, and so is what would be a second event of one task within a second.
+`task-lock-waiting` and `task-lock-lost`, if `redlock_events` is set; and `task-lock-acquired` when
+one that was told to wait has its lock. For Celery's view of events (and Flower's) takes them for
+states, which outrank STARTED: without the last, a task would be shown as waiting to its end.
+
+They are sent by a thread of their own: an event may have to wait for the broker, and no lock may.
+What cannot be sent is dropped, and so is what would be a second event of one task within a second.
 """
 
 from __future__ import annotations
@@ -17,18 +20,18 @@ from typing import Any
 
 from celery import _state
 
-from .attempts import attempts_of
+from .attempts import ATTEMPTS, attempts_of, short_id
 from .errors import LeaseLost, printable
-from .events import Listener, subscribe
+from .events import Ask, Listener, subscribe
 from .lease import Holder, Owner
 
-__all__ = ["LOST", "WAITING", "begin", "told", "waiting_since"]
+__all__ = ["WAITING", "begin", "told"]
 
 logger = logging.getLogger("celery_redlock.monitor")
 
 _celery_state: Any = _state  # its stubs lack most of it
 
-WAITING, LOST = "task-lock-waiting", "task-lock-lost"
+WAITING, ACQUIRED, LOST = "task-lock-waiting", "task-lock-acquired", "task-lock-lost"
 
 EVERY = 1.0
 """Seconds between two events of one waiting task, at least."""
@@ -56,11 +59,6 @@ def told(owner: Owner | None) -> dict[str, Any] | None:
     return {**{name: printable(text) for name, text in texts.items()}, "pid": owner.pid}
 
 
-def waiting_since(request: Any) -> float:
-    """Since when a task waits, over all its deliveries; seconds since 1970."""
-    return float(attempts_of(request)["since"])
-
-
 class _Monitor(Listener):
     """In the process of the bodies. Main processes tell of what is parked (`parking.py`)."""
 
@@ -69,12 +67,11 @@ class _Monitor(Listener):
         self._told: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def held(self, resource: str, holder: object) -> None:
-        task = _celery_state._task_stack.top
-        request = task.request_stack.top if task is not None else None
-        if request is None or request.id is None or request.is_eager:
-            return  # nobody whom monitors know
+        request = _delivery()
+        if request is None:
+            return
         now = time.time()
-        first, last = self._told.pop(request.id, (min(now, waiting_since(request)), 0.0))
+        first, last = self._told.pop(request.id, (min(now, attempts_of(request)["since"]), 0.0))
         due = not 0.0 <= now - last < EVERY
         self._told[request.id] = first, now if due else last
         if len(self._told) > MANY:
@@ -88,6 +85,18 @@ class _Monitor(Listener):
                 waited=now - first,
             )
 
+    def asked(self, ask: Ask) -> None:
+        request = _delivery()
+        if request is None or ask.lease is None:
+            return
+        now = time.time()
+        first, _last = self._told.pop(request.id, (None, 0.0))
+        if first is None and request.get(ATTEMPTS) and ask.owner.task_id == short_id(request.id):
+            first = attempts_of(request)["since"]  # it was parked, or has been sent again
+        if first is not None:
+            resource = printable(ask.resource)
+            self._post.send(ACQUIRED, uuid=request.id, resource=resource, waited=now - first)
+
     def lost(self, loss: LeaseLost) -> None:
         if loss.owner is not None and loss.owner.task_id:
             self._post.send(
@@ -98,6 +107,14 @@ class _Monitor(Listener):
                 reason=loss.reason,
                 held_for=loss.held_for,
             )
+
+
+def _delivery() -> Any:
+    """What is at work in this thread, if monitors know it."""
+    task = _celery_state._task_stack.top
+    request = task.request_stack.top if task is not None else None
+    known = request is not None and request.id is not None and not request.is_eager
+    return request if known else None
 
 
 class _Post:

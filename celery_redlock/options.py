@@ -245,8 +245,8 @@ GLOBAL: Mapping[str, Option] = {
             "events",
             False,
             _flag,
-            "Send the events `task-lock-waiting` and `task-lock-lost` to whoever monitors the"
-            " workers, as Flower does.",
+            "Send the events `task-lock-waiting`, `task-lock-acquired` and `task-lock-lost` to"
+            " whoever monitors the workers, as Flower does.",
         ),
         Option(
             "beat",

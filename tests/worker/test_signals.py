@@ -181,6 +181,8 @@ def test_monitors_see_who_waits_in_its_pool_slot(
     assert event["waited"] >= 0.0
     assert event["hostname"] == watch.wait("task-received", sent.id)["hostname"]
     assert "token" not in str(event)
+    assert watch.wait("task-lock-acquired", sent.id)["waited"] > 0.0
+    assert watch.of("task-lock-acquired", first.id) == []  # it has not waited
     cluster.result(sent, LONG)
     watch.wait("task-succeeded", sent.id)
     assert watch.state.tasks[sent.id].state == "SUCCESS"
@@ -198,6 +200,9 @@ def test_monitors_see_who_is_parked_once(
     assert event["holder"]["task_id"] == first.id
     assert event["holder"]["pid"] == run.pid
     assert watch.state.tasks[sent.id].state == "LOCK-WAITING"
+    acquired = watch.wait("task-lock-acquired", sent.id)
+    assert acquired["resource"] == f"k:{key}"
+    assert acquired["waited"] > 0.2
     cluster.result(sent, LONG)
     watch.wait("task-succeeded", sent.id)
     assert len(watch.of("task-lock-waiting", sent.id)) == 1
