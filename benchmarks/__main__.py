@@ -21,6 +21,7 @@ from benchmarks import (
     leases,
     publishing,
     several,
+    signals,
     waiting,
 )
 from celery_redlock.server import start_servers
@@ -35,6 +36,7 @@ SECTIONS = (
     "celery",
     "hot",
     "publishing",
+    "signals",
     "import",
 )
 
@@ -93,6 +95,9 @@ def main() -> None:
         if "publishing" in chosen:
             figures = publishing.measure(broker.url, urls, *((3, 300) if quick else (15, 1000)))
             report("publishing", figures, publishing.show(figures))
+        if "signals" in chosen:
+            figures = signals.measure(urls, 5 if quick else 60)
+            report("signals", figures, signals.show(figures))
     if "import" in chosen:
         figures = imports.measure(5 if quick else 15)
         report("import", figures, imports.show(figures))

@@ -146,9 +146,12 @@ class _Bridge(Listener):
         if is_tick(ask.resource, ask.owner):
             return
         task = task_of(ask.owner)
-        waited, attempts = in_all(task, ask)
         if ask.lease is not None:
             self._remember(ask.lease.token, task)
+            if not lock_acquired.receivers:
+                return
+        waited, attempts = in_all(task, ask)
+        if ask.lease is not None:
             lock_acquired.send(
                 sender=task,
                 resource=ask.resource,
@@ -179,13 +182,14 @@ class _Bridge(Listener):
             lock_lost.send(sender=task, resource=loss.resource, loss=loss)
 
     def released(self, lease: Lease, held: bool) -> None:
+        task = self._tasks.pop(lease.token, None)
+        if not lock_released.receivers:
+            return
         owner = Owner.of(lease.token)
         if is_tick(lease.resource, owner):
             return
-        task = self._known(lease.token, owner)
-        self._tasks.pop(lease.token, None)
         lock_released.send(
-            sender=task,
+            sender=task if task is not None else task_of(owner),
             resource=lease.resource,
             lease=lease,
             held=held,

@@ -1,0 +1,101 @@
+"""What telling of locks costs: with nobody listening, with receivers, with traces."""
+
+from __future__ import annotations
+
+import random
+import timeit
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from benchmarks.stats import paired_ratio, table
+from celery_redlock import Redlock, signals
+from celery_redlock.engine import Engine
+from celery_redlock.events import heard
+from celery_redlock.names import checked_names
+
+EACH = 150
+"""Locks in one round."""
+WAYS = {
+    "nobody": "nobody listens",
+    "lost": "one receiver, of lock_lost",
+    "all": "a receiver of each signal",
+    "traced": "OpenTelemetry's spans, thrown away",
+}
+
+
+def measure(urls: Sequence[str], rounds: int) -> dict[str, Any]:
+    """Ratios to nobody listening; and the seconds that are spent on finding that out."""
+    redlock = Redlock(urls, restart_guard="off")
+    seconds: dict[str, list[list[float]]] = {way: [] for way in WAYS}
+    try:
+        for _ in range(EACH):
+            _lock(redlock)
+        for _ in range(rounds):
+            for way in random.sample(list(WAYS), len(WAYS)):
+                with _listening(way):
+                    seconds[way].append([_lock(redlock) for _ in range(EACH)])
+    finally:
+        redlock.close()
+    one = median(median(values) for values in seconds["nobody"])
+    ratios = {way: paired_ratio(seconds[way], seconds["nobody"]) for way in WAYS}
+    return {"acquire and release": one, "ratios": ratios, "unheard": _unheard() / one}
+
+
+def show(figures: dict[str, Any]) -> str:
+    rows = [[WAYS[way], f"{ratio:.2f}"] for way, ratio in figures["ratios"].items()]
+    part = f"{figures['unheard']:.3%}"
+    rows.append(["to find that nobody listens, part of acquire + release", part])
+    return table(["telling of locks", "x nobody"], rows)
+
+
+def _lock(redlock: Redlock) -> float:
+    begin = perf_counter()
+    with redlock.lock("r"):
+        pass
+    return perf_counter() - begin
+
+
+def _unheard() -> float:
+    """Seconds that one lock spends on what is there for listeners, if there are none."""
+
+    class Quick(Engine):
+        def __init__(self) -> None: ...
+
+        def _ask(self, *_arguments: Any) -> Any:
+            return None  # the nodes are not what is measured
+
+    quick, names, times = Quick(), ("r",), 200_000
+    said = (names, None, 0.0, None, print, None, False, 1)
+
+    def per_call(call: Any) -> float:
+        return min(timeit.repeat(call, number=times, repeat=5)) / times
+
+    # It looks at three more places: when granted, when refused, when released.
+    looks = 3 * per_call(heard)
+    told = per_call(lambda: quick._acquire(*said))
+    return told - per_call(lambda: quick._ask(*said, checked_names(names))) + looks
+
+
+@contextmanager
+def _listening(way: str) -> Iterator[None]:
+    def receive(**_more: Any) -> None: ...
+
+    names = {"lost": ["lock_lost"], "all": signals.__all__}.get(way, [])
+    for name in names:
+        getattr(signals, name).connect(receive)
+    if way == "traced":
+        from opentelemetry.sdk.trace import TracerProvider
+
+        from celery_redlock import tracing
+
+        tracing.instrument(TracerProvider(shutdown_on_exit=False))
+    try:
+        yield
+    finally:
+        for name in names:
+            getattr(signals, name).disconnect(receive)
+        if way == "traced":
+            tracing.uninstrument()
