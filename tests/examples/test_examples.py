@@ -90,6 +90,21 @@ def test_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) ->
     assert (tmp_path / "order-blue.txt").read_text() == "50"
 
 
+def test_signals_says_who_has_waited_and_who_was_skipped(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    with worker("signals", environment, tmp_path / "log"):
+        result = run("signals", environment)
+    told = (tmp_path / "log").read_text()
+    assert result.stderr == ""
+    assert result.stdout.splitlines() == [*["report 7 is rebuilt"] * 2, "skipped"]
+    assert re.search(r"signals\.rebuild has waited \d\.\d s for report:7$", told, re.M)
+    held = re.findall(r"report:7 was locked for (\d+\.\d) s, to the end: True$", told, re.M)
+    assert len(held) == 2 and all(float(seconds) >= 0.7 for seconds in held)
+    skipped = r"signals\.refresh is skipped \(run\): task \S+ of pid \d+ on \S+ has it$"
+    assert re.search(skipped, told, re.M)
+
+
 def test_orders_needs_its_lock(environment: dict[str, str], tmp_path: Path) -> None:
     """Without the lock the same example loses payments: it is the lock that keeps them."""
     bare = tmp_path / "bare"

@@ -183,7 +183,7 @@ def test_modules_and_names_in_them_exist(page: str) -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_classes_exist(page: str) -> None:
-    places: list[ModuleType] = [celery_redlock, celery.exceptions, builtins, once, singleton]
+    places: list[ModuleType] = [celery_redlock, lease, celery.exceptions, builtins, once, singleton]
     known = {"YES", "NO", "SILENT"}  # votes
     others = {
         "RETRY",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +36,7 @@ from tests.unit.test_publish import Box, take
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 from tests.unit.test_turn import due, entries
 
+ROOT = Path(__file__).parents[2]
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 
 
@@ -125,6 +128,16 @@ def test_the_package_has_them_and_imports_them_when_asked() -> None:
     program = "import sys, celery_redlock; print('celery' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_the_page_and_the_module_say_what_each_carries() -> None:
+    page = (ROOT / "docs/signals.md").read_text()
+    table = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", page, re.M)
+    documented = {name: {"resource", *re.findall(r"\w+", names)} for name, names in table}
+    carried = {name: set(getattr(signals, name).providing_args) for name in signals.__all__}
+    assert documented == carried
+    module = re.findall(r"^`(\w+)` \(([\w, ]+)\)$", signals.__doc__ or "", re.M)
+    assert {name: set(names.split(", ")) for name, names in module} == carried
 
 
 # -- a block ---------------------------------------------------------------------------------------
