@@ -1,8 +1,8 @@
 """Prometheus metrics of what becomes of locks, in the processes where it happens.
 
-    from celery_redlock import metrics
+    from celery_redlock.metrics import install
 
-    metrics.install(port=9468)  # where the app is made: in workers, beats, web servers
+    install(port=9468)  # where the app is made: in workers, beats, web servers
 
 Counters and histograms only, made of the signals (`signals.py`) and of what nodes do (`events.py`).
 Gauges come from the nodes, by the exporter (`exporter.py`): no process knows what all hold. The

@@ -1,0 +1,223 @@
+"""The dashboard, the alerts and the page: every metric and label that they name is really there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import yaml
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from celery_redlock import Redlock, ResourceHeld, signals
+from celery_redlock.commands import RESERVED_SUFFIX
+from celery_redlock.events import NODE_FAILURES
+from celery_redlock.exporter import exposition, make_registry
+from celery_redlock.lease import Owner
+from celery_redlock.metrics import BUCKETS, install
+from celery_redlock.server import start_servers
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD: dict[str, Any] = json.loads((ROOT / "grafana/celery-redlock.json").read_text("utf-8"))
+GROUPS = yaml.safe_load((ROOT / "grafana/alerts.yml").read_text("utf-8"))["groups"]
+ALERTS: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+EXPRESSIONS = [
+    *((panel["title"], target["expr"]) for panel in PANELS for target in panel["targets"]),
+    *((alert["alert"], alert["expr"]) for alert in ALERTS),
+]
+NAME = re.compile(r"\bcelery_redlock_\w+")
+CHARGE = Owner("web-1", 42, "id", task="shop.charge")
+
+
+class Exposed:
+    """What a process and the exporter show after some traffic.
+
+    Attributes:
+        labels: The labels of each sample, by its name.
+        families: Type and help of each metric, by its name without `_total`.
+    """
+
+    def __init__(self, texts: list[str]) -> None:
+        self.labels: dict[str, set[str]] = {}
+        self.families: dict[str, tuple[str, str]] = {}
+        for text in texts:
+            for family in text_string_to_metric_families(text):
+                if family.name.endswith("_created"):
+                    continue  # prometheus_client's own
+                self.families[family.name] = (family.type, family.documentation)
+                for sample in family.samples:
+                    self.labels.setdefault(sample.name, set()).update(sample.labels)
+
+
+@pytest.fixture(scope="module")
+def exposed() -> Iterator[Exposed]:
+    installed = install(CollectorRegistry())
+    try:
+        with start_servers(3) as servers:
+            redlock = Redlock([server.url for server in servers], restart_guard="off")
+            redlock.connect(30.0)
+            with redlock.lock("r", owner=CHARGE), pytest.raises(ResourceHeld):
+                redlock.acquire("r")
+            lease = redlock.acquire("r", owner=CHARGE)
+            redlock.extend(lease)
+            signals.task_skipped.send(sender=None, where="run")
+            for server in servers:
+                with redis.Redis(port=server.port) as client:
+                    token = CHARGE.token("0" * 32, 1.0)
+                    client.set(f"redlock:q{RESERVED_SUFFIX}", token, px=60_000)
+                    client.zadd("redlock:r#line", {"somebody": 1.0})
+            texts = [exposition(make_registry(redlock, timeout=30.0))]
+            redlock.close()
+        texts.append(generate_latest(installed.registry).decode())
+    finally:
+        installed.close()
+    yield Exposed(texts)
+
+
+def test_what_the_expressions_name_is_exposed(exposed: Exposed) -> None:
+    for where, expression in EXPRESSIONS:
+        _check(where, expression, exposed)
+
+
+def _check(where: str, expression: str, exposed: Exposed) -> None:
+    names = NAME.findall(expression)
+    assert names
+    known = {"le"}
+    for name in names:
+        assert name in exposed.labels, f"{where}: {name}"
+        known |= exposed.labels[name]
+    by = re.findall(r"\b(?:by|without|on|ignoring) ?\(([^)]*)\)", expression)
+    used = {label.strip() for found in by for label in found.split(",")}
+    used |= set(re.findall(r"[{,]\s*(\w+)\s*(?:=~|!~|!=|=)", expression))
+    assert used <= known, f"{where}: {used - known}"
+
+
+def test_the_expressions_are_whole() -> None:
+    closing = {")": "(", "]": "[", "}": "{"}
+    for where, expression in EXPRESSIONS:
+        open_: list[str] = []
+        for letter in re.sub(r'"[^"]*"', '""', expression):
+            if letter in "([{":
+                open_.append(letter)
+            elif letter in closing:
+                assert open_ and open_.pop() == closing[letter], where
+        assert not open_, where
+
+
+def test_legends_and_texts_name_labels_that_the_expression_keeps() -> None:
+    texts = [
+        *(
+            (target["expr"], target["legendFormat"])
+            for panel in PANELS
+            for target in panel["targets"]
+        ),
+        *((alert["expr"], alert["annotations"]["summary"]) for alert in ALERTS),
+    ]
+    named = 0
+    for expression, text in texts:
+        by = ",".join(re.findall(r"\bby \(([^)]*)\)", expression))
+        for label in re.findall(r"\{\{ ?(?:\$labels\.)?(\w+) ?\}\}", text):
+            assert label in re.split(r"[, ]+", by), f"{text}: {label}"
+            named += 1
+    assert named > 20
+
+
+def test_panels_say_what_they_show() -> None:
+    titles = [panel["title"] for panel in PANELS]
+    assert len(titles) > 20 and all(titles)
+    for panel in PANELS:
+        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["description"], panel["title"]
+        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${datasource}", panel["title"]
+            assert ("_seconds" not in target["expr"]) or (
+                panel["fieldConfig"]["defaults"]["unit"] == "s"
+            ), panel["title"]
+    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource"
+    used = set(re.findall(r"\$(\w+)", json.dumps(PANELS))) - {"__rate_interval"}
+    assert used <= variables.keys()
+
+
+def test_panels_do_not_overlap() -> None:
+    places: dict[tuple[int, int], str] = {}
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24
+        for x in range(at["x"], at["x"] + at["w"]):
+            for y in range(at["y"], at["y"] + at["h"]):
+                assert (x, y) not in places, (panel["title"], places.get((x, y)))
+                places[x, y] = panel["title"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_every_metric_of_ours_has_its_panel(exposed: Exposed) -> None:
+    shown = " ".join(expression for _where, expression in EXPRESSIONS)
+    unseen = {name for name in exposed.families if name not in shown}
+    assert unseen == {"celery_redlock_nodes", "celery_redlock_survey_errors"}
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
+def test_an_alert_says_how_bad_what_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert alert["labels"]["severity"] in ("warning", "critical")
+    assert alert["annotations"]["summary"]
+    page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    headings = re.findall(r"^## (.+)$", (ROOT / page).read_text("utf-8"), re.M)
+    assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
+
+
+def test_what_the_issue_asks_for_has_an_alert() -> None:
+    anchors = {alert["annotations"]["runbook_url"].partition("#")[2] for alert in ALERTS}
+    assert anchors >= {
+        *("lock-waits-are-long", "node-down", "lease-lost", "leaked-keys", "no-quorum")
+    }
+
+
+def test_promtool_takes_the_rules_and_the_panels(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian's package prometheus has it)")
+    panels = tmp_path / "panels.yml"
+    rules = [
+        {"record": f"panel:{number}", "expr": re.sub(r"\$__rate_interval", "5m", expression)}
+        for number, (_where, expression) in enumerate(EXPRESSIONS)
+    ]
+    panels.write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    for command in (
+        ["check", "rules", "alerts.yml", str(panels)],
+        ["test", "rules", "alerts_test.yml"],
+    ):
+        done = subprocess.run(
+            [promtool, *command], cwd=ROOT / "grafana", capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_page_has_each_metric_as_it_is(exposed: Exposed) -> None:
+    page = (ROOT / "docs/metrics.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(celery_redlock_\w+)` \| (\w+) \|([^|]*)\|([^|]*)\|", page, re.M)
+    documented = {name: (kind, set(re.findall(r"`(\w+)`", of))) for name, kind, of, _unit in rows}
+    real = {}
+    for family, (kind, _help) in exposed.families.items():
+        name = f"{family}_total" if kind == "counter" else family
+        sample = f"{name}_count" if kind == "histogram" else name
+        real[name] = (kind, exposed.labels[sample])
+    assert documented == real
+    for name, _kind, _of, unit in rows:
+        assert (unit.strip() == "seconds") == name.endswith("_seconds"), name
+
+
+def test_the_page_knows_each_kind_of_failure_and_each_histogram() -> None:
+    page = (ROOT / "docs/metrics.md").read_text("utf-8")
+    for word in (*NODE_FAILURES, *BUCKETS):
+        assert f"`{word}`" in page, word
