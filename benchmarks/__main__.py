@@ -19,6 +19,7 @@ from benchmarks import (
     imports,
     latency,
     leases,
+    listing,
     publishing,
     several,
     signals,
@@ -37,6 +38,7 @@ SECTIONS = (
     "hot",
     "publishing",
     "signals",
+    "listing",
     "import",
 )
 
@@ -98,6 +100,9 @@ def main() -> None:
         if "signals" in chosen:
             figures = signals.measure(urls, 5 if quick else 60)
             report("signals", figures, signals.show(figures))
+        if "listing" in chosen:
+            figures = listing.measure(urls, rounds=3 if quick else 11)
+            report("listing", figures, listing.show(figures))
     if "import" in chosen:
         figures = imports.measure(5 if quick else 15)
         report("import", figures, imports.show(figures))

@@ -89,7 +89,7 @@ def survey(
         match: Which resources, as a glob (`*`, `?`, `[a-z]`, `[^a-z]`, a backslash before one
             that is meant) over their whole names.
         kinds: Which of `KINDS`.
-        timeout: Seconds after which a node that has not told all counts as away.
+        timeout: Seconds without an answer after which a node counts as away.
 
     Raises:
         ValueError: There is no such kind.
@@ -133,7 +133,7 @@ def look(redlock: Redlock, resource: str, timeout: float = 3.0) -> tuple[Entry, 
     Args:
         redlock: Whose nodes and prefix.
         resource: Its name, without prefix and suffix.
-        timeout: Seconds after which a node that has not told all counts as away.
+        timeout: Seconds without an answer after which a node counts as away.
 
     Raises:
         QuorumUnavailable: Fewer than a quorum of nodes told all they have.
@@ -193,18 +193,22 @@ def _merge(redlock: Redlock, errand: Any, timeout: float, wanted: frozenset[str]
     names = {name for haul in hauls for name in (*haul.seen, *haul.lines)}
     entries = []
     for name in names:
-        entry = _entry(name, hauls, redlock.prefix, quorum, at)
+        entry = _entry(name, names, hauls, redlock.prefix, quorum, at)
         if entry is not None and entry.kind in wanted:
             entries.append(entry)
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
     return Survey(tuple(entries), tuple(looks), at)
 
 
-def _entry(name: str, hauls: Sequence[_Haul], prefix: str, quorum: int, at: float) -> Entry | None:
+def _entry(
+    name: str, names: set[str], hauls: Sequence[_Haul], prefix: str, quorum: int, at: float
+) -> Entry | None:
     """What the nodes have under one name."""
     resource, kind, slot = _parse(name)
     total = len(hauls)
-    line = _waiting([haul.lines.get(resource + LINE_SUFFIX) for haul in hauls], quorum, at)
+    line: tuple[int, tuple[float, ...]] = (0, ())
+    if (its_line := resource + LINE_SUFFIX) in names:
+        line = _waiting([haul.lines.get(its_line) for haul in hauls], quorum, at)
     found = [haul.lines.get(name) or haul.seen.get(name) for haul in hauls]
     ttls_of: dict[bytes, list[float | None]] = {}
     for node, one in enumerate(found):
@@ -217,9 +221,11 @@ def _entry(name: str, hauls: Sequence[_Haul], prefix: str, quorum: int, at: floa
     if kind == "fence":  # each node has one of its own; the largest counts
         fence = _fence(hauls, name)
         ttls_of = _as_one(ttls_of, lambda value: value.isdigit())
-    elif kind in ("lock", "foreign"):
-        fence = _fence(hauls, resource + FENCE_SUFFIX)
-    values = sorted(ttls_of, key=lambda value: -_count(ttls_of[value]))
+    elif kind == "lock" and (its_fence := resource + FENCE_SUFFIX) in names:
+        fence = _fence(hauls, its_fence)
+    values = list(ttls_of)
+    if len(values) > 1:
+        values.sort(key=lambda value: -_count(ttls_of[value]))
     top = values[0]
     owner = Owner.of(_token(top))
     known = {"fence": top.isdigit(), "mark": top == DONE.encode(), "line": top == b"line"}

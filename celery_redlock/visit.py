@@ -31,6 +31,8 @@ FOREIGN = b""
 """Stands for a value that is no string, or longer than any of ours."""
 SCAN_COUNT = 1000
 """Keys that a node looks at per step of a SCAN: well below a millisecond of its time."""
+LONGEST_VISIT = 10
+"""By how many times the timeout a node may take longer in all, as long as it answers."""
 BATCH = 500
 """Keys that are asked for at a time: a node's other clients have their turn in between."""
 
@@ -94,10 +96,15 @@ class Line(NamedTuple):
 
 
 class Reader:
-    """Reads one node, over one connection."""
+    """Reads one node, over one connection.
+
+    Attributes:
+        heard: When it last answered; seconds of the monotonic clock.
+    """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self.heard = monotonic()
 
     def scan(self, prefix: str, head: str) -> dict[str, bytes]:
         """The keys below a prefix that go on with `head`: name without the prefix, and key."""
@@ -175,6 +182,7 @@ class Reader:
                 replies.append(self._connection.read_response())
             except redis.ResponseError as error:
                 replies.append(error)
+        self.heard = monotonic()
         return replies
 
 
@@ -188,6 +196,8 @@ class _Visit(threading.Thread, Generic[T]):
         self._address, self._errand, self._timeout = address, errand, timeout
         self._key = _bytes(prefix)
         self._connection: Any = None
+        self._reader: Reader | None = None
+        self._begun = monotonic()
         self.result: T | None = None
         self.look = NodeLook(address.name, False, f"no answer within {timeout:g} s")
 
@@ -200,10 +210,12 @@ class _Visit(threading.Thread, Generic[T]):
         try:
             self._connection = connection = address.connection_class(**arguments)
             connection.connect()
-            reader = Reader(connection)
+            self._reader = reader = Reader(connection)
             rtt = reader.rtt(self._key)
             result = self._errand(reader)
             self.result, self.look = result, NodeLook(address.name, True, "", rtt)
+        except redis.TimeoutError:
+            pass  # what is said of it until it answers stays true
         except (redis.RedisError, OSError) as error:
             self.look = NodeLook(address.name, False, reason(error))
         except Exception as error:
@@ -214,6 +226,11 @@ class _Visit(threading.Thread, Generic[T]):
             if connection is not None:
                 with contextlib.suppress(Exception):
                     connection.disconnect()
+
+    @property
+    def heard(self) -> float:
+        """When its node last answered, or when it set out."""
+        return self._begun if self._reader is None else self._reader.heard
 
     def hang_up(self) -> None:
         """End the thread's wait for its node."""
@@ -232,21 +249,25 @@ def visit(
         addresses: The nodes.
         prefix: What our keys begin with.
         errand: What to do there; in a thread per node.
-        timeout: Seconds after which a node that has not told all is left alone.
+        timeout: Seconds without an answer after which a node is left alone. One that goes on
+            answering, since it has much to tell, has ten times as long in all.
 
     Returns:
         How each node answered; and what the errand brought from it, None if it did not.
     """
-    until = monotonic() + timeout
+    until = monotonic() + LONGEST_VISIT * timeout
     visits = [_Visit(address, prefix, errand, timeout) for address in addresses]
     for one in visits:
         one.start()
     looks, results = [], []
     for one in visits:
-        one.join(max(0.0, until - monotonic()))
+        while one.is_alive() and (left := min(one.heard + timeout, until) - monotonic()) > 0:
+            one.join(left)
         late = one.is_alive()
-        look = NodeLook(one.look.name, False, f"no answer within {timeout:g} s")
-        looks.append(look if late else one.look)
+        why = f"no answer within {timeout:g} s"
+        if late and monotonic() > until:
+            why = f"has not told all within {LONGEST_VISIT * timeout:g} s"
+        looks.append(NodeLook(one.look.name, False, why) if late else one.look)
         results.append(None if late else one.result)
         if late:
             one.hang_up()

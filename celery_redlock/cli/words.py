@@ -29,7 +29,7 @@ timeout_option = click.option(
     default=3.0,
     show_default=True,
     metavar="SECONDS",
-    help="After which a node that has not answered counts as away.",
+    help="Without an answer, after which a node counts as away.",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +15,7 @@ from celery_redlock.commands import DONE
 from celery_redlock.lease import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
+from celery_redlock.visit import Reader, visit
 from tests.support import TOKEN, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
@@ -303,3 +305,27 @@ def test_a_visit_leaves_no_thread_and_no_connection(
         return after == before and not any("visit" in name for name in names)
 
     wait_until(gone, 20, "all have gone home")
+
+
+def test_a_node_that_goes_on_answering_is_waited_for(redlock: Redlock) -> None:
+    def errand(reader: Reader) -> int:
+        for _ in range(5):
+            time.sleep(0.25)
+            reader.rtt(b"redlock:")
+        return 1
+
+    looks, results = visit(redlock._addresses, "redlock:", errand, 1.0)
+    assert results == [1] * 5 and all(node.reachable for node in looks)
+
+
+def test_a_node_that_never_ends_is_left_alone(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def errand(reader: Reader) -> None:
+        while True:
+            time.sleep(0.02)
+            reader.rtt(b"redlock:")
+
+    monkeypatch.setattr("celery_redlock.visit.LONGEST_VISIT", 2)
+    looks, _results = visit(redlock._addresses, "redlock:", errand, 0.3)
+    assert {node.error for node in looks} == {"has not told all within 0.6 s"}
