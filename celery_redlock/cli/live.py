@@ -45,7 +45,9 @@ def _page(
         if not look.reachable
     ]
     shown = max(1, height - 5 - len(notes))
-    table = Table(*HEAD, box=box.SIMPLE_HEAD, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in HEAD:
+        table.add_column(column, overflow="fold")
     for cells in rows(entries)[:shown]:
         table.add_row(*(Text(cell) for cell in cells))
     if len(entries) > shown:

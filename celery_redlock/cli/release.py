@@ -58,7 +58,7 @@ def command(
             + ", ".join(str(entry.slot) for entry in found)
         )
     (entry,) = found
-    if not force and (why := _refusal(entry, seen, redlock.ttl)):
+    if not force and (why := _refusal(entry, seen)):
         return _end(site, entry, None, why, REFUSED)
     if not entry.digest:
         why = f"{entry.key} is no string, or too long: it cannot be compared; delete it by hand"
@@ -67,11 +67,11 @@ def command(
     return _end(site, entry, freed, *_said(entry, freed))
 
 
-def _refusal(entry: Entry, seen: Survey, ttl: float) -> str:
+def _refusal(entry: Entry, seen: Survey) -> str:
     """Why nothing is to be done, after asking; empty if it is."""
     if not _can_ask():
         return "there is no terminal to ask on: look with show, then give --force"
-    click.echo(lines(name_of(entry), *described(entry, seen), "", *_warning(entry, ttl)), err=True)
+    click.echo(lines(name_of(entry), *described(entry, seen), "", *_warning(entry)), err=True)
     return "" if click.confirm("Free it?", err=True) else "left as it was"
 
 
@@ -79,7 +79,7 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
-def _warning(entry: Entry, ttl: float) -> list[str]:
+def _warning(entry: Entry) -> list[str]:
     if entry.kind == "reservation":
         return [
             "Its message stays in the queue: another of the same key may then be published, and"
@@ -94,7 +94,8 @@ def _warning(entry: Entry, ttl: float) -> list[str]:
     return [
         "Its holder is not stopped by this. If it lives, its body goes on, and another may run"
         " beside it." + stop,
-        f"If nobody else takes the key, a holder that lives takes it back within {ttl / 3:g} s.",
+        "If nobody else takes the key, a holder that lives takes it back when it next extends its"
+        " lease: within a third of its ttl.",
     ]
 
 

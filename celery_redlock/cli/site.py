@@ -163,7 +163,9 @@ def _rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(*columns, box=box.SIMPLE_HEAD, show_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")  # whole, to be copied
     for row in rows:
         made.add_row(*(Text(cell) for cell in row))
     console = Console()

@@ -189,7 +189,7 @@ def test_a_holder_that_lives_takes_it_back_if_nobody_else_does(servers: list[Loc
 def test_a_holder_that_lives_learns_that_another_has_it(
     redlock: Redlock, servers: list[LocalServer]
 ) -> None:
-    holding = Redlock([server.url for server in servers], ttl=5)
+    holding = Redlock([server.url for server in servers], ttl=3)
     with holding.lock("order:1", on_lost=lambda lease: None) as lease:
         (entry, *_) = look(redlock, "order:1")
         assert free(redlock, entry, 20).outcome == "freed"

@@ -140,7 +140,7 @@ def test_a_key_without_a_ttl_is_a_leak(redlock: Redlock, clients: list[redis.Red
     "put",
     [
         lambda client: client.hset("redlock:order:1", "a", "b"),
-        lambda client: client.set("redlock:order:1", "x" * 5000),
+        lambda client: client.set("redlock:order:1", Owner("h" * 5000, 1).token("0" * 32)),
         lambda client: client.set("redlock:order:1", ""),
         lambda client: client.set("redlock:order:1", b"\xff|\xfe|1"),
         lambda client: client.set("redlock:order:1#fence", "no number"),
@@ -329,3 +329,5 @@ def test_a_node_that_never_ends_is_left_alone(
     monkeypatch.setattr("celery_redlock.visit.LONGEST_VISIT", 2)
     looks, _results = visit(redlock._addresses, "redlock:", errand, 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
+    threads = threading.enumerate
+    wait_until(lambda: not any("visit" in t.name for t in threads()), 20, "they have gone home")
