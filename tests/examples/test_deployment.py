@@ -1,0 +1,267 @@
+"""What the examples deploy: manifests, a compose file, units. Read, for no cluster is here."""
+
+from __future__ import annotations
+
+import configparser
+import itertools
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.address import parse_nodes
+from celery_redlock.options import GLOBAL
+from celery_redlock.quorum import quorum_of
+from celery_redlock.server import _free_port, find_server
+from tests.support import ACL_RULE, end_with_parent, wait_until
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+DEFAULT_TTL = float(GLOBAL["ttl"].default)
+LONGEST_TASK = 300.0
+
+VERSIONS = {
+    "Deployment": "apps/v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1",
+    "Secret": "v1",
+    "Service": "v1",
+    "StatefulSet": "apps/v1",
+}
+
+
+def read(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text("utf-8")))
+
+
+FILES = sorted(path.name for path in (EXAMPLES / "kubernetes").iterdir())
+ALL = [manifest for name in FILES for manifest in read(name)]
+PODS = {m["metadata"]["name"]: m["spec"] for m in ALL if m["kind"] in ("Deployment", "StatefulSet")}
+SECRETS = {m["metadata"]["name"]: m["stringData"] for m in ALL if m["kind"] == "Secret"}
+
+
+def the(kind: str, name: str = "") -> dict[str, Any]:
+    (found,) = (
+        manifest["spec"]
+        for manifest in ALL
+        if manifest["kind"] == kind and name in ("", manifest["metadata"]["name"])
+    )
+    return dict(found)
+
+
+def labels(name: str) -> set[tuple[str, str]]:
+    return set(PODS[name]["template"]["metadata"]["labels"].items())
+
+
+def container(name: str) -> dict[str, Any]:
+    (found,) = PODS[name]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def test_there_are_five_files_of_kinds_that_kubernetes_has() -> None:
+    assert FILES == [
+        "disruption.yaml",
+        "exporter.yaml",
+        "network.yaml",
+        "nodes.yaml",
+        "worker.yaml",
+    ]
+    assert all(manifest["apiVersion"] == VERSIONS[manifest["kind"]] for manifest in ALL)
+    assert set(PODS) == {"redlock", "redlock-exporter", "worker"}
+
+
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_pods_are_found_by_what_is_to_find_them(name: str) -> None:
+    assert set(PODS[name]["selector"]["matchLabels"].items()) <= labels(name)
+    for source in container(name).get("envFrom", []):
+        assert source["secretRef"]["name"] in SECRETS
+    assert {"requests", "limits"} == set(container(name)["resources"])
+
+
+def test_each_node_has_a_machine_and_a_disk_of_its_own() -> None:
+    nodes = the("StatefulSet")
+    (rule,) = nodes["template"]["spec"]["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert set(rule["labelSelector"]["matchLabels"].items()) <= labels("redlock")
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert [claim["metadata"]["name"] for claim in nodes["volumeClaimTemplates"]] == ["data"]
+    assert {"name": "data", "mountPath": "/data"} in container("redlock")["volumeMounts"]
+    assert "dir /data\n" in SECRETS["redlock-nodes"]["redis.conf"]
+
+
+def test_nodes_are_updated_and_drained_one_at_a_time_and_vote_again_in_between() -> None:
+    nodes = the("StatefulSet")
+    assert nodes["updateStrategy"] == {"type": "RollingUpdate"}
+    assert nodes["minReadySeconds"] > DEFAULT_TTL
+    assert {"readinessProbe", "livenessProbe"} <= set(container("redlock"))
+    budget = the("PodDisruptionBudget")
+    assert budget["maxUnavailable"] == 1
+    assert set(budget["selector"]["matchLabels"].items()) <= labels("redlock")
+
+
+@pytest.mark.parametrize(("secret", "user"), [("redlock-client", "redlock"), ("redlock-look",) * 2])
+def test_clients_name_every_node_once_and_none_twice(secret: str, user: str) -> None:
+    nodes, service = the("StatefulSet"), the("Service", "redlock")
+    assert service["clusterIP"] == "None" and nodes["serviceName"] == "redlock"
+    assert set(service["selector"].items()) <= labels("redlock")
+    given = SECRETS[secret]["REDLOCK_NODES"].split(",")
+    assert nodes["replicas"] == 5
+    assert [str(address.name) for address in parse_nodes(given)] == [
+        f"redlock-{number}.redlock:6379" for number in range(nodes["replicas"])
+    ]
+    assert all(url.startswith(f"redis://{user}:") for url in given)
+
+
+def test_only_clients_reach_the_nodes() -> None:
+    policy = the("NetworkPolicy")
+    assert set(policy["podSelector"]["matchLabels"].items()) <= labels("redlock")
+    (rule,) = policy["ingress"]
+    (source,) = rule["from"]
+    allowed = set(source["podSelector"]["matchLabels"].items())
+    assert allowed <= labels("worker") and allowed <= labels("redlock-exporter")
+    assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
+
+
+def test_a_worker_has_time_to_end_its_tasks_and_hears_that_it_shall() -> None:
+    pod = PODS["worker"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= LONGEST_TASK
+    assert container("worker")["command"][0] == "celery"  # no shell in between
+
+
+def test_the_exporter_listens_where_it_is_asked() -> None:
+    (port,) = container("redlock-exporter")["ports"]
+    assert f"0.0.0.0:{port['containerPort']}" in container("redlock-exporter")["command"]
+    service = the("Service", "redlock-exporter")
+    assert set(service["selector"].items()) <= labels("redlock-exporter")
+    assert service["ports"][0]["targetPort"] == port["name"]
+
+
+def acl(user: str, page: str) -> str:
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    (rule,) = re.findall(rf"^ACL SETUSER {user} (on .*)$", text, re.M)
+    return f"user {user} {rule}"
+
+
+def test_its_users_are_those_of_the_docs() -> None:
+    assert SECRETS["redlock-nodes"]["users.acl"].splitlines() == [
+        "user default off",
+        f"{acl('redlock', 'settings.md')} +config|get",  # for appendfsync always
+        acl("redlock-look", "cli.md"),
+    ]
+    assert acl("redlock", "settings.md").endswith(" ".join(ACL_RULE))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[int]:
+    """A server with the configuration and the users of the manifests: its port."""
+    conf = SECRETS["redlock-nodes"]["redis.conf"]
+    conf = conf.replace("/data", str(tmp_path)).replace("/etc/redis", str(tmp_path))
+    (tmp_path / "redis.conf").write_text(conf)
+    (tmp_path / "users.acl").write_text(SECRETS["redlock-nodes"]["users.acl"])
+    port = _free_port()
+    process = subprocess.Popen(
+        [find_server(), str(tmp_path / "redis.conf"), "--port", str(port), "--bind", "127.0.0.1"],
+        preexec_fn=end_with_parent,
+        stdout=subprocess.DEVNULL,
+    )
+    yield port
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.defaults
+def test_a_node_of_the_manifests_is_trusted_as_soon_as_it_is_started(node: int) -> None:
+    """With the restart guard on: its files are written at each command, and it may say so."""
+    (url,) = {url for url in SECRETS["redlock-client"]["REDLOCK_NODES"].split(",") if "-0." in url}
+    redlock = Redlock([url.replace("redlock-0.redlock:6379", f"127.0.0.1:{node}")])
+    try:
+        lease = wait_until(lambda: attempt(redlock), 20, "it is trusted")
+        assert redlock.release(lease) is True
+    finally:
+        redlock.close()
+
+
+def attempt(redlock: Redlock) -> Any:
+    try:
+        return redlock.try_acquire("stock")
+    except QuorumUnavailable as error:
+        assert "may have forgotten" not in str(error), error
+        return None
+
+
+def quorums(nodes: int) -> list[set[int]]:
+    return [set(one) for one in itertools.combinations(range(nodes), quorum_of(nodes))]
+
+
+def test_lists_that_differ_by_one_node_have_no_two_quorums_apart() -> None:
+    """As docs/operating.md says; and that two are too many."""
+    for n in range(1, 8):
+        assert all(old & new for old in quorums(n) for new in quorums(n + 1))
+    assert not all(old & new for old in quorums(3) for new in quorums(5))
+
+
+@pytest.mark.parametrize("page", ["django", "fastapi"])
+def test_the_code_on_a_page_is_that_of_its_example(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+    found = re.findall(r"^```py\n(.*?)^```$", text, re.M | re.S)
+    sources = [path.read_text("utf-8") for path in EXAMPLES.rglob("*.py")]
+    assert len(found) >= 4
+    for block in found:
+        assert any(block in source for source in sources), block
+
+
+def test_compose_has_five_nodes_with_disks_of_their_own() -> None:
+    whole = yaml.safe_load((EXAMPLES / "compose.yml").read_text("utf-8"))
+    services = whole["services"]
+    nodes = [name for name in services if name.startswith("node")]
+    assert [services[name]["volumes"] for name in nodes] == [[f"{name}:/data"] for name in nodes]
+    assert list(whole["volumes"]) == nodes and len(nodes) == 5
+    for name in nodes:
+        assert "--appendonly yes --appendfsync always" in services[name]["command"]
+        assert "--maxmemory-policy noeviction" in services[name]["command"]
+    for name in ("worker", "beat"):
+        given = services[name]["environment"]["REDLOCK_NODES"].split(",")
+        assert [str(one.name) for one in parse_nodes(given)] == [f"{node}:6379" for node in nodes]
+        assert set(services[name]["depends_on"]) == {"broker", *nodes}
+        assert services[name]["command"][0] == "celery"
+    assert services["worker"]["stop_grace_period"] == "10m"
+    assert services["beat"]["deploy"]["replicas"] == 2
+
+
+def unit(name: str) -> configparser.RawConfigParser:
+    parsed = configparser.RawConfigParser(strict=True)
+    parsed.optionxform = str  # type: ignore[assignment,method-assign]
+    parsed.read_string((EXAMPLES / "systemd" / name).read_text("utf-8"))
+    return parsed
+
+
+def test_systemd_ends_the_main_process_alone_and_waits() -> None:
+    service = unit("shop-worker.service")["Service"]
+    assert service["KillMode"] == "mixed"
+    assert float(service["TimeoutStopSec"]) >= LONGEST_TASK
+    assert float(unit("redlock-node.conf")["Service"]["RestartSec"]) > DEFAULT_TTL
+
+
+def test_systemd_reads_the_unit(tmp_path: Path) -> None:
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze is installed")
+    text = (EXAMPLES / "systemd" / "shop-worker.service").read_text("utf-8")
+    text = text.replace("/srv/shop/.venv/bin/celery", "/bin/true")
+    (tmp_path / "shop-worker.service").write_text(text)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", tmp_path / "shop-worker.service"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "shop" in line]) == (
+        0,
+        [],
+    )
