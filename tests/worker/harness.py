@@ -23,17 +23,26 @@ from celery import Celery
 from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult
 from celery.states import READY_STATES
+from pytest_celery import (
+    CeleryBackendCluster,
+    CeleryBrokerCluster,
+    CeleryTestSetup,
+    CeleryTestWorker,
+    CeleryWorkerCluster,
+    RedisTestBackend,
+    RedisTestBroker,
+)
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
+from tests.containers import READY as READY
+from tests.containers import LocalProcess, LocalRedis, LocalServerProcess, LocalWorker
 from tests.support import lock_url, wait_until
 from tests.worker import log
 from tests.worker.log import Line, Run
 
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.worker.tasks"
-READY = 60.0
-"""Seconds for a worker to start, on a machine that is busy."""
 SOON = 1.0
 """Seconds within which a lock must be free after the end, or the death, of its body."""
 
@@ -235,6 +244,16 @@ class Cluster:
 
     # -- workers -------------------------------------------------------------------------------
 
+    def setup(self, *workers: Worker) -> CeleryTestSetup:
+        """The broker, the backend and some workers as pytest-celery has them."""
+        server = LocalServerProcess(self.broker)
+        return CeleryTestSetup(
+            CeleryWorkerCluster(*workers),
+            CeleryBrokerCluster(RedisTestBroker(LocalRedis(server), self.app)),
+            CeleryBackendCluster(RedisTestBackend(LocalRedis(server), self.app)),
+            self.app,
+        )
+
     @contextlib.contextmanager
     def worker(self, *arguments: str, queue: str = "celery", **conf: Any) -> Iterator[Worker]:
         worker = Worker(self, arguments, conf, queue)
@@ -293,8 +312,10 @@ class Contender:
         assert self.entered - since < SOON
 
 
-class Worker:
-    """A `celery worker` process."""
+class Worker(CeleryTestWorker):
+    """A `celery worker` process: one of pytest-celery's nodes, without a container around it."""
+
+    __hash__ = object.__hash__  # pytest-celery compares nodes, and forgets this
 
     def __init__(
         self,
@@ -305,7 +326,6 @@ class Worker:
     ) -> None:
         name = uuid.uuid4().hex[:8]
         self.queue = queue
-        self.output = cluster.path / f"worker-{name}.log"
         environment = {
             **os.environ,
             "TEST_CONF": json.dumps({**cluster.conf, **conf}),
@@ -316,16 +336,14 @@ class Worker:
         command = [sys.executable, "-m", "celery", "-A", cluster.tasks, "worker", "-l", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
-        with open(self.output, "ab") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+        self.output = cluster.path / f"worker-{name}.log"
+        process = LocalProcess(command, output=self.output, env=environment, cwd=ROOT)
+        super().__init__(LocalWorker(process), cluster.app)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The worker's main process."""
+        return self.container.process
 
     @property
     def text(self) -> str:
@@ -336,13 +354,6 @@ class Worker:
         """Wait until it has logged `words`."""
         wait_until(lambda: words in self.text, timeout, f"the worker says {words!r}", every=0.01)
 
-    def ready(self) -> None:
-        def up() -> bool:
-            assert self.process.poll() is None, self.text
-            return " ready." in self.text
-
-        wait_until(up, READY, "the worker is ready", every=0.02)
-
     def terminate(self) -> None:
         """Ask for a warm shutdown."""
         self.process.send_signal(signal.SIGTERM)
@@ -350,14 +361,6 @@ class Worker:
     def ended(self, timeout: float = 10.0) -> int:
         """Wait for its end; its return code."""
         return self.process.wait(timeout)
-
-    def kill(self) -> None:
-        """End it and its children, whatever they do."""
-        family = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        for process in family and [*family[0].children(recursive=True), *family]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait(10.0)
 
 
 def refused_by(node: LocalServer) -> set[str]:
