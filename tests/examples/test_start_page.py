@@ -1,0 +1,160 @@
+"""docs/start.md, done as a reader would: each block of it, in its order, on ports of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.server import find_server
+from tests.support import end_with_parent, wait_until
+
+pytestmark = pytest.mark.worker
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
+BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE, re.M | re.S)
+FILES = {text.split()[1]: text for language, text in BLOCKS if language == "python"}
+INSTALL, NODES, WORKER, PAY, SEE, BREAK, TEST = (
+    text.strip() for language, text in BLOCKS if language == "sh"
+)
+CHARGED = "order 7: 50\norder 7: 20\norder 8: 10\n"
+
+# The work takes five seconds on the page, and here until the test says go.
+WORK = "time.sleep(5)  # the work"
+GATE = 'while not __import__("os").path.exists("go"): time.sleep(0.02)'
+
+SERVER = f"""#!{sys.executable}
+import os, sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.support import end_with_parent
+end_with_parent()
+os.execv({{binary!r}}, [{{binary!r}}, *sys.argv[1:]])
+"""
+CLI = f"""#!{sys.executable}
+import contextlib, sys, redis
+assert sys.argv[1] == "-p" and sys.argv[3:] == ["shutdown", "nosave"], sys.argv
+with contextlib.suppress(redis.ConnectionError), redis.Redis(port=int(sys.argv[2])) as client:
+    client.shutdown(nosave=True)
+"""
+
+
+class Desk:
+    """A directory with the page's files, a PATH with its programs, and terminals."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._ports = {f"70{n:02}": str(port) for n, port in enumerate(free_ports(4))}
+        for name, text in FILES.items():
+            (directory / name).write_text(self.local(text).replace(WORK, GATE), "utf-8")
+        programs = directory / "bin"
+        programs.mkdir()
+        for name, text in (
+            ("redis-server", SERVER.format(binary=find_server())),
+            ("redis-cli", CLI),
+        ):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        path = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
+        self._environment = {**os.environ, "PATH": os.pathsep.join(path), "NO_COLOR": "1"}
+
+    def local(self, text: str) -> str:
+        """The same with ports that are free here."""
+        return re.sub(r"\b70\d\d\b", lambda port: self._ports[port[0]], text)
+
+    def run(self, command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["bash", "-c", self.local(command)],
+            cwd=self.directory,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    @contextlib.contextmanager
+    def terminal(self, command: str, log: str) -> Iterator[Path]:
+        path = self.directory / log
+        with open(path, "wb") as output:
+            process = subprocess.Popen(
+                ["bash", "-c", self.local(command)],
+                cwd=self.directory,
+                env=self._environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=end_with_parent,
+            )
+        try:
+            yield path
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(20)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_what_is_to_be_installed_exists() -> None:
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    (extra,) = re.findall(r'"celery-redlock\[(\w+)\]"', INSTALL)
+    assert f"\n{extra} = [" in project and 'name = "celery-redlock"' in project
+
+
+def test_every_step_of_the_page_does_what_it_says(desk: Desk) -> None:
+    go = desk.directory / "go"
+    with (
+        desk.terminal(NODES, "nodes.log") as nodes,
+        desk.terminal(WORKER, "worker.log") as log,
+    ):
+        wait_until(lambda: " ready." in log.read_text(), 40, "the worker to be ready")
+        with desk.terminal(PAY, "pay.log") as paid:
+            ls, show = SEE.splitlines()
+            looks: list[subprocess.CompletedProcess[str]] = []
+
+            def both() -> bool:
+                looks.append(desk.run(ls))
+                return "order:7" in looks[-1].stdout and "order:8" in looks[-1].stdout
+
+            wait_until(lambda: log.read_text().count(" received") == 3, 40, "the tasks to arrive")
+            wait_until(both, 40, "both orders to be charged")
+            assert looks[-1].returncode == 0 and "shop.charge" in looks[-1].stdout
+            shown = desk.run(show)
+            assert shown.returncode == 0 and "shop.charge" in shown.stdout, shown
+            go.touch()
+            wait_until(lambda: paid.read_text() == CHARGED, 40, "all to be charged")
+
+        kill, pay, look = BREAK.splitlines()
+        assert desk.run(kill).returncode == 0
+        assert desk.run(pay).stdout == CHARGED, log.read_text()
+        assert desk.local("7001") in desk.run(look).stderr
+        assert "Ready to accept connections" in nodes.read_text()
+
+
+def test_the_pages_own_test_passes(desk: Desk) -> None:
+    done = desk.run(f"{TEST} -p no:valkey -p no:docker_tools -p no:cacheprovider")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
