@@ -126,7 +126,7 @@ def assert_skipped(result: Any, within: float = WITHIN) -> Skipped:
         within: Seconds to wait for the result.
 
     Returns:
-        The marker: its `["resource"]` and `["holder"]`.
+        The marker; its `["resource"]` and `["holder"]`.
 
     Raises:
         AssertionError: It was run, or failed; says what came of it.

@@ -148,10 +148,12 @@ def test_every_step_of_the_page_does_what_it_says(desk: Desk) -> None:
             go.touch()
             wait_until(lambda: paid.read_text() == CHARGED, 40, "all to be charged")
 
-        kill, pay, look = BREAK.splitlines()
+        kill, pay, doctor = BREAK.splitlines()
         assert desk.run(kill).returncode == 0
         assert desk.run(pay).stdout == CHARGED, log.read_text()
-        assert desk.local("7001") in desk.run(look).stderr
+        diagnosis = desk.run(doctor)
+        assert diagnosis.returncode == 1, diagnosis
+        assert desk.local("7001") in diagnosis.stdout and "host" in diagnosis.stdout
         assert "Ready to accept connections" in nodes.read_text()
 
 

@@ -15,10 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import celery.exceptions
+import click
 import pytest
 
 import celery_redlock
-from celery_redlock import beat, channel, lease, quorum, settings, signals, tick, watchdog
+from celery_redlock import beat, channel, cli, lease, quorum, settings, signals, tick, watchdog
 from celery_redlock.compat import once, singleton
 from celery_redlock.events import Listener
 from celery_redlock.testing import pytest_plugin
@@ -392,3 +393,20 @@ def test_every_example_has_its_line_on_the_page_of_examples() -> None:
     there = [path for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"]
     examples = {path.name for path in there if path.is_dir() or path.suffix == ".py"}
     assert {path.rstrip("/") for _, path in listed} == examples
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
+    shown = "\n".join([*blocks(page, "sh"), *spans(page)])
+    for name, rest in re.findall(r"\bcelery -A \S+ redlock (\w[\w-]*)([^#\n]*)", shown):
+        if name.isupper():
+            continue  # COMMAND, of any
+        command = cli.redlock.get_command(click.Context(cli.redlock), name)
+        assert command is not None, f"{page}: redlock {name}"
+        known = {option for parameter in command.params for option in parameter.opts}
+        for option in re.findall(r"(?<!\S)--[\w-]+", rest):
+            assert option in {*known, "--help"}, f"{page}: redlock {name} {option}"
+
+
+def test_the_runbook_names_commands() -> None:
+    assert len(set(re.findall(r"redlock (\w+)", "\n".join(blocks("docs/runbook.md", "sh"))))) >= 3
