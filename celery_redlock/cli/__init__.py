@@ -27,6 +27,7 @@ COMMANDS = {
     "show": "show",
     "stats": "stats",
     "watch": "watch",
+    "web": "web",
 }
 """Command: the module of this package that has it, as `command`."""
 

@@ -201,7 +201,7 @@ def test_classes_exist(page: str) -> None:
     others |= {"File", "Lock", "ONCE", "RateLimit", "REJECTED", "SETNX"}  # docs/migrating.md
     others |= {"AUTH", "NOPERM", "PERSIST", "SIGKILL", "ModifyIndex", "KEY"}  # docs/runbook.md
     others |= {"KEYS", "SCAN", "TIME"}  # docs/cli.md, docs/doctor.md
-    others |= {"REDLOCK_NODES", "CELERY_BROKER_URL"}  # of the environment
+    others |= {"REDLOCK_NODES", "REDLOCK_WEB_TOKEN", "CELERY_BROKER_URL"}  # of the environment
     others |= {"PROMETHEUS_MULTIPROC_DIR"}
     others |= {"CELERY_", "CELERY_TASK_ALWAYS_EAGER", "CACHES", "INSTALLED_APPS"}  # docs/django.md
     others |= {"TestCase", "F", "FLUSHDB"}

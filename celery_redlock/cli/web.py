@@ -1,0 +1,75 @@
+"""`redlock web`: a page to look at, on loopback."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from .site import Site, on_site
+
+__all__ = ["command"]
+
+
+@click.command("web")
+@click.option("--bind", default="127.0.0.1", show_default=True, help="The address to serve on.")
+@click.option("--port", default=8933, show_default=True, type=click.IntRange(0, 65535))
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name under which it may be asked for, besides localhost and the address; again for"
+    " more.",
+)
+@click.option(
+    "--token",
+    envvar="REDLOCK_WEB_TOKEN",
+    help="Who knows it may free locks: at least 16 characters. Who lists processes sees it: better"
+    " REDLOCK_WEB_TOKEN in the environment.",
+)
+@click.option("--private", is_flag=True, help="Reading needs the token as well.")
+@click.option(
+    "--public",
+    is_flag=True,
+    help="Let it be an address that other machines reach. Needs a token, for reading as well.",
+)
+@on_site
+def command(
+    site: Site,
+    bind: str,
+    port: int,
+    hosts: Sequence[str],
+    token: str | None,
+    private: bool,
+    public: bool,
+) -> None:
+    """Serve a page: what is held, who waits, how the nodes vote, what went wrong lately.
+
+    It is for reading only unless there is a token.
+    """
+    from ..web import make_app
+    from ..web.serve import check_bind, is_loopback, names_for, serve
+
+    check_bind(bind, token, public)
+    open_to_all = not is_loopback(bind)
+    page = make_app(
+        site.app,
+        redlock=None if site.app is not None else site.redlock,
+        token=token,
+        hosts=names_for(bind, hosts),
+        private=private or open_to_all,
+        rest=None,
+    )
+    if open_to_all:
+        click.echo(
+            "Other machines can reach this page, and nothing is encrypted: who listens on the way"
+            " sees the token. Put a proxy with TLS in front of it.",
+            err=True,
+        )
+
+    def ready(url: str) -> None:
+        words = "" if token else "; for reading only, as there is no token"
+        site.say({"url": url, "read_only": not token}, f"{url} (Ctrl-C ends it{words})")
+
+    serve(page, bind, port, ready)

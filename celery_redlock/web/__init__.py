@@ -1,0 +1,64 @@
+"""A page to look at: what is held, who waits, how the nodes vote, what went wrong lately.
+
+`celery redlock web` serves it on loopback; `make_app()` makes the WSGI app for a site of your own.
+Whatever is in here needs `pip install "celery-redlock[web]"`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ..lock import Redlock
+    from .page import Page
+
+__all__ = ["make_app"]
+
+
+def make_app(
+    app: Any = None,
+    *,
+    redlock: Redlock | None = None,
+    token: str | None = None,
+    hosts: Sequence[str] | None = None,
+    private: bool = False,
+    idle: float | None = 5.0,
+    rest: float | None = 600.0,
+) -> Page:
+    """The page, as a WSGI app. Nothing is asked of any node, worker or broker before its first use.
+
+    Args:
+        app: The Celery app: its settings name the nodes, its workers tell who waits, its events
+            what went wrong.
+        redlock: The lock whose nodes are shown, where there is no app.
+        token: What an operator must know to free a lock, at least 16 characters; None: the page is
+            for reading only.
+        hosts: Names under which the page may be asked for, as `["ops.example.org"]`; a leading dot
+            stands for all names below, "*" for any. Those of this machine's loopback if None.
+        private: Whether reading needs the token as well.
+        idle: Seconds between two looks at the nodes while nobody reads; None: no looks then.
+        rest: Seconds without a reader after which it no longer looks; None: it always does.
+
+    Raises:
+        ConfigurationError: The extra is not installed, or one of these cannot work.
+    """
+    try:
+        from .door import LOOPBACK, Door
+        from .page import Page
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
+            raise
+        raise ConfigurationError(
+            f'the page needs {error.name}: pip install "celery-redlock[web]"'
+        ) from None
+    if (app is None) == (redlock is None):
+        raise ConfigurationError("give the page an app or a redlock: one of the two")
+    if redlock is None:
+        from ..lock import Redlock
+
+        redlock = Redlock.from_app(app)
+    door = Door(token, LOOPBACK if hosts is None else hosts, private)
+    return Page(redlock, app, door, idle=idle, rest=rest)

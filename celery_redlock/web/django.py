@@ -1,0 +1,65 @@
+"""The page as a view of a Django project, behind that project's own log-in.
+
+page = as_view(make_app(app, hosts=settings.ALLOWED_HOSTS, token=settings.LOCKS_TOKEN))
+urlpatterns = [re_path(r"^locks(?P<path>/.*)$", staff_member_required(page))]
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .page import Page
+
+__all__ = ["as_view"]
+
+
+def as_view(page: Page) -> Callable[..., Any]:
+    """The page as a view.
+
+    It is exempt from Django's own check of forms, as its forms carry a proof of their own.
+
+    Args:
+        page: As `make_app` makes it.
+
+    Returns:
+        A view whose route has a group `path`: what comes behind the place where the page is, with
+        its leading slash.
+    """
+    # By name: type checkers need no Django, nor its stubs.
+    http: Any = importlib.import_module("django.http")
+    csrf: Any = importlib.import_module("django.views.decorators.csrf")
+    from werkzeug.wrappers import Response
+
+    def view(request: Any, path: str = "/") -> Any:
+        mount = request.path.removesuffix(path)
+        environ: dict[str, Any] = {
+            name: value for name, value in request.META.items() if isinstance(value, str)
+        }
+        environ |= {
+            "SCRIPT_NAME": mount.encode().decode("latin-1"),  # as WSGI has it
+            "PATH_INFO": path.encode().decode("latin-1"),
+            "CONTENT_LENGTH": str(len(request.body)),
+            "wsgi.version": (1, 0),
+            "wsgi.url_scheme": request.scheme,
+            "wsgi.input": io.BytesIO(request.body),
+            "wsgi.errors": sys.stderr,
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": True,
+            "wsgi.run_once": False,
+        }
+        made = Response.from_app(page, environ, buffered=True)
+        answer = http.HttpResponse(made.get_data(), status=made.status_code)
+        for name, value in made.headers.items():
+            if name == "Set-Cookie":
+                answer.cookies.load(value)
+            else:
+                answer.headers[name] = value
+        return answer
+
+    exempt: Callable[..., Any] = csrf.csrf_exempt(view)
+    return exempt

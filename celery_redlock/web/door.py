@@ -1,0 +1,162 @@
+"""Who may come in, and who may free a lock: host names, the operator's token, sessions, forms.
+
+A page on loopback is open to every program of the machine and to every web site its user visits:
+
+- A site may point a name of its own at 127.0.0.1 and read what is there as its own: DNS rebinding.
+  Its requests carry that name: only known ones are served.
+- A site may send a form here. So a form carries a proof that it came from a page of ours: a MAC
+  over the session, which another site cannot read. The session's cookie is not sent from other
+  sites at all (SameSite=Strict), and where the browser says whose page sent the form (Origin), that
+  is looked at as well.
+
+The operator's token is asked for once; a session lasts an hour and is nothing but a cookie: when
+it ends and a MAC over that, keyed by the token, so that any process of a web server can check it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from werkzeug.wrappers import Request, Response
+
+from ..errors import ConfigurationError
+
+__all__ = ["LOOPBACK", "Door"]
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""The names that a browser on this machine has for it."""
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
+COOKIE = "redlock_session"
+LASTS = 3600
+"""Seconds until the token must be given again."""
+SHORTEST = 16
+"""Characters of a token: whoever sees a cookie may try tokens on it without asking us."""
+
+
+class Door:
+    """Checks what a request brings.
+
+    Args:
+        token: The operator's; None: nobody may free anything.
+        hosts: Host names under which the page is served; ".example.org" for all below one. "*"
+            serves any name.
+        private: Whether reading needs the token as well.
+
+    Raises:
+        ConfigurationError: The token cannot be one, or there is none where one is needed.
+    """
+
+    def __init__(self, token: str | None, hosts: Sequence[str], private: bool) -> None:
+        if isinstance(hosts, str) or not hosts or not all(isinstance(h, str) for h in hosts):
+            raise ConfigurationError(f"hosts must be a list of host names; it is {hosts!r}")
+        if token is not None and (not isinstance(token, str) or len(token) < SHORTEST):
+            raise ConfigurationError(
+                f"the token of the page must have at least {SHORTEST} characters: make one with"
+                " python -c 'import secrets; print(secrets.token_urlsafe(24))'"
+            )
+        if private and token is None:
+            raise ConfigurationError("private=True needs a token: nobody could read the page")
+        self.private = private
+        self._hosts = None if "*" in hosts else [host.lower() for host in hosts]
+        self._token = None if token is None else token.encode("utf-8", "surrogatepass")
+
+    def serves(self, host: str) -> bool:
+        """Whether the page is served under that name: what a browser says as Host, with a port.
+
+        Not left to werkzeug, whose list knows no IPv6 address and lets pass who names no host.
+        """
+        if self._hosts is None:
+            return True
+        found = _HOST.fullmatch(host.lower())
+        return found is not None and any(
+            found[1].endswith(known) if known.startswith(".") else found[1] == known
+            for known in self._hosts
+        )
+
+    @property
+    def can_free(self) -> bool:
+        """Whether anybody may free a lock."""
+        return self._token is not None
+
+    def knows(self, token: str) -> bool:
+        """Whether this is the operator's token."""
+        given = token.encode("utf-8", "surrogatepass")
+        return self._token is not None and hmac.compare_digest(
+            hashlib.sha256(given).digest(), hashlib.sha256(self._token).digest()
+        )
+
+    def session(self, request: Request) -> str | None:
+        """The session of a request that has a valid one."""
+        cookie = request.cookies.get(COOKIE, "")
+        name, _, mac = cookie.rpartition(".")
+        until, _, _nonce = name.partition(".")
+        if not name or not _same(mac, self._mac("session", name)):
+            return None
+        return cookie if until.isdecimal() and int(until) > time.time() else None
+
+    def may_read(self, request: Request) -> bool:
+        """Whether the page may be shown: to a browser with a session, a program with the token."""
+        if not self.private or self.session(request):
+            return True
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        return scheme.lower() == "bearer" and self.knows(token.strip())
+
+    def proof(self, session: str) -> str:
+        """What a form of this session carries."""
+        return self._mac("form", session)
+
+    def proven(self, request: Request) -> bool:
+        """Whether a form was sent from a page of ours that this session was shown."""
+        session = self.session(request)
+        return (
+            session is not None
+            and self.from_us(request)
+            and _same(request.form.get("proof", ""), self.proof(session))
+        )
+
+    def from_us(self, request: Request) -> bool:
+        """Whether the browser does not say that another site has sent this."""
+        if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
+            return False
+        origin = request.headers.get("Origin")
+        return origin is None or urlsplit(origin).netloc.lower() == request.host.lower()
+
+    def let_in(self, request: Request, response: Response) -> None:
+        """Begins a session."""
+        name = f"{int(time.time()) + LASTS}.{secrets.token_urlsafe(16)}"
+        response.set_cookie(
+            COOKIE,
+            f"{name}.{self._mac('session', name)}",
+            max_age=LASTS,
+            path=f"{request.root_path}/",
+            secure=request.is_secure,
+            httponly=True,
+            samesite="Strict",
+        )
+
+    def let_out(self, request: Request, response: Response) -> None:
+        """Ends a session, in this browser."""
+        response.delete_cookie(
+            COOKIE,
+            path=f"{request.root_path}/",
+            secure=request.is_secure,
+            httponly=True,
+            samesite="Strict",
+        )
+
+    def _mac(self, use: str, text: str) -> str:
+        if self._token is None:
+            return ""
+        said = f"celery_redlock.web {use} {text}".encode("utf-8", "surrogatepass")
+        return hmac.new(self._token, said, "sha256").hexdigest()
+
+
+def _same(given: str, right: str) -> bool:
+    # Nothing is right where there is no token.
+    return bool(right) and hmac.compare_digest(given.encode("utf-8", "replace"), right.encode())

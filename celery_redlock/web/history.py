@@ -1,0 +1,181 @@
+"""What changed from one look at the nodes to the next: the timeline of a lock, and of the nodes.
+
+It is made of looks, seconds apart. What came and went between two of them was not seen, so each
+change says between which looks it happened, and a lock says since when it is watched. Memory is
+bounded: of each lock the last changes, of all locks those that changed last. Pure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..survey import Entry, NodeLook, Survey
+
+__all__ = ["Change", "History", "state_of"]
+
+EACH = 50
+"""Changes kept of one lock, and of one node."""
+LOCKS = 2_000
+"""Locks whose changes are kept."""
+BLIND = 50
+"""Spans kept in which too few nodes answered, or nobody watched."""
+UNTOLD = ("line", "fence", "mark")
+"""Kinds of entries whose coming and going tells nothing of who holds."""
+GAP = 60.0
+"""Seconds between two looks after which the time between is called unwatched."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What was seen to have changed.
+
+    Attributes:
+        at: When it was seen, in seconds since 1970.
+        after: When it was not yet so; 0.0 if that was never looked at.
+        what: "there" (when watching began), "came", "passed" (another's token in its place), "held"
+            (a quorum has it, which had not), "short" (a quorum has it no more), "gone"; of nodes
+            "up" and "down"; "blind" and "unwatched" for spans of time.
+        kind: Of the entry.
+        slot: Of the entry.
+        who: Who has, or had it, for people.
+        digest: Of the token.
+        nodes: How many nodes have it.
+        total: How many nodes there are.
+    """
+
+    at: float
+    after: float
+    what: str
+    kind: str = "lock"
+    slot: int = 1
+    who: str = ""
+    digest: str = ""
+    nodes: int = 0
+    total: int = 0
+
+
+def state_of(entry: Entry, silent: int) -> str:
+    """What may be said of an entry, from what was seen: never more.
+
+    Args:
+        entry: What the nodes have.
+        silent: How many nodes did not answer.
+
+    Returns:
+        "never" (a key without a ttl: nobody will free it), "held", "unsure" (the silent nodes may
+        make it a quorum), "short" (fewer than a quorum: a split vote, or the rest of one).
+    """
+    if entry.leaked and entry.kind not in ("fence", "line"):
+        return "never"
+    if entry.held:
+        return "held"
+    return "unsure" if entry.nodes + silent >= entry.quorum else "short"
+
+
+class History:
+    """Keeps what changed, by the name of the lock; safe to share between threads."""
+
+    def __init__(self, each: int = EACH, locks: int = LOCKS) -> None:
+        self._lock = threading.Lock()
+        self._each, self._locks = each, locks
+        self._last: dict[tuple[str, str, int], Entry] = {}
+        self._changes: OrderedDict[str, deque[Change]] = OrderedDict()
+        self._nodes: dict[str, deque[Change]] = {}
+        self._up: dict[str, bool] = {}
+        self._blind: deque[Change] = deque(maxlen=BLIND)
+        self._dark = ""
+        self.since = 0.0
+        """When the first look was, in seconds since 1970; 0.0: there was none yet."""
+        self.at = 0.0
+        """When the last one was that went well."""
+
+    def of(self, resource: str) -> list[Change]:
+        """What changed of one lock, the last change first, with the spans nobody saw."""
+        with self._lock:
+            mine = list(self._changes.get(resource, ()))
+            first = min((change.at for change in mine), default=self.since)
+            spans = [span for span in self._blind if span.at >= first]
+        return sorted([*mine, *spans], key=lambda change: change.at, reverse=True)
+
+    def of_nodes(self) -> dict[str, list[Change]]:
+        """Which nodes were seen to come and go, the last change first."""
+        with self._lock:
+            return {name: list(changes)[::-1] for name, changes in self._nodes.items()}
+
+    def blind(self, why: str) -> None:
+        """A look that told nothing about locks: too few nodes answered."""
+        with self._lock:
+            self._dark = self._dark or why
+
+    def note(self, survey: Survey) -> None:
+        """A look."""
+        silent = sum(not look.reachable for look in survey.looks)
+        with self._lock:
+            first = not self.since
+            if first:
+                self.since = survey.at
+            elif self._dark:
+                self._blind.append(Change(survey.at, self.at, "blind", who=self._dark))
+            elif survey.at - self.at > GAP:
+                self._blind.append(Change(survey.at, self.at, "unwatched"))
+            self._dark = ""
+            self._note_nodes(survey.looks, survey.at, first)
+            now = {
+                (entry.resource, entry.kind, entry.slot): entry
+                for entry in survey.entries
+                if entry.kind not in UNTOLD
+            }
+            for key, entry in now.items():
+                self._compare(self._last.get(key), entry, survey.at, silent, first)
+            for key, entry in self._last.items():
+                if key not in now:
+                    self._add(entry, "gone", survey.at)
+            self._last, self.at = now, survey.at
+
+    def _note_nodes(self, looks: tuple[NodeLook, ...], at: float, first: bool) -> None:
+        for look in looks:
+            if first or self._up.get(look.name) is look.reachable:
+                self._up[look.name] = look.reachable
+                continue
+            self._up[look.name] = look.reachable
+            changes = self._nodes.setdefault(look.name, deque(maxlen=self._each))
+            what = "up" if look.reachable else "down"
+            changes.append(Change(at, self.at, what, kind="node", who=look.error))
+
+    def _compare(self, old: Entry | None, new: Entry, at: float, silent: int, first: bool) -> None:
+        if old is None:
+            if not first:
+                self._add(new, "came", at)
+            elif len(self._changes) < self._locks:
+                self._add(new, "there", at)
+        elif old.digest != new.digest:
+            self._add(new, "passed", at)
+        elif old.held != new.held and (new.held or state_of(new, silent) != "unsure"):
+            self._add(new, "held" if new.held else "short", at)
+
+    def _add(self, entry: Entry, what: str, at: float) -> None:
+        changes = self._changes.get(entry.resource)
+        if changes is None:
+            changes = self._changes[entry.resource] = deque(maxlen=self._each)
+        self._changes.move_to_end(entry.resource)
+        changes.append(
+            Change(
+                *(at, self.at, what, entry.kind, entry.slot, _who(entry), entry.digest),
+                nodes=0 if what == "gone" else entry.nodes,
+                total=entry.total,
+            )
+        )
+        while len(self._changes) > self._locks:
+            self._changes.popitem(last=False)
+
+
+def _who(entry: Entry) -> str:
+    owner = entry.owner
+    if owner is None:
+        return ""
+    task = " ".join(name for name in (owner.task, owner.task_id) if name)
+    return f"{task + ', ' if task else ''}pid {owner.pid} on {owner.host}"

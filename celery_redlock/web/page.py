@@ -1,0 +1,233 @@
+"""The WSGI app: which view a path has, as HTML or JSON, and the headers that all answers bear."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from werkzeug.exceptions import HTTPException, NotFound
+from werkzeug.routing import Map, MapAdapter, Rule
+from werkzeug.utils import redirect
+from werkzeug.wrappers import Request, Response
+
+from .. import __version__
+from ..errors import ConfigurationError
+from . import freed, views
+from .sources import Sources
+from .views import Ask, Shown
+from .words import FILTERS
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
+
+    from ..lock import Redlock
+    from .door import Door
+
+__all__ = ["Page"]
+
+logger = logging.getLogger("celery_redlock.web")
+
+VIEWS: dict[str, Callable[[Ask], Shown]] = {
+    "locks": views.locks,
+    "lock": views.lock,
+    "waiters": views.waiters,
+    "nodes": views.nodes,
+    "events": views.events,
+}
+"""Each is a page, and JSON under the same name with `.json`."""
+FORMS: dict[str, Callable[[Ask], Shown | Response]] = {
+    "release": freed.release,
+    "login": freed.login,
+    "logout": freed.logout,
+}
+URLS = Map(
+    [
+        Rule("/", endpoint="locks", methods=["GET"]),
+        *(Rule(f"/{name}", endpoint=name, methods=["GET"]) for name in VIEWS if name != "locks"),
+        *(Rule(f"/{name}.json", endpoint=f"{name}.json", methods=["GET"]) for name in VIEWS),
+        Rule("/release", endpoint="release", methods=["GET", "POST"]),
+        Rule("/login", endpoint="login", methods=["GET", "POST"]),
+        Rule("/logout", endpoint="logout", methods=["POST"]),
+        Rule("/metrics", endpoint="metrics", methods=["GET"]),
+        Rule("/static/<name>", endpoint="static", methods=["GET"]),
+    ]
+)
+STATIC = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+POLICY = (
+    "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self';"
+    " frame-ancestors 'none'; base-uri 'none'"
+)
+LIVE_POLICY = f"{POLICY}; script-src 'self'; connect-src 'self'"
+"""For a page that keeps itself fresh: by a script of ours, and none in the page."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not no-referrer: then browsers keep from us as well whose page sent a form.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+METRICS = "text/plain; version=0.0.4; charset=utf-8"
+"""The type of Prometheus' text format."""
+MOST_FORM = 64 * 1024
+"""Bytes of a form that are read."""
+
+
+class Page:
+    """The page, as a WSGI app; made by `make_app`."""
+
+    def __init__(
+        self, redlock: Redlock, app: Any, door: Door, *, idle: float | None, rest: float | None
+    ) -> None:
+        self.door = door
+        self.sources = Sources(redlock, app, idle=idle, rest=rest)
+        self._once = threading.Lock()
+        self._registry: Any = None
+        self._templates = Environment(
+            loader=PackageLoader("celery_redlock.web"),
+            autoescape=select_autoescape(default=True),
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters.update(FILTERS)
+
+    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        """Answers one request, as WSGI has it."""
+        request = Request(environ)
+        request.max_content_length = request.max_form_memory_size = MOST_FORM
+        response = self._answer(request)
+        for name, value in HEADERS.items():
+            response.headers.setdefault(name, value)
+        response.headers.setdefault("Content-Security-Policy", POLICY)
+        return response(environ, start)
+
+    def close(self) -> None:
+        """Ends its threads; they end with the process as well."""
+        self.sources.close()
+
+    def _answer(self, request: Request) -> Response:
+        if not self.door.serves(request.environ.get("HTTP_HOST", "")):
+            return _text(
+                "This page is not served under that host name: make_app(hosts=[...]) or"
+                " --host names those that it is.",
+                400,
+            )
+        try:
+            urls = URLS.bind_to_environ(request.environ)
+        except HTTPException as error:  # a name that is none, where any is served
+            return _text(f"{error.description}", error.code or 400)
+        ask = Ask(request, urls, self.sources, self.door)
+        try:
+            endpoint, values = urls.match()
+            return self._dispatch(ask, endpoint, values)
+        except HTTPException as error:
+            return self._failed(ask, error)
+        except Exception:
+            logger.exception("a page could not be made")
+            return _text("This page could not be made; the log of the server says why.", 500)
+
+    def _dispatch(self, ask: Ask, endpoint: str, values: Mapping[str, Any]) -> Response:
+        request, name = ask.request, endpoint.removesuffix(".json")
+        if name == "static":
+            return _static(values["name"])
+        if name in FORMS:
+            done = FORMS[name](ask)
+            return done if isinstance(done, Response) else self._html(ask, name, done)
+        as_json = endpoint.endswith(".json") or _prefers_json(request)
+        if not self.door.may_read(request):
+            if as_json or name == "metrics":
+                refusal = _text("Authorization: Bearer, with the token, is needed.", 401)
+                refusal.headers["WWW-Authenticate"] = 'Bearer realm="celery_redlock"'
+                return refusal
+            back = request.full_path.rstrip("?").lstrip("/")
+            return redirect(urls_of(ask.urls, "login", next=back), 303)
+        if name == "metrics":
+            return self._metrics()
+        shown = VIEWS[name](ask)
+        response = _json(shown) if as_json else self._html(ask, name, shown)
+        response.vary.add("Accept")
+        return response
+
+    def _html(self, ask: Ask, name: str, shown: Shown) -> Response:
+        session = self.door.session(ask.request)
+        text = self._templates.get_template(f"{shown.template or name}.html").render(
+            **shown.facts,
+            here=name,
+            ask=ask,
+            live=ask.live if name in VIEWS else None,
+            link=ask.link,
+            static=lambda file: urls_of(ask.urls, "static", name=file),
+            can_free=self.door.can_free,
+            session=session,
+            proof=self.door.proof(session) if session else "",
+            version=__version__,
+        )
+        text = text.encode("utf-8", "backslashreplace").decode()
+        response = Response(text, shown.status, mimetype="text/html")
+        if name in VIEWS and ask.live:
+            response.headers["Content-Security-Policy"] = LIVE_POLICY
+        return response
+
+    def _metrics(self) -> Response:
+        """The exporter's gauges, where it is there."""
+        try:
+            from ..exporter import exposition, make_registry
+
+            with self._once:
+                if self._registry is None:
+                    self._registry = make_registry(self.sources.redlock)
+        except (ConfigurationError, ModuleNotFoundError):
+            return _text(
+                'Metrics need prometheus_client: pip install "celery-redlock[prometheus]"', 404
+            )
+        return Response(exposition(self._registry), content_type=METRICS)
+
+    def _failed(self, ask: Ask, error: HTTPException) -> Response:
+        if error.response is not None:  # a redirect
+            return redirect(error.response.headers["Location"], 308)
+        code = error.code or 500
+        if _prefers_json(ask.request) or ask.request.path.endswith(".json"):
+            return _json(Shown({"error": error.description}, status=code))
+        shown = Shown({"title": error.name, "said": error.description}, code, "error")
+        response = self._html(ask, "error", shown)
+        for name, value in error.get_headers():
+            if name.lower() in ("allow", "retry-after"):
+                response.headers[name] = value
+        return response
+
+
+def urls_of(urls: MapAdapter, endpoint: str, **values: str) -> str:
+    """The path of a page, below where the app is mounted."""
+    return urls.build(endpoint, values)
+
+
+def _prefers_json(request: Request) -> bool:
+    best = request.accept_mimetypes.best_match(["text/html", "application/json"], "text/html")
+    return best == "application/json"
+
+
+def _json(shown: Shown) -> Response:
+    # ASCII, with whatever cannot be encoded escaped: a key may hold anything.
+    text = json.dumps(shown.facts, indent=2, allow_nan=False)
+    return Response(text + "\n", shown.status, mimetype="application/json")
+
+
+def _text(said: str, code: int) -> Response:
+    return Response(f"{said}\n", code, mimetype="text/plain")
+
+
+def _static(name: str) -> Response:
+    if name not in STATIC:
+        raise NotFound
+    body = (files(__package__) / "static" / name).read_bytes()
+    response = Response(body, mimetype=STATIC[name])
+    response.headers["Cache-Control"] = "private, max-age=300"
+    return response

@@ -1,0 +1,95 @@
+"""Serves the page by itself: with waitress, on an address that was looked at first."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import ConfigurationError
+
+__all__ = ["check_bind", "is_loopback", "names_for", "serve"]
+
+THREADS = 8
+"""Pages made at a time; each waits for the nodes for a second or two at most."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address. A name is what it says only if it is ours."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_bind(host: str, token: str | None, public: bool) -> None:
+    """Whether the page may be served there.
+
+    Raises:
+        ConfigurationError: Other machines can reach it, and that is not asked for, or there is no
+            token.
+    """
+    if is_loopback(host):
+        return
+    if not public:
+        raise ConfigurationError(
+            f"other machines can reach {host}: if they are to, say --public, with a token; else"
+            " bind to 127.0.0.1"
+        )
+    if not token:
+        raise ConfigurationError(
+            f"other machines can reach {host}, and there is no token: set REDLOCK_WEB_TOKEN"
+        )
+
+
+def names_for(bind: str, names: Sequence[str]) -> list[str]:
+    """The host names under which it is served: loopback's, the address itself, and those given."""
+    from .door import LOOPBACK
+
+    return list(
+        dict.fromkeys([*LOOPBACK, *([bind] if bind not in ("0.0.0.0", "::") else []), *names])
+    )
+
+
+def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
+    """Serve until interrupted.
+
+    Args:
+        page: The WSGI app.
+        host: The address to bind to.
+        port: The port; 0 for a free one.
+        ready: Called once with the page's address.
+
+    Raises:
+        ConfigurationError: waitress is not installed, or the address cannot be bound to.
+    """
+    try:
+        from waitress.server import create_server  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            'serving the page needs waitress: pip install "celery-redlock[web]"'
+        ) from None
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst is no news
+    try:
+        server = create_server(
+            page,
+            host=host,
+            port=port,
+            threads=THREADS,
+            ident="",
+            clear_untrusted_proxy_headers=True,
+        )
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot serve on {host} port {port}: {error.strerror or error}"
+        ) from None
+    try:
+        name = f"[{host}]" if ":" in host else host
+        ready(f"http://{name}:{server.effective_port}/")
+        server.run()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.close()
+        page.close()

@@ -1,0 +1,194 @@
+"""What the workers tell: what they hold and wait for, when asked; refusals and losses, unasked.
+
+Both need an app with a broker, and neither is whole: a worker that is busy, or on the other side of
+a partition, does not answer in time, and events are sent only where that is switched on. So what is
+shown says who answered, and since when was listened.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from ..errors import printable
+
+__all__ = ["EVENTS", "Hearing", "ask"]
+
+logger = logging.getLogger("celery_redlock.web")
+
+EVENTS = ("task-lock-waiting", "task-lock-lost")
+KEPT = 500
+"""Events that are kept: the last ones."""
+LONG = 1_000
+"""Characters kept of what an event says; whoever reaches the broker can send any."""
+AGAIN = (1.0, 30.0)
+"""Seconds until it is tried again to listen, at first and at most."""
+
+
+def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
+    """What each worker says that it holds and waits for; takes `timeout` seconds."""
+    replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
+    told = []
+    for reply in replies:
+        for name, said in reply.items() if isinstance(reply, dict) else ():
+            fine = isinstance(said, dict) and "error" not in said
+            told.append(
+                {
+                    "worker": _text(name),
+                    "error": None if fine else _text(_error(said)),
+                    "holds": _rows(said, "holds", HOLDS) if fine else [],
+                    "waits": _rows(said, "waits", WAITS) if fine else [],
+                }
+            )
+    return sorted(told, key=lambda one: str(one["worker"]))
+
+
+HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
+WAITS = ("resource", "task", "task_id", "waited", "holder", "where")
+_SECONDS = ("held_for", "remaining", "waited", "timestamp")
+
+
+def _error(said: Any) -> Any:
+    return said.get("error") if isinstance(said, dict) else "it answered what cannot be read"
+
+
+def _rows(said: dict[str, Any], which: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+    rows = said.get(which)
+    if not isinstance(rows, list):
+        return []
+    return [
+        {name: _plain(name, row.get(name)) for name in fields}
+        for row in rows
+        if isinstance(row, dict)
+    ]
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value from a worker, as the page can show it: foreign text, or a number that is one."""
+    if value is None:
+        return None
+    if name in _SECONDS:
+        fine = isinstance(value, (int, float)) and math.isfinite(value)
+        return float(value) if fine else None
+    return value if isinstance(value, int) else _text(value)
+
+
+def _who(holder: Any) -> str:
+    """The holder in an event, for people."""
+    if not isinstance(holder, dict):
+        return ""
+    said = {name: _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")}
+    return _text("{task} {task_id} of pid {pid} on {host}".format(**said).strip())
+
+
+def _text(value: Any) -> str:
+    return str(value)[:LONG]
+
+
+class Hearing:
+    """Listens for events of locks, in a thread of its own, from `start` on until it is closed.
+
+    Args:
+        app: The Celery app.
+        kept: How many events are kept: the last ones.
+    """
+
+    def __init__(self, app: Any, kept: int = KEPT) -> None:
+        self._app, self._kept = app, kept
+        self._new()
+
+    def _new(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._heard: deque[dict[str, Any]] = deque(maxlen=self._kept)
+        self._receiver: Any = None
+        self.since: float | None = None
+        """Since when it listens without a break, in seconds since 1970; None: it does not."""
+        self.error = ""
+        """Why it does not, if it was tried."""
+        self.count = 0
+        """How many it has heard."""
+
+    def start(self) -> None:
+        """Listen, if it does not yet."""
+        if self._pid != os.getpid():
+            self._new()
+        with self._lock:
+            if self._thread is None and not self._over.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="redlock-web-events", daemon=True
+                )
+                self._thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Listen no more; waits for the thread for `timeout` seconds at most."""
+        self._over.set()
+        if self._receiver is not None:
+            self._receiver.should_stop = True
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.join(timeout)
+
+    def heard(self, resource: str | None = None) -> list[dict[str, Any]]:
+        """What was heard, the last first; of one resource, or of all."""
+        with self._lock:
+            kept = list(self._heard)[::-1]
+        name = None if resource is None else printable(resource)  # as events have it
+        return [one for one in kept if name is None or one["resource"] == name]
+
+    def _run(self) -> None:
+        delay = AGAIN[0]
+        while not self._over.is_set():
+            try:
+                self._listen()
+                delay = AGAIN[0]
+            except Exception as error:
+                # Not its text: a broker's error may quote its URL.
+                self.since, self.error = None, type(error).__name__
+                logger.debug("cannot listen for events", exc_info=True)
+            self._over.wait(delay)
+            delay = min(2 * delay, AGAIN[1])
+
+    def _listen(self) -> None:
+        with self._app.connection_for_read() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0)
+            handlers = dict.fromkeys(EVENTS, self._hear)
+            # Not the key of these events alone: a worker sends some of a task's together.
+            receiver = self._app.events.Receiver(connection, handlers, routing_key="task.#")
+            self._receiver = receiver
+            for _ in self._ready(receiver):
+                pass
+
+    def _ready(self, receiver: Any) -> Any:
+        ready = receiver.on_consume_ready
+
+        def listening(*args: Any, **kwargs: Any) -> None:
+            ready(*args, **kwargs)
+            self.since, self.error = time.time(), ""
+            if self._over.is_set():  # closed before there was a receiver to tell
+                receiver.should_stop = True
+
+        receiver.on_consume_ready = listening
+        return receiver.consume(limit=None, timeout=None, wakeup=False)
+
+    def _hear(self, event: dict[str, Any]) -> None:
+        it = {
+            "at": _plain("timestamp", event.get("timestamp")) or time.time(),
+            "what": "lost" if event.get("type") == "task-lock-lost" else "waiting",
+            "resource": _text(event.get("resource", "")),
+            "task": "",
+            "task_id": _text(event.get("uuid") or ""),
+            "worker": _text(event.get("hostname") or ""),
+            "holder": _who(event.get("holder")),
+            "reason": _text(event.get("reason") or ""),
+            "seconds": _plain("waited", event.get("held_for", event.get("waited"))),
+        }
+        with self._lock:
+            self._heard.append(it)
+            self.count += 1

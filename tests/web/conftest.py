@@ -1,0 +1,67 @@
+"""A page over five real nodes, and a client for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from werkzeug.test import Client, TestResponse
+
+from celery_redlock import Redlock
+from celery_redlock.lease import Owner
+from celery_redlock.server import LocalServer
+from celery_redlock.web import make_app
+from celery_redlock.web.page import Page
+
+SECRET = "a-token-of-an-operator"
+Holds = Callable[..., Any]
+
+
+@pytest.fixture
+def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
+    made = Redlock([server.url for server in servers], restart_guard="off")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(redlock: Redlock) -> Iterator[Page]:
+    """Operators can free locks here; nobody looks unless asked."""
+    made = make_app(redlock=redlock, token=SECRET, idle=None)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def client(page: Page) -> Client:
+    return Client(page)
+
+
+@pytest.fixture
+def holds(redlock: Redlock) -> Iterator[Holds]:
+    """Acquires a lock for a task of that name."""
+    leases = []
+
+    def hold(
+        resource: str, task: str = "shop.tasks.pay", host: str = "worker-a", **more: Any
+    ) -> Any:
+        owner = Owner(host, 4001, "6f1c2b", 0, "stamp", task)
+        leases.append(redlock.acquire(resource, owner=owner, ttl=600, **more))
+        return leases[-1]
+
+    yield hold
+    for lease in leases:
+        redlock.release(lease)
+
+
+def sign_in(client: Client) -> TestResponse:
+    return client.post("/login", data={"token": SECRET})
+
+
+def proof(answer: TestResponse) -> str:
+    """What the forms of a page carry."""
+    found = re.search(r'name="proof" value="([0-9a-f]+)"', answer.text)
+    assert found, "no form on the page"
+    return found[1]

@@ -1,0 +1,185 @@
+"""The page in a real browser: read without scripts, dark and light, on a phone, a lock freed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import redis
+
+from celery_redlock import Redlock
+from celery_redlock.lease import Owner
+from celery_redlock.server import LocalServer
+from celery_redlock.web import make_app
+from tests.support import wait_until
+from tests.web.browser import DESK, PHONE, browser, look, missing, scripts, served
+from tests.web.conftest import SECRET
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
+
+PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events", "/login", "/no-such")
+LONG = "<script>alert(1)</script>" + "k" * 480
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with browser() as driver:
+        yield driver
+
+
+@pytest.fixture
+def driver(chromium: Any) -> Iterator[Any]:
+    """As new, and in the end it has complained of nothing: no script, no policy broken."""
+    look(chromium)
+    scripts(chromium, True)
+    chromium.get_log("browser")
+    yield chromium
+    # A form that was refused is an error of the network for a browser, and none of ours.
+    said = [line for line in chromium.get_log("browser") if line["source"] != "network"]
+    chromium.delete_all_cookies()
+    chromium.get("about:blank")
+    assert said == []
+
+
+@pytest.fixture
+def site(redlock: Redlock, servers: list[LocalServer]) -> Iterator[str]:
+    """A page over nodes with a held lock, a hostile one and a leak."""
+    redlock.acquire("order:1", owner=Owner("worker-a", 4001, "6f1c", task="shop.pay"), ttl=600)
+    redlock.acquire(LONG, owner=Owner("h" * 200, 1, "i" * 200, task="<b>" * 60), ttl=600)
+    with redis.Redis(port=servers[0].port) as node:
+        node.set("redlock:legacy", "of another program")
+    page = make_app(redlock=redlock, token=SECRET, idle=None)
+    with served(page) as url:
+        yield url
+    page.close()
+
+
+def text(driver: Any) -> str:
+    return str(driver.find_element("tag name", "body").text)
+
+
+def ask(driver: Any, script: str) -> Any:
+    return driver.execute_script(f"return {script}")
+
+
+def test_it_is_read_searched_and_a_lock_freed_without_any_script(
+    driver: Any, site: str, redlock: Redlock
+) -> None:
+    scripts(driver, False)
+    driver.get(site)
+    assert "order:1" in text(driver) and "<script>alert(1)</script>" in text(driver)
+    box = driver.find_element("css selector", "input[type=search]")
+    box.send_keys("shop")
+    box.submit()
+    wait_until(lambda: "q=shop" in driver.current_url, 30, "it was searched")
+    links = driver.find_elements("css selector", "table a bdi")
+    assert [link.text for link in links] == ["order:1"]
+    links[0].click()
+    wait_until(lambda: "Timeline" in text(driver), 30, "the lock's own page")
+    driver.find_element("link text", "Free it …").click()
+    wait_until(lambda: "/login" in driver.current_url, 30, "the token is asked for")
+    field = driver.find_element("id", "token")
+    field.send_keys(SECRET)
+    field.submit()
+    wait_until(lambda: "Free this lock?" in text(driver), 30, "who holds it is shown")
+    assert "shop.pay" in text(driver) and "does not stop its holder" in text(driver)
+    assert redlock.holder("order:1") is not None
+    driver.find_element("css selector", "form.acts button").click()
+    wait_until(lambda: "It was deleted on" in text(driver), 30, "it is freed")
+    assert redlock.holder("order:1") is None
+    driver.find_element("css selector", "form button.quiet").click()
+    wait_until(lambda: "Sign in" in text(driver), 30, "signed out")
+
+
+def test_it_refreshes_by_itself_where_scripts_run(driver: Any, site: str, redlock: Redlock) -> None:
+    driver.get(f"{site}/?refresh=2")
+    ask(driver, "window.stays = true")
+    redlock.acquire("order:2", ttl=600)
+    wait_until(lambda: "order:2" in text(driver), 60, "the new lock is on the page", every=0.1)
+    assert ask(driver, "window.stays") is True, "without loading the page anew"
+
+
+def test_it_refreshes_where_scripts_do_not_run(driver: Any, site: str, redlock: Redlock) -> None:
+    driver.get("about:blank")
+    scripts(driver, False)
+    driver.get(f"{site}/?refresh=2")
+    redlock.acquire("order:3", ttl=600)
+    wait_until(lambda: "order:3" in driver.page_source, 60, "it was loaded anew", every=0.1)
+
+
+def test_every_page_fits_phone_and_desk_and_is_read_in_light_and_dark(
+    driver: Any, site: str
+) -> None:
+    for path in (*PAGES, f"/lock?resource={quote(LONG)}"):
+        driver.get(site + path)
+        for dark in (False, True):
+            look(driver, dark=dark)
+            assert (ask(driver, GROUND) == "rgb(18, 20, 22)") is dark
+            assert ask(driver, CONTRAST) == [], (path, dark)
+        for size in (PHONE, DESK):
+            look(driver, size=size)
+            wide = ask(driver, "[document.documentElement.scrollWidth, window.innerWidth]")
+            assert wide[0] <= size[0] and wide[1] == size[0], path
+
+
+def test_on_a_phone_a_row_is_a_card_and_still_a_table_to_listen_to(driver: Any, site: str) -> None:
+    look(driver, size=PHONE)
+    driver.get(site)
+    row = driver.find_element("css selector", "tbody tr")
+    assert ask(driver, "getComputedStyle(document.querySelector('tbody td')).display") == "flex"
+    assert row.aria_role == "row"
+    assert driver.find_element("css selector", "tbody th").aria_role == "rowheader"
+
+
+def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    driver.get(site)
+    driver.find_element("tag name", "body").send_keys(Keys.TAB)
+    assert driver.switch_to.active_element.text == "Skip to the content"
+    driver.switch_to.active_element.send_keys(Keys.TAB)
+    assert ask(driver, "getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    for name in ("header", "nav", "main", "footer"):
+        assert driver.find_elements("tag name", name), name
+    assert ask(driver, "document.documentElement.lang") == "en"
+    assert ask(driver, UNNAMED) == []
+    scopes = driver.find_elements("css selector", "table th:not([scope])")
+    assert scopes == []
+
+
+GROUND = "getComputedStyle(document.body).backgroundColor"
+UNNAMED = """[...document.querySelectorAll('input:not([type=hidden], [hidden])')]
+    .filter((it) => !it.labels.length).map((it) => it.outerHTML)"""
+
+# WCAG 2: the ratio of luminances of text and of what is behind it; 4.5 for text of this size.
+CONTRAST = """(() => {
+  const parse = (colour) => {
+    const made = document.createElement('canvas').getContext('2d');
+    made.fillStyle = colour; made.fillRect(0, 0, 1, 1);
+    return [...made.getImageData(0, 0, 1, 1).data];
+  };
+  const light = (rgb) => {
+    const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = (it) => {
+    for (; it; it = it.parentElement) {
+      const colour = parse(getComputedStyle(it).backgroundColor);
+      if (colour[3] === 255) return colour;
+    }
+    return [255, 255, 255, 255];
+  };
+  const found = [];
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const it = walk.currentNode.parentElement;
+    if (!walk.currentNode.data.trim() || !it.checkVisibility() || it.closest('noscript')) continue;
+    const [a, b] = [parse(getComputedStyle(it).color), ground(it)].map(light).sort((x, y) => y - x);
+    const ratio = (a + 0.05) / (b + 0.05);
+    if (ratio < 4.5) found.push(`${walk.currentNode.data.trim()}: ${ratio.toFixed(2)}`);
+  }
+  return found;
+})()"""

@@ -1,0 +1,246 @@
+"""Who may come in, who may free a lock, and what every answer forbids a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from werkzeug.test import Client, TestResponse
+
+from celery_redlock import Redlock
+from celery_redlock.errors import ConfigurationError
+from celery_redlock.web import make_app
+from celery_redlock.web.page import Page
+from tests.web.conftest import SECRET, proof, sign_in
+
+ASK = "/release?resource=order:1&kind=lock&slot=1&digest="
+
+
+def digest(client: Client) -> str:
+    return str(client.get("/lock.json?resource=order:1").json["entries"][0]["digest"])
+
+
+def held(redlock: Redlock) -> bool:
+    return redlock.holder("order:1") is not None
+
+
+def confirm(client: Client, url: str, **more: Any) -> TestResponse:
+    """What a browser sends when an operator confirms."""
+    data = {"proof": proof(client.get(url))} | more.pop("data", {})
+    headers = {"Origin": "http://localhost"} | more.pop("headers", {})
+    return client.post(url, data=data, headers=headers, **more)
+
+
+def test_an_operator_frees_what_was_shown(client: Client, redlock: Redlock, holds: Any) -> None:
+    holds("order:1")
+    url = ASK + digest(client)
+    asked = client.get(url)
+    assert asked.status_code == 302 or asked.status_code == 303
+    assert urlsplit(asked.location).path == "/login"
+    sign_in(client)
+    shown = client.get(url).text
+    assert "shop.tasks.pay" in shown and "worker-a" in shown and "does not stop its holder" in shown
+    assert held(redlock), "nothing is freed by looking"
+    answer = confirm(client, url)
+    assert answer.status_code == 200 and "Freed" in answer.text
+    assert not held(redlock)
+
+
+def test_what_another_has_meanwhile_is_not_freed(
+    client: Client, redlock: Redlock, holds: Any
+) -> None:
+    lease = holds("order:1")
+    url = ASK + digest(client)
+    sign_in(client)
+    word = proof(client.get(url))
+    redlock.release(lease)
+    other = holds("order:1")
+    answer = client.post(url, data={"proof": word})
+    assert answer.status_code == 409 and "Another has it now" in answer.text
+    assert redlock.extend(other), "the other still holds it"
+    redlock.release(other)
+    answer = client.post(url, data={"proof": word})
+    assert answer.status_code == 409 and "free already" in answer.text
+
+
+def test_a_forged_form_frees_nothing(client: Client, redlock: Redlock, holds: Any) -> None:
+    holds("order:1")
+    url = ASK + digest(client)
+    assert client.post(url, data={"proof": ""}).status_code == 403, "no session"
+    sign_in(client)
+    other = Client(client.application)
+    sign_in(other)
+    right = proof(client.get(url))
+    for data, headers in [
+        ({}, {}),
+        ({"proof": ""}, {}),
+        ({"proof": "0" * 64}, {}),
+        ({"proof": "\udcff\u00e9"}, {}),
+        ({"proof": proof(other.get(url))}, {}),
+        ({"proof": right}, {"Origin": "http://evil.example"}),
+        ({"proof": right}, {"Origin": "null"}),
+        ({"proof": right}, {"Origin": "http://localhost:81"}),
+        ({"proof": right}, {"Sec-Fetch-Site": "cross-site"}),
+        ({"proof": right}, {"Sec-Fetch-Site": "same-site"}),
+    ]:
+        body = {name: value.encode("utf-8", "replace") for name, value in data.items()}
+        answer = client.post(url, data=body, headers=headers)
+        assert answer.status_code == 403, (data, headers)
+    assert held(redlock)
+
+
+def test_a_session_is_kept_from_scripts_and_other_sites(client: Client) -> None:
+    answer = sign_in(client)
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Max-Age=3600" in cookie
+    assert "Secure" not in cookie
+    secure = client.post("/login", data={"token": SECRET}, base_url="https://localhost")
+    assert "Secure" in secure.headers["Set-Cookie"]
+    assert SECRET not in cookie
+
+
+def test_a_session_that_is_forged_or_over_is_none(client: Client, page: Page, holds: Any) -> None:
+    holds("order:1")
+    url = ASK + digest(client)
+    old = f"1000000000.x.{page.door._mac('session', '1000000000.x')}"
+    sign_in(client)
+    good = client.get_cookie("redlock_session")
+    assert good is not None
+    name, _, mac = good.value.rpartition(".")
+    later = f"9{name}"
+    for value in (old, f"{later}.{mac}", f"{name}.{'0' * 64}", "x", "..", f"{name}."):
+        client.set_cookie("redlock_session", value)
+        assert client.get(url).status_code == 303, value
+    client.set_cookie("redlock_session", good.value)
+    assert client.get(url).status_code == 200
+
+
+def test_a_wrong_token_is_not_let_in(client: Client) -> None:
+    for word in ("", "wrong", SECRET + "x", SECRET[:-1], "\u00e9"):
+        answer = client.post("/login", data={"token": word})
+        assert answer.status_code == 403 and "Set-Cookie" not in answer.headers
+    forged = client.post(
+        "/login", data={"token": SECRET}, headers={"Origin": "http://evil.example"}
+    )
+    assert forged.status_code == 403 and "Set-Cookie" not in forged.headers
+
+
+def test_after_signing_in_one_is_sent_to_pages_of_ours_only(client: Client) -> None:
+    for back in (
+        *("//evil.example/", "http://evil.example/", "\\\\evil.example", "/\\evil.example"),
+        *("javascript:alert(1)", "nodes\r\nX: y", "no-such-page", "../nodes"),
+    ):
+        answer = client.post("/login", data={"token": SECRET, "next": back})
+        assert answer.status_code == 303 and answer.location == "/", back
+    answer = client.post("/login", data={"token": SECRET, "next": "lock?resource=a%2Fb"})
+    assert answer.location == "/lock?resource=a%2Fb"
+
+
+def test_signing_out_ends_it(client: Client) -> None:
+    sign_in(client)
+    word = proof(client.get("/"))
+    assert client.post("/logout").status_code == 403
+    client.post("/logout", data={"proof": word})
+    assert "Sign in" in client.get("/").text
+
+
+def test_without_a_token_it_is_for_reading_only(redlock: Redlock, holds: Any) -> None:
+    holds("order:1")
+    page = make_app(redlock=redlock, idle=None)
+    try:
+        client = Client(page)
+        assert "Free it" not in client.get("/lock?resource=order:1").text
+        assert "Read-only" in client.get("/").text
+        url = ASK + digest(client)
+        client.set_cookie("redlock_session", "9999999999.x.")
+        for answer in (client.get(url), client.post(url), client.get("/login")):
+            assert answer.status_code == 403
+        assert client.post("/login", data={"token": ""}).status_code == 403
+    finally:
+        page.close()
+    assert held(redlock)
+
+
+def test_a_private_page_is_read_with_the_token_only(redlock: Redlock) -> None:
+    page = make_app(redlock=redlock, token=SECRET, private=True, idle=None)
+    try:
+        client = Client(page)
+        for path in ("/", "/nodes", "/lock?resource=order:1"):
+            answer = client.get(path)
+            assert answer.status_code == 303 and "/login" in answer.location
+        for path in ("/locks.json", "/nodes.json", "/metrics", "/lock.json?resource=a"):
+            assert client.get(path).status_code == 401
+            wrong = client.get(path, headers={"Authorization": "Bearer wrong"})
+            assert wrong.status_code == 401
+        right = {"Authorization": f"Bearer {SECRET}"}
+        assert client.get("/locks.json", headers=right).status_code == 200
+        sign_in(client)
+        assert client.get("/").status_code == 200
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "", "localhost:80@evil"]
+)
+def test_a_name_that_is_not_ours_is_not_served(client: Client, host: str) -> None:
+    for path in ("/", "/locks.json", "/metrics", "/static/style.css", "/login"):
+        answer = client.get(path, headers={"Host": host})
+        assert answer.status_code == 400 and "host name" in answer.text
+
+
+def test_names_that_are_ours_are_served(redlock: Redlock) -> None:
+    for host in ("localhost", "localhost:8933", "127.0.0.1:1", "[::1]:8933"):
+        page = make_app(redlock=redlock, idle=None)
+        assert Client(page).get("/static/style.css", headers={"Host": host}).status_code == 200
+    page = make_app(redlock=redlock, hosts=["ops.example.org", ".internal"], idle=None)
+    for host, status in [("ops.example.org", 200), ("a.internal", 200), ("localhost", 400)]:
+        assert Client(page).get("/static/icon.svg", headers={"Host": host}).status_code == status
+    page = make_app(redlock=redlock, hosts=["*"], idle=None)
+    assert Client(page).get("/static/icon.svg", headers={"Host": "any"}).status_code == 200
+
+
+def test_every_answer_forbids_what_no_page_needs(client: Client) -> None:
+    for path in ("/", "/locks.json", "/no-such", "/login", "/static/style.css", "/?refresh=2"):
+        headers = client.get(path).headers
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; style-src 'self'; img-src 'self';")
+        assert "frame-ancestors 'none'" in policy and "base-uri 'none'" in policy
+        assert "form-action 'self'" in policy and "unsafe" not in policy
+        assert ("script-src" in policy) == (path == "/?refresh=2")
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Referrer-Policy"] == "same-origin"
+        assert "Access-Control-Allow-Origin" not in headers
+        if "static" not in path:
+            assert headers["Cache-Control"] == "no-store"
+
+
+def test_no_page_has_a_script_or_a_style_of_its_own(client: Client, holds: Any) -> None:
+    holds("order:1")
+    sign_in(client)
+    for path in ("/", "/lock?resource=order:1", ASK + digest(client), "/nodes?refresh=5"):
+        text = client.get(path).text
+        assert "<style" not in text and " style=" not in text and "javascript:" not in text
+        assert text.count("<script") == text.count("<script src=") <= 1
+
+
+def test_a_form_that_is_too_large_is_not_read(client: Client) -> None:
+    answer = client.post("/login", data={"token": "x" * 200_000})
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"token": "short"}, "at least 16 characters"),
+        ({"token": ""}, "at least 16 characters"),
+        ({"private": True}, "needs a token"),
+        ({"hosts": "localhost"}, "list of host names"),
+        ({"hosts": []}, "list of host names"),
+    ],
+)
+def test_what_cannot_work_is_said_at_once(redlock: Redlock, given: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        make_app(redlock=redlock, **given)
+    assert "short" not in str(caught.value)

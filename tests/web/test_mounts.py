@@ -1,0 +1,153 @@
+"""The page in Flask, FastAPI and Django, as docs/web.md mounts it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.test import Client
+
+from celery_redlock.server import LocalServer
+
+ROOT = Path(__file__).parents[2]
+NODES = '["redis://redis-1", "redis://redis-2", "redis://redis-3"]'
+HOST = "ops.example.org"
+
+
+def example(name: str, servers: list[LocalServer]) -> str:
+    """The code of docs/web.md for a framework, with these nodes and a token."""
+    text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
+    found = re.search(rf"^### {name}\n.*?^```python\n(.*?)^```$", text, re.M | re.S)
+    assert found and NODES in found[1] and HOST in found[1]
+    urls = [server.url for server in servers]
+    code = found[1].replace(NODES, f'{urls}; celery_app.conf.redlock_restart_guard = "off"')
+    return code.replace(f'hosts=["{HOST}"]', f'hosts=["{HOST}"], token="a-token-of-an-operator"')
+
+
+@pytest.fixture
+def mounted(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[dict[str, Any]]:
+    """What the example has made."""
+    names: dict[str, Any] = {}
+    exec(compile(example(request.param, servers), "docs/web.md", "exec"), names)
+    names["celery_app"].conf.broker_url = "memory://"
+    yield names
+    names["page"].close()
+    names["celery_app"].close()
+
+
+@pytest.mark.parametrize("mounted", ["Flask"], indirect=True)
+def test_in_flask(mounted: dict[str, Any]) -> None:
+    client = Client(mounted["site"])
+    shown = client.get("/locks/", base_url=f"http://{HOST}")
+    assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
+    assert client.get("/locks/nodes.json", base_url=f"http://{HOST}").json["quorum"] == 3
+    assert client.get("/locks/", base_url="http://localhost").status_code == 400
+    assert client.get("/", base_url=f"http://{HOST}").status_code == 404
+    let_in = client.post(
+        "/locks/login",
+        base_url=f"http://{HOST}",
+        data={"token": "a-token-of-an-operator", "next": "nodes"},
+    )
+    assert let_in.location == "/locks/nodes" and "Path=/locks/" in let_in.headers["Set-Cookie"]
+    assert "Sign out" in client.get("/locks/", base_url=f"http://{HOST}").text
+
+
+@pytest.mark.parametrize("mounted", ["FastAPI"], indirect=True)
+def test_in_fastapi(mounted: dict[str, Any]) -> None:
+    import httpx
+
+    async def visit() -> None:
+        way = httpx.ASGITransport(mounted["site"])
+        async with httpx.AsyncClient(transport=way, base_url=f"http://{HOST}") as client:
+            shown = await client.get("/locks/")
+            assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
+            assert (await client.get("/locks/nodes.json")).json()["quorum"] == 3
+            await client.post("/locks/login", data={"token": "a-token-of-an-operator"})
+            assert "Sign out" in (await client.get("/locks/")).text
+            other = await client.get("/locks/", headers={"Host": "evil.example"})
+            assert other.status_code == 400
+
+    asyncio.run(visit())
+
+
+DJANGO = """
+import sys, types, json
+import django
+from django.conf import settings
+
+def staff(get_response):
+    def middleware(request):
+        request.user = types.SimpleNamespace(is_staff="HTTP_X_STAFF" in request.META)
+        return get_response(request)
+    return middleware
+
+urls = types.ModuleType("urls")
+sys.modules["urls"] = urls
+sys.modules["project"] = types.ModuleType("project")
+sys.modules["project"].staff = staff
+settings.configure(
+    ROOT_URLCONF="urls", ALLOWED_HOSTS=["*"], SECRET_KEY="x", LOGIN_URL="/log-in/",
+    INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes"],
+    MIDDLEWARE=[
+        "django.middleware.security.SecurityMiddleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+        "django.middleware.clickjacking.XFrameOptionsMiddleware",
+        "project.staff",
+    ],
+)
+django.setup()
+exec(compile(sys.argv[1], "docs/web.md", "exec"), urls.__dict__)
+from django.test import Client
+client = Client(enforce_csrf_checks=True, HTTP_HOST="ops.example.org")
+outside = client.get("/locks/")
+staff = {"HTTP_X_STAFF": "1"}
+shown = client.get("/locks/", **staff)
+data = {"token": "a-token-of-an-operator", "next": "lock?resource=a%2Fb"}
+let_in = client.post("/locks/login", data, HTTP_ORIGIN="http://ops.example.org", **staff)
+print(json.dumps({
+    "outside": outside.status_code,
+    "status": shown.status_code,
+    "style": 'href="/locks/static/style.css"' in shown.content.decode(),
+    "policy": shown.headers["Content-Security-Policy"][:18],
+    "nodes": client.get("/locks/nodes.json", **staff).json()["quorum"],
+    "other": client.get("/locks/", HTTP_HOST="evil.example", **staff).status_code,
+    "let_in": [let_in.status_code, let_in.headers["Location"]],
+    "signed_in": "Sign out" in client.get("/locks/", **staff).content.decode(),
+    "lock": client.get("/locks/lock.json?resource=%E2%82%AC%2F%25", **staff).json()["resource"],
+}))
+"""
+
+
+def test_in_django(servers: list[LocalServer]) -> None:
+    # In a process of its own: a process has one Django.
+    code = example("Django", servers).replace(
+        'Celery("shop")', 'Celery("shop", broker="memory://")'
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", DJANGO, code],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "outside": 302,
+        "status": 200,
+        "style": True,
+        "policy": "default-src 'none'",
+        "nodes": 3,
+        "other": 400,
+        "let_in": [303, "/locks/lock?resource=a%2Fb"],
+        "signed_in": True,
+        "lock": "€/%",
+    }

@@ -1,0 +1,281 @@
+"""What the page shows of real nodes, as HTML and as JSON: what was seen, and nothing more."""
+
+from __future__ import annotations
+
+import time
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+import redis
+from werkzeug.test import Client
+
+from celery_redlock import Redlock
+from celery_redlock.errors import ConfigurationError, printable
+from celery_redlock.lease import Owner
+from celery_redlock.server import LocalServer
+from celery_redlock.web import make_app
+from celery_redlock.web.page import Page
+from celery_redlock.web.words import named_in, quoted
+from tests.support import TOKEN, wait_until
+
+PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events")
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "k" * 512,
+    "ctrl\x00\x07\x1b[31m\r\n",
+    "\u202egnp.exe",
+    "{{ 7 * 7 }}{% raw %}",
+    "a&b=c+d%20e#f?g",
+    "\ud800 alone",
+)
+
+
+def rows(client: Client, path: str = "/locks.json") -> list[dict[str, Any]]:
+    return client.get(path).json["rows"]
+
+
+class Text(HTMLParser):
+    """What a reader sees, and which elements and attributes there are."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.seen, self.tags, self.attributes = "", [], []
+        self.feed(html)
+
+    def handle_data(self, data: str) -> None:
+        self.seen += data
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        self.attributes += [name for name, _value in attrs]
+
+
+def test_a_held_lock_is_shown_with_who_holds_it_and_where(client: Client, holds: Any) -> None:
+    holds("order:1")
+    (row,) = rows(client)
+    assert (row["resource"], row["task"], row["host"], row["pid"]) == (
+        *("order:1", "shop.tasks.pay", "worker-a", 4001),
+    )
+    assert row["state"] == "held" and row["nodes"] == 5 and row["votes"] == ["has"] * 5
+    assert 500 < row["left"] <= 600
+    seen = Text(client.get("/").text).seen
+    assert "order:1" in seen and "shop.tasks.pay" in seen and "5 of 5" in seen
+
+
+def test_no_page_shows_a_token(client: Client, holds: Any) -> None:
+    lease = holds("order:1")
+    for path in PAGES:
+        for accept in ("text/html", "application/json"):
+            said = client.get(path, headers={"Accept": accept}).text
+            assert lease.token not in said and not TOKEN.search(said)
+
+
+def test_fewer_than_a_quorum_are_not_called_held(
+    client: Client, servers: list[LocalServer]
+) -> None:
+    token = Owner("h", 1, "t").token("0" * 32)
+    for server in servers[:2]:
+        with redis.Redis(port=server.port) as node:
+            node.set("redlock:split", token, px=60_000)
+    with redis.Redis(port=servers[0].port) as node:
+        node.set("redlock:foreign", "of another program")
+    by_name = {row["resource"]: row for row in rows(client)}
+    assert by_name["split"]["state"] == "short" and not by_name["split"]["held"]
+    assert by_name["foreign"]["kind"] == "foreign" and by_name["foreign"]["state"] == "never"
+    assert {row["resource"] for row in rows(client, "/locks.json?show=trouble")} == {
+        *("split", "foreign"),
+    }
+
+
+def test_with_silent_nodes_it_says_that_it_cannot_tell(
+    client: Client, servers: list[LocalServer]
+) -> None:
+    token = Owner("h", 1, "t").token("0" * 32)
+    for server in servers[:2]:
+        with redis.Redis(port=server.port) as node:
+            node.set("redlock:unsure", token, px=60_000)
+    for server in servers[3:]:
+        server.kill()
+    (row,) = rows(client)
+    assert row["state"] == "unsure" and row["silent"] == 2
+    assert row["votes"] == ["has", "has", "none", "silent", "silent"]
+    assert "Cannot tell" in Text(client.get("/").text).seen
+
+
+def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
+    client: Client, holds: Any, servers: list[LocalServer]
+) -> None:
+    holds("order:1")
+    assert rows(client)
+    for server in servers[2:]:
+        server.kill()
+
+    def failed() -> Any:
+        told = client.get("/locks.json").json
+        return told if told["failure"] else None
+
+    told = wait_until(failed, 30, "the page notices")
+    assert "3 are needed" in told["failure"]
+    assert [row["resource"] for row in told["rows"]] == ["order:1"]
+    assert [node["reachable"] for node in told["nodes"]] == [True, True, False, False, False]
+    seen = Text(client.get("/").text).seen
+    assert "could not tell what is held" in seen and "Below stands what was seen at" in seen
+    one = client.get("/lock.json?resource=order:1").json
+    assert one["failure"] and one["entries"] == []
+    assert "Free:" not in Text(client.get("/lock?resource=order:1").text).seen
+
+
+def test_a_free_lock_is_called_free(client: Client) -> None:
+    assert "Free: no node" in Text(client.get("/lock?resource=nobody").text).seen
+    assert client.get("/lock.json?resource=nobody").json["entries"] == []
+
+
+def test_search_is_over_key_task_id_and_host(client: Client, holds: Any) -> None:
+    holds("order:1")
+    holds("mail:2", task="Post.send", host="worker-b")
+    for query, found in [
+        ("order", ["order:1"]),
+        ("POST send", ["mail:2"]),
+        ("worker-b", ["mail:2"]),
+        ("6f1c", ["mail:2", "order:1"]),
+        ("nothing-like-it", []),
+    ]:
+        answer = client.get("/locks.json", query_string={"q": query}).json
+        assert [row["resource"] for row in answer["rows"]] == found, query
+
+
+def test_who_stands_in_line_is_counted(client: Client, redlock: Redlock, holds: Any) -> None:
+    holds("order:1")
+    line = "redlock:order:1#line"
+    for address in redlock.nodes:
+        with redis.Redis(port=int(address.rpartition(":")[2])) as node:
+            node.zadd(line, {"p:1": time.time() * 1e6 - 5e6, "p:2": time.time() * 1e6})
+    told = client.get("/waiters.json").json
+    (row,) = told["lines"]["rows"]
+    assert row["resource"] == "order:1" and row["waiting"] == 2 and row["held_for"] >= 5
+    assert told["workers"]["asked"] is False
+    assert rows(client)[0]["waiting"] == 2
+    assert "2 places in its line" in Text(client.get("/lock?resource=order:1").text).seen
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=printable)
+def test_a_hostile_key_is_shown_printable_and_breaks_nothing(
+    client: Client, holds: Any, name: str
+) -> None:
+    holds(name, task=name[:200], host=name.replace("|", "")[:200])
+    plain = {tag for path in PAGES for tag in Text(client.get(path).text).tags}
+    for path in ("/", f"/lock?resource={quoted(name)}"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        page = Text(answer.text)
+        assert page.seen.replace("\n", "").isprintable()
+        assert set(page.tags) <= plain | {"section", "table"}
+        assert not [one for one in page.attributes if one.startswith("on") or one == "style"]
+    assert printable(name) in Text(client.get(f"/lock?resource={quoted(name)}").text).seen
+    entry = client.get(f"/lock.json?resource={quoted(name)}").json["entries"][0]
+    assert entry["resource"] == name and entry["state"] == "held"
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "\udcff", "\ud83d\ude00", "a b"], ids=ascii)
+def test_any_key_survives_a_link(name: str) -> None:
+    assert named_in(f"x=1&resource={quoted(name)}&y=2".encode()) == name
+
+
+def test_a_link_to_no_key_that_can_be_is_no_crash(client: Client) -> None:
+    for query in ("", "resource=", "resource=%ff%fe", "resource=%ED%A0", "%=&;&resource"):
+        assert client.get(f"/lock?{query}").status_code in (200, 400)
+
+
+@pytest.mark.parametrize("many", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_thousands_of_locks_are_paged(
+    client: Client, servers: list[LocalServer], many: int
+) -> None:
+    token = Owner("h", 1, "t").token("0" * 32)
+    for server in servers:
+        with redis.Redis(port=server.port) as node:
+            node.mset({f"redlock:bulk:{number:05d}": token for number in range(many)})
+
+    def first() -> Any:
+        told = client.get("/locks.json").json
+        return told if told["matched"] == many else None
+
+    told = wait_until(first, 60, "all are seen")
+    assert told["pages"] == many // 50 and len(told["rows"]) == 50
+    last = client.get("/locks.json?page=99999&q=bulk").json["rows"][-1]
+    assert last["resource"] == f"bulk:{many - 1:05d}"
+    answer = client.get("/?page=7")
+    assert len(answer.data) < 200_000 and f"7 of {many // 50}" in Text(answer.text).seen
+    assert client.get("/locks.json?page=99999").json["page"] == many // 50
+    assert client.get("/locks.json?page=-3").json["page"] == 1
+
+
+def test_the_timeline_says_what_was_seen_and_since_when(client: Client, redlock: Redlock) -> None:
+    def kinds() -> list[str]:
+        client.get("/")
+        told = client.get("/lock.json?resource=order:1").json
+        assert told["watched_since"]
+        return [change["what"] for change in told["timeline"]]
+
+    assert kinds() == []
+    lease = redlock.acquire("order:1", owner=Owner("h", 7, "id", task="shop.pay"))
+    wait_until(lambda: kinds() == ["came"], 30, "it is seen to come", every=0.05)
+    redlock.release(lease)
+    wait_until(lambda: kinds() == ["gone", "came"], 30, "it is seen to go", every=0.05)
+    gone = client.get("/lock.json?resource=order:1").json["timeline"][0]
+    assert gone["after"] < gone["at"] and "pid 7 on h" in gone["who"]
+    seen = Text(client.get("/lock?resource=order:1").text).seen
+    assert "Watching began" in seen and "between" in seen and "Gone" in seen
+
+
+def test_every_page_says_the_same_as_its_json(client: Client, holds: Any) -> None:
+    holds("order:1")
+    for path in PAGES:
+        by_name = client.get(path.replace("?", ".json?") if "?" in path else f"{path}.json")
+        if path == "/":
+            by_name = client.get("/locks.json")
+        by_accept = client.get(path, headers={"Accept": "application/json"})
+        assert by_name.mimetype == by_accept.mimetype == "application/json"
+        assert by_name.json.keys() == by_accept.json.keys()
+        assert client.get(path).mimetype == "text/html"
+        assert "Accept" in client.get(path).headers["Vary"]
+
+
+def test_a_page_refreshes_only_if_asked_and_without_a_script(client: Client) -> None:
+    assert "http-equiv" not in client.get("/").text
+    live = client.get("/?refresh=5")
+    assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in live.text
+    assert 'content="2"' in client.get("/?refresh=0").text
+    assert "refresh=5" in live.text, "its links go on with it"
+
+
+def test_metrics_or_a_sentence(client: Client) -> None:
+    answer = client.get("/metrics")
+    assert answer.status_code in (200, 404)
+    assert "celery_redlock_" in answer.text or 'pip install "celery-redlock[' in answer.text
+
+
+def test_what_is_not_there_and_what_is_not_allowed(client: Client) -> None:
+    assert client.get("/no-such-page").status_code == 404
+    assert client.get("/static/../page.py").status_code == 404
+    assert client.get("/static/page.py").status_code == 404
+    refused = client.post("/nodes")
+    assert refused.status_code == 405 and "GET" in refused.headers["Allow"]
+    assert client.get("/no.json").json["error"]
+
+
+def test_a_page_needs_an_app_or_a_redlock(redlock: Redlock) -> None:
+    for given in ({}, {"app": object(), "redlock": redlock}):
+        with pytest.raises(ConfigurationError, match="one of the two"):
+            make_app(**given)
+
+
+def test_after_a_fork_a_page_looks_by_itself(page: Page, client: Client, holds: Any) -> None:
+    # A web server loads the page, and forks; threads do not come along.
+    holds("order:1")
+    assert rows(client)
+    fresh = page.sources._nodes
+    fresh._pid = -1
+    assert [row["resource"] for row in rows(client)] == ["order:1"]
+    assert fresh._seen.looks == 1
