@@ -484,7 +484,7 @@ def test_a_beat_tells_what_another_has_sent(monkeypatch: pytest.MonkeyPatch, ear
     world = World(monkeypatch, lambda: entries(crontab()), beats=[])
     one, other = world.start(), world.start()
 
-    @other.app.task(name="job")
+    @other.app.task(name="job", shared=False)  # else every later app has it
     def job() -> None: ...
 
     other.app.finalize()
