@@ -23,21 +23,22 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
         timeout: Seconds to wait for the broker, and again for the workers: all of them, as nobody
             knows how many there are.
     """
-    connection = app.connection_for_write(
-        connect_timeout=timeout,
-        transport_options={
-            **(app.conf.broker_transport_options or {}),
-            "socket_timeout": 2 * timeout + 1,
-            "socket_connect_timeout": timeout,
-        },
-    )
+    connection = None
     try:
+        connection = app.connection_for_write(
+            connect_timeout=timeout,
+            transport_options={
+                **(app.conf.broker_transport_options or {}),
+                "socket_timeout": 2 * timeout + 1,
+                "socket_connect_timeout": timeout,
+            },
+        )
         with connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=timeout)
             inspect = app.control.inspect(timeout=timeout, connection=connection)
             replies = inspect._request(NAME) or {}
-    except Exception as error:  # of whichever transport it is
-        where = printable(connection.as_uri())  # without its password
+    except Exception as error:  # of whichever transport it is; one that is not known, among them
+        where = printable(connection.as_uri()) if connection is not None else "the broker"
         return {}, f"no worker was asked: no answer from {where} ({type(error).__name__})"
     good = {name: reply for name, reply in replies.items() if isinstance(reply, Mapping)}
     return {name: dict(reply) for name, reply in good.items()}, ""

@@ -10,7 +10,7 @@ from celery import Celery
 from celery_redlock import SingletonTask
 from celery_redlock.doctor.finding import Finding, merged
 from celery_redlock.doctor.tasks import examine_tasks
-from celery_redlock.doctor.workers import examine_workers
+from celery_redlock.doctor.workers import ask, examine_workers
 from celery_redlock.inspection import digest_of, settings_of, tasks_of
 from tests.cli.clinic import shop
 
@@ -149,3 +149,9 @@ def test_what_is_found_at_many_places_is_said_once() -> None:
     many = [Finding("warning", "acks", f"task{n}", "it is so", "change it") for n in range(7)]
     (one,) = merged(many)
     assert one.where == "task0, task1, task2, task3, task4 and 2 more"
+
+
+@pytest.mark.parametrize("broker", ["redis://:SECRET@127.0.0.1:1/0", "nonsense://u:SECRET@x"])
+def test_a_broker_that_is_away_is_said_without_its_password(broker: str) -> None:
+    replies, unasked = ask(Celery("shop", broker=broker, set_as_current=False), 0.5)
+    assert replies == {} and "no worker was asked" in unasked and "SECRET" not in unasked
