@@ -186,14 +186,17 @@ def test_a_node_that_is_away_is_said_beside_the_answer(
 def test_stats_count_by_task(redlock: Redlock, cli: Cli, servers: Any) -> None:
     for number in range(3):
         put(servers, f"redlock:order:{number}", TOKENS[0])
+    put(servers, "redlock:order:0#slot2", TOKENS[1])
     put(servers, "redlock:order:9#reserved", OTHER.token("0" * 32, 1.7e9))
     put(servers, "redlock:bad", "not ours", nx=True)
     for server, token in zip(servers, (*TOKENS, *TOKENS), strict=False):
         with redis.Redis(port=server.port) as client:
             client.set("redlock:split", token, px=9000)
+            client.zadd("redlock:order:0#line", {"a:1": 1, "b:1": 2})
     said = json.loads(cli("stats", "--json").stdout)
     charge, refund = said["tasks"]
-    assert (charge["task"], charge["locks"], charge["reservations"]) == ("shop.charge", 4, 0)
+    assert (charge["task"], charge["locks"], charge["reservations"]) == ("shop.charge", 5, 0)
+    assert charge["waiting"] == 2  # for one of two slots
     assert (refund["task"], refund["locks"], refund["reservations"]) == ("shop.refund", 0, 1)
     assert charge["oldest"] > 0 and refund["oldest"] is None
     assert (said["splits"], said["leaks"], said["foreign"]) == (1, 1, 1)
