@@ -1,0 +1,166 @@
+"""Events for monitors: of whom, how often, and what a monitor makes of them; over fake nodes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.events.event import Event
+
+from celery_redlock import ResourceHeld, SingletonTask, monitor
+from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.events import subscribe, unsubscribe
+from celery_redlock.lease import Owner
+from tests.support import wait_until
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_hold import rob
+from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
+
+OTHER = Owner("there", 1, task_id="other-id", task="other")
+
+
+class Box:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, dict[str, Any]]] = []
+
+    def send(self, name: str, **fields: Any) -> None:
+        self.sent.append((name, fields))
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _fields in self.sent]
+
+
+@pytest.fixture
+def box() -> Iterator[Box]:
+    box = Box()
+    post: Any = box
+    listener = monitor._Monitor(post)
+    subscribe(listener)
+    yield box
+    unsubscribe(listener)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    clock = SimpleNamespace(now=1e9)
+    monkeypatch.setattr(monitor, "time", SimpleNamespace(time=lambda: clock.now))
+    return clock
+
+
+def test_one_that_waits_is_told_once_a_second_at_most(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    box: Box,
+    clock: Any,
+) -> None:
+    lease = redlock.acquire("k", owner=OTHER)
+
+    @app.task(name="work")
+    def work() -> None:
+        for _ in range(25):  # 2.5 seconds
+            with pytest.raises(ResourceHeld):
+                redlock.acquire("k")
+            clock.now += 0.1
+        redlock.release(lease)
+        redlock.acquire("k")
+        redlock.acquire("another")  # for which it has not waited
+
+    deliver(work)
+    assert box.names == ["task-lock-waiting"] * 3 + ["task-lock-acquired"]
+    waited = [fields["waited"] for _name, fields in box.sent]
+    assert waited == pytest.approx([0.0, 1.0, 2.0, 2.5], abs=0.11)
+    assert {fields["uuid"] for _name, fields in box.sent} == {"the-id"}
+    assert box.sent[0][1]["holder"] == {
+        **{"task_id": "other-id", "task": "other", "host": "there", "pid": 1}
+    }
+
+
+def test_one_that_was_parked_is_told_to_have_its_lock(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    box: Box,
+) -> None:
+    @app.task(base=SingletonTask, name="charge", lock_key="k")
+    def charge() -> None: ...
+
+    deliver(charge)
+    assert box.sent == []  # it has not waited
+    deliver(charge, **{ATTEMPTS: {"since": time.time() - 50.0}})
+    ((name, fields),) = box.sent
+    assert (name, fields["uuid"], fields["resource"]) == ("task-lock-acquired", "the-id", "k")
+    assert 50.0 <= fields["waited"] < 90.0
+
+
+def test_what_no_task_does_is_not_told(redlock: FakeRedlock, box: Box) -> None:  # noqa: F811
+    with redlock.lock("r"):
+        assert redlock.try_acquire("r") is None
+        rob(redlock, "r")
+        redlock.clock.advance(4.0)
+        redlock.watchdog.tend()
+    assert box.sent == []
+
+
+def test_a_loss_is_told_of_its_task(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    box: Box,
+) -> None:
+    @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_lost="log")
+    def charge() -> None:
+        rob(redlock, "k")
+        redlock.clock.advance(4.0)
+        redlock.watchdog.tend()
+
+    deliver(charge)
+    ((name, fields),) = box.sent
+    assert (name, fields["uuid"], fields["resource"]) == ("task-lock-lost", "the-id", "k")
+    assert (fields["reason"], fields["held_for"]) == ("refused", 4.0)
+    assert fields["holder"]["task_id"] == "the-id"
+
+
+def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be kept is dropped, and the log says so once."""
+    asked, away = threading.Event(), threading.Event()
+
+    def dispatcher(**_options: Any) -> Any:
+        asked.set()
+        away.wait(30.0)
+        raise OSError("no broker")
+
+    app: Any = SimpleNamespace(events=SimpleNamespace(default_dispatcher=dispatcher))  # noqa: F811
+    post = monitor._Post(app, "here")
+    for _ in range(monitor.MANY + 50):
+        post.send("task-lock-waiting", uuid="one")
+    assert asked.wait(30.0)
+    assert post._letters.qsize() <= monitor.MANY
+    away.set()
+    wait_until(lambda: not post._letters.qsize(), 30.0, "all are tried")
+    said = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert [record.getMessage() for record in said] == [
+        "cannot tell monitors of waiting and lost locks: OSError('no broker')"
+    ]
+
+
+def test_a_monitor_takes_them_for_states_that_outrank_started() -> None:
+    """As docs/signals.md says; so there is an event when the waiting ends."""
+    state = Celery("monitor", set_as_current=False).events.State()
+    seen = []
+    for clock, name in enumerate(
+        [
+            *("task-received", "task-lock-waiting", "task-started", "task-lock-acquired"),
+            *("task-lock-lost", "task-succeeded"),
+        ]
+    ):
+        event = Event(name, hostname="here", uuid="one", clock=clock, local_received=time.time())
+        state.event({**event, "name": "charge", "resource": "k"})
+        seen.append(state.tasks["one"].state)
+    assert seen == [
+        *("RECEIVED", "LOCK-WAITING", "LOCK-WAITING", "LOCK-ACQUIRED", "LOCK-LOST", "SUCCESS"),
+    ]
