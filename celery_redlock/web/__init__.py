@@ -46,8 +46,9 @@ def make_app(
         ConfigurationError: The extra is not installed, or one of these cannot work.
     """
     try:
-        from .door import LOOPBACK, Door
+        from .door import Door
         from .page import Page
+        from .serve import LOOPBACK
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
             raise

@@ -27,10 +27,8 @@ from werkzeug.wrappers import Request, Response
 
 from ..errors import ConfigurationError
 
-__all__ = ["LOOPBACK", "Door"]
+__all__ = ["Door"]
 
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""The names that a browser on this machine has for it."""
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
 COOKIE = "redlock_session"
 LASTS = 3600

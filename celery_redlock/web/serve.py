@@ -9,7 +9,10 @@ from typing import Any
 
 from ..errors import ConfigurationError
 
-__all__ = ["check_bind", "is_loopback", "names_for", "serve"]
+__all__ = ["LOOPBACK", "check_bind", "is_loopback", "names_for", "serve"]
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+"""The names that a browser on this machine has for it."""
 
 THREADS = 8
 """Pages made at a time; each waits for the nodes for a second or two at most."""
@@ -45,8 +48,6 @@ def check_bind(host: str, token: str | None, public: bool) -> None:
 
 def names_for(bind: str, names: Sequence[str]) -> list[str]:
     """The host names under which it is served: loopback's, the address itself, and those given."""
-    from .door import LOOPBACK
-
     return list(
         dict.fromkeys([*LOOPBACK, *([bind] if bind not in ("0.0.0.0", "::") else []), *names])
     )

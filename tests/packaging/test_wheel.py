@@ -121,11 +121,28 @@ print(json.dumps(said))
 """
 
 
+BEHIND = ("celery_redlock.web.", "celery_redlock.cli.live", "celery_redlock.testing.pytest_plugin")
+"""Imported by others only, when what they need is there: see the next test."""
+
+
 def test_a_module_that_needs_an_extra_says_which(base: Path, tmp_path: Path) -> None:
     """All others are imported without any."""
     said = json.loads(run(base, "-c", MODULES, cwd=tmp_path).splitlines()[-1])
     dumb = {name: words for name, words in said.items() if "celery-redlock[" not in words}
-    assert dumb == {}
+    assert [(name, words) for name, words in dumb.items() if not name.startswith(BEHIND)] == []
+    assert all("ModuleNotFoundError: No module named" in words for words in dumb.values())
+
+
+@pytest.mark.parametrize(
+    ("command", "extra"), [("exporter --once", "prometheus"), ("web --port 0", "web")]
+)
+def test_a_command_that_needs_an_extra_says_which(
+    command: str, extra: str, base: Path, tmp_path: Path
+) -> None:
+    nodes = ["--nodes", "redis://127.0.0.1:1/0"]
+    said = run(base.parent / "celery-redlock", *nodes, *command.split(), cwd=tmp_path, check=False)
+    assert f'pip install "celery-redlock[{extra}]"' in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_the_label_is_the_tasks_name_and_nothing_tells_a_key_or_an_id(
     registry: CollectorRegistry,
 ) -> None:
     install(registry)
-    task = Celery(set_as_current=False).task(name="shop.charge")(nothing)
+    task = Celery(set_as_current=False).task(name="shop.charge", shared=False)(nothing)
     for signal_, more in (
         (signals.lock_acquired, {"lease": lease(), "waited": 0.1, "attempts": 1}),
         (signals.lock_contended, {"holder": None, "waited": 0.1}),
@@ -143,8 +143,8 @@ def test_a_beat_that_does_not_know_the_task_names_it(registry: CollectorRegistry
 
 def test_a_worker_begins_at_zero_for_each_of_its_locked_tasks(registry: CollectorRegistry) -> None:
     app = Celery("x", set_as_current=False, broker="memory://")
-    app.task(base=SingletonTask, name="x.locked")(nothing)
-    app.task(name="x.free")(nothing)
+    app.task(base=SingletonTask, name="x.locked", shared=False)(nothing)
+    app.task(name="x.free", shared=False)(nothing)
     install(registry).begin(types.SimpleNamespace(app=app), None, "")
     lost = {"task": "x.locked", "reason": "expired"}
     assert registry.get_sample_value("celery_redlock_lost_total", lost) == 0.0
