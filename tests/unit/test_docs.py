@@ -391,7 +391,7 @@ def test_every_example_has_its_line_on_the_page_of_examples() -> None:
     listed = re.findall(row, read("docs/examples.md"), re.M)
     assert all(shown == path for shown, path in listed)
     there = [path for path in (ROOT / "examples").iterdir() if path.name != "__pycache__"]
-    examples = {path.name for path in there if path.suffix == ".py" or path.is_dir()}
+    examples = {path.name for path in there if path.is_dir() or path.suffix in (".py", ".yml")}
     assert {path.rstrip("/") for _, path in listed} == examples
 
 
