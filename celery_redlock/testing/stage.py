@@ -81,7 +81,9 @@ class Nodes:
             # All slots of a resource that several may hold. Acquired, not `lock()`: what runs in
             # the block is not the holder.
             for _ in range(target.limit):
-                lease = other.acquire(names, owner=ANOTHER, limit=target.limit, ttl=HELD_FOR)
+                lease = other.acquire(
+                    names, owner=ANOTHER, limit=target.limit, ttl=HELD_FOR, wait=0.5
+                )
                 stack.callback(other.release, lease)
             yield lease
 

@@ -74,18 +74,19 @@ def test_one_at_a_time(lock: Redlock, nodes: Nodes) -> None:
     with lock.lock("order:1"):
         assert nodes.redlock.try_acquire("order:1") is None
         assert nodes.redlock.try_acquire("order:2") is not None
-    assert nodes.redlock.try_acquire("order:1") is not None
+    assert nodes.redlock.acquire("order:1", wait=SOON).remaining() > 0
 
 
 def test_who_holds_it_is_told(lock: Redlock, nodes: Nodes) -> None:
     with nodes.hold("order:1") as lease:
         holder = lock.holder("order:1")
         assert holder is not None and holder.owner is not None
-        assert holder.owner.host == "another-host" and holder.nodes == 3
+        assert holder.owner.host == "another-host" and holder.nodes >= holder.quorum
         with pytest.raises(ResourceHeld, match="another-host"):
             lock.acquire("order:1")
         assert not lease.lost
-    assert lock.holder("order:1") is None
+    # A quorum has freed it when the block is left; the last of the real nodes a moment later.
+    wait_until(lambda: lock.holder("order:1") is None, SOON, "nobody holds it")
 
 
 def test_a_lease_is_extended_by_hand(lock: Redlock, nodes: Nodes) -> None:
@@ -120,7 +121,7 @@ def test_a_waiter_is_woken_by_the_release(lock: Redlock, nodes: Nodes) -> None:
 
 def test_a_waiter_for_several_is_woken_by_the_last(lock: Redlock, nodes: Nodes) -> None:
     with lock.lock("order:2"):
-        one = lock.acquire("order:1")
+        one = lock.acquire("order:1", ttl=600.0)
         timer = threading.Timer(0.05, lock.release, [one])
         timer.start()
         with nodes.redlock.lock(["order:1", "order:3"], wait=SOON) as held:
@@ -128,7 +129,7 @@ def test_a_waiter_for_several_is_woken_by_the_last(lock: Redlock, nodes: Nodes) 
         timer.join()
         with pytest.raises(ResourceHeld):
             nodes.redlock.acquire(["order:1", "order:2"])
-        assert nodes.redlock.holder("order:1") is None
+        assert_free("order:1")
 
 
 def test_a_limit(lock: Redlock, nodes: Nodes) -> None:
@@ -194,10 +195,21 @@ def test_what_was_released_while_a_node_was_away_is_freed_when_it_is_back(
     wait_until(granted, SOON, "the node that was away has freed it")
 
 
+def on_all_nodes(lock: Redlock) -> None:
+    """It was granted by a quorum; the last real node may be yet to hear of it."""
+
+    def there() -> bool:
+        holder = lock.holder("order:1")
+        return holder is not None and holder.nodes == 3
+
+    wait_until(there, SOON, "all nodes have it")
+
+
 @pytest.mark.parametrize("how", ["steal", "forget"])
 def test_who_is_robbed_is_told(lock: Redlock, nodes: Nodes, how: str) -> None:
     told: list[Any] = []
     with lock.lock("order:1", on_lost=told.append) as held:
+        on_all_nodes(lock)
         if how == "steal":
             nodes.steal("order:1")
         else:
@@ -214,6 +226,7 @@ def test_who_is_robbed_is_told(lock: Redlock, nodes: Nodes, how: str) -> None:
 
 def test_a_minority_that_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
     with lock.lock("order:1") as held:
+        on_all_nodes(lock)
         nodes.forget(2)
         assert nodes.redlock.try_acquire("order:1") is None
         nodes.extend()
