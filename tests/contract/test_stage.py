@@ -12,6 +12,7 @@ from celery import Celery, current_app
 from celery.contrib.testing.worker import start_worker
 
 from celery_redlock import (
+    ConfigurationError,
     LeaseLost,
     QuorumUnavailable,
     Redlock,
@@ -120,16 +121,20 @@ def test_a_waiter_is_woken_by_the_release(lock: Redlock, nodes: Nodes) -> None:
 
 
 def test_a_waiter_for_several_is_woken_by_the_last(lock: Redlock, nodes: Nodes) -> None:
-    with lock.lock("order:2"):
-        one = lock.acquire("order:1", ttl=600.0)
-        timer = threading.Timer(0.05, lock.release, [one])
-        timer.start()
-        with nodes.redlock.lock(["order:1", "order:3"], wait=SOON) as held:
-            assert held.resources == ("order:1", "order:3")
-        timer.join()
-        with pytest.raises(ResourceHeld):
-            nodes.redlock.acquire(["order:1", "order:2"])
-        assert_free("order:1")
+    entered = threading.Event()
+
+    def wait() -> None:
+        with nodes.redlock.lock(["order:1", "order:3"], wait=600.0):
+            entered.set()
+
+    # Who is not woken looks when its ttl is over.
+    one = lock.acquire("order:1", ttl=600.0)
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    assert not entered.wait(0.1)
+    lock.release(one)
+    assert entered.wait(SOON)
+    thread.join(SOON)
 
 
 def test_a_limit(lock: Redlock, nodes: Nodes) -> None:
@@ -181,7 +186,7 @@ def test_without_a_quorum_nothing_is_locked(lock: Redlock, nodes: Nodes) -> None
 def test_what_was_released_while_a_node_was_away_is_freed_when_it_is_back(
     lock: Redlock, nodes: Nodes
 ) -> None:
-    lease = lock.acquire("order:1")
+    lease = lock.acquire("order:1", ttl=600.0)
     nodes.partition(0)
     lock.release(lease)
     nodes.heal()
@@ -319,16 +324,19 @@ def test_a_reservation(nodes: Nodes, app: Celery) -> None:
         assert_locked(export, 1, within=0)
 
 
-def test_afterwards_all_is_as_it_was(request: pytest.FixtureRequest) -> None:
+def test_afterwards_all_is_as_it_was(request: pytest.FixtureRequest, app: Celery) -> None:
     mine = Redlock(["redis://127.0.0.1:1/0"], restart_guard="uptime")
     before = dict(vars(mine))
     for stage in (faked, lambda: real(servers=request.getfixturevalue("servers")[:3])):
         with stage() as nodes:  # type: ignore[operator]
             made_inside = Redlock(["redis://127.0.0.1:2/0"])
+            assert Redlock.from_app(app).nodes == made_inside.nodes
             assert mine.nodes == made_inside.nodes == nodes.redlock.nodes
             with mine.lock("order:1"):
                 assert made_inside.try_acquire("order:1") is None
         assert vars(mine) == before
+        with pytest.raises(ConfigurationError, match="the broker is no Redis"):
+            Redlock.from_app(app)
         assert made_inside.nodes == ("127.0.0.1:2",)
         with pytest.raises(QuorumUnavailable):
             made_inside.acquire("order:1")

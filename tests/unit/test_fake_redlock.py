@@ -20,6 +20,7 @@ from celery_redlock.testing import (
     fake_redlock,
     redlock_disabled,
 )
+from tests.support import wait_until
 
 
 @pytest.fixture
@@ -100,6 +101,21 @@ def test_a_child_process_is_told_that_it_has_no_such_nodes(fake: FakeNodes, lock
         lock.acquire("order:1")
     with pytest.raises(RedlockError, match="redlock_nodes"):
         _ = fake.settings
+
+
+def test_a_release_calls_who_stands_in_line(fake: FakeNodes, lock: Redlock) -> None:
+    def wait() -> None:
+        with fake.redlock.lock("order:1", wait=60.0):
+            pass
+
+    with lock.lock("order:1") as held:
+        claim = held._claim
+        thread = threading.Thread(target=wait)
+        thread.start()
+        lines = [node.store("redlock:").lines for node in fake.nodes]
+        wait_until(lambda: all(line.get("order:1") for line in lines), 20.0, "one stands in line")
+    assert claim is not None and claim.called == 5
+    thread.join(20.0)
 
 
 def test_there_is_no_such_node(fake: FakeNodes) -> None:
