@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -72,22 +73,23 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
             'serving the page needs waitress: pip install "celery-redlock[web]"'
         ) from None
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst is no news
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        server = create_server(
-            page,
-            host=host,
-            port=port,
-            threads=THREADS,
-            ident="",
-            clear_untrusted_proxy_headers=True,
-        )
+        listener = socket.create_server((host.strip("[]"), port), family=family)
     except OSError as error:
         raise ConfigurationError(
             f"cannot serve on {host} port {port}: {error.strerror or error}"
         ) from None
+    server = create_server(
+        page,
+        sockets=[listener],
+        threads=THREADS,
+        ident="",
+        clear_untrusted_proxy_headers=True,
+    )
     try:
-        name = f"[{host}]" if ":" in host else host
-        ready(f"http://{name}:{server.effective_port}/")
+        name = f"[{host.strip('[]')}]" if family == socket.AF_INET6 else host
+        ready(f"http://{name}:{listener.getsockname()[1]}/")
         server.run()
     except KeyboardInterrupt:
         pass

@@ -1,0 +1,110 @@
+"""Looking in the background: nobody waits for long, and nodes are not asked for each reader."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from celery_redlock.web.fresh import Fresh
+from tests.support import wait_until
+
+
+class Sight:
+    """Something to look at, which may hang or fail."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.open = threading.Event()
+        self.open.set()
+        self.error: Exception | None = None
+
+    def __call__(self) -> int:
+        self.count += 1
+        assert self.open.wait(60)
+        if self.error is not None:
+            raise self.error
+        return self.count
+
+
+@pytest.fixture
+def sight() -> Iterator[Sight]:
+    made = Sight()
+    yield made
+    made.open.set()
+
+
+def fresh(sight: Sight, **given: Any) -> Fresh[int]:
+    return Fresh(sight, **given)
+
+
+def test_nobody_looks_before_somebody_asks(sight: Sight) -> None:
+    looking = fresh(sight, idle=0.01)
+    assert sight.count == 0
+    assert looking.get(30).what == 1
+    looking.close()
+
+
+def test_many_who_ask_at_once_are_given_one_look(sight: Sight) -> None:
+    sight.open.clear()
+    looking = fresh(sight, every=60)
+    seen: list[Any] = []
+    asking = [threading.Thread(target=lambda: seen.append(looking.get(30))) for _ in range(20)]
+    for thread in asking:
+        thread.start()
+    wait_until(lambda: sight.count == 1, 30, "one looks")
+    sight.open.set()
+    for thread in asking:
+        thread.join()
+    assert [one.what for one in seen] == [1] * 20 and sight.count == 1
+    assert looking.get(30).what == 1 and sight.count == 1, "it is fresh enough"
+    looking.close()
+
+
+def test_who_is_out_of_patience_is_given_what_was_seen_before(sight: Sight) -> None:
+    looking = fresh(sight, every=0)
+    assert looking.get(30).what == 1
+    sight.open.clear()
+    seen = looking.get(0.01)
+    assert seen.what == 1 and seen.error is None
+    sight.open.set()
+    looking.close()
+
+
+def test_a_look_that_fails_keeps_what_was_seen_before_and_says_so(sight: Sight) -> None:
+    kept: list[Any] = []
+    looking = fresh(sight, every=0, then=kept.append)
+    at = looking.get(30).at
+    sight.error = OSError("gone")
+    seen = looking.get(30)
+    assert seen.what == 1 and seen.at == at and seen.error is sight.error
+    sight.error = None
+    assert looking.get(30).error is None
+    assert [one.looks for one in kept] == [1, 2, 3]
+    looking.close()
+
+
+def test_it_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight) -> None:
+    looking = fresh(sight, idle=0.001, rest=0.2)
+    looking.get(30)
+    wait_until(lambda: sight.count > 3, 30, "it looks by itself")
+    wait_until(lambda: looking._due() == float("inf"), 30, "it rests")
+    looking.close()
+
+
+def test_what_takes_long_is_done_seldom(sight: Sight) -> None:
+    looking = fresh(sight, idle=5.0)
+    looking.get(30)
+    looking._began, looking._ended = looking._ended - 3.0, looking._ended
+    assert 25 < looking._due() <= 30
+    looking.close()
+
+
+def test_a_closed_one_answers_and_looks_no_more(sight: Sight) -> None:
+    looking = fresh(sight, every=0)
+    looking.get(30)
+    looking.close()
+    assert looking.get(30).what == 1 and sight.count == 1
+    assert looking._thread is not None and not looking._thread.is_alive()

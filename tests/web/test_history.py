@@ -1,0 +1,106 @@
+"""What a timeline says came to pass, from looks; and what it forgets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from celery_redlock.entry import Entry, Survey
+from celery_redlock.lease import Owner
+from celery_redlock.visit import NodeLook
+from celery_redlock.web import facts
+from celery_redlock.web.history import GAP, History, state_of
+
+UP = tuple(NodeLook(f"n{n}", True, "", 0.001) for n in range(5))
+DOWN = (*UP[:3], *(NodeLook(f"n{n}", False, "refused", 0.0) for n in (3, 4)))
+
+
+def entry(digest: str = "aaaa", nodes: int = 5, **more: Any) -> Entry:
+    ttls = (*[9.0] * nodes, *[None] * (5 - nodes))
+    given = {"resource": "r", "key": "redlock:r", "kind": "lock", "slot": 1} | more
+    owner = Owner("h", 7, "id", task="shop.pay")
+    return Entry(**given, owner=owner, digest=digest, ttls=ttls, nodes=nodes, total=5, quorum=3)
+
+
+def seen(history: History, *looks: tuple[float, list[Entry]], nodes: Any = UP) -> list[str]:
+    for at, entries in looks:
+        history.note(Survey(tuple(entries), nodes, at))
+    return [change.what for change in history.of("r")]
+
+
+def test_what_comes_passes_and_goes_is_told_the_last_first() -> None:
+    history = History()
+    looks = [(1.0, []), (2.0, [entry()]), (3.0, [entry()]), (4.0, [entry("bbbb")]), (5.0, [])]
+    assert seen(history, *looks) == ["gone", "passed", "came"]
+    gone, passed, came = history.of("r")
+    assert (came.after, came.at) == (1.0, 2.0) and (gone.after, gone.at) == (4.0, 5.0)
+    assert came.who == "shop.pay id, pid 7 on h" and passed.digest == gone.digest == "bbbb"
+    assert history.since == 1.0
+
+
+def test_what_was_there_at_first_is_not_said_to_have_come() -> None:
+    assert seen(History(), (1.0, [entry()])) == ["there"]
+
+
+def test_a_quorum_that_is_lost_and_won_is_told_unless_nobody_can_tell() -> None:
+    history = History()
+    assert seen(history, (1.0, [entry()]), (2.0, [entry(nodes=2)])) == ["short", "there"]
+    assert seen(history, (3.0, [entry(nodes=3)])) == ["held", "short", "there"]
+    assert seen(history, (4.0, [entry(nodes=2)]), nodes=DOWN) == ["held", "short", "there"]
+
+
+def test_spans_that_nobody_saw_are_told() -> None:
+    history = History()
+    seen(history, (1.0, []), (2.0, [entry()]))
+    history.blind("2 of 5 nodes answered")
+    assert seen(history, (9.0, [entry()])) == ["blind", "came"]
+    blind = history.of("r")[0]
+    assert (blind.after, blind.at, blind.who) == (2.0, 9.0, "2 of 5 nodes answered")
+    assert seen(history, (9.1 + GAP, [entry()]))[0] == "unwatched"
+
+
+def test_lines_and_fences_are_no_news() -> None:
+    lines = [entry(kind="line"), entry(kind="fence")]
+    assert seen(History(), (1.0, []), (2.0, lines), (3.0, [])) == []
+
+
+def test_nodes_that_come_and_go_are_told() -> None:
+    history = History()
+    seen(history, (1.0, []))
+    seen(history, (2.0, []), nodes=DOWN)
+    seen(history, (3.0, []))
+    assert [change.what for change in history.of_nodes()["n4"]] == ["up", "down"]
+    assert "n0" not in history.of_nodes()
+
+
+def test_memory_is_bounded_and_the_last_is_kept() -> None:
+    history = History(each=3, locks=10)
+    for at in range(1, 100):
+        held = [entry(f"{at}", resource=f"r{at % 20}"), entry(f"{at}")]
+        history.note(Survey(tuple(held), UP, float(at)))
+    assert len(history._changes) <= 10
+    assert all(len(changes) <= 3 for changes in history._changes.values())
+    assert history.of("r")[0].digest == "99"
+
+
+@pytest.mark.parametrize(
+    ("it", "silent", "state"),
+    [
+        (entry(), 0, "held"),
+        (entry(nodes=3), 2, "held"),
+        (entry(nodes=2), 0, "short"),
+        (entry(nodes=2), 1, "unsure"),
+        (entry(nodes=1), 1, "short"),
+        (replace(entry(), ttls=(float("inf"), 9.0, 9.0, None, None)), 0, "never"),
+    ],
+)
+def test_a_state_never_says_more_than_was_seen(it: Entry, silent: int, state: str) -> None:
+    assert state_of(it, silent) == state
+
+
+def test_a_quorum_lasts_as_long_as_the_last_node_that_makes_it() -> None:
+    it = replace(entry(), ttls=(1.0, 5.0, None, 3.0, 9.0))
+    assert facts.quorum_left(it) == 3.0
+    assert facts.quorum_left(replace(it, ttls=(1.0, None, None, None, 9.0))) is None

@@ -1,0 +1,98 @@
+"""`redlock web`: where it serves, where it refuses to, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from celery_redlock.cli import main
+from celery_redlock.server import LocalServer
+from celery_redlock.web.serve import check_bind, is_loopback, names_for
+from tests.web.conftest import SECRET
+
+NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3")
+
+
+def test_it_serves_and_ends_by_an_interrupt(servers: list[LocalServer]) -> None:
+    urls = ",".join(server.url for server in servers)
+    code = "import sys; sys.argv = ['celery-redlock', *sys.argv[1:]]; "
+    command = [sys.executable, "-c", f"{code}from celery_redlock.cli import main; main()"]
+    with subprocess.Popen(
+        [*command, "web", "--port", "0", "--json"],
+        env={**os.environ, "REDLOCK_NODES": urls, "REDLOCK_WEB_TOKEN": SECRET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            said = "".join(iter(process.stdout.readline, "}\n")) + "}"
+            told = json.loads(said)
+            assert told["url"].startswith("http://127.0.0.1:") and told["read_only"] is False
+            with urllib.request.urlopen(f"{told['url']}nodes.json", timeout=60) as answer:
+                assert json.load(answer)["quorum"] == 3
+                assert "waitress" not in (answer.headers["Server"] or "")
+            process.send_signal(signal.SIGINT)
+            _out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0 and "Traceback" not in errors and SECRET not in errors
+
+
+def call(*arguments: str, **env: str) -> Any:
+    return CliRunner().invoke(main, [*NODES, "web", *arguments], env=env)
+
+
+@pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::", "ops.example.org"])
+def test_other_machines_are_kept_out_unless_that_is_asked_for(bind: str) -> None:
+    refused = call("--bind", bind, "--token", SECRET)
+    assert refused.exit_code == 2 and "--public" in refused.output
+    refused = call("--bind", bind, "--public")
+    assert refused.exit_code == 2 and "REDLOCK_WEB_TOKEN" in refused.output
+    check_bind(bind, SECRET, True)
+
+
+def test_what_other_machines_reach_is_private_and_warned_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *given: served.append(given))
+    result = call("--bind", "0.0.0.0", "--public", REDLOCK_WEB_TOKEN=SECRET)
+    assert result.exit_code == 0 and "sees the token" in result.output
+    assert served[0][0].door.private
+    assert call("--token", SECRET).exit_code == 0 and not served[1][0].door.private
+
+
+def test_a_short_token_and_a_port_that_is_taken_are_said(servers: list[LocalServer]) -> None:
+    assert "at least 16 characters" in call("--token", "short").output
+    taken = call("--port", str(servers[0].port))
+    assert taken.exit_code == 2 and "cannot serve on 127.0.0.1" in taken.output
+
+
+def test_loopback_is_told_from_the_rest() -> None:
+    for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"):
+        assert is_loopback(host), host
+    for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "127.0.0.1.nip.io", ""):
+        assert not is_loopback(host), host
+    assert names_for("0.0.0.0", []) == ["localhost", "127.0.0.1", "[::1]"]
+    assert "10.0.0.1" in names_for("10.0.0.1", ["ops"]) and "ops" in names_for("10.0.0.1", ["ops"])
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    program = (
+        "import sys; sys.modules['werkzeug'] = None; import celery_redlock\n"
+        "from celery_redlock.web import make_app\n"
+        "lock = celery_redlock.Redlock(['redis://127.0.0.1:1'])\n"
+        "try: make_app(redlock=lock)\n"
+        "except celery_redlock.ConfigurationError as error: print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert 'pip install "celery-redlock[web]"' in done.stdout, done.stderr

@@ -1,0 +1,142 @@
+"""What workers tell: asked, and by events; over a real broker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from werkzeug.test import Client
+
+from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.web import make_app, workers
+from celery_redlock.web.workers import KEPT, Hearing, ask
+from tests.support import TOKEN, wait_until, with_acl_user
+from tests.worker.harness import Cluster
+
+EVIL = "<b>\u202e\x1b" + "x" * 5000
+
+
+@pytest.fixture
+def app(server: LocalServer) -> Iterator[Celery]:
+    made = Celery("web", broker=server.url, set_as_current=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def hearing(app: Celery) -> Iterator[Hearing]:
+    made = Hearing(app)
+    made.start()
+    wait_until(lambda: made.since, 30, "it listens")
+    yield made
+    made.close()
+
+
+def send(app: Celery, name: str = "task-lock-waiting", **fields: Any) -> None:
+    with app.connection_for_write() as connection:
+        app.events.Dispatcher(connection, hostname="w@h").send(name, **fields)
+
+
+HOLDER = {"task": "shop.pay", "task_id": "t1", "pid": 7, "host": "h1"}
+
+
+def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
+    send(app, uuid="a", resource="order:1", holder=HOLDER, waited=2.5)
+    send(app, "task-lock-lost", uuid="b", resource="order:2", reason="refused", held_for=9.0)
+    send(app, "task-succeeded", uuid="c")
+    wait_until(lambda: hearing.count >= 2, 30, "both are heard")
+    lost, waiting = hearing.heard()
+    assert lost["what"] == "lost" and (lost["reason"], lost["seconds"]) == ("refused", 9.0)
+    assert waiting["holder"] == "shop.pay t1 of pid 7 on h1" and waiting["worker"] == "w@h"
+    assert [one["task_id"] for one in hearing.heard("order:1")] == ["a"]
+    assert hearing.count == 2
+
+
+def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> None:
+    for odd in (None, 7, [], {"task": []}, EVIL):
+        send(app, uuid=odd, resource=odd, holder=odd, waited=odd, reason=odd)
+    wait_until(lambda: hearing.count == 5, 30, "all are heard")
+    assert all(len(str(value)) < 5000 for one in hearing.heard() for value in one.values())
+    for number in range(KEPT + 10):
+        hearing._hear({"type": "task-lock-waiting", "uuid": str(number), "timestamp": 1.0})
+    assert len(hearing.heard()) == KEPT and hearing.heard()[0]["task_id"] == str(KEPT + 9)
+
+
+def test_it_listens_again_when_the_broker_is_back(
+    app: Celery, server: LocalServer, hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "AGAIN", (0.05, 0.1))
+    server.kill()
+    wait_until(lambda: hearing.error, 30, "it notices")
+    assert hearing.since is None and str(server.port) not in hearing.error
+    server.start()
+    wait_until(lambda: hearing.since, 60, "it listens again")
+    send(app, uuid="a", resource="r")
+    wait_until(lambda: hearing.count == 1, 30, "it hears")
+
+
+def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
+    class Control:
+        def broadcast(self, *args: Any, **kwargs: Any) -> Any:
+            good = {"resource": "r", "task": EVIL, "waited": float("nan"), "secret": "x"}
+            return [
+                {"b@h": {"holds": [], "waits": [good, "no row"]}},
+                {"a@h": {"error": EVIL}},
+                {"c@h": None},
+                {"d@h": {"holds": "none", "waits": None}},
+                "no reply",
+            ]
+
+    class App:
+        control = Control()
+
+    a, b, c, d = ask(App())
+    assert len(a["error"]) < 5000 and c["error"] and not d["error"]
+    assert d["holds"] == d["waits"] == []
+    (wait,) = b["waits"]
+    assert wait["waited"] is None and "secret" not in wait and len(wait["task"]) < 5000
+
+
+@pytest.mark.worker
+def test_a_page_tells_what_real_workers_hold_and_wait_for(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with start_servers(4, config=with_acl_user()) as (*nodes, broker):
+        cluster = Cluster(nodes, broker, tmp_path, redlock_events=True)
+        app = Celery("page", broker=broker.url, set_as_current=False)
+        app.conf.update(cluster.conf, broker_url=broker.url)
+        page = make_app(app, idle=None)
+        client = Client(page)
+        try:
+            client.get("/")
+            assert page.sources.hearing is not None
+            wait_until(lambda: page.sources.hearing.since, 60, "it listens")
+            with cluster.worker("-c", "2", "-P", "threads"):
+                first, second = (cluster.send("holding", "k", 600) for _ in range(2))
+                both = {first.id, second.id}
+
+                def told() -> Any:
+                    waits = client.get("/waiters.json").json["waits"]["rows"]
+                    return waits if waits and waits[0]["task_id"] in both else None
+
+                (wait,) = wait_until(told, 60, "the worker tells who waits", every=0.2)
+                key = wait["resource"]
+                one = client.get("/lock.json", query_string={"resource": key}).json
+                says = {row["what"]: row["task_id"] for row in one["workers"]["rows"]}
+                assert says.keys() == {"holds", "waits"} and set(says.values()) == both
+                assert one["entries"][0]["task_id"] == says["holds"]
+
+                def heard() -> Any:
+                    rows = client.get("/events.json").json["rows"]
+                    return [row for row in rows if row["resource"] == key]
+
+                refusal = wait_until(heard, 60, "the refusal is heard", every=0.2)[-1]
+                assert refusal["what"] == "waiting" and refusal["task_id"] == says["waits"]
+                for path in ("/waiters", "/events", f"/lock?resource={key}"):
+                    assert key in client.get(path).text and not TOKEN.search(client.get(path).text)
+        finally:
+            page.close()
+            app.close()
+            cluster.close()
