@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import shutil
 import tempfile
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import _state
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
@@ -66,6 +68,18 @@ def _servers_just_started_may_vote(
             off = dataclasses.replace(GLOBAL["restart_guard"], default="off")
             patch.setitem(GLOBAL, "restart_guard", off)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_to_the_next() -> Iterator[None]:
+    """What tests change for the whole process.
+
+    An app's tasks go to every app to come, and a worker in this process sets the level of the log.
+    """
+    logging.root.setLevel(logging.WARNING)
+    tasks = set(_state._on_app_finalizers)
+    yield
+    _state._on_app_finalizers.intersection_update(tasks)
 
 
 @pytest.fixture(scope="module")
