@@ -13,7 +13,9 @@ prometheus_client's multiprocess mode, a directory in PROMETHEUS_MULTIPROC_DIR b
 starts. Counters and histograms of children that have died stay in the sums, as they must.
 
 Any thread may observe while another forks: a child that was forked inside an observation would wait
-for ever for a lock that nobody in it holds. So observing and forking exclude each other.
+for ever for a lock that nobody in it holds. So observing and forking exclude each other; and so do
+reading these metrics and forking. Other collectors of the same registry are read without that: one
+may take seconds, and who extends leases must not wait for it.
 """
 
 from __future__ import annotations
@@ -65,6 +67,17 @@ os.register_at_fork(
 )
 
 
+def _gated(kind: Any) -> Any:
+    """A kind of metric that is not read while this process forks."""
+
+    class Gated(kind):  # type: ignore[misc]
+        def collect(self) -> list[Any]:
+            with _gate:
+                return list(super().collect())
+
+    return Gated
+
+
 class _Nodes(Listener):
     """What the core tells that no signal does."""
 
@@ -92,8 +105,9 @@ class Metrics:
     """
 
     def __init__(self, registry: Any, buckets: Mapping[str, Sequence[float]]) -> None:
-        from prometheus_client import Counter, Histogram
+        import prometheus_client
 
+        Counter, Histogram = map(_gated, (prometheus_client.Counter, prometheus_client.Histogram))
         self.registry = registry
         self._server: Any = None
         self._known: set[str] = set()
@@ -267,8 +281,7 @@ class _Served:
 
             bury(path)
             return list(MultiProcessCollector(None, path).collect())
-        with _gate:
-            return list(self._registry.collect())
+        return list(self._registry.collect())
 
     def describe(self) -> list[Any]:
         """Nothing: it is not to be collected when it is registered."""

@@ -187,6 +187,65 @@ def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None
     assert os.WIFEXITED(status), "the child waits for ever"
 
 
+class _Slow:
+    """A collector of the program's, which asks a broker, say."""
+
+    def __init__(self) -> None:
+        self.asked, self.answered = threading.Event(), threading.Event()
+
+    def describe(self) -> list[Any]:
+        return []
+
+    def collect(self) -> list[Any]:
+        self.asked.set()
+        self.answered.wait(60)
+        return []
+
+
+def test_no_lock_waits_for_another_collector_of_the_registry(registry: CollectorRegistry) -> None:
+    made, slow = install(registry), _Slow()
+    registry.register(slow)
+    scrape = threading.Thread(target=metrics._Served(registry).collect)
+    scrape.start()
+    extending = threading.Thread(target=made._extended, args=(None, lease("shop")))
+    try:
+        assert slow.asked.wait(30)
+        extending.start()
+        extending.join(30)
+        assert not extending.is_alive(), "who extends leases waits for a collector"
+    finally:
+        slow.answered.set()
+        scrape.join()
+        extending.join()
+    assert value(registry, "extend_total", task="shop", outcome="extended") == 1
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_fork_never_splits_a_reading(registry: CollectorRegistry) -> None:
+    counter, inside = install(registry).deduplicated, threading.Event()
+
+    def samples() -> list[Any]:
+        with counter._lock:
+            inside.set()
+            threading.Event().wait(0.3)  # a fork that does not wait for us comes within it
+        return []
+
+    counter._samples = samples
+    scrape = threading.Thread(target=metrics._Served(registry).collect)
+    scrape.start()
+    inside.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        pid = os.fork()
+    if not pid:
+        signal.alarm(20)  # a lock that a thread had which is not here
+        counter.labels("shop", "run")
+        os._exit(0)
+    _pid, status = os.waitpid(pid, 0)
+    scrape.join()
+    assert os.WIFEXITED(status), "the child waits for ever"
+
+
 def test_gauges_of_the_dead_are_buried_and_nothing_else(tmp_path: Path) -> None:
     dead = os.fork()
     if not dead:
