@@ -265,7 +265,8 @@ def _waiting(lines: Sequence[Line | None], quorum: int, at: float) -> tuple[int,
     for line in lines:
         for member, score in line.first if line is not None else ():
             since[member] = min(score, since.get(member, score))
-    waits = sorted((max(0.0, at - score / 1e6) for score in since.values()), reverse=True)
+    # A score may be anything, infinite too: nobody has waited since before 1970.
+    waits = sorted((min(max(0.0, at - score / 1e6), at) for score in since.values()), reverse=True)
     most = max((len(line.first) for line in lines if line is not None), default=0)
     return count, tuple(waits[: min(count, most)])
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ __all__ = [
     *("Site", "as_json", "load_app", "on_site", "table"),
 ]
 
+_UNFIT = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters that JSON lets pass, those that turn a line round, and half characters."""
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
 
@@ -89,9 +92,9 @@ class Site:
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
-    """JSON of foreign text; half a character, which no UTF-8 can have, stands there escaped."""
+    """JSON of foreign text: what terminals obey, or no UTF-8 can have, stands there escaped."""
     text = json.dumps(data, indent=indent, ensure_ascii=False)
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def on_site(command: Callable[..., Any]) -> Callable[..., Any]:

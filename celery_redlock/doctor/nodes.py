@@ -221,7 +221,7 @@ def _said(probe: Probe, told: Told) -> Iterator[Finding]:
             "use independent servers with cluster-enabled no",
         )
     version = info.get("redis_version", "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    numbers = tuple(int(part[:9]) for part in version.split(".")[:2] if part.isdecimal())
     if len(numbers) == 2 and numbers < OLDEST:
         yield Finding(
             "wrong",

@@ -123,7 +123,10 @@ class Door:
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = request.headers.get("Origin")
-        return origin is None or urlsplit(origin).netloc.lower() == request.host.lower()
+        try:
+            return origin is None or urlsplit(origin).netloc.lower() == request.host.lower()
+        except ValueError:  # no browser says that
+            return False
 
     def let_in(self, request: Request, response: Response) -> None:
         """Begins a session."""

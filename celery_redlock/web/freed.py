@@ -101,7 +101,8 @@ def release(ask: Ask) -> Shown | Response:
         freed = free(ask.sources.redlock, entry, FREE_WAIT)
     except QuorumUnavailable as error:
         return _told(ask, "unknown", None, 503, said=facts.failure(error))
-    logger.warning("freed from the page, by %s: %s: %s", request.remote_addr, entry.key, freed)
+    key = printable(entry.key)
+    logger.warning("freed from the page, by %s: %s: %s", request.remote_addr, key, freed)
     if freed.outcome != "freed":
         return _told(ask, freed.outcome, None, 409)
     shown = _told(ask, "done", None)

@@ -12,9 +12,13 @@ from typing import Any
 import pytest
 import redis
 
+from celery_redlock.address import parse_nodes
 from celery_redlock.cli.site import Site
 from celery_redlock.doctor import CHECKS
 from celery_redlock.doctor.finding import NEED_APP
+from celery_redlock.doctor.nodes import examine_nodes
+from celery_redlock.doctor.probe import Probe, Told
+from celery_redlock.entry import NodeLook
 from celery_redlock.server import LocalServer, start_servers
 from tests.cli.clinic import DURABLE, HOSTS, Forger, examined, found, shop, url
 from tests.contract.proxy import Proxy
@@ -202,6 +206,13 @@ def test_a_server_that_is_too_old(healthy: list[str], servers: list[LocalServer]
     with Forger(servers[1].port, rb"redis_version:[\d.]+", old) as forger:
         _code, report = examined(nodes(healthy[0], url(forger), healthy[2]))
     assert "is Redis 6.0.9" in found(report, "wrong")["version"]["what"]
+
+
+def test_a_version_that_is_none() -> None:
+    look = NodeLook("node", True, "", 0.001)
+    told = Told(info={"redis_version": "7." + "9" * 5000}, ahead=0.0)
+    probes = [Probe(index, parse_nodes(["redis://node"])[0], look, told) for index in range(3)]
+    assert "version" not in {it.check for it in examine_nodes(probes, "redlock:", [], None)}
 
 
 @pytest.mark.parametrize("word", [word for word in ACL_RULE if word[0] in "+~&"])

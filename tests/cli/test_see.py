@@ -128,6 +128,7 @@ def test_foreign_text_is_printable_wherever_it_stands(cli: Cli, servers: Any) ->
         assert "ä" in result.output
         text = cli(*arguments, "--json").stdout
         assert json.loads(text)
+        assert all(c.isprintable() or c == "\n" for c in text), arguments
 
 
 def test_show_tells_all_of_one_key(redlock: Redlock, cli: Cli, servers: Any) -> None:
@@ -157,6 +158,19 @@ def test_show_says_who_waits(redlock: Redlock, cli: Cli, servers: Any) -> None:
             since = (time.time() - 75) * 1e6
             client.zadd("redlock:order:1#line", {"a:1": since, "b:1": since + 60e6})
     assert re.search(r"in line: 2, for 1 min \d+ s, 1\d s", cli("show", "order:1").stdout)
+
+
+@pytest.mark.parametrize("score", ["-inf", "-1e308", "inf"])
+def test_who_waits_since_no_time_at_all_is_a_number_all_the_same(
+    cli: Cli, servers: Any, score: str
+) -> None:
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.zadd("redlock:order:1#line", {"a:1": float(score)})
+    text = cli("show", "order:1", "--json").stdout
+    (entry,) = json.loads(text)["entries"]
+    assert 0 <= entry["waits"][0] <= time.time(), "Infinity is no JSON"
+    assert entry["held_for"] == entry["waits"][0]
 
 
 def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:

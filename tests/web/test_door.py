@@ -47,6 +47,18 @@ def test_an_operator_frees_what_was_shown(client: Client, redlock: Redlock, hold
     assert not held(redlock)
 
 
+def test_the_log_says_what_was_freed_on_one_line(
+    client: Client, holds: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    holds("order:\x1b[2J\n1")
+    name = "order:%1b%5B2J%0A1"
+    sign_in(client)
+    shown = client.get(f"/lock.json?resource={name}").json["entries"][0]["digest"]
+    confirm(client, f"/release?resource={name}&kind=lock&slot=1&digest={shown}")
+    (line,) = (r.getMessage() for r in caplog.records if "freed from the page" in r.getMessage())
+    assert line.isprintable() and r"order:\x1b[2J\n1" in line
+
+
 def test_what_another_has_meanwhile_is_not_freed(
     client: Client, redlock: Redlock, holds: Any
 ) -> None:
@@ -80,6 +92,7 @@ def test_a_forged_form_frees_nothing(client: Client, redlock: Redlock, holds: An
         ({"proof": proof(other.get(url))}, {}),
         ({"proof": right}, {"Origin": "http://evil.example"}),
         ({"proof": right}, {"Origin": "null"}),
+        ({"proof": right}, {"Origin": "http://["}),
         ({"proof": right}, {"Origin": "http://localhost:81"}),
         ({"proof": right}, {"Sec-Fetch-Site": "cross-site"}),
         ({"proof": right}, {"Sec-Fetch-Site": "same-site"}),
