@@ -136,12 +136,14 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
         }
 
     parking = getattr(consumer, "on_task_request", None)
+    told: set[str] = set()  # one may go from the row to the pool while we look
     if isinstance(parking, Parking):
         for parked in parking.gate.waiting():
+            told.add(parked.request.id)
             yield wait(parked.request, parked.resource, parked.order[0], "parked")
     holding = {hold["task_id"] for hold in holds}
     for request in list(state.active_requests):
-        if short_id(request.id) not in holding:
+        if short_id(request.id) not in holding and request.id not in told:
             resource = _wanted(request)
             if resource:
                 yield wait(request, resource, request.time_start, "slot")

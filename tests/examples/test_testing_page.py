@@ -48,6 +48,7 @@ def test_the_plugin_costs_nothing_until_it_is_asked() -> None:
     assert done.stdout.strip() == "[]", done.stdout
 
 
+@pytest.mark.slow
 def test_failures_overriding_and_what_is_missing(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:

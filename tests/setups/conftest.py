@@ -29,8 +29,10 @@ from celery import Celery
 from pytest_celery import (
     CELERY_REDIS_BACKEND,
     CELERY_REDIS_BROKER,
+    CeleryTestBackend,
     CeleryWorkerContainer,
     RedisContainer,
+    RedisTestBackend,
 )
 from pytest_celery.defaults import DEFAULT_WORKER_VOLUME, REDIS_CONTAINER_TIMEOUT
 from pytest_celery.vendors.redis.backend import fixtures as of_backend
@@ -136,7 +138,10 @@ def celery_broker(where: str, request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def celery_backend(request: pytest.FixtureRequest) -> Any:
+def celery_backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Its own end asks all objects of the process for their class: some that other tests have left,
+    # such as Django's settings, raise.
+    monkeypatch.setattr(RedisTestBackend, "teardown", CeleryTestBackend.teardown)
     return request.getfixturevalue(CELERY_REDIS_BACKEND)
 
 

@@ -79,10 +79,13 @@ class Monitor:
                 self._seen.append((source, line["command"]))
 
     def _find(self, port: str) -> None:
-        """Whose connection this is."""
-        for one in psutil.net_connections("tcp4"):
-            if one.pid and one.laddr and one.raddr and one.laddr.port == int(port):
-                self._pids[port] = one.pid
+        """Whose connection this is. The port may have been another's; and a look may miss one."""
+        self._pids.pop(port, None)
+        for _look in range(3):
+            for one in psutil.net_connections("tcp4"):
+                if one.pid and one.laddr and one.raddr and one.laddr.port == int(port):
+                    self._pids[port] = one.pid
+                    return
 
     def _caught_up(self) -> None:
         marker = uuid.uuid4().hex
