@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..errors import ConfigurationError
-from .site import PROBLEM, Site, on_site
+from .site import PROBLEM, SECONDS, Site, on_site
 
 __all__ = ["command"]
 
@@ -16,6 +16,7 @@ __all__ = ["command"]
 @click.option("--strict", is_flag=True, help="Warnings are wrong as well, for the exit code.")
 @click.option(
     "--timeout",
+    type=SECONDS,
     default=2.0,
     show_default=True,
     help="Seconds to wait for nodes, broker and workers.",

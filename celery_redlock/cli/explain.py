@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import QuorumUnavailable, printable
-from .site import NO_QUORUM, PROBLEM, Site, on_site, table
+from .site import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
 
 if TYPE_CHECKING:
     from ..entry import Survey
@@ -38,7 +38,11 @@ _NAMES: dict[type, str] = {list: "array", dict: "object"}
 @click.argument("args", default="[]", metavar="[ARGS]")
 @click.option("--kwargs", default="{}", metavar="JSON", help="Keyword arguments, a JSON object.")
 @click.option(
-    "--timeout", default=1.0, show_default=True, help="Seconds to wait for nodes and workers."
+    "--timeout",
+    type=SECONDS,
+    default=1.0,
+    show_default=True,
+    help="Seconds to wait for nodes and workers.",
 )
 @on_site
 def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .site import PROBLEM, Site, on_site
+from .site import PROBLEM, SECONDS, Site, on_site
 
 __all__ = ["command"]
 
@@ -39,7 +39,7 @@ def _listen(_ctx: click.Context, _parameter: click.Parameter, given: str) -> tup
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     default=3.0,
     show_default=True,
     help="Seconds after which a node that has not told all is down.",

@@ -25,7 +25,7 @@ from ..errors import ConfigurationError, QuorumUnavailable, printable
 from ..lock import Redlock
 
 __all__ = [
-    *("NO_QUORUM", "PROBLEM", "REFUSED", "USAGE"),
+    *("NO_QUORUM", "PROBLEM", "REFUSED", "SECONDS", "USAGE"),
     *("Site", "as_json", "load_app", "on_site", "table"),
 ]
 
@@ -33,6 +33,19 @@ _UNFIT = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udf
 """Control characters that JSON lets pass, those that turn a line round, and half characters."""
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
+
+
+class _Seconds(click.FloatRange):
+    """Seconds to wait: a number that is one, and that a socket takes."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        given: float = super().convert(value, param, ctx)
+        if given != given:
+            self.fail("nan is no number of seconds", param, ctx)
+        return given
+
+
+SECONDS = _Seconds(min=0.01, max=3600.0)
 
 
 @dataclass

@@ -12,6 +12,7 @@ import click
 from ..entry import KINDS, Entry, NodeLook, Survey
 from ..errors import printable
 from ..lease import Owner
+from .site import SECONDS
 
 __all__ = [
     *("COLUMNS", "away", "choosing", "chosen", "counted", "kinds_of", "left", "lines"),
@@ -25,7 +26,7 @@ COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on
 
 timeout_option = click.option(
     "--timeout",
-    type=click.FloatRange(min=0.01),
+    type=SECONDS,
     default=3.0,
     show_default=True,
     metavar="SECONDS",

@@ -8,7 +8,6 @@ shown says who answered, and since when was listened.
 from __future__ import annotations
 
 import logging
-import math
 import os
 import threading
 import time
@@ -51,6 +50,9 @@ def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
 HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
 WAITS = ("resource", "task", "task_id", "waited", "holder", "where")
 _SECONDS = ("held_for", "remaining", "waited", "timestamp")
+_COUNTS = ("pid", "fencing_token")
+_MOST = 1e18
+"""No number here is as large, nor infinite; some numbers of JSON are none that can be shown."""
 
 
 def _error(said: Any) -> Any:
@@ -73,9 +75,11 @@ def _plain(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name in _SECONDS:
-        fine = isinstance(value, (int, float)) and math.isfinite(value)
+        fine = isinstance(value, (int, float)) and abs(value) < _MOST
         return float(value) if fine else None
-    return value if isinstance(value, int) else _text(value)
+    if name in _COUNTS:
+        return value if isinstance(value, int) and abs(value) < _MOST else None
+    return _text(value)
 
 
 def _who(holder: Any) -> str:

@@ -77,3 +77,14 @@ def test_a_table_is_plain_where_nobody_looks() -> None:
     assert head.split() == ["key", "n"] and first.split() == ["order:1", "3"]
     assert head.index("n") == first.index("3")
     assert "\x1b" not in text
+
+
+@pytest.mark.parametrize("command", ["doctor", "explain", "exporter", "ls", "release", "show"])
+@pytest.mark.parametrize("seconds", ["nan", "inf", "1e300", "-1", "0"])
+def test_a_timeout_is_a_number_of_seconds(command: str, seconds: str) -> None:
+    group = click.Context(main).command
+    assert isinstance(group, click.Group)
+    found = group.get_command(click.Context(main), command)
+    (option,) = (it for it in found.params if it.name == "timeout") if found else ()
+    with pytest.raises(click.BadParameter):
+        option.type.convert(seconds, option, None)

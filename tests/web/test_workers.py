@@ -55,9 +55,9 @@ def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
 
 
 def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> None:
-    for odd in (None, 7, [], {"task": []}, EVIL):
+    for odd in (None, 7, 10**400, [], {"task": []}, EVIL):
         send(app, uuid=odd, resource=odd, holder=odd, waited=odd, reason=odd)
-    wait_until(lambda: hearing.count == 5, 30, "all are heard")
+    wait_until(lambda: hearing.count == 6, 30, "all are heard")
     assert all(len(str(value)) < 5000 for one in hearing.heard() for value in one.values())
     for number in range(KEPT + 10):
         hearing._hear({"type": "task-lock-waiting", "uuid": str(number), "timestamp": 1.0})
@@ -81,8 +81,9 @@ def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
     class Control:
         def broadcast(self, *args: Any, **kwargs: Any) -> Any:
             good = {"resource": "r", "task": EVIL, "waited": float("nan"), "secret": "x"}
+            odd = {"resource": 7, "task_id": 8, "pid": 10**400, "held_for": 10**400}
             return [
-                {"b@h": {"holds": [], "waits": [good, "no row"]}},
+                {"b@h": {"holds": [odd], "waits": [good, "no row"]}},
                 {"a@h": {"error": EVIL}},
                 {"c@h": None},
                 {"d@h": {"holds": "none", "waits": None}},
@@ -95,6 +96,9 @@ def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
     a, b, c, d = ask(App())
     assert len(a["error"]) < 5000 and c["error"] and not d["error"]
     assert d["holds"] == d["waits"] == []
+    (hold,) = b["holds"]
+    assert (hold["resource"], hold["task_id"]) == ("7", "8"), "names are text"
+    assert hold["pid"] is None and hold["held_for"] is None
     (wait,) = b["waits"]
     assert wait["waited"] is None and "secret" not in wait and len(wait["task"]) < 5000
 
