@@ -96,6 +96,9 @@ def _explain(
 
         try:
             surveys = [look_at(site.redlock, name, timeout) for name in call.resources]
+            # A node that answers need not have a vote: it may have forgotten locks.
+            for name in call.resources:
+                site.redlock.holder(name, timeout=timeout)
         except QuorumUnavailable as error:
             refusal = error
     entries = [entry for survey in surveys for entry in survey.entries]

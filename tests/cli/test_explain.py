@@ -224,6 +224,14 @@ def test_without_a_quorum_it_says_what_the_options_say(
     assert told(gone, "shop.run_anyway", "[17]", code=3)["run"]["outcome"] == "unlocked"
 
 
+def test_nodes_that_were_just_started_have_no_vote() -> None:
+    with start_servers(3) as just_started:
+        app = shop(just_started, redlock_restart_guard="uptime")
+        data = told(app, "shop.charge", "[17]", code=3)
+        Redlock.from_app(app).close()
+    assert data["run"]["outcome"] == "again" and "it may have forgotten locks" in data["error"]
+
+
 def test_who_takes_no_lock_is_told_so(app: Celery) -> None:
     result = call(app, "shop.plain", "[1]")
     assert result.exit_code == 0 and "takes no lock" in result.output
