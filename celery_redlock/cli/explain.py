@@ -11,6 +11,7 @@ import click
 
 from ..errors import QuorumUnavailable, printable
 from .site import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
+from .words import waits_said
 
 if TYPE_CHECKING:
     from ..entry import Survey
@@ -117,6 +118,7 @@ def _explain(
             for node in (surveys[0].looks if surveys else ())
         ],
         "waits": waits,
+        "unasked": unasked,
         "publish": published.data(),
         "run": run.data(),
         "error": str(refusal) if refusal else "",
@@ -127,11 +129,7 @@ def _explain(
         lines += [f"key   {key}" for key in data["keys"]]
         lines += [f"made  {call.rule}", ""]
         lines += _state(entries, surveys, refusal)
-        lines += [
-            f"  waits {wait['waited']:.1f} s in {wait['worker']}: {wait['task']} {wait['task_id']}"
-            for wait in waits
-        ]
-        lines += [f"  ({unasked})"] if unasked else []
+        lines += waits_said(waits, unasked)
         lines += ["", f"delay() {published.text}", f"body    {run.text}", ""]
         lines.append(table(("option", "value", "from"), call.options))
         return "\n".join(lines)

@@ -10,7 +10,18 @@ import click
 from ..entry import Entry
 from ..survey import survey
 from .site import Site, on_site, table
-from .words import COLUMNS, away, choosing, chosen, counted, kinds_of, nodes_data, row
+from .words import (
+    COLUMNS,
+    IN_LINE,
+    PARKED,
+    away,
+    choosing,
+    chosen,
+    counted,
+    kinds_of,
+    nodes_data,
+    row,
+)
 
 __all__ = ["command", "sorted_by"]
 
@@ -24,7 +35,7 @@ ORDERS = ("key", "task", "age", "ttl", "waiting")
     type=click.Choice(ORDERS),
     default="key",
     show_default=True,
-    help="age: longest held first; ttl: first to expire first; waiting: most wanted first.",
+    help="age: longest held first; ttl: first to expire first; waiting: longest line first.",
 )
 @on_site
 def command(
@@ -48,7 +59,7 @@ def command(
         "nodes": nodes_data(seen.looks),
         "entries": [entry.data() for entry in entries],
     }
-    site.say(data, lambda: _text(entries))
+    site.say(data, lambda: _text(entries, site.app is not None))
 
 
 def sorted_by(entries: list[Entry], order: str) -> list[Entry]:
@@ -64,11 +75,12 @@ _KEYS = {
 }
 
 
-def _text(entries: list[Entry]) -> str:
+def _text(entries: list[Entry], has_workers: bool) -> str:
     if not entries:
         return "nothing is held"
     rows = [[*row(entry), str(entry.waiting)] for entry in entries]
-    return f"{table([*COLUMNS, 'waiting'], rows)}\n{_sum(entries)}"
+    said = [table([*COLUMNS, IN_LINE], rows), _sum(entries)]
+    return "\n".join([*said, PARKED] if has_workers else said)
 
 
 def _sum(entries: list[Entry]) -> str:

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from ..entry import Entry, Survey
 from ..survey import look_at, resource_of
 from .site import PROBLEM, Site, on_site
-from .words import away, left, lines, nodes_data, owner_text, span, state_of, timeout_option
+from .words import (
+    away,
+    left,
+    lines,
+    nodes_data,
+    owner_text,
+    span,
+    state_of,
+    timeout_option,
+    waits_said,
+)
 
 __all__ = ["command", "described"]
+
+ASKED_FOR = 1.0
+"""Seconds to wait for workers: all of them, as nobody knows how many there are."""
 
 
 @click.command("show")
@@ -19,21 +34,35 @@ __all__ = ["command", "described"]
 def command(site: Site, key: str, timeout: float) -> int:
     """All that is known of KEY, given with or without the prefix.
 
-    Who holds it, what each node says, its reservation, its fencing token, who waits in line.
-    Exit code 1 if no node knows anything of it; 3 if too few nodes answer.
+    Who holds it, what each node says, its reservation, its fencing token, who stands in line; with
+    an app also which tasks wait in its workers, which are given a second to answer.
+    Exit code 1 if no node and no worker knows anything of it; 3 if too few nodes answer.
     """
     resource = resource_of(site.redlock, key)
     seen = look_at(site.redlock, resource, timeout)
     away(seen)
+    waits, unasked = _waits(site, resource)
     data = {
         "at": seen.at,
         "resource": resource,
         "nodes": nodes_data(seen.looks),
         "entries": [entry.data() for entry in seen.entries],
+        "waits": waits,
+        "unasked": unasked,
     }
     nothing = f"{resource}: no node knows anything of it; it is free"
-    site.say(data, lambda: lines(*_text(seen, resource)) if seen.entries else lines(nothing))
-    return 0 if seen.entries else PROBLEM
+    said = _text(seen, resource) if seen.entries else [nothing]
+    site.say(data, lines(*said, *waits_said(waits, unasked)))
+    return 0 if seen.entries or waits else PROBLEM
+
+
+def _waits(site: Site, resource: str) -> tuple[list[dict[str, Any]], str]:
+    """Which tasks wait in the workers, where no node sees them; and why that is not known."""
+    if site.app is None:
+        return [], "tasks that wait parked in workers are not seen without their app: -A APP"
+    from ..doctor.workers import waiting_for
+
+    return waiting_for(site.app, [resource], ASKED_FOR)
 
 
 def described(entry: Entry, seen: Survey) -> list[str]:

@@ -12,7 +12,7 @@ import click
 from ..entry import Entry, Survey
 from ..survey import survey
 from .site import Site, on_site, table
-from .words import away, counted, lines, nodes_data, span, timeout_option
+from .words import IN_LINE, PARKED, away, counted, lines, nodes_data, span, timeout_option
 
 __all__ = ["Tally", "command", "tallied"]
 
@@ -24,7 +24,7 @@ class Tally:
     Attributes:
         locks: How many it holds.
         reservations: How many of it are reserved.
-        waiting: How many wait for what it holds.
+        waiting: How many stand in line for what it holds.
         oldest: Seconds for which the oldest of its locks has been held; None if it holds none.
     """
 
@@ -55,7 +55,7 @@ def command(site: Site, match: str, timeout: float) -> None:
         **odd,
         "nodes": nodes_data(seen.looks),
     }
-    site.say(data, lambda: _text(tallies, odd, seen))
+    site.say(data, lambda: _text(tallies, odd, seen, site.app is not None))
 
 
 def tallied(entries: Iterable[Entry]) -> dict[str, Tally]:
@@ -77,7 +77,7 @@ def tallied(entries: Iterable[Entry]) -> dict[str, Tally]:
     return dict(sorted(tallies.items()))
 
 
-def _text(tallies: dict[str, Tally], odd: dict[str, int], seen: Survey) -> str:
+def _text(tallies: dict[str, Tally], odd: dict[str, int], seen: Survey, has_workers: bool) -> str:
     rows = [
         (
             *(task or "(no task)", tally.locks, tally.reservations, tally.waiting),
@@ -89,7 +89,7 @@ def _text(tallies: dict[str, Tally], odd: dict[str, int], seen: Survey) -> str:
         (look.name, "-" if math.isnan(look.rtt) else f"{look.rtt * 1e3:.2f} ms", look.error)
         for look in seen.looks
     ]
-    held = table(["task", "locks", "reservations", "waiting", "oldest"], rows)
+    held = table(["task", "locks", "reservations", IN_LINE, "oldest"], rows)
     found = [
         counted(odd["splits"], "split vote"),
         f"{counted(odd['leaks'], 'key')} without a ttl",
@@ -102,5 +102,6 @@ def _text(tallies: dict[str, Tally], odd: dict[str, int], seen: Survey) -> str:
             lines(", ".join(found)),
             "",
             table(["node", "round trip", "error"], nodes),
+            *(["", PARKED] if has_workers else []),
         ]
     )

@@ -14,7 +14,18 @@ from ..entry import Entry, Survey
 from ..errors import QuorumUnavailable, printable
 from ..survey import survey
 from .site import NO_QUORUM, Site, as_json, on_site
-from .words import COLUMNS, choosing, chosen, kinds_of, name_of, owner_text, row, span, state_of
+from .words import (
+    COLUMNS,
+    IN_LINE,
+    choosing,
+    chosen,
+    kinds_of,
+    name_of,
+    owner_text,
+    row,
+    span,
+    state_of,
+)
 
 __all__ = ["Changes", "command"]
 
@@ -150,7 +161,7 @@ def _on(entry: Entry) -> str:
     return f"{owner_text(entry.owner, entry.digest)}{held}, {nodes}"
 
 
-HEAD = (*COLUMNS, "waiting")
+HEAD = (*COLUMNS, IN_LINE)
 """Of the live table."""
 
 

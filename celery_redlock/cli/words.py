@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
@@ -17,12 +17,18 @@ from .site import SECONDS
 __all__ = [
     *("COLUMNS", "away", "choosing", "chosen", "counted", "kinds_of", "left", "lines"),
     *("name_of", "nodes_data", "owner_text", "row", "span", "state_of", "timeout_option"),
+    *("IN_LINE", "PARKED", "waits_said"),
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on each", "fence")
 """Of a table of entries; see `row`."""
+IN_LINE = "in line"
+"""The column of those who wait, as far as the nodes know."""
+PARKED = (
+    "tasks that wait parked in workers are not counted: show KEY, or celery -A APP inspect redlock"
+)
 
 timeout_option = click.option(
     "--timeout",
@@ -126,6 +132,17 @@ def left(ttl: float | None, look: NodeLook) -> str:
     if ttl is None:
         return "not there"
     return "has no ttl: it never expires" if ttl == math.inf else f"{ttl:.1f} s left"
+
+
+def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
+    """Who waits in the workers, as they have told; and why they have not."""
+    said = [
+        f"  waits {span(wait['waited'])} in {wait['worker']}"
+        f" ({'in a pool slot' if wait.get('where') == 'slot' else 'parked'}):"
+        f" {wait.get('task')} {wait.get('task_id')}"
+        for wait in waits
+    ]
+    return [printable(line) for line in (*said, *([f"  ({unasked})"] if unasked else []))]
 
 
 def span(seconds: float) -> str:

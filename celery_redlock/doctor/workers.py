@@ -47,15 +47,26 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
 def waiting_for(
     app: Any, resources: Collection[str], timeout: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """Who waits in the workers for one of some resources; and why nobody was asked."""
+    """Who waits in the workers for one of some resources; and why that is not known."""
     replies, unasked = ask(app, timeout)
+    if not replies and not unasked:
+        unasked = f"who waits in workers is not known: none answered within {timeout:g} s"
     found = [
         {**wait, "worker": worker}
         for worker, reply in replies.items()
-        for wait in reply.get("waits") or ()
-        if wait["resource"] in resources
+        for wait in _waits(reply.get("waits"))
+        if wait.get("resource") in resources
     ]
     return sorted(found, key=lambda wait: -float(wait["waited"])), unasked
+
+
+def _waits(told: Any) -> Iterator[Mapping[str, Any]]:
+    """Those that make sense: whoever reaches the broker can answer."""
+    for wait in told if isinstance(told, list) else ():
+        if isinstance(wait, Mapping):
+            waited = wait.get("waited")
+            if isinstance(waited, (int, float)) and 0 <= waited < 1e12:
+                yield wait
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:

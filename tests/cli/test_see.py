@@ -13,14 +13,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock import Redlock
 from celery_redlock.cli import main
+from celery_redlock.cli import redlock as group
 from celery_redlock.cli.watch import Changes
 from celery_redlock.cli.words import span
 from celery_redlock.lease import Owner
@@ -76,7 +79,7 @@ def test_ls_says_who_holds_what_and_for_how_long(redlock: Redlock, cli: Cli) -> 
             "pid": "4242",
             "nodes": "5/5",
             "fence": str(lease.fencing_token),
-            "waiting": "0",
+            "in line": "0",
         }
         assert not TOKEN.search(result.output)
     assert cli("ls").stdout == "nothing is held\n"
@@ -171,6 +174,44 @@ def test_who_waits_since_no_time_at_all_is_a_number_all_the_same(
     (entry,) = json.loads(text)["entries"]
     assert 0 <= entry["waits"][0] <= time.time(), "Infinity is no JSON"
     assert entry["held_for"] == entry["waits"][0]
+
+
+def test_what_nodes_do_not_see_is_said_not_to_be_counted(
+    redlock: Redlock, cli: Cli, servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = [
+        {"resource": "order:1", "task": "shop.charge", "task_id": n, "waited": w, "where": where}
+        for n, w, where in (("late", 1.5, "slot"), ("early", 75.0, "parked"))
+    ]
+    odd = ["x", {"resource": "order:1", "waited": "long"}, {"resource": "order:2", "waited": 1.0}]
+    replies: dict[str, Any] = {"w1@h": {"waits": [*odd, *waits]}, "w2@h": {"waits": 7}}
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: (replies, ""))
+    app = Celery("shop", set_as_current=False)
+    app.conf.redlock_nodes = [server.url for server in servers]
+
+    def with_app(*arguments: str) -> Any:
+        return CliRunner().invoke(group, arguments, obj=SimpleNamespace(app=app))
+
+    with redlock.lock("order:1", owner=OWNER):
+        held = with_app("show", "order:1")
+        assert held.stdout.splitlines()[-2:] == [
+            "  waits 1 min 15 s in w1@h (parked): shop.charge early",
+            "  waits 1.5 s in w1@h (in a pool slot): shop.charge late",
+        ]
+        assert (
+            "(tasks that wait parked in workers are not seen without"
+            in cli("show", "order:1").stdout
+        )
+        for command in ("ls", "stats"):
+            assert "parked in workers are not counted" in with_app(command).stdout.splitlines()[-1]
+            assert "parked" not in cli(command).stdout
+    told = with_app("show", "order:1", "--json")
+    assert told.exit_code == 0  # nobody has it, but tasks wait
+    assert [wait["task_id"] for wait in json.loads(told.stdout)["waits"]] == ["early", "late"]
+    replies.clear()
+    nobody = with_app("show", "order:1")
+    assert nobody.exit_code == 1 and "none answered within 1 s" in nobody.stdout
+    Redlock.from_app(app).close()
 
 
 def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 from celery import Celery
+from click.testing import CliRunner
 
+from celery_redlock.cli import redlock
 from celery_redlock.doctor import Finding
 from celery_redlock.doctor.workers import examine_workers
 from tests.support import TOKEN, wait_until
@@ -57,6 +60,17 @@ def as_an_operator_sees(cluster: Cluster, node: str) -> dict[str, Any]:
     return answer
 
 
+def shown(cluster: Cluster, resource: str) -> str:
+    """What `show` says, once the worker has answered it."""
+
+    def show() -> str:
+        site = SimpleNamespace(app=cluster.app)
+        said = CliRunner().invoke(redlock, ["show", resource], obj=site).output
+        return "" if "none answered" in said else said
+
+    return wait_until(show, READY, "the worker answers show")
+
+
 def compared(app: Celery) -> list[Finding]:
     """What the doctor finds, once the worker has answered it."""
     answered: list[list[Finding]] = []
@@ -100,6 +114,7 @@ def test_a_worker_tells_what_it_holds_and_waits_for(cluster: Cluster, key: str, 
         assert waits[patient.id]["holder"] is None  # nobody of this worker
         assert all(wait["waited"] >= 0 for wait in waits.values())
         if name == "prefork":
+            assert f"parked): {TASKS}.work {parked.id}" in shown(cluster, f"k:{key}")
             seen = as_an_operator_sees(cluster, node)
             assert seen["holds"][0]["task_id"] == held.id
             assert seen["settings_digest"] == answer["settings_digest"]
