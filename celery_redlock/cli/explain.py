@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -76,9 +77,10 @@ def _some(tasks: Any) -> str:
 
 
 def _check_arguments(task: Any, args: Sequence[Any], kwargs: Any) -> None:
-    """As `apply_async` does, in its words."""
+    """As `apply_async` does, in its words; or as the call does, where a class is the task."""
+    check = getattr(task, "__header__", None) or inspect.signature(task.run).bind
     try:
-        task.__header__(*args, **kwargs)
+        check(*args, **kwargs)
     except TypeError as error:
         raise click.UsageError(f"{task.name} cannot be called so: {error}") from None
 

@@ -94,6 +94,21 @@ def told(app: Celery, *arguments: str, code: int = 0) -> dict[str, Any]:
     return data
 
 
+def test_a_task_may_be_a_class(nodes: list[LocalServer]) -> None:
+    class Pack(SingletonTask):
+        name = "shop.pack"
+
+        def run(self, order_id: int) -> None: ...
+
+    made = shop(nodes)
+    made.register_task(Pack())
+    assert told(made, "shop.pack", "[17]")["resources"] == list(
+        resources_of(made.tasks["shop.pack"], [17], {})
+    )
+    result = call(made, "shop.pack", "[]")
+    assert result.exit_code == 2 and "shop.pack cannot be called so" in result.output
+
+
 @pytest.mark.parametrize(
     ("name", "resources", "rule"),
     [
