@@ -85,4 +85,8 @@ def _text(entries: list[Entry], has_workers: bool) -> str:
 
 def _sum(entries: list[Entry]) -> str:
     kinds = [entry.kind for entry in entries]
-    return ", ".join(counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
+    return ", ".join(_counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
+
+
+def _counted(count: int, kind: str) -> str:
+    return f"{count} {kind}" if kind == "foreign" else counted(count, kind)

@@ -114,7 +114,7 @@ def on_site(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the function of a command: it is given a `Site`, and has the option --json.
 
     It returns its exit code, or None for 0. Errors that a user can do something about are said in a
-    sentence, without a traceback.
+    sentence, without a traceback; with --json as `{"error": ...}` on stdout.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="For programs: JSON on stdout.")
@@ -125,17 +125,20 @@ def on_site(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             code = command(site, **given)
         except ConfigurationError as error:
-            _fail(f"cannot work: {error}", USAGE)
+            _fail(site, f"cannot work: {error}", USAGE)
         except QuorumUnavailable as error:
-            _fail(str(error), NO_QUORUM)
+            _fail(site, str(error), NO_QUORUM)
         if code:
             sys.exit(code)
 
     return run
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    click.echo(printable(message), err=True)
+def _fail(site: Site, message: str, code: int) -> NoReturn:
+    if site.as_json:
+        click.echo(as_json({"error": printable(message)}))
+    else:
+        click.echo(printable(message), err=True)
     sys.exit(code)
 
 

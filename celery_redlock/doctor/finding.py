@@ -17,6 +17,7 @@ LEVELS = ("wrong", "warning", "unchecked")
 
 CHECKS = {
     "configuration": "the settings and the options of all tasks can work",
+    "quorum": "a quorum of nodes answers",
     "reachable": "every node answers",
     "role": "every node is an independent master",
     "twins": "no two nodes are one server",
@@ -140,14 +141,19 @@ def _or_none(seconds: float) -> float | None:
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Findings that differ only in where they are, as one; the worst first."""
-    places: dict[Finding, list[str]] = {}
+    places: dict[Finding, dict[str, None]] = {}  # a place may be found twice
     for finding in findings:
-        places.setdefault(replace(finding, where=""), []).append(finding.where)
+        places.setdefault(replace(finding, where=""), {})[finding.where] = None
     order = list(CHECKS)
+
+    def rank(one: Finding) -> tuple[bool, int, int]:
+        # What stops everything comes first.
+        return one.check != "quorum", LEVELS.index(one.level), order.index(one.check)
+
     return tuple(
         sorted(
-            (replace(finding, where=_some(found)) for finding, found in places.items()),
-            key=lambda one: (LEVELS.index(one.level), order.index(one.check)),
+            (replace(finding, where=_some(list(found))) for finding, found in places.items()),
+            key=rank,
         )
     )
 

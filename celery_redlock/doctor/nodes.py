@@ -62,6 +62,16 @@ def examine_nodes(
 
 def _together(probes: Sequence[Probe]) -> Iterator[Finding]:
     count = len(probes)
+    answering = sum(probe.told is not None for probe in probes)
+    if answering < quorum_of(count):
+        yield Finding(
+            "wrong",
+            "quorum",
+            f"{count} nodes",
+            f"no quorum: {answering} of {count} nodes answer, {quorum_of(count)} are needed:"
+            " nothing can be locked",
+            "bring nodes back until a quorum answers, whichever; tasks then go on by themselves",
+        )
     if count % 2 == 0:
         yield Finding(
             "warning",

@@ -90,6 +90,19 @@ def test_a_node_that_is_down_and_one_that_hangs(
     assert not {"role", "version", "eviction", "rights", "leaks"} & set(report["fine"])
 
 
+def test_without_a_quorum_that_is_said_first(healthy: list[str]) -> None:
+    gone = ["redis://127.0.0.2:1/0", "redis://127.0.0.3:2/0"]
+    code, report = examined(nodes(healthy[0], *gone))
+    first = report["findings"][0]
+    assert code == 1 and (first["level"], first["check"]) == ("wrong", "quorum")
+    assert (
+        first["what"] == ("no quorum: 1 of 3 nodes answer, 2 are needed: nothing can be locked")
+        and "bring nodes back" in first["fix"]
+    )
+    _code, report = examined(nodes(*healthy[:2], gone[0]))
+    assert "quorum" in report["fine"]
+
+
 def test_without_a_quorum_the_keys_are_not_checked(healthy: list[str]) -> None:
     _code, report = examined(nodes(healthy[0], "redis://127.0.0.2:1/0", "redis://127.0.0.3:2/0"))
     leaks = {one["where"] for one in report["findings"] if one["check"] == "leaks"}

@@ -8,11 +8,12 @@ import pytest
 from celery import Celery
 
 from celery_redlock import SingletonTask
+from celery_redlock.cli.site import Site
 from celery_redlock.doctor.finding import Finding, merged
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.doctor.workers import ask, examine_workers
 from celery_redlock.inspection import digest_of, settings_of, tasks_of
-from tests.cli.clinic import shop
+from tests.cli.clinic import examined, shop
 
 NODES = ["redis://user:SECRET@10.0.0.1:6379/0", "redis://10.0.0.2/1", "redis://10.0.0.3/0"]
 
@@ -145,10 +146,18 @@ def test_workers_that_do_not_answer_are_not_called_fine(
     assert one.level == "unchecked" and (unasked or "none answered") in one.what
 
 
+def test_settings_that_cannot_work_are_named_once() -> None:
+    code, report = examined(Site(app=shop([])))
+    (one,) = [one for one in report["findings"] if one["check"] == "configuration"]
+    assert code == 1 and one["where"] == "settings" and "redlock_nodes is empty" in one["what"]
+
+
 def test_what_is_found_at_many_places_is_said_once() -> None:
     many = [Finding("warning", "acks", f"task{n}", "it is so", "change it") for n in range(7)]
     (one,) = merged(many)
     assert one.where == "task0, task1, task2, task3, task4 and 2 more"
+    (one,) = merged([many[0], many[1], many[0]])
+    assert one.where == "task0, task1"
 
 
 @pytest.mark.parametrize("broker", ["redis://:SECRET@127.0.0.1:1/0", "nonsense://u:SECRET@x"])

@@ -103,6 +103,11 @@ def test_ls_shows_what_is_asked_for(redlock: Redlock, cli: Cli, servers: Any) ->
     put(servers, "redlock:order:2", OTHER.token("0" * 32, 1.6e9), px=5000)
     put(servers, "redlock:order:1#reserved", TOKENS[1])
     put(servers, "redlock:user:1", "not ours")
+    put(servers, "redlock:user:2", "not ours")
+    assert "2 locks, 1 reservation, 2 foreign" in cli("ls").stdout
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            client.delete("redlock:user:2")
     put(servers, "redlock:order:1#fence", "17")
 
     def keys(*options: str) -> list[str]:
@@ -236,6 +241,10 @@ def test_a_node_that_is_away_is_said_beside_the_answer(
             server.kill()
         for command in (("ls",), ("show", "order:1"), ("stats",), ("watch", "--count", "1")):
             assert cli(*command).exit_code == 3, command
+        for command in (("ls",), ("show", "order:1"), ("stats",), ("release", "x"), ("bench",)):
+            result = cli(*command, "--json")
+            assert result.exit_code == 3, command
+            assert "2 of 5 nodes" in json.loads(result.stdout)["error"], command
 
 
 def test_stats_count_by_task(redlock: Redlock, cli: Cli, servers: Any) -> None:

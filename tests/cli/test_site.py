@@ -43,6 +43,9 @@ def test_an_error_is_a_sentence_and_an_exit_code(error: Exception, code: int) ->
     result = call(fails)
     assert result.exit_code == code
     assert str(error) in result.output and "Traceback" not in result.output
+    for_programs = call(fails, "--json")
+    assert for_programs.exit_code == code
+    assert str(error) in json.loads(for_programs.stdout)["error"]
 
 
 def test_without_nodes_it_says_how_to_name_them() -> None:
