@@ -7,11 +7,13 @@ deleted is the one it was set on (the process of the body), or another one of th
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -79,13 +81,23 @@ class Monitor:
                 self._seen.append((source, line["command"]))
 
     def _find(self, port: str) -> None:
-        """Whose connection this is. The port may have been another's; and a look may miss one."""
+        """Whose connection this is; the port may have been another's.
+
+        Among our own descendants only: a look at all processes of the machine takes so long that
+        whose it is may be dead meanwhile.
+        """
         self._pids.pop(port, None)
-        for _look in range(3):
-            for one in psutil.net_connections("tcp4"):
-                if one.pid and one.laddr and one.raddr and one.laddr.port == int(port):
-                    self._pids[port] = one.pid
-                    return
+        local = f"0100007F:{int(port):04X}"
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        inodes = {f"socket:[{line.split()[9]}]" for line in lines if line.split()[1] == local}
+        me = psutil.Process()
+        for process in (me, *reversed(me.children(recursive=True))):
+            with contextlib.suppress(OSError):
+                for fd in os.listdir(f"/proc/{process.pid}/fd"):
+                    with contextlib.suppress(OSError):
+                        if os.readlink(f"/proc/{process.pid}/fd/{fd}") in inodes:
+                            self._pids[port] = process.pid
+                            return
 
     def _caught_up(self) -> None:
         marker = uuid.uuid4().hex
