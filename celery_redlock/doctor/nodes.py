@@ -33,6 +33,7 @@ def examine_nodes(
         ttls: Those in use, in seconds; none where that is not known.
         guard: `redlock_restart_guard`; None where that is not known.
     """
+    yield from _votes(probes, ttls, guard)
     yield from _together(probes)
     for probe in probes:
         if probe.told is None:
@@ -60,18 +61,32 @@ def examine_nodes(
 # -- All of them -----------------------------------------------------------------------------------
 
 
-def _together(probes: Sequence[Probe]) -> Iterator[Finding]:
-    count = len(probes)
-    answering = sum(probe.told is not None for probe in probes)
-    if answering < quorum_of(count):
+def _votes(probes: Sequence[Probe], ttls: Sequence[float], guard: str | None) -> Iterator[Finding]:
+    count, needed = len(probes), quorum_of(len(probes))
+    answering = [probe.told for probe in probes if probe.told is not None]
+    voting = sum(not _voteless(told, ttls, guard) for told in answering)
+    if len(answering) < needed:
         yield Finding(
             "wrong",
             "quorum",
             f"{count} nodes",
-            f"no quorum: {answering} of {count} nodes answer, {quorum_of(count)} are needed:"
+            f"no quorum: {len(answering)} of {count} nodes answer, {needed} are needed:"
             " nothing can be locked",
             "bring nodes back until a quorum answers, whichever; tasks then go on by themselves",
         )
+    elif voting < needed:
+        yield Finding(
+            "wrong",
+            "quorum",
+            f"{count} nodes",
+            f"no quorum: {voting} of {count} nodes have a vote, {needed} are needed: nothing can be"
+            " locked, as the others were just started and may have forgotten locks",
+            f"wait, for {max(ttls):.0f} s at most since they were started",
+        )
+
+
+def _together(probes: Sequence[Probe]) -> Iterator[Finding]:
+    count = len(probes)
     if count % 2 == 0:
         yield Finding(
             "warning",
@@ -283,18 +298,26 @@ def _restart(
         why = "its INFO does not tell when it was started"
         yield Finding("unchecked", "restart", probe.name, why, "look at its configuration")
     elif ttls:
-        span = max(ttls) + drift(max(ttls))
-        left = span - facts.uptime
-        if left > 0 or facts.history:
+        left = _voteless(told, ttls, guard)
+        if left:
             since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
             yield Finding(
                 "warning",
                 "restart",
                 probe.name,
                 f"it {since}: it may have forgotten locks, and workers that meet it give it no"
-                f" vote for {span if facts.history else left:.0f} s",
+                f" vote for {left:.0f} s",
                 "wait; or give nodes appendonly yes and appendfsync always",
             )
+
+
+def _voteless(told: Told, ttls: Sequence[float], guard: str | None) -> float:
+    """For how long a worker that meets it now gives it no vote, as `guard.py` has it; seconds."""
+    facts = told.facts
+    if guard in (None, "off") or not ttls or facts.durable or facts.uptime is None:
+        return 0.0
+    span = max(ttls) + drift(max(ttls))
+    return span if facts.history else max(0.0, span - facts.uptime)
 
 
 def _clock(probe: Probe, told: Told) -> Iterator[Finding]:

@@ -179,6 +179,18 @@ def test_a_node_that_takes_no_writes(healthy: list[str], servers: list[LocalServ
     assert "OOM" in found(report, "wrong")["writes"]["what"]
 
 
+def test_a_majority_that_was_just_started_has_no_vote(healthy: list[str]) -> None:
+    with start_servers(2, config=HOSTS) as fresh:
+        urls = [healthy[0], url(fresh[0], 2), url(fresh[1], 3)]
+        code, report = examined(Site(app=shop(urls, redlock_ttl=60)))
+        _code, off = examined(Site(app=shop(urls, redlock_restart_guard="off")))
+    assert code == 1
+    first = report["findings"][0]
+    assert (first["level"], first["check"]) == ("wrong", "quorum")
+    assert "1 of 3 nodes have a vote, 2 are needed" in first["what"]
+    assert "quorum" not in found(off, "wrong")
+
+
 def test_a_node_that_forgets_when_it_restarts(healthy: list[str]) -> None:
     with start_servers(1, config=HOSTS) as (forgetful,):
         urls = [*healthy[:2], url(forgetful, 3)]
