@@ -151,7 +151,8 @@ class _Post:
             try:
                 with self._app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
                     dispatcher.send(name, retry=False, **fields)
-            except Exception as error:
+            except Exception as error:  # whose text may quote the broker's URL
                 if time.monotonic() >= self._say:
                     self._say = time.monotonic() + SAY
-                    logger.warning("cannot tell monitors of waiting and lost locks: %r", error)
+                    kind = type(error).__name__
+                    logger.warning("cannot tell monitors of waiting and lost locks: %s", kind)

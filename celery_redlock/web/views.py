@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]
 
+LONGEST = 10_000
+"""Characters of a key that a page looks for: a foreign one may be longer than a lock's name."""
 LIVE = (2, 300)
 """Seconds between two refreshes of a page, at least and at most."""
 FILTERS = ("all", "lock", "reservation", "trouble")
@@ -47,9 +49,11 @@ class Ask:
         """The lock that is asked for.
 
         Raises:
-            BadRequest: None is.
+            BadRequest: None is, or none that can be one.
         """
         name = named_in(self.request.query_string)
+        if len(name) > LONGEST:  # each node is asked for all its slots
+            raise BadRequest(f"No lock has a name of {len(name)} characters.")
         if not name:
             raise BadRequest("Which lock? The address of this page names one: ?resource=...")
         return name

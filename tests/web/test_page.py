@@ -186,6 +186,7 @@ def test_any_key_survives_a_link(name: str) -> None:
 def test_a_link_to_no_key_that_can_be_is_no_crash(client: Client) -> None:
     for query in ("", "resource=", "resource=%ff%fe", "resource=%ED%A0", "%=&;&resource"):
         assert client.get(f"/lock?{query}").status_code in (200, 400)
+    assert client.get(f"/lock?resource={'x' * 10_001}").status_code == 400
 
 
 @pytest.mark.parametrize("many", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
