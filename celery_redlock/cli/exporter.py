@@ -8,28 +8,13 @@ from typing import Any
 
 import click
 
-from .site import PROBLEM, SECONDS, Site, on_site
+from .site import PROBLEM, SECONDS, Site, listen_option, on_site
 
 __all__ = ["command"]
 
 
-def _listen(_ctx: click.Context, _parameter: click.Parameter, given: str) -> tuple[str, int]:
-    host, colon, port = given.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise click.BadParameter(f"it must be HOST:PORT, as 127.0.0.1:9467; it is {given!r}")
-    return host, int(port)
-
-
 @click.command("exporter")
-@click.option(
-    "--listen",
-    default="127.0.0.1:9467",
-    show_default=True,
-    metavar="HOST:PORT",
-    callback=_listen,
-    help="Where Prometheus asks, at /metrics. Whoever can reach it can read it.",
-)
+@listen_option(9467, "Where Prometheus asks, at /metrics. Whoever can reach it can read it.")
 @click.option(
     "--cache",
     type=click.FloatRange(min=0),

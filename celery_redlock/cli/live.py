@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from ..entry import Entry, Survey
 from ..errors import printable
-from .watch import HEAD, Say, rows
+from .watch import Say, rows
 from .words import counted
 
 __all__ = ["screen"]
@@ -27,13 +27,13 @@ def screen() -> Iterator[Say]:
     with Live(console=console, auto_refresh=False) as live:
 
         def say(seen: Survey | None, entries: Sequence[Entry], trouble: str) -> None:
-            live.update(_page(seen, entries, trouble, console.height), refresh=True)
+            live.update(_page(seen, entries, trouble, console.size), refresh=True)
 
         yield say
 
 
 def _page(
-    seen: Survey | None, entries: Sequence[Entry], trouble: str, height: int
+    seen: Survey | None, entries: Sequence[Entry], trouble: str, size: ConsoleDimensions
 ) -> RenderableType:
     if seen is None:
         return Text(trouble, style="red")
@@ -44,11 +44,12 @@ def _page(
         for look in seen.looks
         if not look.reachable
     ]
-    shown = max(1, height - 5 - len(notes))
+    shown = max(1, size.height - 5 - len(notes))
     table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in HEAD:
+    head_row, *others = rows(entries, size.width)
+    for column in head_row:
         table.add_column(column, overflow="fold")
-    for cells in rows(entries)[:shown]:
+    for cells in others[:shown]:
         table.add_row(*(Text(cell) for cell in cells))
     if len(entries) > shown:
         notes.append(Text(f"and {len(entries) - shown} more, held for less long: see ls"))

@@ -26,7 +26,7 @@ from ..lock import Redlock
 
 __all__ = [
     *("NO_QUORUM", "PROBLEM", "REFUSED", "SECONDS", "USAGE"),
-    *("Site", "as_json", "load_app", "on_site", "table"),
+    *("Site", "as_json", "listen_option", "load_app", "on_site", "table"),
 ]
 
 _UNFIT = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -46,6 +46,27 @@ class _Seconds(click.FloatRange):
 
 
 SECONDS = _Seconds(min=0.01, max=3600.0)
+
+
+def listen_option(port: int, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorates a command that serves: --listen HOST:PORT, on loopback unless told otherwise."""
+    usual = f"127.0.0.1:{port}"
+
+    def parsed(_ctx: Any, _parameter: Any, given: str) -> tuple[str, int]:
+        host, colon, number = given.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not re.fullmatch("[0-9]{1,5}", number) or int(number) > 65535:
+            raise click.BadParameter(f"it must be HOST:PORT, as {usual}; it is {given!r}")
+        return host, int(number)
+
+    return click.option(
+        "--listen",
+        default=usual,
+        show_default=True,
+        metavar="HOST:PORT",
+        callback=parsed,
+        help=help,
+    )
 
 
 @dataclass

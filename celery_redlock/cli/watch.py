@@ -163,9 +163,21 @@ def _on(entry: Entry) -> str:
 
 HEAD = (*COLUMNS, IN_LINE)
 """Of the live table."""
+NARROW = ("key", "task", "task id", "held for", "nodes")
+"""Of it, where there is no room for all."""
+ROOM = 120
+"""Columns of a terminal that has room for all."""
+SHORT = 8
+"""Characters of a task's id, where it is shortened: enough to find it."""
 
 
-def rows(entries: Sequence[Entry]) -> list[list[str]]:
-    """Of the live table; those who are held longest first."""
+def rows(entries: Sequence[Entry], width: int) -> list[list[str]]:
+    """The live table, its head first; then those who are held longest first."""
     by_age = sorted(entries, key=lambda entry: -(entry.held_for or 0.0))
-    return [[printable(cell) for cell in (*row(e), str(e.waiting))] for e in by_age]
+    whole = [list(HEAD), *([*row(entry), str(entry.waiting)] for entry in by_age)]
+    if width < ROOM:
+        kept = [HEAD.index(name) for name in NARROW]
+        whole = [[line[n] for n in kept] for line in whole]
+        for line in whole[1:]:
+            line[2] = line[2][:SHORT]
+    return [[printable(cell) for cell in line] for line in whole]

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 
 import click
 
-from .site import Site, on_site
+from .site import Site, listen_option, on_site
 
 __all__ = ["command"]
 
 
 @click.command("web")
-@click.option("--bind", default="127.0.0.1", show_default=True, help="The address to serve on.")
-@click.option("--port", default=8933, show_default=True, type=click.IntRange(0, 65535))
+@listen_option(8933, "Where the page is. Port 0: one that is free.")
 @click.option(
     "--host",
     "hosts",
@@ -32,13 +31,13 @@ __all__ = ["command"]
 @click.option(
     "--public",
     is_flag=True,
-    help="Let it be an address that other machines reach. Needs a token, for reading as well.",
+    help="Let other machines reach it, at that address or through a proxy. Needs a token, for"
+    " reading as well.",
 )
 @on_site
 def command(
     site: Site,
-    bind: str,
-    port: int,
+    listen: tuple[str, int],
     hosts: Sequence[str],
     token: str | None,
     private: bool,
@@ -51,17 +50,17 @@ def command(
     from ..web import make_app
     from ..web.serve import check_bind, is_loopback, names_for, serve
 
-    check_bind(bind, token, public)
-    open_to_all = not is_loopback(bind)
+    host, port = listen
+    check_bind(host, token, public)
     page = make_app(
         site.app,
         redlock=None if site.app is not None else site.redlock,
         token=token,
-        hosts=names_for(bind, hosts),
-        private=private or open_to_all,
+        hosts=names_for(host, hosts),
+        private=private or public,
         rest=None,
     )
-    if open_to_all:
+    if not is_loopback(host):
         click.echo(
             "Other machines can reach this page, and nothing is encrypted: who listens on the way"
             " sees the token. Put a proxy with TLS in front of it.",
@@ -72,4 +71,4 @@ def command(
         words = "" if token else "; for reading only, as there is no token"
         site.say({"url": url, "read_only": not token}, f"{url} (Ctrl-C ends it{words})")
 
-    serve(page, bind, port, ready)
+    serve(page, host, port, ready)

@@ -31,26 +31,25 @@ def check_bind(host: str, token: str | None, public: bool) -> None:
     """Whether the page may be served there.
 
     Raises:
-        ConfigurationError: Other machines can reach it, and that is not asked for, or there is no
-            token.
+        ConfigurationError: Other machines can reach it, and that is not asked for; or it is, and
+            there is no token.
     """
-    if is_loopback(host):
-        return
-    if not public:
+    if not public and not is_loopback(host):
         raise ConfigurationError(
             f"other machines can reach {host}: if they are to, say --public, with a token; else"
-            " bind to 127.0.0.1"
+            " listen on 127.0.0.1"
         )
-    if not token:
+    if public and not token:
         raise ConfigurationError(
-            f"other machines can reach {host}, and there is no token: set REDLOCK_WEB_TOKEN"
+            "other machines are to reach the page (--public), and there is no token: set"
+            " REDLOCK_WEB_TOKEN"
         )
 
 
-def names_for(bind: str, names: Sequence[str]) -> list[str]:
+def names_for(host: str, names: Sequence[str]) -> list[str]:
     """The host names under which it is served: loopback's, the address itself, and those given."""
     return list(
-        dict.fromkeys([*LOOPBACK, *([bind] if bind not in ("0.0.0.0", "::") else []), *names])
+        dict.fromkeys([*LOOPBACK, *([host] if host not in ("0.0.0.0", "::") else []), *names])
     )
 
 

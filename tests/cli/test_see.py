@@ -321,10 +321,12 @@ def program(servers: list[LocalServer], *arguments: str, rich: bool = True) -> l
     return [sys.executable, "-c", code, "--nodes", nodes, *arguments]
 
 
-def on_terminal(command: list[str], until: Callable[[str], bool], end: bool) -> tuple[str, int]:
-    """Run a command on a terminal of 160 columns until its screen has something; its exit code."""
+def on_terminal(
+    command: list[str], until: Callable[[str], bool], end: bool, columns: int = 160
+) -> tuple[str, int]:
+    """Run a command on a terminal until its screen has something; its exit code."""
     ours, its = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "160", "LINES": "24"}
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
     process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
     os.close(its)
     text = b""
@@ -360,6 +362,20 @@ def test_a_watch_on_a_terminal_ends_cleanly_with_ctrl_c(
     assert code == 0
     assert "Traceback" not in text and "Aborted" not in text
     assert ("in use" in text) is rich
+
+
+def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(servers: list[LocalServer]) -> None:
+    task_id = "8c1f02d0-5b5e-4be4-9d0c-0123456789ab"
+    owner = Owner("a-host-with-a-long-name.example.org", 4242, task_id, task="shop.orders.charge")
+    for order in ("12345", "67890"):
+        put(servers, f"redlock:order:{order}", owner.token("0" * 32, 1.7e9), px=60_000)
+    command = program(servers, "watch", "--interval", "0.1", "--count", "1")
+    text, code = on_terminal(command, lambda text: "order:67890" in text, end=False, columns=80)
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+    for order in ("12345", "67890"):
+        whole = rf"order:{order} +shop\.orders\.charge +8c1f02d0 +\d+ d \d+ h +5/5"
+        assert re.search(whole, plain), plain
+    assert code == 0 and "host" not in plain and task_id not in plain
 
 
 def test_without_rich_a_terminal_gets_plain_text(servers: list[LocalServer]) -> None:

@@ -26,7 +26,7 @@ def test_it_serves_and_ends_by_an_interrupt(servers: list[LocalServer]) -> None:
     code = "import sys; sys.argv = ['celery-redlock', *sys.argv[1:]]; "
     command = [sys.executable, "-c", f"{code}from celery_redlock.cli import main; main()"]
     with subprocess.Popen(
-        [*command, "web", "--port", "0", "--json"],
+        [*command, "web", "--listen", "127.0.0.1:0", "--json"],
         env={**os.environ, "REDLOCK_NODES": urls, "REDLOCK_WEB_TOKEN": SECRET},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,10 +53,12 @@ def call(*arguments: str, **env: str) -> Any:
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::", "ops.example.org"])
 def test_other_machines_are_kept_out_unless_that_is_asked_for(bind: str) -> None:
-    refused = call("--bind", bind, "--token", SECRET)
+    where = f"[{bind}]:0" if ":" in bind else f"{bind}:0"
+    refused = call("--listen", where, "--token", SECRET)
     assert refused.exit_code == 2 and "--public" in refused.output
-    refused = call("--bind", bind, "--public")
-    assert refused.exit_code == 2 and "REDLOCK_WEB_TOKEN" in refused.output
+    for address in (where, "127.0.0.1:0"):
+        refused = call("--listen", address, "--public")
+        assert refused.exit_code == 2 and "REDLOCK_WEB_TOKEN" in refused.output
     check_bind(bind, SECRET, True)
 
 
@@ -65,15 +67,26 @@ def test_what_other_machines_reach_is_private_and_warned_of(
 ) -> None:
     served: list[Any] = []
     monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *given: served.append(given))
-    result = call("--bind", "0.0.0.0", "--public", REDLOCK_WEB_TOKEN=SECRET)
+    result = call("--listen", "0.0.0.0:0", "--public", REDLOCK_WEB_TOKEN=SECRET)
     assert result.exit_code == 0 and "sees the token" in result.output
     assert served[0][0].door.private
     assert call("--token", SECRET).exit_code == 0 and not served[1][0].door.private
+    # Behind a proxy, as the page on it says: it is on loopback, and read by other machines.
+    behind = call("--public", "--host", "ops.example.org", REDLOCK_WEB_TOKEN=SECRET)
+    assert (
+        behind.exit_code == 0
+        and served[2][0].door.private
+        and served[2][1:3]
+        == (
+            "127.0.0.1",
+            8933,
+        )
+    )
 
 
 def test_a_short_token_and_a_port_that_is_taken_are_said(servers: list[LocalServer]) -> None:
     assert "at least 16 characters" in call("--token", "short").output
-    taken = call("--port", str(servers[0].port))
+    taken = call("--listen", f"127.0.0.1:{servers[0].port}")
     assert taken.exit_code == 2 and "cannot serve on 127.0.0.1" in taken.output
 
 
