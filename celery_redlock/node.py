@@ -274,7 +274,7 @@ class Node:
         if round_.amnesiac:
             logger.warning(
                 "node %s has forgotten %d locks before their time: was it restarted or flushed,"
-                " does it evict keys?",
+                " does it evict keys, or was one released by hand (celery redlock release)?",
                 self.name,
                 len(round_.amnesiac),
             )

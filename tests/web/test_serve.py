@@ -52,7 +52,10 @@ def call(*arguments: str, **env: str) -> Any:
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::", "ops.example.org"])
-def test_other_machines_are_kept_out_unless_that_is_asked_for(bind: str) -> None:
+def test_other_machines_are_kept_out_unless_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, bind: str
+) -> None:
+    monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *_given: None)
     where = f"[{bind}]:0" if ":" in bind else f"{bind}:0"
     refused = call("--listen", where, "--token", SECRET)
     assert refused.exit_code == 2 and "--public" in refused.output
