@@ -24,7 +24,7 @@ from .errors import QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
 from .options import TaskOptions
-from .results import state_of
+from .results import has_ended, state_of
 from .signals import task_skipped
 
 __all__ = ["LEASE", "Delivery", "first_call", "lease_of"]
@@ -140,7 +140,7 @@ class Delivery:
             # Whoever holds it now may not be there any more when we have waited.
             self._held.acquire(wait=0.0 if self._redelivered else wait)
         except ResourceHeld as refusal:
-            if self._predecessor(refusal):
+            if self._predecessor(refusal) or self._has_ended(refusal):
                 self._held.acquire(wait=PREDECESSOR)
             elif is_split(refusal):
                 self._held.acquire(wait=max(SPLIT, wait))
@@ -209,6 +209,21 @@ class Delivery:
             replaced = bool(self._request.get("replaced_task_nesting"))
             return replaced or owner.retries < count(self._request.retries, FEW)
         return owner.task_id == short_id(self._request.parent_id)
+
+    def _has_ended(self, refusal: ResourceHeld) -> bool:
+        """Whether the holder's result is stored already: it is about to free its lock.
+
+        Such as another member of the group whose chord's body this is. Who is to be sent again
+        need not know.
+        """
+        if self._options.on_conflict == "retry" or self._options.hold_for:
+            return False
+        owner = _other_task(refusal)
+        return (
+            owner is not None
+            and owner.task_id != short_id(self._request.id)
+            and has_ended(self._task, owner.task_id)
+        )
 
     @property
     def _redelivered(self) -> bool:

@@ -23,9 +23,10 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE, re.M | re.S)
 FILES = {text.split()[1]: text for language, text in BLOCKS if language == "python"}
-INSTALL, NODES, WORKER, PAY, SEE, BREAK, TEST = (
+INSTALL, NODES, WORKER, PAY, SEE, BREAK, BACK, TEST = (
     text.strip() for language, text in BLOCKS if language == "sh"
 )
+GONE = "it gives no answer"
 CHARGED = "order 7: 50\norder 7: 20\norder 8: 10\n"
 
 # The work takes five seconds on the page, and here until the test says go.
@@ -154,7 +155,11 @@ def test_every_step_of_the_page_does_what_it_says(desk: Desk) -> None:
         diagnosis = desk.run(doctor)
         assert diagnosis.returncode == 1, diagnosis
         assert desk.local("7001") in diagnosis.stdout and "host" in diagnosis.stdout
+        assert GONE in diagnosis.stdout
         assert "Ready to accept connections" in nodes.read_text()
+
+        with desk.terminal(BACK, "back.log"):
+            wait_until(lambda: GONE not in desk.run(doctor).stdout, 40, "the node to be back")
 
 
 def test_the_pages_own_test_passes(desk: Desk) -> None:

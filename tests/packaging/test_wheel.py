@@ -134,7 +134,7 @@ def test_a_module_that_needs_an_extra_says_which(base: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("command", "extra"), [("exporter --once", "prometheus"), ("web --port 0", "web")]
+    ("command", "extra"), [("exporter --once", "prometheus"), ("web --listen 127.0.0.1:0", "web")]
 )
 def test_a_command_that_needs_an_extra_says_which(
     command: str, extra: str, base: Path, tmp_path: Path

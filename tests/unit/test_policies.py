@@ -92,6 +92,31 @@ def ends(found: tuple[Any, Any], how: str, caplog: pytest.LogCaptureFixture) -> 
         assert HOLDER in str(result.reason)
 
 
+@pytest.mark.parametrize("policy", ["skip", "raise", "wait", "reject", "retry"])
+def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
+    redlock: FakeRedlock, held: Any, declare: Any, waits: Any, policy: str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Such as a member of the group whose chord's body this is. With "retry" it tries again."""
+
+    def state_of(_task: Any, task_id: str) -> str:
+        assert task_id == HOLDER
+        redlock.release(held)
+        return states.SUCCESS
+
+    monkeypatch.setattr("celery_redlock.results.state_of", state_of)
+    result, _info = deliver(declare(policy, acks_late=True))
+    assert (result == "ran") is (policy != "retry")
+
+
+def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
+    held: Any, declare: Any, waits: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_asked: states.SUCCESS)
+    assert Skipped.of(deliver(declare("skip", lock_hold_for=60.0))[0]) is not None
+    assert waits == [0.0]
+
+
 # -- wait -----------------------------------------------------------------------------------------
 
 
