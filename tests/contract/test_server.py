@@ -424,7 +424,7 @@ def test_no_descriptor_and_no_child_is_left() -> None:
             for server in two:
                 assert server._guard is not None
                 children |= {server.pid, server._guard.pid}
-    assert len(os.listdir("/dev/fd")) == before
+    assert len(os.listdir("/dev/fd")) <= before  # a thread of another test may close one
     assert len(children) == 12
     for pid in children:
         with pytest.raises(ChildProcessError):
