@@ -35,7 +35,8 @@ BLOCKS, SLOTS = 1024, 8
 """A process takes a block of slots, and another when that is full. Untouched ones cost nothing."""
 
 _WORD = 8
-_SLOT = 2048
+_SLOT = 32768
+"""Bytes: room for the names of any claim (`names.ROOM`). What is never written to costs nothing."""
 _BLOCK = _SLOT * SLOTS
 _HEADER = (1 + BLOCKS) * _WORD
 _SIZE = _HEADER + BLOCKS * _BLOCK
@@ -347,8 +348,8 @@ def _names(text: bytes) -> Iterator[str]:
 
 
 def _shape(names: int, text: int, checksum: int) -> int:
-    return names | text << 11 | checksum << 22
+    return names | text << 15 | checksum << 30
 
 
 def _from_shape(shape: int) -> tuple[int, int, int]:
-    return shape & 0x7FF, shape >> 11 & 0x7FF, shape >> 22
+    return shape & 0x7FFF, shape >> 15 & 0x7FFF, shape >> 30

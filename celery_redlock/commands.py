@@ -221,6 +221,9 @@ def _command(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])
 
 
+_LOOK = _command(b"INFO", b"replication")
+
+
 def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
     """The bytes to write for a round; the same for every node.
 
@@ -230,6 +233,8 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
         plain: In words that any server understands, at once: for one that has shown it does not.
     """
     verb = round_.verb
+    if verb is Verb.LOOK:
+        return _LOOK
     if verb in EXTENDING:
         script = EXTEND if verb is Verb.EXTEND else RENEW
         keys, values = [], []
@@ -300,6 +305,8 @@ def decode(round_: Round, reply: Any) -> Any:
             votes = _text(reply)
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):
                 return votes
+        elif verb is Verb.LOOK:
+            return _text(reply)
         elif verb is Verb.PEEK:
             seen = [_seen(*pair) for pair in zip(reply[::2], reply[1::2], strict=True)]
             places = iter(seen)

@@ -14,6 +14,7 @@ from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id
 from .errors import (
     ConfigurationError,
     NotAcquired,
+    QuorumUnavailable,
     RedlockError,
     ResourceHeld,
     printable,
@@ -29,6 +30,9 @@ __all__ = ["Refused", "check_rejecting", "is_split"]
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
 
+SPREAD = 1.0
+"""Seconds over which tasks are spread that were put off until one moment; each worker reads the
+uptime of a server to a second."""
 COUNTDOWN = 0.1
 """Seconds before a task is delivered again, at least: delivered at once it may overtake the worker
 that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
@@ -199,6 +203,9 @@ class Refused:
         if self._copy:
             ceiling = min(ceiling, COPY)
         countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
+        known = refusal.retry_after if isinstance(refusal, QuorumUnavailable) else None
+        if known is not None:  # before that moment every try fails, on whichever worker
+            countdown = known + random.uniform(COUNTDOWN, SPREAD)
         ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever
         level = logging.INFO if ordinary else logging.WARNING
         if self._copy and count & (count - 1):

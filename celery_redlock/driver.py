@@ -112,8 +112,9 @@ class Driver:
             rest: Seconds of these to wait for the other nodes once a quorum is up.
 
         Raises:
-            ConfigurationError: One of them cannot be a node. Not raised again once all went well:
-                one that becomes such a node later is silent.
+            ConfigurationError: One server is listed twice, or so many cannot be nodes that there
+                is no quorum. Not raised again once all went well. A minority that cannot be nodes
+                is silent: so a failover, which makes a replica of one, stops nobody.
         """
         with self._turn:
             if not self._started:
@@ -132,9 +133,12 @@ class Driver:
             if not bell.wait(start + patience - monotonic()):
                 break
         if timeout > 0:
-            misfit = next((node for node in self.nodes if node.misfit), None)
-            if misfit is not None and self.strict and not self._ready:
-                raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
+            misfits = [node for node in self.nodes if node.misfit]
+            if self.strict and not self._ready:
+                twins = [node for node in misfits if node.twin]
+                if twins or len(self.nodes) - len(misfits) < quorum_of(len(self.nodes)):
+                    misfit = (twins or misfits)[0]
+                    raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
             self._ready = True
 
     def run(
@@ -306,6 +310,7 @@ class Driver:
                 if self._closing.wait(JITTER.uniform(0, ceiling)):
                     return
             node.failures += 1
+            asked = monotonic()
             try:
                 connection, facts = node.connect()
             except NodeError as error:
@@ -321,10 +326,10 @@ class Driver:
                     return
                 why = self._misfit(node, facts)
                 if why:
-                    node.refuse(connection, why)
+                    node.refuse(connection, why, twin=why != facts.misfit)
                     self._ring()
                     continue
-                node.opened(connection, facts, monotonic())
+                node.opened(connection, facts, monotonic(), asked)
                 if node.connection is not None:
                     self._connecting.pop(node.index, None)
                     self._poll.watch(node.index, connection._sock.fileno())

@@ -22,7 +22,7 @@ from .address import Address
 from .commands import DONE, base_of
 from .custody import Custody
 from .driver import Driver, monotonic
-from .errors import NotAcquired, ResourceHeld
+from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .events import Ask, emit, heard
 from .green import patched
 from .guard import Guard
@@ -202,8 +202,10 @@ class Engine:
         if not standing_back:
             try:
                 return once(known_full=False)
-            except NotAcquired:
-                if wait <= 0:
+            except NotAcquired as error:
+                # When the nodes will have a vote is known: before that, waiting is in vain.
+                known = error.retry_after if isinstance(error, QuorumUnavailable) else None
+                if wait <= (known or 0.0):
                     raise
         if len(names) == 1:
             return self._acquire_in_line(names[0], wait, limit, once, standing_back)
@@ -365,6 +367,7 @@ class Engine:
             self._release(claim)  # set again now, it would keep the next holder out
             return False
         self._custody.strike_off(claim)  # nor may a keeper shorten it again
+        self._guard.expect(max(MIN_TTL, seconds))
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience

@@ -110,7 +110,23 @@ class ResourceHeld(NotAcquired):
 
 
 class QuorumUnavailable(NotAcquired):
-    """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes."""
+    """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes.
+
+    Attributes:
+        retry_after: Seconds until enough nodes have a vote, where all that keeps them from one is
+            that they were started a short time ago; None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        resource: str | None = None,
+        votes: Sequence[NodeVote] = (),
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message, resource=resource, votes=votes)
+        self.retry_after = retry_after
 
 
 class DuplicateTask(RedlockError):

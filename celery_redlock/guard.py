@@ -10,6 +10,27 @@ What an extension sets again on such a node does count. It is read before the ol
 until then no other can have been granted the lock: what the node forgot was of no living lease but
 this one (`docs/algorithm.md`, "A node that forgot").
 
+The rules. A *memory* is one run of one server (`run_id`) under one replication id. A memory has no
+vote until a whole span has passed since the latest moment at which it may have lacked a lock that
+was granted at its address:
+
+1. It was started no later than its uptime says: what it forgot was granted before that.
+2. A promoted replica was met now. Nobody knows when it was promoted, nor what never reached it.
+3. A run that was up before the run before it last answered here is not that server come back but
+   another, met now: up to now somebody may have been granted a lock by the other. (One that was
+   started after that answer counts as a restart, by rule 1; for all we can see, it is one.)
+4. The same run with a history (`master_replid2`) that it did not have was a replica in between:
+   met now, by rule 2. No client is disconnected when a server becomes a replica, or a master again.
+   So it is looked at again, ahead of a request whose answer is a vote, where no write of ours has
+   shown for a while that it is a master (`LOOK_AFTER`). A new replication id without a history is
+   that of a master which has gained its first replica or lost its last one; or, after an hour
+   (`BACKLOG`), of one that was promoted then: that matters to a span as long.
+5. What is known belongs to the address, and to the memory that was met there last. A server that
+   was swapped out and is met there again is a stranger: it does not know what the other granted
+   meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
+   else every client would be without nodes for a span whenever its idle connections are closed.
+6. A server that says that it writes everything through is exempt from rule 1, and from no other.
+
 The rest is configuration: replicas, cluster members and one server under two names are no
 independent masters.
 
@@ -20,16 +41,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .lease import drift
 
-__all__ = ["ALWAYS", "Facts", "Guard"]
+__all__ = ["ALWAYS", "LOOK_AFTER", "Doubt", "Facts", "Guard", "Memory"]
 
 ALWAYS = -math.inf
 """Began: so long ago, or with such a memory, that nothing is forgotten."""
 
+LOOK_AFTER = 0.02
+"""Seconds without a write that proved it a master after which a node is looked at again: less than
+it takes to become a replica, to load another's data and to be promoted."""
+
+BACKLOG = 3600.0
+"""Seconds for which a promoted server without replicas remembers that it was one, at least
+(`repl-backlog-ttl`, as servers have it by default)."""
+
 NO_REPLICATION_ID = "0" * 40
+ANOTHER = "is another server than before, met"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +73,7 @@ class Facts:
         master: Of a replica: `host:port` of its master.
         cluster: Whether it is a member of a Redis Cluster.
         history: The replication id it had before it was promoted; empty if it never was.
+        replication: Its replication id; empty if it does not say.
         appends: Whether it has an append-only file.
         fsync: When that is written through to the disk; empty if it does not say.
         eviction: Its `maxmemory-policy`; empty if it does not say.
@@ -57,6 +88,7 @@ class Facts:
     master: str = ""
     cluster: bool = False
     history: str = ""
+    replication: str = ""
     appends: bool = False
     fsync: str = ""
     eviction: str = ""
@@ -77,6 +109,7 @@ class Facts:
             master=f"{said.get('master_host', '?')}:{said.get('master_port', '?')}",
             cluster=said.get("cluster_enabled") == "1",
             history="" if history == NO_REPLICATION_ID else history,
+            replication=said.get("master_replid", ""),
             appends=said.get("aof_enabled") == "1",
             fsync=fsync,
             eviction=said.get("maxmemory_policy", ""),
@@ -99,11 +132,54 @@ class Facts:
         return ""
 
 
+class Doubt(str):
+    """Why the vote of a node does not count, for people.
+
+    Attributes:
+        left: For how many seconds it does not.
+    """
+
+    left: float
+
+    def __new__(cls, text: str, left: float) -> Doubt:
+        """The text, with the seconds."""
+        doubt = super().__new__(cls, text)
+        doubt.left = left
+        return doubt
+
+
+@dataclass(slots=True)
+class Memory:
+    """A memory that was met at an address, and how far it is to be believed.
+
+    Attributes:
+        facts: What it said of itself.
+        began: The latest time at which it may have lacked a lock; `ALWAYS` for never.
+        heard: When it last answered, as far as that has been noted.
+        started: The latest time at which it may have been started.
+        what: What happened at `began`, for people.
+    """
+
+    facts: Facts
+    began: float = ALWAYS
+    heard: float = ALWAYS
+    started: float = ALWAYS
+    what: str = "started"
+
+    def same(self, facts: Facts) -> bool:
+        """Whether `facts` are of this very memory."""
+        ours = self.facts
+        return (ours.run_id, ours.replication, ours.history) == (
+            *(facts.run_id, facts.replication),
+            facts.history,
+        )
+
+
 class Guard:
     """What is known of the nodes' memories. Survives a fork: children know what the parent knew.
 
     Args:
-        on: Whether a node that may have forgotten locks has a vote.
+        on: Whether a node that may have forgotten locks has no vote.
         longest: The longest ttl in use, as far as known; seconds.
         say: Takes a warning. Nothing is said twice.
 
@@ -118,7 +194,7 @@ class Guard:
         self.expect(longest)
         self._say = say
         self._said: set[str] = set()
-        self._began: dict[str, float] = {}
+        self._met: dict[int, Memory] = {}
 
     def expect(self, ttl: float) -> None:
         """Locks of this ttl are in use, in seconds; here or elsewhere."""
@@ -128,40 +204,67 @@ class Guard:
     def saying(self, say: Callable[[str], None]) -> Guard:
         """The same guard, with the same memory, that gives its warnings to somebody else."""
         other = Guard(self.on, self.longest, say)
-        other._said, other._began = self._said, self._began
+        other._said, other._met = self._said, self._met
         return other
 
-    def began(self, facts: Facts, now: float, before: tuple[str, float] = ("", ALWAYS)) -> float:
-        """The latest time at which a node may have lost its memory.
+    def remember(self, parent: Guard) -> None:
+        """Know what another guard knew: for a simulation of a process that was forked."""
+        self._met = {index: replace(memory) for index, memory in parent._met.items()}
+
+    def meet(self, index: int, facts: Facts, asked: float, now: float) -> Memory:
+        """What is to be believed of a node that has just said who it is.
 
         Args:
-            facts: What it has just said.
-            now: The time when it was read, or later; seconds.
-            before: Which run answered at this address before, and since when we knew it.
+            index: Which of the nodes: its address.
+            facts: What it said.
+            asked: A time before it was asked; seconds.
+            now: The time when its answer was read, or later.
         """
-        if not self.on or facts.durable or facts.uptime is None:
-            return ALWAYS
-        run = f"{facts.run_id} {facts.history}"
-        # Both ends of the uptime are cut to whole seconds: it may be one more than the truth.
-        began = now if facts.history else now - max(0.0, facts.uptime - 1.0)
-        known, since = before
-        if known and known != facts.run_id and began < since:
-            began = now  # older than the run that answered before: another server, not a new run
-        began = min(began, self._began.get(run, began))
-        if facts.run_id:
-            self._began[run] = began
-            self._forget_the_old(now)
-        return began
+        if not self.on or facts.uptime is None:
+            return Memory(facts)
+        before = self._met.get(index)
+        if before is not None and before.same(facts):
+            before.facts, before.heard = facts, now
+            if facts.durable and before.what == "started":
+                before.began = ALWAYS  # rule 6: it may tell now what it could not before
+            return before  # rule 5
+        # Both ends of the uptime are cut to whole seconds: it may be off by one, either way.
+        started = now - max(0.0, facts.uptime - 1.0)
+        met = Memory(facts, started=started, heard=now)
+        if facts.history:
+            met.began, met.what = now, "was a replica, met"  # rule 2
+        elif before is not None and before.facts.run_id == facts.run_id:
+            if self.span < BACKLOG:
+                before.facts, before.heard = facts, now
+                return before
+            met.began, met.what = now, "may have been a replica, seen"  # rule 4
+        elif before is not None and started <= before.heard:
+            met.began, met.what = now, ANOTHER  # rule 3
+        elif not facts.durable:  # rule 6
+            close = before is not None and asked - facts.uptime - 1.0 <= before.heard
+            met.began = now if close else started  # rule 1; or 3, for all that whole seconds tell
+        if facts.run_id or facts.replication:
+            self._met[index] = met
+        return met
 
-    def doubt(self, facts: Facts, began: float, now: float) -> str:
-        """Why the vote of a node does not count at `now`, for people; empty if it counts."""
-        left = began + self.span - now
+    def heard(self, index: int, memory: Memory, now: float) -> None:
+        """Note when a memory last answered us at an address, before another is met there."""
+        known = self._met.get(index)
+        if known is memory:
+            memory.heard = max(memory.heard, now)
+        elif known is not None and known.started <= now:
+            # Two connections: `known` was met over the other while this memory still answered.
+            known.began, known.what = max(known.began, now), ANOTHER  # rule 3
+
+    def doubt(self, memory: Memory, now: float) -> Doubt | None:
+        """Why the vote of a node does not count at `now`, for people; None if it counts."""
+        left = memory.began + self.span - now
         if left <= 0:
-            return ""
-        what = "was a replica, met" if facts.history else "started"
-        return (
-            f"{what} {max(0.0, now - began):.0f} s ago: it may have forgotten locks, and has no"
-            f" vote for another {left:.1f} s"
+            return None
+        return Doubt(
+            f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
+            f" and has no vote for another {left:.1f} s",
+            left,
         )
 
     def twin(self, index: int, all_facts: Iterable[Facts | None]) -> int | None:
@@ -177,8 +280,9 @@ class Guard:
                 return other
         return None
 
-    def welcome(self, name: str, facts: Facts, began: float, now: float) -> None:
-        """Say what is to be said of a node that has just been connected, once."""
+    def welcome(self, name: str, memory: Memory, now: float) -> None:
+        """Say what is to be said of a node that has just been met, once."""
+        facts = memory.facts
         if facts.denied or facts.uptime is None:
             why = f" ({facts.denied})" if facts.denied else ""
             self._once(
@@ -193,25 +297,24 @@ class Guard:
                 f"node {name} evicts keys when it is full (maxmemory-policy {facts.eviction}):"
                 " locks among them; set it to noeviction",
             )
-        doubt = self.doubt(facts, began, now)
-        if doubt:
-            run = f"doubt {name} {facts.run_id} {facts.history}"
-            self._once(run, f"node {name} {doubt}. {_advice(facts, self.longest)}")
+        doubt = self.doubt(memory, now)
+        if doubt is not None:
+            self._once(
+                f"doubt {name} {facts.run_id} {facts.replication} {memory.began}",
+                f"node {name} {doubt}. {_advice(memory, self.longest)}",
+            )
 
     def _once(self, key: str, text: str) -> None:
         if key not in self._said:
             self._said.add(key)
             self._say(text)
 
-    def _forget_the_old(self, now: float) -> None:
-        if len(self._began) > 1000:
-            for run, began in list(self._began.items()):
-                if began + self.span < now:
-                    del self._began[run]
 
-
-def _advice(facts: Facts, longest: float) -> str:
-    if facts.history:
+def _advice(memory: Memory, longest: float) -> str:
+    facts = memory.facts
+    if memory.what == ANOTHER:
+        why = "It was up while the one before it answered, so it is not that one, started again."
+    elif facts.history:
         why = "It was a replica once; nobody knows when it was promoted."
     elif facts.appends and not facts.fsync:
         why = "It has an append-only file, but does not say if it is appendfsync always."

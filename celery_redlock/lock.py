@@ -19,7 +19,7 @@ from .events import emit
 from .hold import HeldLease
 from .lease import Claim, Holder, Lease, Owner
 from .names import Resources, checked_names
-from .options import check_option
+from .options import check_option, guarded
 from .settings import read_settings
 
 __all__ = ["Redlock"]
@@ -45,7 +45,7 @@ class Redlock(Engine):
             process dies.
         restart_guard: "uptime": a node that was started more recently than the longest ttl in use
             has no vote, as it may have forgotten locks; unless it has `appendfsync always`. "off":
-            it votes.
+            it votes. "auto": "uptime" with three nodes or more, else "off".
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -60,7 +60,7 @@ class Redlock(Engine):
         node_timeout: float = 0.25,
         fencing: bool = False,
         keeper: str = "thread",
-        restart_guard: str = "uptime",
+        restart_guard: str = "auto",
     ) -> None:
         addresses = parse_nodes(nodes)
         for address in addresses:
@@ -79,7 +79,7 @@ class Redlock(Engine):
             check_option("prefix", prefix),
             check_option("node_timeout", node_timeout),
             check_option("fencing", fencing),
-            check_option("restart_guard", restart_guard) == "uptime",
+            guarded(check_option("restart_guard", restart_guard), len(addresses)),
             Custody(len(addresses), helper),
         )
 
@@ -109,8 +109,8 @@ class Redlock(Engine):
             Warnings, which are then given nowhere else.
 
         Raises:
-            ConfigurationError: A node is a replica or a member of a Redis Cluster, or two of them
-                are one server.
+            ConfigurationError: Two nodes are one server, or so many of them are replicas or members
+                of a Redis Cluster that no quorum is left. Of fewer there is a warning each.
         """
         if ttl is not None:
             self._guard.expect(ttl)
@@ -118,6 +118,11 @@ class Redlock(Engine):
         driver = Driver(self._addresses, self.prefix, self._guard.saying(warnings.append))
         try:
             driver.connect(timeout, rest=timeout)
+            warnings += [
+                f"node {node.name} cannot be one and has no vote: {node.misfit}"
+                for node in driver.nodes
+                if node.misfit
+            ]
         finally:
             driver.close(wait=timeout)  # whoever checks may be about to fork
         self._checked, self._driver.strict = True, False

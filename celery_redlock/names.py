@@ -19,6 +19,9 @@ LONGEST = 512
 """Characters of a resource's name. What a node's connection takes at once is finite."""
 MOST = 100
 """Names in one claim: while a node sets them it serves nobody else."""
+ROOM = 30_000
+"""Bytes of all names of one claim: a keeper in another process reads them where a holder notes them
+(`board.py`), and what it could not read it would not guard."""
 
 Resources = str | Sequence[str]
 """A name, or several of which a claim gets all or none."""
@@ -50,6 +53,12 @@ def checked_names(resource: Resources) -> tuple[str, ...]:
         raise ConfigurationError(
             f"one lock holds at most {MOST} resources, not {len(names)}: give what they have in"
             " common a name, and lock that"
+        )
+    size = sum(len(name.encode("utf-8", "surrogatepass")) + 2 for name in names)
+    if size > ROOM:
+        raise ConfigurationError(
+            f"the names of one lock have at most {ROOM} bytes together, for its keeper reads them;"
+            f" these {len(names)} have {size}: put digests of them into the names"
         )
     return names
 

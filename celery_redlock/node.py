@@ -8,13 +8,15 @@ it is connected, its socket is ours. What is written and read on it stands in `c
 from __future__ import annotations
 
 import logging
+import math
 import os
 import ssl
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import redis
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
 from .address import Address
 from .channel import FREEING, Channel
@@ -22,9 +24,9 @@ from .commands import FOREIGN, decode, encode
 from .errors import NodeError
 from .events import emit_node, heard_nodes
 from .green import native_lock
-from .guard import ALWAYS, Facts, Guard
+from .guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
 from .handshake import introduce
-from .quorum import EXTENDING, LINING, Round, Verb
+from .quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Node", "close_round"]
@@ -64,6 +66,7 @@ class Node:
         facts: What it last said of itself, or None before it has.
         unsent: What is yet to be written to the connection.
         misfit: Why it cannot be a node, as it was last seen; empty if it can.
+        twin: Whether that is because it is another node as well.
         told: Whether listeners are told how it does.
     """
 
@@ -83,9 +86,14 @@ class Node:
         self.unsent = b""
         self.facts: Facts | None = None
         self.misfit = ""
+        self.twin = False
         self.told = told
         self._guard = guard
-        self._began = ALWAYS
+        self._memory = Memory(Facts())
+        self._heard = ALWAYS  # when it last answered
+        self._proved = math.inf  # when it was last asked for what only a master does
+        self._looked_at = ALWAYS
+        self._unsure = ""  # why it could not be looked at again
         self._nonces = nonces
         self._address = address
         self._prefix = prefix
@@ -117,22 +125,33 @@ class Node:
             raise NodeError(reason(error), node=self.name) from None
         return connection, facts
 
-    def refuse(self, connection: Any, why: str) -> None:
-        """It is no node; it is silent until it turns out to be one."""
+    def refuse(self, connection: Any, why: str, *, twin: bool) -> None:
+        """It is no node, or a `twin` of another; it is silent until it turns out to be one."""
         connection.disconnect()
         if why != self.misfit:
             logger.error("node %s cannot be one: %s", self.name, why)
-        self.misfit = why
+        self.misfit, self.twin = why, twin
         self.channel.unreachable(why)
         self._failed("misfit")
 
-    def opened(self, connection: Any, facts: Facts, now: float) -> None:
-        """Take a connection into use; what is owed and what waits is written to it first."""
+    def opened(self, connection: Any, facts: Facts, now: float, asked: float) -> None:
+        """Take a connection into use; what is owed and what waits is written to it first.
+
+        Args:
+            connection: See `connect`.
+            facts: Who is at its end.
+            now: The time; seconds.
+            asked: A time before `facts` were asked for.
+        """
         self._finish_drop()
-        before = (self.facts.run_id, self._opened) if self.facts else ("", ALWAYS)
-        self._began = self._guard.began(facts, now, before)
-        self._guard.welcome(self.name, facts, self._began, now)
-        self.facts, self.misfit = facts, ""
+        guard = self._guard
+        if self.facts is not None:
+            guard.heard(self.index, self._memory, self._heard)
+        self._memory = guard.meet(self.index, facts, asked, now)
+        guard.welcome(self.name, self._memory, now)
+        self._heard, self._looked_at, self._unsure = now, ALWAYS, ""
+        self._proved = asked if guard.on and facts.uptime is not None else math.inf
+        self.facts, self.misfit, self.twin = facts, "", False
         self.connection = connection
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)
@@ -160,6 +179,8 @@ class Node:
                 self._finish_drop()
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self.receive(now)  # unread answers are no silence, and count before newer ones
+            if now > self._proved + LOOK_AFTER and round_.verb in VOTING:
+                self._look_again(now)
             if channel.ask(round_, now):
                 self.unsent += self._in_words_for_it(round_) or payload
                 if not more:
@@ -171,6 +192,33 @@ class Node:
             # answer might be taken for another round's.
             self._drop("interrupted", blame=False)
             raise
+
+    def _look_again(self, now: float) -> None:
+        """Ask, ahead of a request, whether it still is what it was: rule 4 of `guard.py`."""
+        under_way = now <= self._looked_at + LOOK_AFTER
+        if self.channel.up and not under_way and not self.channel.stalled(now):
+            self._looked_at = now
+            round_ = look(self.index, now)
+            self.channel.unanswered.append(round_)
+            self.unsent += encode(round_, self._prefix)
+
+    def _looked(self, round_: Round, info: str, now: float) -> None:
+        """What it said to that. Answers come in order: its vote has not been read yet."""
+        said = Facts.of(info)
+        facts = replace(
+            self._memory.facts,
+            role=said.role,
+            master=said.master,
+            history=said.history,
+            replication=said.replication,
+        )
+        self._proved, self._unsure = max(self._proved, round_.sent), ""
+        if facts.misfit:
+            self.complain(None, facts.misfit)
+            self._drop(facts.misfit)  # who it is, is asked on a new connection
+            return
+        self._memory = self._guard.meet(self.index, facts, now, now)
+        self._guard.welcome(self.name, self._memory, now)
 
     def _in_words_for_it(self, round_: Round) -> bytes | None:
         """The request as text, where this server would not know it by its usual words."""
@@ -224,6 +272,7 @@ class Node:
     def _take(self, data: bytes, now: float) -> None:
         """Hand the replies in `data` to their rounds."""
         assert self._replies is not None
+        self._heard = now
         unanswered = self.channel.unanswered
         # A shortcut for the replies that nearly all are: parsing them costs as much as the rest.
         lining = unanswered and unanswered[0].verb in LINING and not self._replies.partial
@@ -255,20 +304,25 @@ class Node:
             except NodeError as error:
                 round_.silence(self.index, str(error))
                 raise
-            self._answer(round_, answer, now)
+            if round_.verb is Verb.LOOK:
+                self._looked(round_, answer, now)
+            else:
+                self._answer(round_, answer, now)
 
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
-        doubt = ""
-        if now < self._began + self._guard.span and self.facts is not None:
-            doubt = self._guard.doubt(self.facts, self._began, now)
+        doubt = self._unsure
+        if now < self._memory.began + self._guard.span:
+            doubt = self._guard.doubt(self._memory, now) or doubt
         if heard_nodes():
             self._answered(round_, now)
         with _claims:
             round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
-        wrote = _wrote(round_.verb, answer)
+        written = wrote(round_.verb, answer)
+        if written and round_.sent > self._proved and not self._unsure:
+            self._proved = round_.sent
         if self._complaints:
-            if wrote or round_.verb is Verb.PEEK:
+            if written or round_.verb is Verb.PEEK:
                 self._content(round_.verb)
             self._content(None)
         if round_.amnesiac:
@@ -280,13 +334,22 @@ class Node:
             )
             round_.amnesiac.clear()
             self._failed("amnesia")
-        for owed in self.channel.due(round_.verb, now) if wrote else ():
+        for owed in self.channel.due(round_.verb, now) if written else ():
             if self.connection is not None:
                 self._write(encode(owed, self._prefix, plain=self._old_server))
 
     def _refused(self, round_: Round, error: ResponseError, now: float) -> None:
         """The node answered with an error."""
         text = str(error)
+        if round_.verb is Verb.LOOK:
+            # Whose rights were taken away has no guard from now on, as if it had never had them.
+            if isinstance(error, NoPermissionError):
+                self._proved, denied = math.inf, Facts(denied=reason(error))
+                self._guard.welcome(self.name, Memory(denied), now)
+            else:
+                self._unsure = f"does not tell if it still is a master: {reason(error)}"
+                self._looked_at = ALWAYS  # the next request asks again
+            return
         self._answered(round_, now)
         if "WRONGTYPE" in text and round_.verb is Verb.ACQUIRE:
             round_.answer(self.index, FOREIGN, now)
@@ -379,12 +442,3 @@ class Node:
 def _refuses(reason: str) -> bool:
     """Whether it is there, and will not have us."""
     return reason.startswith(("AUTH", "NOPERM", "LOADING"))
-
-
-def _wrote(verb: Verb, answer: Any) -> bool:
-    """Whether a node that answers so has written something. One that cannot write looks as well."""
-    if verb is Verb.PEEK:
-        return False
-    if verb is Verb.ACQUIRE:
-        return not isinstance(answer, str)
-    return answer.strip("0") != "" if verb in EXTENDING else bool(answer)

@@ -24,6 +24,7 @@ __all__ = [
     "Option",
     "TaskOptions",
     "check_option",
+    "guarded",
 ]
 
 MIN_TTL = 0.02
@@ -227,10 +228,11 @@ GLOBAL: Mapping[str, Option] = {
         ),
         Option(
             "restart_guard",
-            "uptime",
-            _one_of("uptime", "off"),
-            "A node that was started more recently than the longest ttl in use has no vote, for it"
-            " may have forgotten locks; unless it has `appendfsync always`. `off`: it votes.",
+            "auto",
+            _one_of("auto", "uptime", "off"),
+            "`uptime`: a node that was started more recently than the longest ttl in use has no"
+            " vote, because it may have forgotten locks; unless it has `appendfsync always`. `off`:"
+            " it votes. `auto`: `uptime` with three nodes or more, else `off`.",
         ),
         Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
         Option(
@@ -385,6 +387,16 @@ class TaskOptions:
     on_unavailable: str
     on_lost: str | Callable[..., object]
     waits: Mapping[str, float]
+
+
+def guarded(restart_guard: str, nodes: int) -> bool:
+    """Return whether nodes that may have forgotten locks have no vote.
+
+    "auto" leaves one node alone: waiting after each of its starts protects from nothing but its own
+    crash, and whoever runs one has accepted that. Of two, both must grant a lock: if one forgets,
+    the other still says no. From three on, one that forgets is enough for two holders.
+    """
+    return restart_guard == "uptime" or (restart_guard == "auto" and nodes > 2)
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:

@@ -21,6 +21,7 @@ from .lease import Claim, quorum_of
 __all__ = [
     "EXTENDING",
     "LINING",
+    "VOTING",
     "Held",
     "NodeVote",
     "Round",
@@ -32,10 +33,12 @@ __all__ = [
     "free",
     "leave",
     "line_up",
+    "look",
     "peek",
     "release",
     "survey",
     "undo",
+    "wrote",
 ]
 
 T = TypeVar("T")
@@ -68,6 +71,8 @@ class Verb(enum.Enum):
     """Stand there no more: we hold it."""
     PASS = "pass"
     """Stand there no more: we do without. Where we have been called, call the next."""
+    LOOK = "tell its role"
+    """Say whether it still is the master it was: nobody waits for the answer but the next one."""
 
 
 class Vote(enum.Enum):
@@ -120,6 +125,8 @@ class NodeVote:
 
 EXTENDING = (Verb.EXTEND, Verb.RENEW)
 LINING = (Verb.QUEUE, Verb.LEAVE, Verb.PASS)
+VOTING = (Verb.ACQUIRE, Verb.FENCE, Verb.PEEK)
+"""Where "it is free", from a node that has forgotten a lock, would do harm."""
 
 # How a node answers these: one character per claim.
 RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
@@ -320,6 +327,22 @@ class Round:
         """The claims that a quorum confirmed in this round."""
         counted = zip(self.claims, self._confirmed, strict=True)
         return [claim for claim, count in counted if count >= self.quorum]
+
+
+def wrote(verb: Verb, answer: Any) -> bool:
+    """Whether a node that answers so has written something. One that cannot write looks as well."""
+    if verb is Verb.PEEK:
+        return False
+    if verb is Verb.ACQUIRE:
+        return not isinstance(answer, str)
+    return answer.strip("0") != "" if verb in EXTENDING else bool(answer)
+
+
+def look(node: int, now: float) -> Round:
+    """What a node is asked about itself, ahead of a request."""
+    round_ = Round(Verb.LOOK, [Claim("", "", 0.0, node + 1)], now, 0.0, (node,))
+    round_.closed = True
+    return round_
 
 
 def acquire(claim: Claim, now: float, patience: float, proposal: int | None = None) -> Steps[Round]:

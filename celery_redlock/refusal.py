@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .guard import Doubt
 from .lease import NEVER, Claim, Holder, Owner, token_digest
 from .quorum import NOT_WAITED_FOR, Held, NodeVote, Round, Verb, Vote
 
@@ -70,7 +71,15 @@ def unavailable(
         f"{resource}: {what}; {ballot.quorum} are needed: " + ", ".join(map(str, votes)),
         resource=resource,
         votes=votes,
+        retry_after=_retry_after(ballot),
     )
+
+
+def _retry_after(ballot: Round) -> float | None:
+    """Seconds until a quorum has a vote, if that is only a matter of time; None if it is not."""
+    left = sorted(detail.left for detail in ballot.details if isinstance(detail, Doubt))
+    lacking = ballot.quorum - ballot.yes - ballot.no
+    return left[lacking - 1] if 0 < lacking <= len(left) else None
 
 
 def holder(
@@ -200,5 +209,5 @@ def _votes(ballot: Round, nodes: Sequence[str]) -> list[NodeVote]:
             held_by = Owner.of(detail) or "another program"
             votes.append(NodeVote(name, vote, f"held by {held_by}"))
         else:
-            votes.append(NodeVote(name, vote, detail if isinstance(detail, str) else ""))
+            votes.append(NodeVote(name, vote, str(detail) if isinstance(detail, str) else ""))
     return votes

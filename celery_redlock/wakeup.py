@@ -95,6 +95,8 @@ class Waiter:
             # After a split vote, or where no release can be announced to us: full jitter, soon.
             seconds = jitter(state)
             error = state.outcome.exception() if state.outcome else None
+            if isinstance(error, QuorumUnavailable) and error.retry_after is not None:
+                seconds = max(seconds, error.retry_after)
             if self.informed and isinstance(error, ResourceHeld) and not split(error):
                 with contextlib.suppress(QuorumUnavailable):  # its release will be announced
                     seconds = max(seconds, free_in())

@@ -159,7 +159,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
     try:
         if locks or given_names(app.conf):
             read_settings(app)
-        ttls = [lock.options(app).ttl for lock in locks]
+        # A lock that is kept for longer than its ttl can be forgotten for longer, too.
+        ttls = [max(lock.options(app).ttl, lock.options(app).hold_for) for lock in locks]
         for task in app.tasks.values():
             if (lock := lock_of(task)) is not None:
                 check_rejecting(task, lock.options(app))
@@ -211,7 +212,7 @@ def announce(sender: Any = None, **_signal: Any) -> None:
         quorum_of(len(nodes)),
         redlock.ttl,
         app.conf.get("redlock_keeper", "thread"),
-        app.conf.get("redlock_restart_guard", "uptime"),
+        "on" if redlock._guard.on else "off",
     )
     if len(nodes) % 2 == 0:
         logger.warning(

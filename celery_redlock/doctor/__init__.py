@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
+from ..options import GLOBAL, guarded
 from .finding import CHECKS, NEED_APP, OF_APPS, Finding, Report, merged
 from .nodes import examine_nodes
 from .probe import probe
@@ -59,7 +60,9 @@ def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) ->
     if app is not None:
         from .tasks import ttls_of
 
-        ttls, guard = ttls_of(app), app.conf.get("redlock_restart_guard", "uptime")
+        guard = app.conf.get("redlock_restart_guard", GLOBAL["restart_guard"].default)
+        guard = "uptime" if guarded(guard, len(redlock.nodes)) else "off"
+        ttls = ttls_of(app)
     probes = probe(redlock._addresses, redlock.prefix, timeout)
     looks += [one.look for one in probes]
     yield from examine_nodes(probes, redlock.prefix, ttls, guard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from ..lease import drift, quorum_of
@@ -64,7 +65,8 @@ def examine_nodes(
 def _votes(probes: Sequence[Probe], ttls: Sequence[float], guard: str | None) -> Iterator[Finding]:
     count, needed = len(probes), quorum_of(len(probes))
     answering = [probe.told for probe in probes if probe.told is not None]
-    voting = sum(not _voteless(told, ttls, guard) for told in answering)
+    fit = [told for told in answering if not told.facts.misfit]
+    left = sorted(_voteless(told, ttls, guard) for told in fit)
     if len(answering) < needed:
         yield Finding(
             "wrong",
@@ -74,14 +76,24 @@ def _votes(probes: Sequence[Probe], ttls: Sequence[float], guard: str | None) ->
             " nothing can be locked",
             "bring nodes back until a quorum answers, whichever; tasks then go on by themselves",
         )
-    elif voting < needed:
+    elif len(fit) < needed:
         yield Finding(
             "wrong",
             "quorum",
             f"{count} nodes",
-            f"no quorum: {voting} of {count} nodes have a vote, {needed} are needed: nothing can be"
-            " locked, as the others were just started and may have forgotten locks",
-            f"wait, for {max(ttls):.0f} s at most since they were started",
+            f"no quorum: {len(fit)} of {count} nodes are masters of their own, {needed} are needed:"
+            " no worker starts, and nothing can be locked",
+            "name their masters in redlock_nodes",
+        )
+    elif left[needed - 1]:
+        yield Finding(
+            "wrong",
+            "quorum",
+            f"{count} nodes",
+            f"no quorum: {left.count(0.0)} of {count} nodes have a vote, {needed} are needed:"
+            " nothing can be locked, because the others were started a short time ago and may have"
+            " forgotten locks",
+            f"wait {math.ceil(left[needed - 1])} s; tasks then go on by themselves",
         )
 
 

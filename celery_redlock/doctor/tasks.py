@@ -39,11 +39,13 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
 
 
 def ttls_of(app: Any) -> list[float]:
-    """The ttls in use, in seconds: the app's and its tasks'."""
+    """The ttls in use, in seconds: the app's, its tasks', and how long locks are kept for."""
     try:
         ttls = {read_settings(app).ttl}
         locks = [lock for task in app.tasks.values() if (lock := lock_of(task)) is not None]
-        return sorted(ttls | {lock.options(app).ttl for lock in locks})
+        options = [lock.options(app) for lock in locks]
+        kept = {one.hold_for for one in options if one.hold_for > one.ttl}
+        return sorted(ttls | {one.ttl for one in options} | kept)
     except ConfigurationError:
         return []
 

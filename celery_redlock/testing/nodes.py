@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from ..channel import Channel
-from ..guard import ALWAYS, Facts
+from ..guard import ALWAYS, Facts, Memory
 from ..quorum import Round
 from .fakes import FakeNode
 
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class Server:
-    """A node of the world: a fake node with a clock of its own, that can be down or frozen."""
+    """A node of the world: a fake node with a clock of its own, that can be down or frozen.
+
+    It can be another server than before, under the same address; and a replica for a while.
+    """
 
     def __init__(self, index: int, rate: float, offset: float) -> None:
         self.index = index
@@ -27,6 +30,11 @@ class Server:
         self.refuses_until = self.full_until = 0.0
         self.runs = 0
         self.started: float | None = None  # by its own clock; None: long ago
+        self.replica_until = 0.0
+        self.promotions = 0
+        self._swapped: list[tuple[Any, ...]] = []
+        self._others = 0
+        self._name = str(index)
 
     def clock(self, now: float) -> float:
         """This node's time at the true time `now`."""
@@ -34,10 +42,37 @@ class Server:
 
     def facts(self, now: float) -> Facts:
         """What it says of itself at the true time `now`; one with a memory is durable."""
-        if self.started is None:
-            return Facts(run_id=f"{self.index}.0", uptime=1e6)
-        uptime = float(int(self.clock(now) - self.started))
-        return Facts(run_id=f"{self.index}.{self.runs}", uptime=uptime)
+        run = f"{self._name}.{self.runs}"
+        return Facts(
+            run_id=run,
+            uptime=1e6 if self.started is None else float(int(self.clock(now) - self.started)),
+            role="slave" if self.replica_until > now else "master",
+            history=f"{run} {self.promotions - 1}" if self.promotions else "",
+            replication=f"{run} {self.promotions}",
+        )
+
+    def swap(self, now: float, up: float) -> None:
+        """Another server is there now: empty, and up for so many seconds."""
+        node = self.node
+        self._swapped.append(
+            (node.held, node.lines, node.fences, self.runs, self.started, self._name)
+        )
+        self._others += 1
+        node.held, node.lines, node.fences = {}, {}, {}
+        self.runs, self.started = 0, self.clock(now) - up
+        self._name = f"{self.index}+{self._others}"
+
+    def swap_back(self) -> None:
+        """The server that was there before is there again, with all that it knew."""
+        node = self.node
+        held, lines, fences, self.runs, self.started, self._name = self._swapped.pop()
+        node.held, node.lines, node.fences = held, lines, fences
+
+    def demote(self, until: float) -> None:
+        """It is the replica of an empty server, until it is promoted."""
+        self.node.forget()
+        self.replica_until = until
+        self.promotions += 1
 
 
 class Connection:
@@ -73,6 +108,7 @@ class Link:
         self.failures = 0
         self.connections = 0
         self.breaks = 0
-        self.facts: Facts | None = None
-        self.opened = self.began = ALWAYS
+        self.memory: Memory | None = None
+        self.heard = self.proved = self.looked_at = ALWAYS
+        self.unsure = ""
         self.requests_cut = self.replies_cut = 0.0

@@ -113,7 +113,10 @@ class Fault:
             process), `death` (of a process), `fork` (of a process), `cut` (links, `way` both,
             requests or replies), `reset` (links), `silence` (links: the connection is gone, and the
             process hears of it at the end only), `refuse` (a node answers writes with an error),
-            `full` (a node has no memory for new keys), `jump` (a node's clock, by `amount`).
+            `full` (a node has no memory for new keys), `jump` (a node's clock, by `amount`), `swap`
+            (another server is behind a node's address, started `amount` seconds ago; at the end the
+            old one again, if there is an end), `role` (a node is demoted and loses its memory, and
+            promoted at the end; no connection breaks).
         at: When, in true seconds.
         lasts: For how long; seconds.
         nodes, processes: Whom it concerns.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
-from ..guard import ALWAYS, Guard
+from ..guard import ALWAYS, LOOK_AFTER, Facts, Guard
 from ..lease import Claim
-from ..quorum import EXTENDING, Round
+from ..quorum import EXTENDING, VOTING, Round, Verb, look, wrote
 from ..watchdog import Schedule, Watched
 from .nodes import Connection, Link
 from .operation import Operation, Struck
@@ -119,6 +120,8 @@ class Process:
             channel = link.channel
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
                 self._drain(link)
+            if now > link.proved + LOOK_AFTER and round_.verb in VOTING:
+                self._look_again(link, now)
             if channel.ask(round_, now):
                 if operation.strike:
                     self._may_be_struck(operation, link)
@@ -130,6 +133,30 @@ class Process:
             return
         self.waiting[round_] = operation
         self.later(max(0.0, round_.until - now), self._overdue, round_)
+
+    def _look_again(self, link: Link, now: float) -> None:
+        """As in Node._look_again."""
+        under_way = now <= link.looked_at + LOOK_AFTER
+        if link.channel.up and not under_way and not link.channel.stalled(now):
+            link.looked_at = now
+            round_ = look(link.index, now)
+            link.channel.unanswered.append(round_)
+            self.world.send(link, round_)
+
+    def _looked(self, link: Link, round_: Round, facts: Facts, now: float) -> None:
+        """As in Node._looked."""
+        link.proved, link.unsure = max(link.proved, round_.sent), ""
+        if facts.misfit:
+            self._no_master(link)
+        else:
+            link.memory = self.guard.meet(link.index, facts, now, now)
+
+    def _no_master(self, link: Link) -> None:
+        """As in Node._refused: who it is, is asked on a new connection."""
+        assert link.connection is not None
+        link.connection.proven = True
+        link.breaks += 1
+        self.drop(link)
 
     def _may_be_struck(self, operation: Operation, link: Link) -> None:
         """Between the queue and the socket, as in Node.ask: the connection is of no use then."""
@@ -160,14 +187,24 @@ class Process:
         now = self.clock()
         _arrived, asked, reply = connection.replies.popleft()
         round_ = link.channel.answered()
-        if isinstance(reply, Exception):
+        link.heard = now
+        if round_.verb is Verb.LOOK:
+            if isinstance(reply, Facts):
+                self._looked(link, round_, reply, now)
+            else:
+                link.unsure, link.looked_at = "does not tell if it still is a master", ALWAYS
+        elif isinstance(reply, Exception):
             round_.silence(link.index, str(reply))
+            if "READONLY" in str(reply):
+                self._no_master(link)
         else:
             try:
                 round_.answer(link.index, reply, now, self._doubt(link, now))
             except (TypeError, ValueError):
                 round_.silence(link.index, "no answer to such a request")
             connection.proven = True
+            if wrote(round_.verb, reply) and not link.unsure:
+                link.proved = max(link.proved, round_.sent)
         world.audit.answered(link, asked, reply, now)
         if connection.replies:
             world.at(max(world.now, connection.replies[0][0]), world._return, connection)
@@ -175,9 +212,8 @@ class Process:
 
     def _doubt(self, link: Link, now: float) -> str:
         """As in Node._answer: why a node's vote does not count yet."""
-        if now < link.began + self.guard.span and link.facts is not None:
-            return self.guard.doubt(link.facts, link.began, now)
-        return ""
+        doubt = link.memory and self.guard.doubt(link.memory, now)
+        return doubt or link.unsure
 
     def _settle(self, round_: Round) -> None:
         if round_.decided:
@@ -258,7 +294,7 @@ class Process:
         self._knock(link)
 
     def _connected(self, link: Link) -> None:
-        if not link.server.up:
+        if not link.server.up or link.server.replica_until > self.world.now:
             self._refused(link)
             return
         link.connecting = False
@@ -271,9 +307,13 @@ class Process:
         link.connection = Connection(link, key, self.world.now)
         if self.guard.on:  # as in Node.opened
             facts, now = link.server.facts(self.world.now), self.clock()
-            before = (link.facts.run_id, link.opened) if link.facts else ("", ALWAYS)
-            link.began = self.guard.began(facts, now, before)
-            link.facts, link.opened = facts, now
+            if link.memory is not None:
+                self.guard.heard(link.index, link.memory, link.heard)
+            link.memory = self.guard.meet(link.index, facts, now, now)
+            link.heard = link.proved = now
+            link.looked_at, link.unsure = ALWAYS, ""
+        else:
+            link.proved = math.inf
         for round_ in link.channel.connected(self.clock()):
             self.world.send(link, round_)
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..channel import SETTING
 from ..lease import Claim
 from ..quorum import Round, Verb
 from .keeper import Keeper
@@ -120,8 +121,12 @@ class World:
             return
         _arrives, number, round_ = requests.popleft()
         self.operations += 1
-        if server.refuses_until > self.now and round_.verb is not Verb.PEEK:
-            reply: Any = OSError("-BUSY Redis is busy running a script")
+        if server.replica_until > self.now and round_.verb in (*SETTING, Verb.FENCE, Verb.RENEW):
+            reply: Any = OSError("READONLY You can't write against a read only replica.")
+        elif round_.verb is Verb.LOOK and server.refuses_until <= self.now:
+            reply = server.facts(self.now)
+        elif server.refuses_until > self.now and round_.verb is not Verb.PEEK:
+            reply = OSError("-BUSY Redis is busy running a script")
         elif server.full_until > self.now and round_.verb in (Verb.ACQUIRE, Verb.FENCE):
             reply = OSError("-OOM command not allowed")
         else:
@@ -188,6 +193,13 @@ class World:
             elif kind in ("crash", "restart") and server.up:
                 self._crash(server, kind == "crash")
                 self.at(end, self._revive, server)
+            elif kind == "swap" and server.up:
+                server.swap(self.now, fault.amount)
+                self._cut_off(server)
+                if fault.lasts:
+                    self.at(end, self._swap_back, server)
+            elif kind == "role" and server.up:
+                server.demote(end)
         for link in links:
             if kind == "cut":
                 if fault.way != "replies":
@@ -211,6 +223,14 @@ class World:
             server.node.forget()
             server.runs += 1
             server.started = math.inf
+        self._cut_off(server)
+
+    def _swap_back(self, server: Server) -> None:
+        server.swap_back()
+        self._cut_off(server)
+
+    def _cut_off(self, server: Server) -> None:
+        """All connections to a server break; what is on its way there is lost."""
         for process in self.processes:
             for link in process.links:
                 if link.server is server and link.connection is not None:
@@ -225,6 +245,7 @@ class World:
     def _fork(self, process: Process) -> None:
         child = Process(self, len(self.processes), process.host, connected=False)
         self.processes.append(child)
+        child.guard.remember(process.guard)
         child.forked(process)
         child.hire()
 

@@ -59,6 +59,11 @@ class Proxy:
         while self._open:
             _close(self._open.pop())
 
+    def lead_to(self, port: int) -> None:
+        """Another server is behind this address from now on; connections to the old one break."""
+        self._port = port
+        self.reset()
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:

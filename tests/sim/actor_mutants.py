@@ -10,11 +10,12 @@ from unittest import mock
 
 from celery_redlock import quorum
 from celery_redlock.channel import Channel
-from celery_redlock.guard import Guard
+from celery_redlock.guard import ALWAYS, Facts, Guard, Memory
 from celery_redlock.lease import Claim
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import Board, Keeper, Link, Note, Operation, Process, Worker
 from celery_redlock.testing import keeper as keeper_module
+from celery_redlock.testing import process as process_module
 
 
 def two_connections() -> list[Any]:
@@ -161,4 +162,36 @@ def release_swallowed() -> list[Any]:
 
 
 def guard_off() -> list[Any]:
-    return [(Guard, "doubt", lambda self, facts, began, now: "")]
+    return [(Guard, "doubt", lambda self, memory, now: None)]
+
+
+def swapped_long_ago() -> list[Any]:
+    meet = Guard.meet
+
+    def since_opened(self: Guard, index: int, facts: Facts, asked: float, now: float) -> Memory:
+        opened = self.__dict__.setdefault("opened", {})
+        before = self._met.get(index)
+        met = meet(self, index, facts, asked, now)
+        if met is not before:
+            if not facts.history and met.started >= opened.get(index, ALWAYS):
+                met.began = met.started
+            opened[index] = now
+        return met
+
+    return [(Guard, "meet", since_opened)]
+
+
+def trusted_as_before() -> list[Any]:
+    meet = Guard.meet
+
+    def by_run(self: Guard, index: int, facts: Facts, asked: float, now: float) -> Memory:
+        met = meet(self, index, facts, asked, now)
+        known = self.__dict__.setdefault("runs", {})
+        met.began = known[facts.run_id] = min(met.began, known.get(facts.run_id, met.began))
+        return met
+
+    return [(Guard, "meet", by_run)]
+
+
+def never_looks_again() -> list[Any]:
+    return [(process_module, "VOTING", ())]

@@ -365,9 +365,10 @@ def conclude(world: World) -> None:
             if token is not None:
                 raise Violation("I4", f"node {server.index} still holds {token} at {world.now:.3f}")
     world.knobs = knobs = replace(knobs, tail=0.0, interrupts=0.0, strikes=0.0)
-    if knobs.guard:
-        world.now += 0.1 * knobs.ttl + 2.1  # uptimes are told in whole seconds
     fresh = Process(world, len(world.processes), knobs.processes)
+    if knobs.guard:
+        # Uptimes are told in whole seconds; and a promoted replica has a vote once it is known.
+        world.now += 1.1 * knobs.ttl + 2.1
     fresh.hire()
     worker = fresh.workers[0]
     worker._rounds = worker._tries = 1

@@ -22,7 +22,7 @@ from celery_redlock.lease import Claim, Owner
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import FakeNode, Fault, Knobs
 from tests.sim import actor_mutants, fence_mutants, several_mutants
-from tests.sim.swarm import SEVERAL
+from tests.sim.swarm import CHANGED, SEVERAL
 
 Patches = Callable[[], list[Any]]
 Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]
@@ -418,6 +418,21 @@ MUTANTS: dict[str, Mutant] = {
         seed=SEVERAL,
     ),
     "guard-off": Mutant("the restart guard trusts every node", actor_mutants.guard_off, seed=16),
+    "swapped-long-ago": Mutant(
+        "a server that was started since we opened a connection counts as restarted then",
+        actor_mutants.swapped_long_ago,
+        seed=CHANGED + 3,
+    ),
+    "trusted-as-before": Mutant(
+        "a server is trusted again because it once was",
+        actor_mutants.trusted_as_before,
+        seed=CHANGED + 2,
+    ),
+    "never-looks-again": Mutant(
+        "what a node is, is asked of new connections only",
+        actor_mutants.never_looks_again,
+        seed=CHANGED + 4,
+    ),
     "immediate-restart": Mutant(
         "a node that forgot everything votes at once", twist=_back_at_once, premise=True, seed=107
     ),

@@ -8,12 +8,15 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
+from celery_redlock.guard import LOOK_AFTER
 from celery_redlock.testing import Fault, Knobs
 
 RATE = 0.005
 """Clock rates differ from true time by at most this part."""
 SEVERAL = 1_000_000
 """From this seed on there are claims of several keys, and limits."""
+CHANGED = 2_000_000
+"""From this seed on other servers come behind known addresses, or roles change."""
 RESTART = 1.02
 """A node that lost its memory stays away for at least this many ttls."""
 SKEW = 0.01
@@ -26,6 +29,8 @@ KINDS = ("crash", "restart", "freeze", "pause", "death", "cut", "cut", "cut", "r
 def draw(seed: int) -> tuple[Knobs, list[Fault]]:
     """The world of a seed, and what goes wrong in it."""
     knobs, faults = plain(seed)
+    if seed >= CHANGED:
+        return _changed(random.Random(f"changes of {seed}"), knobs, faults)
     knobs, faults = furnish(random.Random(f"more of {seed}"), knobs, faults)
     if seed >= SEVERAL:
         knobs = _several(random.Random(f"several of {seed}"), knobs)
@@ -96,6 +101,51 @@ def _guarded(
         some = tuple(n for n in range(knobs.nodes) if rng.random() < part)
         faults.append(Fault("crash", rng.uniform(0.0, span), lasts, nodes=some))
     return replace(knobs, guard=True), faults
+
+
+def _changed(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:
+    """Several nodes are suddenly others than they were: seen by all who use them meanwhile."""
+    knobs = replace(
+        knobs,
+        nodes=rng.choice((3, 3, 5)),
+        processes=rng.choice((2, 3)),
+        workers=1,
+        keys=1,
+        rounds=60,
+        tries=3,
+        ttl=rng.choice((0.3, 0.5)),
+        node_timeout=0.03,
+        delay=0.002,
+        think=0.1,
+        hold=rng.choice((0.2, 0.6, 1.0)),
+        extension=rng.random() < 0.7,
+        fencing=False,
+        node_rates=(),
+        skews=(),
+        guard=True,
+    )
+    # It has been up for longer than a span, and was started since all had connected.
+    up = knobs.ttl * 1.02 + 2.2 + 3 * knobs.ttl
+    changes = []
+    for at in (up + rng.uniform(0.2, 1.5), up + rng.uniform(2.0, 5.0)):
+        part = rng.choice((0.4, 0.7))
+        some = tuple(n for n in range(knobs.nodes) if rng.random() < part)
+        changes.append(Fault("swap", at, rng.choice((0.0, 3.0)), nodes=some, amount=up))
+    if rng.random() < 0.5:
+        # Idle for longer than a node is a replica, and a lease that outlives that. Nothing is under
+        # way for so long, by premise.
+        knobs = replace(knobs, ttl=2.0, think=1.0, hold=rng.choice((1.0, 3.0)), rounds=15)
+        faults = [f for f in faults if f.kind in ("restart", "death", "reset", "refuse")]
+        lasts = 8 * knobs.node_timeout + 2 * LOOK_AFTER
+        ats = [rng.uniform(0.5, 6.0), rng.uniform(7.0, 12.0)]
+        changes = [
+            replace(f, kind="role", at=at, lasts=lasts, amount=0.0)
+            for f, at in zip(changes, ats, strict=True)
+        ]
+    elif changes[0].lasts:
+        del changes[1]  # what was swapped in between would be swapped out instead
+    faults = [f for f in faults if f.kind != "crash" and max(f.nodes, default=0) < knobs.nodes]
+    return knobs, [*faults, *changes]
 
 
 def _on_keepers(rng: random.Random, fault: Fault, processes: int) -> Fault:

@@ -17,7 +17,7 @@ from celery_redlock.testing import Fault, Knobs
 from tests.sim.campaign import corpus, hunt
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, ddmin, play, run, shrink
-from tests.sim.swarm import SEVERAL
+from tests.sim.swarm import CHANGED, SEVERAL
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,6 +48,13 @@ def test_no_world_with_several_keys_or_a_limit_violates_an_invariant() -> None:
     assert len(several) + len(limited) == len(results)
     for kind in (several, limited):
         assert sum(result.grants for result in kind) > 200
+
+
+def test_no_world_whose_servers_are_swapped_or_change_roles_violates_an_invariant() -> None:
+    results = [passes(seed) for seed in range(CHANGED, CHANGED + 60)]
+    kinds = {fault.kind for result in results for fault in result.faults}
+    assert {"swap", "role"} <= kinds
+    assert sum(result.grants for result in results) > 800
 
 
 @pytest.mark.parametrize(("seed", "bare"), corpus())

@@ -280,6 +280,26 @@ inline crash(i) {
   fi
 }
 
+/* Demoted and promoted again: it has another's data, and no connection breaks. Or, with SWAP, another
+   server that has been up for long is behind its address. */
+inline change(i) {
+  crashes--;
+#ifdef SWAP
+  cut(0, i);
+  cut(1, i);
+#endif
+  drop(i);
+#ifndef UNSEEN
+  node[i].away = AWAY
+#endif
+}
+
+#if defined(ROLE) || defined(SWAP)
+#define LOSE(i) change(i)
+#else
+#define LOSE(i) crash(i)
+#endif
+
 #define LESS(x) x = (x > 0 -> x - 1 : 0)
 /* What is not more than the drift is nothing: fewer states. */
 #define LESS_WORTH(x) x = (x > DRIFT + 1 -> x - 1 : 0)
@@ -374,9 +394,9 @@ end:
     :: d_step { true -> tick() }
     OF_CLIENT(0)
     OF_CLIENT(1)
-    :: atomic { crashes > 0 -> crash(0) }
-    :: atomic { crashes > 0 -> crash(1) }
-    :: atomic { crashes > 0 -> crash(2) }
+    :: atomic { crashes > 0 -> LOSE(0) }
+    :: atomic { crashes > 0 -> LOSE(1) }
+    :: atomic { crashes > 0 -> LOSE(2) }
     OF_LINK(0, 0)
     OF_LINK(0, 1)
     OF_LINK(0, 2)

@@ -24,6 +24,11 @@ MODEL = Path(__file__).with_name("redlock.pml")
 BROKEN = {
     "a minority is a quorum": (["-DTTL=2", "-DQUORUM=1"], "phase"),
     "a node that forgot votes at once": (["-DTTL=2", "-DAMNESIA"], "phase"),
+    "a node that was demoted and promoted votes at once": (
+        ["-DTTL=2", "-DROLE", "-DUNSEEN"],
+        "phase",
+    ),
+    "another server behind an address votes at once": (["-DTTL=2", "-DSWAP", "-DUNSEEN"], "phase"),
     "a release deletes whatever is there": (["-DTTL=2", "-DBLIND_RELEASE"], "owner"),
     "an answer after the deadline revives a lease": (["-DREVIVE", "-DCRASHES=0"], "overtaken"),
     "a release travels on a connection of its own": (["-DTTL=2", "-DTWO_CONNECTIONS"], "freed"),
@@ -77,8 +82,10 @@ def verify(where: Path, *options: str, depth: int = 1_000_000) -> str:
         pytest.param(["-DCRASHES=0"], 500_000, marks=pytest.mark.slow),
         # With a crash, and two ticks to the ttl: three of them take ten times as long (tried once).
         (["-DTTL=2"], 100_000),
+        pytest.param(["-DTTL=2", "-DROLE"], 100_000, marks=pytest.mark.slow),
+        pytest.param(["-DTTL=2", "-DSWAP"], 100_000, marks=pytest.mark.slow),
     ],
-    ids=["no crash", "a crash"],
+    ids=["no crash", "a crash", "another role", "another server"],
 )
 def test_no_state_breaks_a_promise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], least: int

@@ -73,7 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "watchdog": {"haste", "lease"},
     "native": {"driver", "events", "green", "haste", "lease", "watchdog"},
-    "refusal": {"errors", "lease", "quorum"},
+    "refusal": {"errors", "guard", "lease", "quorum"},
     "outage": {"errors"},
     "line": {"bell", "errors"},
     "wakeup": {

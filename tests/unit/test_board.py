@@ -11,7 +11,9 @@ import threading
 import pytest
 
 from celery_redlock.board import MAX_NODES, SLOTS, Board, Note
+from celery_redlock.errors import ConfigurationError
 from celery_redlock.lease import NEVER, Claim, drift
+from celery_redlock.names import checked_names
 
 NODES = 3
 
@@ -133,7 +135,7 @@ def test_a_process_stopped_while_it_takes_a_block_stops_nobody(board: Board) -> 
 
 
 def test_a_name_too_long_for_the_board_is_not_noted(board: Board) -> None:
-    assert posted(board, "r" * 2000).kept is None
+    assert posted(board, "r" * 40_000).kept is None
     assert notes(board) == []
 
 
@@ -236,3 +238,14 @@ def test_a_keeper_that_looks_too_seldom_is_called(board: Board) -> None:
 def test_a_board_for_more_nodes_than_it_has_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match=f"room for {MAX_NODES} nodes, not 17"):
         Board(17)
+
+
+def test_the_largest_claim_that_is_allowed_stands_on_the_board(board: Board) -> None:
+    """What the keeper cannot read it does not keep."""
+    names = checked_names([f"{number:03}" + "n" * 290 for number in range(100)])
+    claim = Claim(names, "t" * 500, 10.0, NODES)
+    board.post(claim)
+    (note,) = (note for block, _pid in board.blocks() for note in board.notes(block))
+    assert note.resources == names and note.token == claim.token
+    with pytest.raises(ConfigurationError, match=r"at most 30000 bytes together, .* have 31\d\d\d"):
+        checked_names([f"{number:03}" + "n" * 310 for number in range(100)])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from celery_redlock.guard import ALWAYS, Facts, Guard, fsync_of
+from celery_redlock.guard import ALWAYS, Facts, Guard, Memory, fsync_of
 from celery_redlock.lease import Claim, drift
 from celery_redlock.quorum import Round, Verb, Vote
 
@@ -40,12 +40,22 @@ def guard(said: list[str]) -> Guard:
     return Guard(True, TTL, said.append)
 
 
-def trusted_at(guard: Guard, began: float) -> float:
+def met(
+    guard: Guard, facts: Facts, now: float, before: tuple[Facts, float] | None = None
+) -> Memory:
+    """What is made of a node; `before`: of whom it was until when, over another connection."""
+    guard._met.clear()
+    if before is not None:
+        guard._met[0] = Memory(before[0], heard=before[1])
+    return guard.meet(0, facts, now, now)
+
+
+def trusted_at(guard: Guard, memory: Memory) -> float:
     """The first moment without a doubt, by asking."""
-    low, high = began, NOW + 1e6
+    low, high = memory.began, NOW + 1e6
     while high - low > 1e-6:
         middle = (low + high) / 2
-        low, high = (middle, high) if guard.doubt(FRESH, began, middle) else (low, middle)
+        low, high = (middle, high) if guard.doubt(memory, middle) else (low, middle)
     return high
 
 
@@ -69,46 +79,60 @@ def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
 def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
     guard: Guard,
 ) -> None:
-    began = guard.began(FRESH, NOW)
+    memory = met(guard, FRESH, NOW)
     # It says five seconds; both ends are cut to whole ones, so that may have been a bit over four.
-    assert began == NOW - 4.0
-    assert trusted_at(guard, began) == pytest.approx(NOW - 4.0 + TTL + drift(TTL), abs=1e-5)
+    assert memory.began == NOW - 4.0
+    assert trusted_at(guard, memory) == pytest.approx(NOW - 4.0 + TTL + drift(TTL), abs=1e-5)
 
 
 def test_a_node_that_has_been_up_for_long_is_trusted_at_once(guard: Guard) -> None:
     up = TTL + drift(TTL) + 1
-    assert guard.doubt(FRESH, guard.began(replace(FRESH, uptime=up - 0.01), NOW), NOW)
-    assert not guard.doubt(FRESH, guard.began(replace(FRESH, run_id="b", uptime=up), NOW), NOW)
+    assert guard.doubt(met(guard, replace(FRESH, uptime=up - 0.01), NOW), NOW)
+    assert not guard.doubt(met(guard, replace(FRESH, uptime=up), NOW), NOW)
 
 
 def test_a_server_of_less_than_a_second_is_no_older_than_now(guard: Guard) -> None:
-    assert guard.began(replace(FRESH, uptime=0.0), NOW) == NOW
+    assert met(guard, replace(FRESH, uptime=0.0), NOW).began == NOW
 
 
-def test_the_same_run_met_again_is_no_restart(guard: Guard) -> None:
-    began = guard.began(FRESH, NOW)
-    assert guard.began(replace(FRESH, uptime=6.0), NOW + 2, ("abc", NOW)) == began
-    assert guard.began(replace(FRESH, run_id="new", uptime=0.0), NOW + 9, ("abc", NOW)) == NOW + 9
+def test_the_same_memory_met_again_is_no_restart(guard: Guard) -> None:
+    memory = guard.meet(0, FRESH, NOW, NOW)
+    assert guard.meet(0, replace(FRESH, uptime=6.0), NOW + 2, NOW + 2) is memory
+    again = guard.meet(0, replace(FRESH, run_id="new", uptime=0.0), NOW + 9, NOW + 9)
+    assert again.began == NOW + 9 and again.what == "started"
+
+
+def test_a_restart_since_the_last_answer_counts_from_the_start(guard: Guard) -> None:
+    """Seen late, as nobody asked meanwhile: no pause then."""
+    new = replace(FRESH, run_id="new", uptime=100.0)
+    assert met(guard, new, NOW, (FRESH, NOW - 102.0)).began == NOW - 99.0
 
 
 def test_a_longer_ttl_makes_the_pause_longer(guard: Guard) -> None:
-    began = guard.began(FRESH, NOW)
+    memory = met(guard, FRESH, NOW)
     guard.expect(10.0)
     assert guard.longest == TTL
     guard.expect(300.0)
-    assert trusted_at(guard, began) == pytest.approx(began + 300 + drift(300), abs=1e-5)
+    assert trusted_at(guard, memory) == pytest.approx(memory.began + 300 + drift(300), abs=1e-5)
 
 
 def test_a_durable_node_is_trusted_at_once(guard: Guard) -> None:
     keeps = replace(FRESH, appends=True, fsync="always")
-    assert guard.began(keeps, NOW) == ALWAYS
+    assert met(guard, keeps, NOW).began == ALWAYS
     for forgets in (
         replace(keeps, fsync="everysec"),
         replace(keeps, fsync=""),
         replace(keeps, appends=False),
         replace(keeps, history="f" * 40),
     ):
-        assert guard.doubt(forgets, guard.began(forgets, NOW), NOW)
+        assert guard.doubt(met(guard, forgets, NOW), NOW)
+
+
+def test_a_durable_node_keeps_what_it_was_told_and_no_other_server_knows_it(guard: Guard) -> None:
+    keeps = replace(FRESH, appends=True, fsync="always")
+    again = replace(keeps, run_id="again", uptime=3.0)
+    assert met(guard, again, NOW, (keeps, NOW - 2.5)).began == ALWAYS  # whole seconds
+    assert met(guard, replace(again, uptime=9.0), NOW, (keeps, NOW - 2.5)).began == NOW
 
 
 @pytest.mark.parametrize(
@@ -130,59 +154,103 @@ def test_when_the_file_is_written_through(config: dict[str, str], when: str) -> 
 
 def test_a_promoted_replica_may_have_been_promoted_just_now(guard: Guard) -> None:
     promoted = replace(FRESH, uptime=1e6, history="f" * 40)
-    began = guard.began(promoted, NOW)
-    assert began == NOW
+    assert guard.meet(0, promoted, NOW, NOW).began == NOW
     # Known from now on, also to the processes that are forked: no new pause for each of them.
-    assert guard.began(promoted, NOW + 50) == NOW
-    assert guard.saying(print).began(promoted, NOW + 60) == NOW
-    # Promoted once more is another matter.
-    assert guard.began(replace(promoted, history="e" * 40), NOW + 70) == NOW + 70
+    assert guard.meet(0, promoted, NOW + 50, NOW + 50).began == NOW
+    assert guard.saying(print).meet(0, promoted, NOW + 60, NOW + 60).began == NOW
+    # Promoted once more is another matter; and so is another address.
+    again = replace(promoted, history="e" * 40)
+    assert guard.meet(0, again, NOW + 70, NOW + 70).began == NOW + 70
+    assert guard.meet(1, again, NOW + 80, NOW + 80).began == NOW + 80
 
 
 def test_another_server_at_the_address_may_have_forgotten_all(guard: Guard) -> None:
-    """It is older than the run that we knew there: no restart of that one."""
-    guard.began(FRESH, NOW)
-    other = replace(FRESH, run_id="other", uptime=1e6)
-    assert guard.began(other, NOW + 100, ("abc", NOW)) == NOW + 100
+    """It was up when the one that we knew there last answered: no restart of that one."""
+    other = replace(FRESH, run_id="other", uptime=100.0)
+    for heard in (NOW, NOW - 50.0, NOW - 99.0, NOW - 100.9):
+        memory = met(guard, other, NOW, (FRESH, heard))
+        assert memory.began == NOW, heard
+    assert guard.doubt(met(guard, other, NOW, (FRESH, NOW)), NOW) == (
+        "is another server than before, met 0 s ago: it may have forgotten locks, and has no vote"
+        " for another 30.3 s"
+    )
+
+
+def test_what_counts_is_the_last_answer_and_not_the_first(guard: Guard) -> None:
+    """The old connection is old; the other server was started behind it, and is no restart."""
+    old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
+    guard.heard(0, old, NOW + 1000)
+    other = replace(FRESH, run_id="other", uptime=500.0)
+    assert guard.meet(0, other, NOW + 1001, NOW + 1001).began == NOW + 1001
+
+
+def test_a_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: Guard) -> None:
+    one, two = replace(FRESH, uptime=1e6), replace(FRESH, run_id="other", uptime=1e6)
+    assert guard.meet(0, one, NOW, NOW).began < NOW - 1000
+    assert guard.meet(0, two, NOW + 10, NOW + 10).began == NOW + 10
+    assert guard.meet(0, one, NOW + 50, NOW + 50).began == NOW + 50
+    assert guard.meet(0, two, NOW + 90, NOW + 90).began == NOW + 90
+
+
+def test_the_old_one_still_answers_over_another_connection(guard: Guard) -> None:
+    """Two connections of one process: what was granted there, the new one has not heard of."""
+    old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
+    new = guard.meet(0, replace(FRESH, run_id="other", uptime=1e6), NOW + 10, NOW + 10)
+    guard.heard(0, old, NOW + 20)
+    assert new.began == NOW + 20
+    # An answer of before its start says nothing.
+    keeps = replace(FRESH, appends=True, fsync="always")
+    old = guard.meet(1, keeps, NOW, NOW)
+    new = guard.meet(1, replace(keeps, run_id="again", uptime=1.0), NOW + 10, NOW + 10)
+    guard.heard(1, old, NOW + 5)
+    assert new.began == ALWAYS
+
+
+def test_who_has_a_new_history_was_a_replica(guard: Guard) -> None:
+    """Demoted and promoted again: no client was disconnected."""
+    memory = guard.meet(0, replace(FRESH, uptime=1e6, replication="a" * 40), NOW, NOW)
+    assert not guard.doubt(memory, NOW)
+    other = replace(memory.facts, replication="b" * 40)  # its first replica
+    assert guard.meet(0, other, NOW + 4, NOW + 4) is memory
+    other = replace(memory.facts, replication="c" * 40, history="b" * 40)
+    assert guard.doubt(guard.meet(0, other, NOW + 5, NOW + 5), NOW + 5)
 
 
 def test_off_trusts_everybody(said: list[str]) -> None:
     guard = Guard(False, TTL, said.append)
     for facts in (FRESH, replace(FRESH, history="f" * 40)):
-        assert guard.began(facts, NOW) == ALWAYS
-        assert not guard.doubt(facts, ALWAYS, NOW)
+        assert not guard.doubt(guard.meet(0, facts, NOW, NOW), NOW)
 
 
 def test_without_facts_there_is_no_guard_and_that_is_said_once(
     guard: Guard, said: list[str]
 ) -> None:
-    mute = Facts(denied="no permission to INFO")
-    assert guard.began(mute, NOW) == ALWAYS
-    guard.welcome("a:1", mute, ALWAYS, NOW)
-    guard.welcome("b:1", mute, ALWAYS, NOW)
+    mute = guard.meet(0, Facts(denied="no permission to INFO"), NOW, NOW)
+    assert mute.began == ALWAYS
+    guard.welcome("a:1", mute, NOW)
+    guard.welcome("b:1", mute, NOW)
     (line,) = said
     assert "node a:1 does not tell us about itself (no permission to INFO)" in line
 
 
 def test_a_new_node_is_announced_once_a_run(guard: Guard, said: list[str]) -> None:
-    began = guard.began(FRESH, NOW)
+    memory = guard.meet(0, FRESH, NOW, NOW)
     for _ in range(2):
-        guard.welcome("a:1", FRESH, began, NOW)
-        guard.saying(said.append).welcome("a:1", FRESH, began, NOW)
+        guard.welcome("a:1", memory, NOW)
+        guard.saying(said.append).welcome("a:1", memory, NOW)
     (line,) = said
     assert line.startswith(
         "node a:1 started 4 s ago: it may have forgotten locks, and has no vote for another 26.3 s"
     )
     assert "restart_guard = 'off'" in line
-    again = replace(FRESH, run_id="again")
-    guard.welcome("a:1", again, guard.began(again, NOW), NOW)
+    guard.welcome("a:1", guard.meet(0, replace(FRESH, run_id="again"), NOW, NOW), NOW)
     assert len(said) == 2
 
 
 def test_eviction_is_warned_of_once(guard: Guard, said: list[str]) -> None:
     evicts = replace(FRESH, uptime=1e6, eviction="allkeys-lru")
     for _ in range(2):
-        guard.welcome("a:1", evicts, guard.began(evicts, NOW), NOW)
+        guard.welcome("a:1", guard.meet(0, evicts, NOW, NOW), NOW)
     (line,) = said
     assert "maxmemory-policy allkeys-lru" in line
 

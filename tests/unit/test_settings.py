@@ -43,7 +43,7 @@ def test_defaults() -> None:
         nodes=NODES,
         prefix="redlock:",
         node_timeout=0.25,
-        restart_guard="uptime",
+        restart_guard="auto",
         enabled=True,
         parking=True,
         beat=True,  # the nodes are named

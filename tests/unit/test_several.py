@@ -192,7 +192,7 @@ def test_a_note_tells_all_names(redlock: FakeRedlock) -> None:
     board.read = True
     names = ("a\0b", "order:1", "\ud800 " + "é" * 20)
     board.post(Claim(names, "t|1", 10.0, 3))
-    board.post(Claim([f"{number}:{'x' * 500}" for number in range(9)], "t|2", 10.0, 3))  # no room
+    board.post(Claim([f"{number}:{'x' * 500}" for number in range(70)], "t|2", 10.0, 3))  # no room
     (note,) = [note for block, _pid in board.blocks() for note in board.notes(block)]
     assert note.resources == tuple(sorted(names))
     assert note.token == "t|1"

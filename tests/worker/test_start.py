@@ -173,3 +173,6 @@ def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
             assert all("WARNING/MainProcess" in line for line in lines)
             for one in sent:
                 assert cluster.result(one, 60) == {"retries": 0, "token": True}
+            # The wait is known: each is put off until it is over, once.
+            assert worker.text.count("waits (unavailable, attempt 1") == 6
+            assert "waits (unavailable, attempt 2" not in worker.text

@@ -1,0 +1,315 @@
+"""Nodes that change behind a client's back: another server at the address, another role."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
+from celery_redlock.guard import LOOK_AFTER
+from celery_redlock.lease import drift
+from celery_redlock.quorum import Vote
+from celery_redlock.server import LocalServer, start_servers
+from tests.contract.proxy import Proxy
+from tests.support import wait_until
+
+TTL = 2.0
+SPAN = TTL + drift(TTL)
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+
+
+@pytest.fixture
+def lock() -> Iterator[Callable[..., Redlock]]:
+    """Makes locks with the guard on, and closes them."""
+    made: list[Redlock] = []
+
+    def make(nodes: Sequence[Any], **options: Any) -> Redlock:
+        urls = [node if isinstance(node, str) else node.url for node in nodes]
+        made.append(Redlock(urls, **{"ttl": TTL, "restart_guard": "uptime", **options}))
+        return made[-1]
+
+    yield make
+    for redlock in made:
+        redlock.close()
+
+
+@pytest.fixture(scope="module")
+def old() -> Iterator[list[LocalServer]]:
+    """Six servers that have been up for longer than a span."""
+    with start_servers(6) as servers:
+        for server in servers:
+            wait_until(lambda s=server: uptime(s) > SPAN + 2, 20, "it has been up for long")
+        yield servers
+
+
+def admin(server: LocalServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=5, decode_responses=True)
+
+
+def uptime(server: LocalServer) -> int:
+    with admin(server) as client:
+        return int(client.info("server")["uptime_in_seconds"])
+
+
+def tried(redlock: Redlock, resource: str) -> Lease | None:
+    with contextlib.suppress(NotAcquired):
+        return redlock.acquire(resource)
+    return None
+
+
+def refused(redlock: Redlock, resource: str) -> list[Vote]:
+    """The votes for a resource that another holds, once all nodes are connected again."""
+
+    def votes() -> list[Any]:
+        with pytest.raises(NotAcquired) as refusal:
+            redlock.release(redlock.acquire(resource))
+        return [vote for vote in refusal.value.votes if "connect" not in vote.detail]
+
+    return [vote.vote for vote in wait_until(lambda: len(votes()) == 3 and votes(), 2, "answers")]
+
+
+# -- Another server behind a known address
+
+
+@contextlib.contextmanager
+def proxies(servers: Sequence[LocalServer]) -> Iterator[list[Proxy]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(Proxy(server.port)) for server in servers]
+
+
+def test_another_server_behind_a_known_address_has_no_vote_for_a_span(
+    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was started after we had connected to the one before, and long ago all the same."""
+    with proxies(old[:3]) as nodes, start_servers(2) as later:
+        holder, other = lock(nodes), lock(nodes)
+        other.release(other.acquire("mine"))  # connected, before these two were started...
+        for server in later:
+            server.restart()
+        wait_until(lambda: min(map(uptime, later)) > SPAN + 2, 20, "they have been up for long")
+        other.release(other.acquire("mine"))
+        lease = holder.acquire("r")
+        for proxy, server in zip(nodes[1:], later, strict=True):
+            proxy.lead_to(server.port)
+        swapped = time.monotonic()
+        while time.monotonic() < swapped + SPAN:
+            second = tried(other, "r")
+            assert second is None or lease.remaining() == 0, "two holders"
+            time.sleep(0.02)
+        assert caplog.text.count("is another server than before, met 0 s ago") >= 2
+        wait_until(lambda: tried(other, "r"), 3, "they have been known for a span")
+
+
+def test_a_durable_one_has_none_either(
+    lock: Callable[..., Redlock],
+) -> None:
+    with start_servers(4, config=DURABLE) as servers, proxies(servers[:3]) as nodes:
+        wait_until(lambda: min(map(uptime, servers)) > 2, 10, "they are older than our answers")
+        redlock = lock(nodes, ttl=30.0)
+        redlock.release(redlock.acquire("r"))
+        nodes[1].lead_to(servers[3].port)
+
+        def seen() -> list[str]:
+            second = redlock.acquire("r")
+            found = [node._memory.what for node in redlock._driver.nodes]
+            redlock.release(second)
+            return [what for what in found if "another" in what]
+
+        wait_until(seen, 5, "it is seen")
+        nodes[0].lead_to(1)  # two are left
+
+        def why() -> str:
+            with contextlib.suppress(QuorumUnavailable):
+                redlock.release(redlock.acquire("r"))
+                return ""
+            with pytest.raises(QuorumUnavailable) as refusal:
+                redlock.acquire("r")
+            return str(refusal.value)
+
+        assert "is another server than before" in wait_until(why, 5, "there is no quorum")
+
+
+def test_a_server_that_was_swapped_out_and_in_again_is_a_stranger(
+    old: list[LocalServer], lock: Callable[..., Redlock]
+) -> None:
+    """While it was away the other granted locks of which it knows nothing."""
+    with proxies(old[:3]) as nodes:
+        holder, other = lock(nodes, restart_guard="off"), lock(nodes)
+        other.release(other.acquire("mine"))
+        for to in (old[3:5], old[1:3]):
+            if to == old[1:3]:
+                lease = holder.acquire("r", ttl=SPAN)
+            for proxy, server in zip(nodes[1:], to, strict=True):
+                proxy.lead_to(server.port)
+            wait_until(lambda: asked(other), 5, "it has met them")
+        while lease.remaining() > 0.2:
+            second = tried(other, "r")
+            assert second is None or lease.remaining() == 0, "two holders"
+            time.sleep(0.02)
+
+
+def asked(redlock: Redlock) -> bool:
+    """Ask all nodes for something; whether all are connected."""
+    tried(redlock, "something else")
+    return all(node.channel.up for node in redlock._driver.nodes)
+
+
+# -- Demoted and promoted again, on a living connection
+
+
+def demote_and_promote(server: LocalServer, master: LocalServer) -> float:
+    """Make a server the replica of another, and a master again; how long that took."""
+    with admin(server) as client, admin(master) as above:
+        above.config_set("repl-diskless-sync-delay", 0)
+        begun = time.monotonic()
+        client.replicaof("127.0.0.1", master.port)
+        while client.info("replication")["master_link_status"] != "up":
+            assert time.monotonic() < begun + 20
+        client.replicaof("NO", "ONE")
+        return time.monotonic() - begun
+
+
+def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
+    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_servers(1) as (empty,):
+        nodes = old[3:]
+        holder, other = lock(nodes, restart_guard="off"), lock(nodes)
+        other.release(wait_until(lambda: tried(other, "mine"), 5, "all are trusted"))
+        connections = [node.connection for node in other._driver.nodes]
+        lease = holder.acquire("kept", ttl=30.0)
+        took = [demote_and_promote(server, empty) for server in nodes[:2]]
+        # What the interval between two looks relies on.
+        assert min(took) > LOOK_AFTER
+        votes = refused(other, "kept")
+        assert votes[:2] == [Vote.SILENT, Vote.SILENT]  # and the third may not be waited for
+        assert lease.remaining() > 0
+        assert [node.connection for node in other._driver.nodes] == connections
+        assert caplog.text.count("was a replica, met 0 s ago") >= 2
+
+
+def test_without_the_right_to_look_nothing_changes(
+    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = old[5]
+    rule = "on >SECRET ~* &* +@all -info"
+    with admin(server) as client:
+        client.execute_command("ACL", "SETUSER", "blind", *rule.split())
+    url = f"redis://blind:SECRET@127.0.0.1:{server.port}"
+    redlock = lock([url])
+    redlock.release(redlock.acquire("r"))
+    time.sleep(2 * LOOK_AFTER)  # idle
+    redlock.release(redlock.acquire("r"))
+    assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
+
+
+def test_a_right_that_is_taken_away_is_said_once(
+    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = old[5]
+    with admin(server) as client:
+        client.execute_command("ACL", "SETUSER", "seeing", "on", ">SECRET", "~*", "&*", "+@all")
+        redlock = lock([f"redis://seeing:SECRET@127.0.0.1:{server.port}"])
+        redlock.release(redlock.acquire("r"))
+        client.execute_command("ACL", "SETUSER", "seeing", "-info")
+        for _ in range(2):
+            time.sleep(2 * LOOK_AFTER)  # idle
+            redlock.release(redlock.acquire("r"))
+    assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
+
+
+def test_who_is_busy_is_not_looked_at(old: list[LocalServer], lock: Callable[..., Redlock]) -> None:
+    """The hot path: a write that was carried out shows that it is a master."""
+    redlock = lock(old[:3])
+    redlock.release(redlock.acquire("r"))
+
+    def looks() -> int:
+        with admin(old[0]) as client:
+            return int(client.info("commandstats").get("cmdstat_info", {}).get("calls", 0))
+
+    before, begun, count = looks(), time.monotonic(), 0
+    while time.monotonic() < begun + 5 * LOOK_AFTER:
+        redlock.release(redlock.acquire("r"))
+        count += 1
+    most = looks() - before - 1
+    assert count > 20 and most <= 2, f"{most} looks for {count} locks"  # a busy machine
+    before = looks()
+    for _ in range(3):
+        time.sleep(1.5 * LOOK_AFTER)  # idle
+        redlock.release(redlock.acquire("r"))
+    assert looks() - before == 1 + 3
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+# -- What is known, and who is no node
+
+
+def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(
+    lock: Callable[..., Redlock],
+) -> None:
+    with start_servers(3) as servers:
+        redlock = lock(servers, ttl=5.0)
+        begun = time.monotonic()
+        with pytest.raises(QuorumUnavailable) as refusal:
+            redlock.acquire("r", wait=1.0)  # in vain: it does not wait
+        assert refusal.value.retry_after is not None
+        assert 1.0 < refusal.value.retry_after <= 5.0 + drift(5.0)
+        assert pickle.loads(pickle.dumps(refusal.value)).retry_after == refusal.value.retry_after
+        due = begun + refusal.value.retry_after
+        redlock.release(redlock.acquire("r", wait=20.0))
+        assert time.monotonic() > due - 0.1
+    nowhere = lock([f"redis://127.0.0.1:{port}" for port in (1, 2, 3)])
+    with pytest.raises(QuorumUnavailable) as refusal:
+        nowhere.acquire("r")
+    assert refusal.value.retry_after is None
+
+
+def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Callable[..., Redlock]) -> None:
+    with start_servers(3) as servers:
+        alone = lock(servers[:1], ttl=30.0, restart_guard="auto")
+        alone.release(alone.acquire("r"))
+        for count, on in ((1, False), (2, False), (3, True)):
+            assert lock(servers[:count], restart_guard="auto")._guard.on is on
+
+
+def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_start(
+    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    with start_servers(2) as replicas:
+        for replica in replicas:
+            with admin(replica) as client:
+                client.replicaof("127.0.0.1", old[5].port)
+        three = [old[0], old[1], replicas[0]]
+        redlock = lock(three)
+        (warning,) = redlock.check()
+        assert "cannot be one and has no vote: it is a replica (READONLY) of" in warning
+        redlock.release(redlock.acquire("r"))
+        unchecked = lock(three)
+        unchecked.release(unchecked.acquire("r"))
+        errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+        assert any(f":{replicas[0].port} cannot be one: it is a replica" in e for e in errors)
+        for ask in ("check", "connect"):
+            with pytest.raises(ConfigurationError, match="it is a replica"):
+                getattr(lock([old[0], *replicas]), ask)()
+        with proxies(old[1:2]) as twice, pytest.raises(ConfigurationError, match="same server"):
+            lock([*three, *twice, old[2]]).check()
+
+
+def test_how_long_a_lock_is_kept_makes_the_pause_longer(
+    old: list[LocalServer], lock: Callable[..., Redlock]
+) -> None:
+    redlock = lock(old[:3])
+    lease = redlock.acquire("r")
+    assert redlock._keep(redlock._claims[lease.token], 60.0, None)
+    assert redlock._guard.longest == 60.0
