@@ -21,6 +21,8 @@ from . import inspection
 from .arrival import arrival_of, comes_back, note_of
 from .attempts import is_redelivered, mark_copy, receive
 from .conflict import check_rejecting
+from .declared import given_to_all, refuse_unread
+from .declared import wrap as watch_declarations
 from .delivery import lease_of
 from .errors import ConfigurationError
 from .lease import quorum_of
@@ -157,6 +159,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
     inspection.register()
     locks = list(_locks(app))
     try:
+        for task in app.tasks.values():
+            refuse_unread(task, given_to_all(app))
         if locks or given_names(app.conf):
             read_settings(app)
         ttls = [lock.options(app).ttl for lock in locks]
@@ -268,6 +272,7 @@ def install() -> None:
         signal = getattr(signals, ending)
         signal.connect(refused, weak=False, dispatch_uid=f"celery_redlock.refused.{ending}")
     wrap()
+    watch_declarations()
     inspection.register()
     signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..conflict import check_rejecting
+from ..declared import given_to_all, refuse_unread
 from ..errors import ConfigurationError
 from ..options import TaskOptions
 from ..settings import read_settings
@@ -28,9 +29,11 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
     visible = _visible(app)
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
-        if lock is None:
-            continue
         try:
+            # An app that imports nothing of ours has not been told.
+            refuse_unread(task, given_to_all(app))
+            if lock is None:
+                continue
             options = lock.options(app)
         except ConfigurationError as error:
             yield _broken(name, error)

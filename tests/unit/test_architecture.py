@@ -136,13 +136,18 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "results"),
         *("signals", "celery"),
     },
-    "task": {
+    "task_lock": {
         *("arrival", "attempts", "delivery", "errors", "hold", "interrupt", "keys", "lease"),
-        *("lock", "options", "settings", "skipped", "waiting", "worker", "celery"),
+        *("lock", "options", "settings", "waiting"),
+    },
+    "declared": {"errors", "options", "task_lock", "celery"},
+    "task": {
+        *("declared", "delivery", "errors", "keys", "options", "skipped", "task_lock", "worker"),
+        "celery",
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "inspection", "settings", "task", "celery"),
+        *("conflict", "declared", "inspection", "settings", "task", "celery"),
         *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
     },
     "inspection": {
