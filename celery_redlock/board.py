@@ -114,6 +114,32 @@ class Board:
         self.ring = ring
         self._begin()
 
+    @classmethod
+    def at(cls, address: str, nodes: int) -> Board:
+        """The board of the process that has spawned this one, to write on.
+
+        Args:
+            address: Where it is, as that board says itself.
+            nodes: How many nodes the lock has.
+
+        Raises:
+            OSError: It is gone.
+        """
+        memory, ring = address.split(":")
+        board = cls(nodes, os.open(memory, os.O_RDWR), os.open(ring, os.O_WRONLY))
+        board._ringing, board.ring = board.ring, -1
+        board.read = True
+        return board
+
+    @property
+    def address(self) -> str | None:
+        """Where a process finds it that was started by this one and inherits nothing but names.
+
+        None where the system has no such place: it has one on Linux.
+        """
+        paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in (self.fd, self._ringing)]
+        return ":".join(paths) if all(map(os.path.exists, paths)) else None
+
     # -- The holder's side -----------------------------------------------------------------------
 
     def forked(self) -> None:

@@ -172,6 +172,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
             redlock._custody.begin()
+            redlock._custody.offer()
             from . import monitor, strategy  # of no use to producers
 
             strategy.begin(app)
@@ -193,6 +194,15 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     redlock = Redlock.from_app(sender.app)
     board = redlock._custody.board
     if board is not None and not redlock._custody.own_process:
+        from billiard import get_start_method
+
+        if get_start_method() != "fork" and board.address is None:
+            logger.warning(
+                "pool children are spawned here, and cannot be kept by this process: what one holds"
+                " when it dies stays locked for its ttl. Set redlock_keeper = 'process', or"
+                " worker_pool_start_method = 'fork'"
+            )
+            return
         keeper = Keeper(board, redlock._driver, redlock.node_timeout)
         threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
@@ -238,7 +248,9 @@ def connect(**_signal: Any) -> None:
     """A pool child: connect before its first task, in the background."""
     app = _state.get_current_app()
     if _locking(app):
-        Redlock.from_app(app).connect(timeout=0)
+        redlock = Redlock.from_app(app)
+        redlock._custody.accept()
+        redlock.connect(timeout=0)
 
 
 def begin_beat(sender: Any = None, **_signal: Any) -> None:

@@ -53,7 +53,7 @@ def found(app: Any) -> list[str]:
     "options",
     [
         {"lock_key": "order:<order_id>"},
-        {"lock_key": lambda order_id: f"order:{order_id}"},
+        {"lock_on_conflict": print},
         {"lock_ttl": 5},
         {"lock_on_conflict": "skip"},
         {"redlock_ttl": 5},
@@ -102,8 +102,11 @@ def test_an_option_beside_locked_is_refused(app: Any, under: bool) -> None:
     refused(app, "shop.charge", "lock_ttl", "@locked(..., ttl=...)")
 
 
-class Everywhere:
-    """Annotations by a class, one task's."""
+class Annotations:
+    """By a class, of one task."""
+
+    def __repr__(self) -> str:  # names a test
+        return "by a class"
 
     def annotate(self, task: Any) -> dict[str, Any] | None:
         return {"lock_ttl": 5} if task.name == "shop.charge" else None
@@ -112,8 +115,8 @@ class Everywhere:
 BY_NAME = [
     {"shop.charge": {"lock_ttl": 5}},
     [{"shop.other": {"rate_limit": "1/s"}}, {"shop.charge": {"lock_ttl": 5}}],
-    Everywhere(),
-    [{"*": {"rate_limit": "1/s"}}, Everywhere()],
+    Annotations(),
+    [{"*": {"rate_limit": "1/s"}}, Annotations()],
 ]
 TO_ALL = [{"*": {"lock_ttl": 5}}, [{"shop.other": {}}, {"*": {"lock_ttl": 5}}]]
 
