@@ -147,7 +147,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "declared", "inspection", "settings", "task", "celery"),
+        *("conflict", "declared", "inspection", "settings", "task", "celery", "billiard"),
         *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
     },
     "inspection": {

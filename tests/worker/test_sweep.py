@@ -9,7 +9,6 @@ import time
 import pytest
 from kombu.transport.redis import Channel
 
-from tests.support import wait_until
 from tests.worker.harness import Cluster
 
 pytestmark = [
