@@ -29,6 +29,8 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster) -> Iterator[Worker]:
     with cluster.worker("-c", "2", worker_pool_start_method="spawn") as worker:
+        # Each child imports everything for itself; the worker is ready before they are.
+        cluster.result(cluster.send("work", "the-first"), timeout=60.0)
         yield worker
 
 
@@ -36,7 +38,7 @@ def test_what_a_dead_child_held_is_freed_at_once(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     cluster.send("longer_ttl", key, 60.0)
-    run = cluster.entered(key)
+    run = cluster.entered(key, timeout=30.0)
     contender = cluster.contend(key)
     killed = time.monotonic()
     os.kill(run.pid, signal.SIGKILL)
@@ -48,7 +50,7 @@ def test_what_a_dead_child_held_is_freed_at_once(
 
 def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = cluster.send("short_ttl", key, 4 * TTL)
-    run = cluster.entered(key)
+    run = cluster.entered(key, timeout=30.0)
     contender = cluster.contend(key)
     with stopped(run.pid):
         time.sleep(3 * TTL)
