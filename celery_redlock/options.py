@@ -298,14 +298,9 @@ TASK: Mapping[str, Option] = {
             "reserve_ttl",
             None,
             _seconds(MIN_TTL, none=True),
-            "How long the nodes keep a reservation; seconds. None: until the message expires, else"
-            " an hour, counted from its ETA.",
-        ),
-        Option(
-            "reserve_expires",
-            True,
-            _flag,
-            "A message published under a reservation expires no later than that.",
+            "How long the nodes keep a reservation, counted from the message's ETA; seconds. A"
+            " worker that holds the message prolongs it. None: until the message expires, else an"
+            " hour.",
         ),
         Option(
             "on_duplicate",
@@ -377,7 +372,6 @@ class TaskOptions:
     limit: int
     scope: str
     reserve_ttl: float | None
-    reserve_expires: bool
     on_duplicate: str
     hold_for: float
     on_conflict: str | Callable[..., Any]
