@@ -172,7 +172,9 @@ class _Publication:
         replaced = 0
         until = 0.0
         while True:
-            claim = claim_for(redlock, names, min(lasts, SHORT), task_id, task.name)
+            # Shorter than what a body has, so that one is told from the other.
+            short = max(MIN_TTL, min(SHORT, wish.ttl / 2))
+            claim = claim_for(redlock, names, min(lasts, short), task_id, task.name)
             try:
                 try:
                     take(redlock, claim)
@@ -185,8 +187,11 @@ class _Publication:
                     return self._send(task_id, note)
                 else:
                     sent = self._send(task_id, replace(note, token=claim.token))
-                    if lasts > SHORT:
-                        prolong(redlock, [claim_for(redlock, names, lasts, token=claim.token)])
+                    if lasts > short:
+                        # Unless its body has begun already, which has a ttl of its own.
+                        longer = claim_for(redlock, names, lasts, token=claim.token)
+                        longer.below = short
+                        prolong(redlock, [longer])
                     return sent
             except BaseException:  # also one that strikes in between
                 give_up(redlock, claim)

@@ -121,6 +121,7 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
         *("quorum", "refusal"),
     },
+    "received": {"driver", "errors", "lock", "reservation", "celery"},
     "arrival": {
         *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
         *("options", "reservation", "results", "signals", "skipped", "celery"),
@@ -142,7 +143,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "inspection", "settings", "task", "celery"),
+        *("conflict", "inspection", "received", "settings", "task", "celery"),
         *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
     },
     "inspection": {

@@ -172,6 +172,26 @@ def test_it_is_taken_for_seconds_until_its_message_is_out(
     assert not redlock.free(RESERVED)
 
 
+def test_one_that_a_body_has_taken_over_is_not_made_to_last(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    send_task = charge.app.send_task
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        (token,) = redlock.tokens(RESERVED)
+        body = Claim(RESERVED, str(token), 30.0, 5)
+        for node in redlock.fakes:
+            node.execute(Verb.EXTEND, [body], redlock.clock())
+        return send_task(*args, **options)
+
+    monkeypatch.setattr(charge.app, "send_task", slowly)
+    charge.delay(1)
+    redlock.clock.advance(29.0)
+    assert not redlock.free(RESERVED)
+    redlock.clock.advance(1.1)
+    assert redlock.free(RESERVED)
+
+
 def test_one_that_ended_while_its_message_was_sent_is_not_set_again(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip

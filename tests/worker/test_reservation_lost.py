@@ -212,7 +212,7 @@ def held() -> Iterator[Any]:
             yield pytest.param(name, where, marks=[*pool(name).marks, *marks])
 
 
-@pytest.mark.parametrize(("name", "where"), held())
+@pytest.mark.parametrize(("name", "where"), [*held()])
 def test_it_is_prolonged_while_a_worker_has_its_message(
     cluster: Cluster, reservations: Reservations, key: str, name: str, where: str
 ) -> None:
@@ -298,6 +298,24 @@ def test_what_has_ended_before_its_producer_goes_on_leaves_nothing(
         reservations.until_executed.apply_async((key,), queue=key)
     Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
     assert reservations.tokens(key) == []
+
+
+def test_one_that_has_begun_before_its_producer_goes_on_keeps_the_ttl_of_its_body(
+    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acknowledged early, it is gone with its worker: nothing may be left for longer then."""
+    send_task: Callable[..., Any] = cluster.app.send_task
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        sent = send_task(*args, **options)
+        cluster.entered(key)
+        return sent
+
+    monkeypatch.setattr(cluster.app, "send_task", slowly)
+    with cluster.worker("-c", "1", queue=key):
+        reservations.until_executed.apply_async((key, 0.5), queue=key)
+        Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
+        assert 0.0 < reservations.left(key) <= 30.0
 
 
 def test_one_that_is_out_is_reserved_for_long(
