@@ -78,14 +78,17 @@ def test_a_worker_that_hears_of_a_revoke_frees_it(
         first = task.apply_async((f"{key}-id",), countdown=60, queue=key)
         stamped = task.s(f"{key}-stamp").set(countdown=60, queue=key).stamp(who=key)
         stamped.apply_async()
-        worker.said(first.id)
-        worker.said("until_executed", 5.0)
-        wait_until(lambda: worker.text.count(" received") == 2, 5.0, "both are received")
-        by_another_process(cluster, first)
+        wait_until(lambda: worker.text.count(" received") == 2, 10.0, "both are received")
+
+        def heard() -> bool:  # a worker may be ready before it listens
+            by_another_process(cluster, first)
+            return f"Tasks flagged as revoked: {first.id}" in worker.text
+
+        wait_until(heard, 10.0, "the worker knows what is revoked", every=0.1)
         reservations.freed(f"{key}-id", 2.0)
         assert reservations.of(f"{key}-stamp")
         cluster.app.control.revoke_by_stamped_headers({"who": [key]})
-        reservations.freed(f"{key}-stamp", 2.0)
+        reservations.freed(f"{key}-stamp", 3.0)
 
 
 @pytest.mark.parametrize("state", [states.REVOKED, states.FAILURE])
