@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 from celery import states
+from celery.result import AsyncResult
 
 from celery_redlock import Redlock, Skipped
 from celery_redlock.lease import Owner
@@ -327,3 +330,40 @@ def test_one_that_is_out_is_reserved_for_long(
     reservations.until_executed.apply_async((key,), countdown=100, queue=key)
     wait_until(lambda: 3690.0 < reservations.left(key) <= 3700.0, 1.0, "it is made to last")
     cluster.client.delete(key)
+
+
+# -- Clocks --------------------------------------------------------------------------------------
+
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+PUBLISH = """
+import json, sys
+from celery import Celery
+from tests.worker.reserving import declare
+conf, queue, key = json.loads(sys.argv[1])
+app = Celery("tests.worker.elsewhere")
+app.conf.update(conf)
+print(declare(app, lambda *_args: None)["until_executed"].apply_async((key,), queue=queue).id)
+"""
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
+@pytest.mark.parametrize("shift", ["-2h", "+2h"], ids=["behind", "ahead"])
+def test_the_clock_of_its_producer_decides_nothing(
+    cluster: Cluster, reservations: Reservations, key: str, shift: str
+) -> None:
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME": shift,
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PUBLISH, json.dumps([cluster.conf, key, key])],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60.0, check=True,
+    )  # fmt: skip
+    sent = AsyncResult(done.stdout.strip(), app=cluster.app)
+    reservations.kept(key, sent)
+    with cluster.worker("-c", "1", queue=key):
+        assert cluster.state(sent) == "SUCCESS"
+    assert len(cluster.runs(key)) == 1
+    reservations.freed(key)
