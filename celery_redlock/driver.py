@@ -310,6 +310,8 @@ class Driver:
                 connection, facts = node.connect()
             except NodeError as error:
                 with self._turn:
+                    if self._closing.is_set():
+                        return  # nobody is to be told any more: listeners are of the whole process
                     node.unreachable(str(error))
                     self._ring()
                 continue

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from redis.retry import Retry
 from celery_redlock import Redlock
 from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
-from tests import lanes
+from tests import lanes, machine
 from tests import rabbitmq as local_rabbitmq
 
 
@@ -29,6 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A worker that is killed leaves one behind: billiard's, for what it shares with its children.
     Not in one of pytest's, whose names are too long for the path of a socket.
     """
+    # A shell that starts us in the background has us ignore it, and all that we start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # its parent has done it for all lanes
         return
     before = tempfile.gettempdir()
@@ -40,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setenv("PYTEST_DEBUG_TEMPROOT", os.environ.get("PYTEST_DEBUG_TEMPROOT", before))
     config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
     config.add_cleanup(patch.undo)
+    patch.setenv(machine.VARIABLE, "")
+    config.add_cleanup(machine.watch(os.path.join(path, "stalls")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

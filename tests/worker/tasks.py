@@ -305,7 +305,7 @@ conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
 
 def _policy(policy: Any, name: str, **options: Any) -> Any:
     def body(self: Task, key: str, say: str = "", seconds: float = 0.05) -> str:
-        occupy(self, key, seconds)
+        occupy(self, key, seconds, until=f"{os.environ[VARIABLE]}.{key}")
         return "ran"
 
     return app.task(base=SingletonTask, bind=True, name=f"{NAME}.policy_{name}", acks_late=True,
