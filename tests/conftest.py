@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -50,6 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    lane = getattr(session.config, "workerinput", None)
+    if lane is None or sys.dont_write_bytecode:
+        return (yield)
+    with lanes.in_turn(lane["workerid"]):
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's

@@ -336,7 +336,16 @@ class Worker(CeleryTestWorker):
             "PYTHONPATH": str(ROOT),
             "C_FORCE_ROOT": "1",  # Celery's leave to take pickles as root: ours alone arrive
         }
-        command = [sys.executable, "-m", "celery", "-A", cluster.tasks, "worker", "-l", "INFO"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.run_celery",
+            "-A",
+            cluster.tasks,
+            "worker",
+            "-l",
+            "INFO",
+        ]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
         self.output = cluster.path / f"worker-{name}.log"

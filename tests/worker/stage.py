@@ -227,7 +227,9 @@ class Stage:
         entered = self.contender.has_it()
         first = [run for run in self.cluster.runs(self.key, self.sent) if run.begin < entered]
         freed = entered - first[-1].end
-        in_time(first[-1].end, entered, within, "from the body's last sign of life to its lock's end")
+        in_time(
+            first[-1].end, entered, within, "from the body's last sign of life to its lock's end"
+        )
         return freed
 
     def by(self) -> str:
