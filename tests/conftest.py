@@ -24,6 +24,9 @@ from celery_redlock.server import LocalServer, start_servers
 from tests import lanes, machine
 from tests import rabbitmq as local_rabbitmq
 
+PATIENT = 1.0
+"""Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """All that is started here makes its temporary files in one directory, which goes in the end.
@@ -68,7 +71,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _servers_just_started_may_vote(
+def _servers_just_started_may_vote_and_take_their_time(
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
     """The restart guard is off in this process, for locks and apps that do not say otherwise.
@@ -82,6 +85,10 @@ def _servers_just_started_may_vote(
             patch.setitem(Redlock.__init__.__kwdefaults__, "restart_guard", "off")
             off = dataclasses.replace(GLOBAL["restart_guard"], default="off")
             patch.setitem(GLOBAL, "restart_guard", off)
+            # And nodes may take their time: on a busy machine, a healthy one is no late one.
+            patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
+            patient = dataclasses.replace(GLOBAL["node_timeout"], default=PATIENT)
+            patch.setitem(GLOBAL, "node_timeout", patient)
         yield
 
 

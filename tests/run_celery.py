@@ -1,4 +1,4 @@
-"""`python -m tests.run_celery worker ...` is `python -m celery worker ...`, started in half the time.
+"""`python -m tests.run_celery worker ...`: as `python -m celery`, and started in half the time.
 
 What others plug into Celery's command line (Flower, a prompt, our own commands) takes as long to
 import as all the rest, and is imported by each of the hundred workers and beats that tests start.

@@ -110,7 +110,7 @@ def test_it_goes_no_further_than_the_maximum_lifetime(
     keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
     lease = held("r", max_lifetime=TTL)
-    work(keeper, 1.4 * TTL)
+    work(keeper, 2.2 * TTL)
     assert lease.lost
     assert tokens(servers, "r") == 0
 

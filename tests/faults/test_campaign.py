@@ -17,6 +17,9 @@ from tests.faults.oracle import VERDICTS
 
 ROOT = Path(__file__).parents[2]
 
+ALL = tuple(phase for phase in PHASES if phase.name == "all")
+"""Of every kind a little; `make faults` has a phase for each as well."""
+
 pytestmark = [
     pytest.mark.worker,
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG"),
@@ -24,7 +27,7 @@ pytestmark = [
 
 
 def test_no_two_bodies_overlap_and_nothing_stays_locked_or_is_lost(tmp_path: Path) -> None:
-    report = campaign(tmp_path / "run", 8.0, seed=1)  # two of the phases; `make faults` has all
+    report = campaign(tmp_path / "run", 8.0, seed=1, phases=ALL)
     assert report.problems == [], str(report)
     # A busy machine runs fewer; a campaign that runs nothing proves nothing.
     assert len(report.verdict.bodies) > 30, str(report)
