@@ -67,6 +67,12 @@ def in_time(begin: float, end: float, bound: float, what: str) -> None:
     brief(end - begin, bound, what, since=begin, until=end)
 
 
+def by_wall_clock(begin: float, end: float, bound: float, what: str) -> None:
+    """As `in_time`, of two moments of `time.time`, such as a message bears."""
+    past = time.time() - time.monotonic()
+    in_time(begin - past, end - past, bound, what)
+
+
 def brief(took: float, bound: float, what: str, *, since: float, until: float = LATER) -> None:
     """The same, of something that took `took` seconds at some time between two moments."""
     if took < bound:
