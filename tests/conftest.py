@@ -21,7 +21,7 @@ from redis.retry import Retry
 from celery_redlock import Redlock
 from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
-from tests import lanes, machine
+from tests import lanes, machine, wanting
 from tests import rabbitmq as local_rabbitmq
 
 PATIENT = 1.0
@@ -48,7 +48,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
     config.add_cleanup(patch.undo)
     patch.setenv(machine.VARIABLE, "")
-    config.add_cleanup(machine.watch(os.path.join(path, "stalls")))
+    watcher = machine.watch(os.path.join(path, "stalls"))
+    config.add_cleanup(watcher.wait)
+    config.add_cleanup(watcher.kill)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -63,6 +65,11 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         return (yield)
     with lanes.in_turn(lane["workerid"]):
         return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if wanting.advice():
+        terminalreporter.write_line(wanting.advice(), yellow=True)
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's

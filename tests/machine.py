@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 
 VARIABLE = "REDLOCK_TESTS_STALLS"
 """Names the file it writes into, for the lanes."""
@@ -34,16 +33,10 @@ with open(sys.argv[1], "a", buffering=1) as file:
 """
 
 
-def watch(path: str) -> Callable[[], None]:
-    """Start the watcher, which ends with this process; how to end it before."""
+def watch(path: str) -> subprocess.Popen[bytes]:
+    """Start the watcher, which ends with this process."""
     os.environ[VARIABLE] = path
-    watcher = subprocess.Popen([sys.executable, "-S", "-E", "-c", WATCHER, path])
-
-    def end() -> None:
-        watcher.kill()
-        watcher.wait()
-
-    return end
+    return subprocess.Popen([sys.executable, "-S", "-E", "-c", WATCHER, path])
 
 
 def stalled(since: float, until: float = LATER) -> float:
