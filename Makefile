@@ -40,7 +40,7 @@ test:
 
 test-all:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(PYTEST) $(PYTEST_ARGS) -m "not faults"
+	KEY_CASES=$${KEY_CASES:-2000} $(PYTEST) $(PYTEST_ARGS) -m "not faults"
 
 lint:
 	@$(PYTHON) .ci/bootstrap.py lint

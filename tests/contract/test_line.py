@@ -46,7 +46,7 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
     made: list[Redlock] = []
 
     def make() -> Redlock:
-        made.append(Redlock([s.url for s in servers], ttl=20.0, restart_guard="off"))
+        made.append(Redlock([s.url for s in servers], ttl=60.0, node_timeout=5.0))
         return made[-1]
 
     yield make
