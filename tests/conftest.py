@@ -19,6 +19,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import Redlock, waiting
+from celery_redlock.driver import Driver
 from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
 from tests import lanes, machine, wanting
@@ -96,6 +97,9 @@ def _servers_just_started_may_vote_and_take_their_time(
             patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
             patient = dataclasses.replace(GLOBAL["node_timeout"], default=PATIENT)
             patch.setitem(GLOBAL, "node_timeout", patient)
+            # What is asked of a node that is not connected yet is not asked at all.
+            *others, _rest = Driver.connect.__defaults__ or ()
+            patch.setattr(Driver.connect, "__defaults__", (*others, PATIENT))
         yield
 
 
