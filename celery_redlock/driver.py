@@ -7,6 +7,12 @@ other thread to wake, and a thread stuck waiting for a slow quorum holds up nobo
 
 The driver owns the clock. Everything that touches a socket or a queue happens with the *turn*
 held; only the poll itself happens without.
+
+A signal handler, or a finalizer, that uses the lock may find its own thread in here. Where that
+thread has the turn, queue and wire may differ just then, and nothing can be asked: an attempt is
+refused, a release is made as soon as the turn is given up. Anywhere else all is in order, and it
+works; but if its thread is the one that polls, it must poll by itself. What is to be logged or told
+to listeners is kept until the turn is given up as well: nobody else's code runs with it held.
 """
 
 from __future__ import annotations
@@ -17,6 +23,8 @@ import secrets
 import select
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -24,7 +32,7 @@ from typing import TypeVar
 from .address import Address
 from .bell import Bell
 from .commands import encode
-from .errors import ConfigurationError, NodeError
+from .errors import ConfigurationError, NodeError, RedlockError
 from .green import READABLE, poll
 from .guard import Facts, Guard
 from .lease import Claim, quorum_of
@@ -47,9 +55,16 @@ JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
 BATCH = 200
 """Leases in one request: keeps a node's other clients from waiting a whole tick."""
+STRIDE = 0.01
+"""Seconds of polling at a time at most: a handler that interrupts the poll may read the answer that
+it is for."""
 SLICE = 0.002
 """Seconds of polling at a time for what the poll set lacks: a connection that is being made, room
 in a socket's buffer."""
+
+
+LEAVING = (Verb.RELEASE, Verb.UNDO, Verb.LEAVE, Verb.PASS)
+"""What can be asked later as well, and its answer be done without."""
 
 
 def _clock() -> int:
@@ -88,9 +103,14 @@ class Driver:
     ) -> None:
         self._guard = guard = guard or Guard(False, 0.0, logger.debug)
         self.strict = strict
+        self._later: deque[Callable[[], object]] = deque()
         nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
         self.nodes = [
-            Node(index, address, prefix, guard, nonces, told)
+            Node(
+                *(index, address, prefix, guard, nonces, told),
+                clock=monotonic,
+                later=self._later.append,
+            )
             for index, address in enumerate(addresses)
         ]
         self._prefix = prefix
@@ -98,7 +118,7 @@ class Driver:
         # back; on a Condition it can: a time limit that struck there would leave it taken for good.
         self._turn = threading.RLock()
         self._bells: list[Bell] = []
-        self._polling = False
+        self._poller: int | None = None
         self._poll = _Poll()
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
@@ -134,8 +154,10 @@ class Driver:
         if timeout > 0:
             misfit = next((node for node in self.nodes if node.misfit), None)
             if misfit is not None and self.strict and not self._ready:
+                self._settle()
                 raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
             self._ready = True
+        self._settle()
 
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
@@ -145,22 +167,33 @@ class Driver:
         Args:
             operation: Makes its steps, given the time; seconds.
             ahead: Makes a round, likewise, that is written along with the first, and ahead of it.
+
+        Raises:
+            RedlockError: This thread has been interrupted in the midst of a request to the nodes.
         """
-        if not self._ready:
+        reentered = self._reentered()
+        if not self._ready and not reentered:
             self.connect()
         try:
             first = () if ahead is None else (ahead(monotonic()),)
             steps = operation(monotonic())
             round_ = next(steps)
             while True:
-                self._carry((*first, round_))
+                if reentered:
+                    self._put_off(round_)
+                else:
+                    self._carry((*first, round_))
                 first = ()
                 round_ = steps.send(monotonic())
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            result = stop.value
+        self._settle()
+        return result  # type: ignore[no-any-return]
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run single-round operations side by side: one write per node each, one wait for all."""
+        if self._reentered():
+            raise _refusal()
         if not self._ready:
             self.connect()
         now = monotonic()
@@ -172,6 +205,7 @@ class Driver:
                 steps.send(monotonic())
             except StopIteration as stop:
                 results.append(stop.value)
+        self._settle()
         return results
 
     def extend(
@@ -195,6 +229,9 @@ class Driver:
         Args:
             wait: Seconds to wait for the end of each thread that is just connecting.
         """
+        if self._reentered():
+            self._later.append(self.close)
+            return
         with self._turn:
             self._closing.set()
             for node in self.nodes:
@@ -206,6 +243,39 @@ class Driver:
             connecting = list(self._connecting.values())
         for thread in connecting if wait else ():
             thread.join(wait)
+        self._settle()
+
+    def _reentered(self) -> bool:
+        """Whether this very thread has the turn: a handler has interrupted it while it asks."""
+        return self._turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def _put_off(self, round_: Round) -> None:
+        """Have a round written when the turn is given up, if nobody needs to know its answers."""
+        if round_.verb not in LEAVING:
+            raise _refusal()
+        round_.until = round_.sent
+        self._later.append(partial(self._make_up_for, round_))
+
+    def _make_up_for(self, round_: Round) -> None:
+        try:
+            self._carry((round_,))
+        except BaseException:
+            self._later.append(partial(self._make_up_for, round_))  # struck; it strikes once
+            raise
+
+    def _settle(self) -> None:
+        """Do what had to wait until the turn is given up."""
+        while self._later and not self._reentered():
+            try:
+                call = self._later.popleft()
+            except IndexError:
+                return  # another thread has done it
+            try:
+                call()
+            except Exception:
+                # A log handler's, which raises where it should not: as `logging` itself does it.
+                if logging.raiseExceptions:
+                    traceback.print_exc()
 
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes and hand in answers until each is decided or overdue."""
@@ -239,33 +309,35 @@ class Driver:
         clogged = [node for node in self.nodes if node.unsent]
         if clogged:
             timeout = min(timeout, SLICE)
-        polling = False
+        me, mine, bell, poll = threading.get_ident(), False, None, self._poll
         try:
             with self._turn:
                 if all([round_.decided for round_ in rounds]):
                     return  # by the thread that has just polled: nothing would wake us
-                if self._polling:
-                    bell = self._bell()
+                if self._poller is None:
+                    mine, self._poller = True, me
+                elif self._poller == me:
+                    poll = poll.copy()  # we have interrupted ourselves: nobody polls for us
                 else:
-                    polling = self._polling = True
-            if not polling:
+                    bell = self._bell()
+            if bell is not None:
                 bell.wait(timeout)
                 return
-            ready = self._poll.wait(timeout)
+            ready = poll.wait(min(timeout, STRIDE))
             with self._turn:
-                polling = self._polling = False
-                now = monotonic()
+                if mine:
+                    mine, self._poller = False, None
                 for index in ready:
                     node = self.nodes[index]
-                    node.receive(now)
+                    node.receive()
                     self._reconnect(node)
                 for node in clogged:
                     node.flush()
                 self._ring()
         except BaseException:
             with self._turn:
-                if polling:
-                    self._polling = False
+                if mine:
+                    self._poller = None
                 self._ring()  # somebody else must poll
             raise
 
@@ -299,7 +371,14 @@ class Driver:
         thread.start()
 
     def _connect(self, node: Node) -> None:
+        try:
+            self._connect_to(node)
+        finally:
+            self._settle()
+
+    def _connect_to(self, node: Node) -> None:
         while not self._closing.is_set():
+            self._settle()  # what the last attempt had to say
             if node.failures:
                 # Full jitter: a fleet of workers must not knock in step at a node that is back.
                 ceiling = min(BACKOFF_MAX, BACKOFF * 2.0 ** min(node.failures, 16))
@@ -310,6 +389,8 @@ class Driver:
                 connection, facts = node.connect()
             except NodeError as error:
                 with self._turn:
+                    if self._closing.is_set():
+                        return  # nobody is interested any more
                     node.unreachable(str(error))
                     self._ring()
                 continue
@@ -340,6 +421,15 @@ class Driver:
         return f"it is the same server as {self.nodes[twin].name}, and would vote twice"
 
 
+def _refusal() -> RedlockError:
+    return RedlockError(
+        "the lock was used inside itself: a signal handler or a finalizer has interrupted this"
+        " thread while it was writing to the nodes or reading from them, and asks them for"
+        " something else. Only a release can be made there. Let the handler set a flag, or put the"
+        " work on a queue, and do it outside of the handler; or try again later"
+    )
+
+
 class _Poll:
     """Which nodes can be read: select.poll, or select.select where there is nothing like it."""
 
@@ -358,6 +448,13 @@ class _Poll:
             del self._index_of[fd]
             if self._poll is not None:
                 self._poll.unregister(fd)
+
+    def copy(self) -> _Poll:
+        """Another of the same: one that is being waited for cannot be waited for again."""
+        other = _Poll()
+        for fd, index in list(self._index_of.items()):
+            other.watch(index, fd)
+        return other
 
     def wait(self, timeout: float) -> list[int]:
         """Indexes of the nodes with something to read, after at most `timeout` seconds."""
