@@ -55,6 +55,7 @@ class Schedule:
     def __init__(self) -> None:
         self.watched: dict[str, Watched] = {}
         self._due: list[tuple[float, str]] = []
+        self._clearing = False
 
     @property
     def wakes(self) -> float:
@@ -70,11 +71,18 @@ class Schedule:
     def drop(self, claim: Claim) -> None:
         """Forget a lease."""
         self.watched.pop(claim.token, None)
-        if len(self._due) > 2 * len(self.watched) + 64:
-            all_due, self._due = self._due, []
-            for entry in all_due:
-                if entry[1] in self.watched:
-                    heapq.heappush(self._due, entry)
+        if len(self._due) > 2 * len(self.watched) + 64 and not self._clearing:
+            self._clearing = True
+            try:
+                before, count = self._due, len(self._due)
+                kept = [entry for entry in before if entry[1] in self.watched]
+                heapq.heapify(kept)
+                self._due = kept
+                for entry in before if len(before) != count else ():  # a handler has added some
+                    if entry[1] in self.watched and entry not in kept:
+                        heapq.heappush(kept, entry)
+            finally:
+                self._clearing = False
 
     def take(self, now: float) -> list[Watched]:
         """Take off what is due, and what nearly is. Every lease taken must be settled."""
