@@ -49,6 +49,8 @@ FIRST_CONNECT = 1.5
 """Seconds the first operation waits for a quorum of connections. No later one waits for any."""
 REST = 0.02
 """Seconds of these that it waits for the other nodes once it has a quorum."""
+FAR = 4
+"""Of a node that is as far away as the first that was connected, how many times as long it waits."""
 BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
 JITTER = random.SystemRandom()
@@ -90,6 +92,7 @@ class Driver:
         strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
         told: Whether listeners are told how the nodes do. Not where they could not be called: in a
             native thread beside greenlets.
+        node_timeout: How long the first operation waits for nodes that hang; seconds.
     """
 
     def __init__(
@@ -100,7 +103,9 @@ class Driver:
         *,
         strict: bool = True,
         told: bool = True,
+        node_timeout: float = FIRST_CONNECT,
     ) -> None:
+        self._node_timeout = node_timeout
         self._guard = guard = guard or Guard(False, 0.0, logger.debug)
         self.strict = strict
         self._later: deque[Callable[[], object]] = deque()
@@ -124,12 +129,16 @@ class Driver:
         self._closing = threading.Event()
         self._started = self._ready = False
 
-    def connect(self, timeout: float = FIRST_CONNECT, rest: float = REST) -> None:
+    def connect(
+        self, timeout: float = FIRST_CONNECT, rest: float = REST, hung: float | None = None
+    ) -> None:
         """Connect to all nodes, in parallel; return when a quorum is up or hope is gone.
 
         Args:
             timeout: Seconds to wait at most; 0 only starts connecting.
             rest: Seconds of these to wait for the other nodes once a quorum is up.
+            hung: Seconds, once one is up, after which the others are taken to hang; None for no
+                less than `timeout`. More, if the first is far away: see `FAR`.
 
         Raises:
             ConfigurationError: One of them cannot be a node. Not raised again once all went well:
@@ -140,7 +149,7 @@ class Driver:
                 self._started = True
                 for node in self.nodes:
                     self._reconnect(node)
-        start = monotonic()
+        start, hurried = monotonic(), hung is not None
         while True:
             with self._turn:
                 up = sum(node.channel.up for node in self.nodes)
@@ -148,9 +157,16 @@ class Driver:
                     break
                 bell = self._bell()
             # With a quorum there is no need to wait for the rest, but it is good to have.
+            if up and hung is not None:
+                timeout, hung = min(timeout, max(hung, FAR * (monotonic() - start))), None
             patience = min(timeout, rest) if up >= quorum_of(len(self.nodes)) else timeout
             if not bell.wait(start + patience - monotonic()):
                 break
+        if hurried and up < quorum_of(len(self.nodes)):
+            with self._turn:  # or the first round would wait for them once more
+                for node in self.nodes:
+                    if not (node.channel.up or node.channel.down):
+                        node.channel.unreachable("no connection yet")
         if timeout > 0:
             misfit = next((node for node in self.nodes if node.misfit), None)
             if misfit is not None and self.strict and not self._ready:
@@ -173,7 +189,7 @@ class Driver:
         """
         reentered = self._reentered()
         if not self._ready and not reentered:
-            self.connect()
+            self.connect(hung=self._node_timeout)
         try:
             first = () if ahead is None else (ahead(monotonic()),)
             steps = operation(monotonic())
@@ -195,7 +211,7 @@ class Driver:
         if self._reentered():
             raise _refusal()
         if not self._ready:
-            self.connect()
+            self.connect(hung=self._node_timeout)
         now = monotonic()
         started = [operation(now) for operation in operations]
         self._carry([next(steps) for steps in started])
