@@ -50,7 +50,8 @@ FIRST_CONNECT = 1.5
 REST = 0.02
 """Seconds of these that it waits for the other nodes once it has a quorum."""
 FAR = 4
-"""Of a node that is as far away as the first that was connected, how many times as long it waits."""
+"""How many times as long as for the first connection it waits for the others at least: they may be
+further away."""
 BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
 JITTER = random.SystemRandom()

@@ -99,13 +99,13 @@ def test_a_signal_handler(users: Users) -> None:
 
     signal.signal(signal.SIGALRM, handler)
     signal.setitimer(signal.ITIMER_REAL, MILLISECOND, MILLISECOND)
-    for _ in range(400):
+    for _ in range(150):
         users.use()
     signal.setitimer(signal.ITIMER_REAL, 0)
     print(users.outcomes, handled)
     assert set(users.outcomes) == {"used"}
     assert set(handled) <= {"used", "refused"}
-    assert handled["used"] > 50
+    assert handled["used"] > 20
     assert users.other.extend(users.theirs)
 
 
@@ -119,8 +119,8 @@ def test_at_each_line(users: Users) -> None:
         users.outcomes = outer
 
     nodes = len(users.redlock.nodes)
-    lines = at_each_line(users.use, handler, step=nodes)
-    assert lines > 300
+    lines = at_each_line(users.use, handler, step=nodes + 1)
+    assert lines > 200
     assert set(users.outcomes) == {"used"}
     assert set(handled) == {"used", "refused"}
     assert users.other.extend(users.theirs)
