@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-import select
 import threading
 import time
 import traceback
@@ -33,10 +32,10 @@ from .address import Address
 from .bell import Bell
 from .commands import encode
 from .errors import ConfigurationError, NodeError, RedlockError
-from .green import READABLE, poll
 from .guard import Facts, Guard
 from .lease import Claim, quorum_of
 from .node import Node, close_round
+from .polling import Poll
 from .quorum import Round, Steps, Verb, extend
 
 __all__ = ["Driver", "monotonic"]
@@ -49,7 +48,7 @@ FIRST_CONNECT = 1.5
 """Seconds the first operation waits for a quorum of connections. No later one waits for any."""
 REST = 0.02
 """Seconds of these that it waits for the other nodes once it has a quorum."""
-FAR = 4
+FAR = 10
 """How many times as long as for the first connection it waits for the others at least: they may be
 further away."""
 BACKOFF, BACKOFF_MAX = 0.05, 1.0
@@ -125,7 +124,7 @@ class Driver:
         self._turn = threading.RLock()
         self._bells: list[Bell] = []
         self._poller: int | None = None
-        self._poll = _Poll()
+        self._poll = Poll()
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
         self._started = self._ready = False
@@ -445,38 +444,3 @@ def _refusal() -> RedlockError:
         " something else. Only a release can be made there. Let the handler set a flag, or put the"
         " work on a queue, and do it outside of the handler; or try again later"
     )
-
-
-class _Poll:
-    """Which nodes can be read: select.poll, or select.select where there is nothing like it."""
-
-    def __init__(self) -> None:
-        self._poll = poll()
-        self._index_of: dict[int, int] = {}
-
-    def watch(self, index: int, fd: int) -> None:
-        self.forget(index)
-        self._index_of[fd] = index
-        if self._poll is not None:
-            self._poll.register(fd, READABLE)
-
-    def forget(self, index: int) -> None:
-        for fd in [fd for fd, known in self._index_of.items() if known == index]:
-            del self._index_of[fd]
-            if self._poll is not None:
-                self._poll.unregister(fd)
-
-    def copy(self) -> _Poll:
-        """Another of the same: one that is being waited for cannot be waited for again."""
-        other = _Poll()
-        for fd, index in list(self._index_of.items()):
-            other.watch(index, fd)
-        return other
-
-    def wait(self, timeout: float) -> list[int]:
-        """Indexes of the nodes with something to read, after at most `timeout` seconds."""
-        if self._poll is not None:
-            fds = [fd for fd, _event in self._poll.poll(timeout * 1000)]
-        else:
-            fds = select.select(list(self._index_of), [], [], timeout)[0]
-        return [self._index_of[fd] for fd in fds if fd in self._index_of]

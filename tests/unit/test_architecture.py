@@ -55,6 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "events": {"errors", "lease"},
     "address": {"errors", "redis"},
     "bell": set(),
+    "polling": {"green"},
     "complaints": {"quorum"},
     "green": set(),
     "haste": {"green"},
@@ -70,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
         *("handshake", "quorum", "replies", "redis"),
     },
     "driver": {
-        *("address", "bell", "commands", "errors", "green", "guard", "lease", "node", "quorum"),
+        *("address", "bell", "commands", "errors", "guard", "lease", "node", "polling", "quorum"),
     },
     "watchdog": {"bell", "haste", "lease"},
     "native": {"driver", "events", "green", "haste", "lease", "watchdog"},
