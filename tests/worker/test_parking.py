@@ -94,12 +94,9 @@ def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, ke
         (expired,) = send(cluster, "work", key, 1, expires=2.5)
         parked(cluster, [kept, revoked], 2)
         narrow.said(f"work[{revoked.id}] waits (parked) for k:{key}, which is at work ")
-        turn = wait_until(lambda: cluster.redlock.holder(f"k:{key}#turn"), 5.0, "it has the turn")
         revoked.revoke()
         assert cluster.state(revoked) == "REVOKED"
         assert cluster.state(expired) == "REVOKED"
-        kept_up = cluster.redlock.holder(f"k:{key}#turn")
-        assert kept_up is not None and kept_up.digest == turn.digest  # longer than its ttl
     assert cluster.state(kept) == "SUCCESS"
     assert [run.task for run in cluster.runs(key)] == [kept.id]
     cluster.settled()
