@@ -39,7 +39,7 @@ LOOK_S = (0.4, 0.8)
 """Seconds, at random, between two looks at a resource that nobody has called us for. Below one: a
 free resource that is waited for is taken within a second, whatever became of its call."""
 AFTER_END_S = 0.1
-"""Seconds after the end of a body of ours until we look: its release should have called somebody."""
+"""Seconds after the end of a body of ours until we look: its release has called someone."""
 SLOT_S = 0.05
 """Seconds between two looks at the pool, where a resource is free and no slot is."""
 QUEUE_UP_S = 1.0
@@ -50,7 +50,7 @@ CALLED_S = 0.1
 RENEW_S = 20.0
 """Seconds between two requests that keep our place; the nodes forget it after 60."""
 NO_QUORUM_S = 1.0
-"""Seconds without a quorum after which deliveries go, one at a time, and do as their options say."""
+"""Seconds without a quorum after which deliveries go, one at a time, to do as they are told."""
 
 JITTER = random.SystemRandom()
 
@@ -169,10 +169,12 @@ class Dispatcher:
         if now - self._swept >= 0.25:
             self._swept = now
             self._sweep()
-        looks = []
+        looks: list[_Watched] = []
+        waits = not any(watched.due <= now for watched in self._watched.values())
+        horizon = now if waits else now + LOOK_S[0]
         for watched in list(self._watched.values()):
             try:
-                if self._attend(watched, now):
+                if self._attend(watched, now, horizon):
                     looks.append(watched)
             except Exception:  # of one, and it holds up no other
                 logger.exception("%s is looked after again in 1 s", printable(watched.resource))
@@ -225,8 +227,14 @@ class Dispatcher:
 
     # -- What may go -----------------------------------------------------------------------------
 
-    def _attend(self, watched: _Watched, now: float) -> bool:
-        """Do what is due for one resource; return whether the nodes are to be asked about it."""
+    def _attend(self, watched: _Watched, now: float, horizon: float) -> bool:
+        """Do what is due for one resource; return whether the nodes are to be asked about it.
+
+        Args:
+            watched: The resource.
+            now: Seconds.
+            horizon: Until when what is due may be asked along with what is due now.
+        """
         parked, running = self._admission.counts(watched.resource)
         if not parked:
             self._unwatch(watched)
@@ -243,12 +251,13 @@ class Dispatcher:
             watched.place.forget()
             watched.queued = None  # whoever is called stands in the queue no more
             watched.called = True
+            watched.due = now
             if self._has_slot() or running:  # the slot of a body that has just released
                 watched.due = now + CALLED_S
                 self._admission.called(watched.resource)
                 self._proceed(watched.resource, False, False)
                 return False
-        if watched.due > now:
+        if watched.due > (now if watched.called or watched.no_slot is not None else horizon):
             return False
         if watched.called:  # and nothing has come of it: another may have a slot for it
             watched.called = False

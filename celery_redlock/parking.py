@@ -127,6 +127,7 @@ class Parking(bootsteps.StartStopStep):
         self._longest = min(LONGEST_S, unacknowledged_for(app) / 4)
         self._given: set[Any] = set()
         self._full_since: float | None = None
+        self._some_are_new = False
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -221,10 +222,13 @@ class Parking(bootsteps.StartStopStep):
             return False
         # Its time has begun, though it has met no lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "since": since}
-        self._say_parked(request, resource, since)
-        self._prefetch.renew([request], now, new=True)
-        self._prefetch.widen(self._extra)
-        self.dispatcher.watch(resource)
+        try:
+            self._some_are_new = True
+            self._prefetch.widen(self._extra)
+            self.dispatcher.watch(resource)
+            self._say_parked(request, resource, since)
+        except Exception:  # it is parked all the same, and must not go to the pool twice
+            logger.exception("%s[%s] is parked", request.name, request.id)
         return True
 
     def _urgency(self, request: Any) -> float:
@@ -366,10 +370,13 @@ class Parking(bootsteps.StartStopStep):
                 self._ended(request, resource)
         self._prefetch.widen(self._extra)
         if self._full and self._prefetch.widens:
-            surplus = self.admission.take_back(max(1, self._consumer.qos.value))
+            unacknowledged = sum(not request.acknowledged for request in self._given)
+            surplus = self.admission.take_back(max(0, self._consumer.qos.value - unacknowledged))
             if surplus:
                 self._prefetch.give_back(parked.request for parked in surplus)
-        self._prefetch.renew((parked.request for parked in self.admission.parked()), now)
+        requests = [parked.request for parked in self.admission.parked()]
+        some_are_new, self._some_are_new = self._some_are_new, False
+        self._prefetch.renew(requests, now, some_are_new=some_are_new)
 
 
 def _taken(row: deque[Any]) -> Iterator[Any]:

@@ -110,18 +110,17 @@ class Prefetch:
 
     # -- A Redis broker ---------------------------------------------------------------------------
 
-    def renew(self, requests: Iterable[Any], now: float, *, new: bool = False) -> None:
+    def renew(self, requests: Iterable[Any], now: float, *, some_are_new: bool) -> None:
         """Say that we still have these messages: for now, not for the visibility timeout.
 
         Args:
             requests: Whose messages.
             now: Seconds.
-            new: Whether they have just been parked; else it is done every `RENEW_S`.
+            some_are_new: Whether it has not been said of all of them; else it is every `RENEW_S`.
         """
-        if not new:
-            if now - self._renewed < RENEW_S:
-                return
-            self._renewed = now
+        if not some_are_new and now - self._renewed < RENEW_S:
+            return
+        self._renewed = now
         qos = self._redis_qos
         if qos is not None and qos.visibility_timeout > 2 * RETURN_S:
             self._date(qos, requests, time.time() + RETURN_S - qos.visibility_timeout)
@@ -129,7 +128,11 @@ class Prefetch:
     def keep(self, request: Any) -> bool:
         """Have a message for the whole visibility timeout; return whether it is still ours."""
         qos = self._redis_qos
-        return qos is None or self._date(qos, [request], time.time()) > 0
+        try:
+            return qos is None or self._date(qos, [request], time.time()) > 0
+        except Exception as error:  # in doubt it runs here as well
+            logger.warning("%s: the broker does not tell whose it is: %r", request.id, error)
+            return True
 
     @property
     def _redis_qos(self) -> Any:
