@@ -32,7 +32,6 @@ class Parked:
         request: Celery's, unacknowledged.
         resource: What it waits for.
         since: Since when its task waits; seconds since 1970.
-        not_before: When it may go at the earliest; seconds.
         until: When it goes even though its resource is held; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
     """
@@ -40,7 +39,6 @@ class Parked:
     request: Any
     resource: str
     since: float
-    not_before: float
     until: float
     rank: tuple[float, float, int]
 
@@ -82,7 +80,7 @@ class AdmissionQueue:
         since: float,
         until: float,
         urgency: float = 0.0,
-        not_before: float | None = None,
+        again: bool = False,
     ) -> bool:
         """Decide whether a delivery goes to the pool at once; else it is parked.
 
@@ -93,18 +91,17 @@ class AdmissionQueue:
             since: Since when its task waits, in seconds since 1970.
             until: When it goes in any case.
             urgency: Smaller goes first.
-            not_before: When it may go at the earliest, if it has met a held lock before.
+            again: Whether it has met a held lock before.
         """
         with self._lock:
             known = self._resources.get(resource)
-            wanted = known is not None or not_before is not None
-            if not wanted or self._count >= self.most:
-                self._start(self._resources.setdefault(resource, _Resource()), request, now)
+            if (known is None and not again) or self._count >= self.most:
+                known = self._resources.setdefault(resource, _Resource())
+                known.running[id(request)] = (request, now)
                 return True
             known = self._resources.setdefault(resource, _Resource())
             rank = (urgency, since, next(self._numbers))
-            at = now if not_before is None else not_before
-            parked = Parked(request, resource, since, at, until, rank)
+            parked = Parked(request, resource, since, until, rank)
             bisect.insort(known.parked, parked, key=lambda one: one.rank)
             self._count += 1
             return False
@@ -137,12 +134,10 @@ class AdmissionQueue:
             known = self._resources.get(resource)
             if known is None or not (known.called or free) or _at_work(known, now):
                 return None
-            ripe = next((parked for parked in known.parked if parked.not_before <= now), None)
-            if ripe is not None:
-                known.called = False
-                self._leave(known, ripe)
-                self._start(known, ripe.request, now)
-            return ripe
+            if not known.parked:
+                return None
+            known.called = False
+            return self._go(known, known.parked[0], now)
 
     def take_overdue(self, now: float) -> Parked | None:
         """Return one that goes whatever the nodes say: it must not stay unacknowledged longer."""
@@ -150,9 +145,7 @@ class AdmissionQueue:
             for known in self._resources.values():
                 for parked in known.parked:
                     if parked.until <= now:
-                        self._leave(known, parked)
-                        self._start(known, parked.request, now)
-                        return parked
+                        return self._go(known, parked, now)
             return None
 
     def take_back(self, keep: int) -> list[Parked]:
@@ -182,12 +175,6 @@ class AdmissionQueue:
             known = self._resources.get(resource)
             return (len(known.parked), len(known.running)) if known is not None else (0, 0)
 
-    def next_ripe(self, resource: str) -> float:
-        """Return when the first parked one of a resource may go; seconds, 0 if none is parked."""
-        with self._lock:
-            known = self._resources.get(resource)
-            return min((one.not_before for one in known.parked), default=0.0) if known else 0.0
-
     def parked(self) -> list[Parked]:
         """Return all that are parked."""
         with self._lock:
@@ -199,8 +186,10 @@ class AdmissionQueue:
             resources = self._resources.items()
             return [(one, name) for name, known in resources for one, _ in known.running.values()]
 
-    def _start(self, known: _Resource, request: Any, now: float) -> None:
-        known.running[id(request)] = (request, now)
+    def _go(self, known: _Resource, parked: Parked, now: float) -> Parked:
+        self._leave(known, parked)
+        known.running[id(parked.request)] = (parked.request, now)
+        return parked
 
     def _leave(self, known: _Resource, parked: Parked) -> None:
         known.parked.remove(parked)

@@ -49,7 +49,7 @@ def attempts_of(request: Any) -> dict[str, Any]:
     if isinstance(since, bool) or not isinstance(since, (int, float)) or not abs(since) < FAR:
         since = now
     attempts: dict[str, Any] = {"since": min(since, now)}
-    for name in ("copy", "again"):
+    for name in ("copy", "again", "parked"):
         if given.get(name) is True:
             attempts[name] = True
     for why in ("held", "unavailable"):

@@ -22,7 +22,7 @@ from .lease import Holder
 from .options import CONFLICT_POLICIES, TaskOptions
 from .signals import task_skipped
 from .skipped import Skipped
-from .waiting import at_work, eta_of
+from .waiting import at_work
 
 __all__ = ["Refused", "check_rejecting", "is_split"]
 
@@ -35,6 +35,8 @@ that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
 COPY = 1.0
 """Seconds before a copy is delivered again, at most: when its first delivery dies, it is to run
 soon. Each of its looks costs two rounds and a message."""
+PARKED = 0.3
+"""Seconds before a task is delivered again, at most, where workers park what meets a held lock."""
 LOOK = 0.5
 """Seconds between two looks at who holds what a task is waiting to take over."""
 
@@ -198,6 +200,12 @@ class Refused:
         ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
         if self._copy:
             ceiling = min(ceiling, COPY)
+        if (
+            why == "held"
+            and at_work(self._request)
+            and (attempts.pop("parked", False) or count < 2)
+        ):
+            ceiling = PARKED  # whoever receives it parks it
         countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
         ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever
         level = logging.INFO if ordinary else logging.WARNING
@@ -212,10 +220,6 @@ class Refused:
             countdown,
             refusal,
         )
-        when: dict[str, Any] = {"countdown": countdown}
-        if why == "held" and at_work(self._request):
-            # Workers that park it know when it may run; for others it has an ETA as before.
-            when = {"eta": eta_of(countdown, attempts)}
         headers = {**(self._request.headers or {}), ATTEMPTS: attempts}
         serializer = serializer_of(self._request)
         # Not self.retry(): that would spend the retries of the user.
@@ -223,7 +227,7 @@ class Refused:
             self._request,
             retries=self._request.retries,
             headers=headers,
-            **when,
+            countdown=countdown,
             **({"serializer": serializer} if serializer else {}),
         )
         try:

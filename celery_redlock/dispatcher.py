@@ -290,10 +290,6 @@ class Dispatcher:
                 # Its holder may have died without a word.
                 watched.due = min(watched.due, now + free_in + 0.002)
             if free:
-                ripe = self._admission.next_ripe(watched.resource)
-                if ripe > now:
-                    watched.due = ripe
-                    continue
                 queue_up = watched.no_slot is not None and now - watched.no_slot >= QUEUE_UP_S
                 watched.no_slot = None
                 self._proceed(watched.resource, True, queue_up)

@@ -28,11 +28,10 @@ from typing import Any
 
 from celery import bootsteps, signals
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
-from celery.utils.imports import instantiate
 from celery.worker import state
 
 from .admission import AdmissionQueue, Parked
-from .attempts import ATTEMPTS
+from .attempts import ATTEMPTS, MANY, count
 from .delivery import _visible as unacknowledged_for
 from .dispatcher import Dispatcher
 from .driver import monotonic
@@ -44,7 +43,7 @@ from .prefetch import MAX_PARKED, Prefetch
 from .reservation import HEADER, Reservation
 from .settings import enabled, read_settings
 from .task import lock_of, resources_of
-from .waiting import parkable, set_at_work, waits
+from .waiting import parkable, set_at_work
 
 __all__ = ["Parking", "begin"]
 
@@ -53,9 +52,6 @@ logger = logging.getLogger("celery_redlock.parking")
 LONGEST_S = 600.0
 """Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
 meets the lock and is sent again, or the broker would give it to another worker."""
-RESENT_S = 0.1
-"""Seconds until a delivery may go that was sent again: its sender may still have to store the state
-RETRY, which must not come after the state SUCCESS."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
 
@@ -68,12 +64,9 @@ def begin(app: Any) -> None:
     parking = conf.get("redlock_parking", True) and enabled(conf)
     if conf.get("worker_disable_prefetch", False):
         parking = False  # what is parked would count as what is at work
-    tasks = [task for task in app.tasks.values() if parking and _parks(task)]
-    set_at_work(bool(tasks))
-    for task in tasks:
-        if not isinstance(task.Strategy, _Strategy):
-            task.Strategy = _Strategy(task.Strategy)
-    if tasks:
+    parking = bool(parking) and any(map(_parks, app.tasks.values()))
+    set_at_work(parking)
+    if parking:
         app.steps["consumer"].add(Parking)
     else:
         app.steps["consumer"].discard(Parking)
@@ -82,29 +75,6 @@ def begin(app: Any) -> None:
 def _parks(task: Any) -> bool:
     lock = lock_of(task)
     return lock is not None and parkable(lock.options(task.app))
-
-
-class _Strategy:
-    """Makes a task's handler of messages, as Celery's `Task.Strategy`.
-
-    A message that was sent again for its lock has an ETA, for workers that do not park. Here its
-    lock decides when it goes.
-    """
-
-    def __init__(self, previous: Any) -> None:
-        self._previous = previous
-
-    def __call__(self, task: Any, app: Any, consumer: Any, **options: Any) -> Any:
-        handler = instantiate(self._previous, task, app, consumer, **options)
-        parking = consumer.on_task_request
-
-        def receive(message: Any, *args: Any, **kwargs: Any) -> Any:
-            with contextlib.suppress(Exception):
-                if isinstance(parking, Parking) and parking.room and waits(message.headers):
-                    message.headers["eta"] = None
-            return handler(message, *args, **kwargs)
-
-        return receive
 
 
 class Parking(bootsteps.StartStopStep):
@@ -125,7 +95,6 @@ class Parking(bootsteps.StartStopStep):
         consumer.on_task_request = self
         self._tells = read_settings(app).events
         self._longest = min(LONGEST_S, unacknowledged_for(app) / 4)
-        self._given: set[Any] = set()
         self._full_since: float | None = None
         self._some_are_new = False
         self._prefetch = Prefetch(consumer)
@@ -163,19 +132,13 @@ class Parking(bootsteps.StartStopStep):
     # -- Deliveries ------------------------------------------------------------------------------
 
     @property
-    def room(self) -> bool:
-        """Whether one more can be parked."""
-        return len(self.admission) < self._prefetch.most
-
-    @property
     def _full(self) -> bool:
         return self._full_since is not None and monotonic() - self._full_since >= FULL_S
 
     def _has_slot(self) -> bool:
         """Whether the pool could begin with another task now."""
-        given = {one for one in tuple(self._given) if one in state.reserved_requests}
-        self._given = given
-        return bool(len(given) < self._consumer.pool.num_processes)
+        given = len(state.reserved_requests) - len(self.admission)
+        return bool(given < self._consumer.pool.num_processes)
 
     def __call__(self, request: Any) -> Any:
         """A request is to go to the pool."""
@@ -184,10 +147,6 @@ class Parking(bootsteps.StartStopStep):
                 return None
         except Exception:
             logger.exception("%s[%s] is not parked", request.name, request.id)
-        return self._give(request)
-
-    def _give(self, request: Any) -> Any:
-        self._given.add(request)
         return self._to_pool(request)
 
     def _is_parked(self, request: Any) -> bool:
@@ -200,7 +159,7 @@ class Parking(bootsteps.StartStopStep):
             return False  # the body's process says what is wrong
         attempts = request.request_dict.get(ATTEMPTS)
         attempts = attempts if isinstance(attempts, Mapping) else {}
-        again = "waits" in attempts
+        again = count(attempts.get("held"), MANY) > 0
         if len(resources) != 1 or (not again and self._may_be_a_duplicate(request)):
             return False
         (resource,) = resources
@@ -217,11 +176,11 @@ class Parking(bootsteps.StartStopStep):
             since=since,
             until=now + longest * JITTER.uniform(0.75, 1.0),
             urgency=self._urgency(request),
-            not_before=now + RESENT_S if again else None,
+            again=again,
         ):
             return False
-        # Its time has begun, though it has met no lock yet.
-        request.request_dict[ATTEMPTS] = {**attempts, "since": since}
+        # Its time has begun, though it may have met no lock yet.
+        request.request_dict[ATTEMPTS] = {**attempts, "since": since, "parked": True}
         try:
             self._some_are_new = True
             self._prefetch.widen(self._extra)
@@ -338,7 +297,7 @@ class Parking(bootsteps.StartStopStep):
         request = parked.request
         self._prefetch.widen(self._extra)
         if request in state.reserved_requests and self._prefetch.keep(request):
-            self._give(request)
+            self._to_pool(request)
             return
         if request in state.reserved_requests:
             logger.info("%s was given to another worker: it is left to it", request.id)
@@ -370,8 +329,10 @@ class Parking(bootsteps.StartStopStep):
                 self._ended(request, resource)
         self._prefetch.widen(self._extra)
         if self._full and self._prefetch.widens:
-            unacknowledged = sum(not request.acknowledged for request in self._given)
-            surplus = self.admission.take_back(max(0, self._consumer.qos.value - unacknowledged))
+            # What is with the pool and not acknowledged is in the window as well.
+            held = [not request.acknowledged for request in tuple(state.reserved_requests)]
+            beyond = sum(held) - self._consumer.qos.value
+            surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
             if surplus:
                 self._prefetch.give_back(parked.request for parked in surplus)
         requests = [parked.request for parked in self.admission.parked()]

@@ -38,16 +38,21 @@ class Prefetch:
 
     Args:
         consumer: Celery's.
+
+    Attributes:
+        widens: Whether the window can be changed.
     """
 
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._extra = 0
         self._renewed = 0.0
+        self.widens = True
 
     def connected(self) -> None:
         """There is a new connection, with Celery's own window."""
         self._extra = 0
+        self.widens = not _is_static(self._consumer)
         qos = self._consumer.qos
         qos.callback = self._with_extra(qos.callback)
 
@@ -73,12 +78,6 @@ class Prefetch:
         if extra != self._extra and self.widens:
             self._extra = extra
             self._consumer.qos.prev = None
-
-    @property
-    def widens(self) -> bool:
-        """Whether the window can be changed: not that of a quorum queue's consumer."""
-        amqp = self._consumer.connection.transport.driver_type == "amqp"
-        return not (amqp and getattr(self._consumer, "qos_global", None) is False)
 
     @property
     def most(self) -> int:
@@ -148,3 +147,13 @@ class Prefetch:
         with qos.channel.conn_or_acquire() as client:
             # Only those that are there (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
+
+
+def _is_static(consumer: Any) -> bool:
+    """Whether the window of a running consumer stays as it is: with quorum queues."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues
+    except ImportError:  # Celery 5.4 knows nothing of them
+        return False
+    conf, driver = consumer.app.conf, consumer.connection.transport.driver_type
+    return bool(conf.worker_detect_quorum_queues and detect_quorum_queues(consumer.app, driver)[0])

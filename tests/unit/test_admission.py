@@ -65,7 +65,7 @@ def test_the_first_goes_and_its_followers_are_parked(row: Deliveries) -> None:
 
 
 def test_one_that_met_a_held_lock_is_parked_though_nothing_is_known_here(some: Deliveries) -> None:
-    assert not some.arrive("again", not_before=0.1)
+    assert not some.arrive("again", again=True)
 
 
 def test_each_call_lets_one_go(row: Deliveries) -> None:
@@ -100,17 +100,6 @@ def test_two_never_go_together(row: Deliveries) -> None:
     assert row.take(free=True) == ""
 
 
-def test_one_that_was_sent_again_goes_no_sooner_than_it_may(some: Deliveries) -> None:
-    """Its sender may still have to store the state RETRY. It holds up no other."""
-    some.arrive("again", not_before=0.1)
-    assert some.queue.next_ripe("r") == 0.1
-    assert some.take(0.09, free=True) == ""
-    some.arrive("ripe", since=5.0)
-    assert some.take(0.09, free=True) == "ripe"
-    some.ended("ripe")
-    assert some.take(0.1, free=True) == "again"
-
-
 def test_the_most_urgent_goes_first_then_the_one_that_has_waited_longest(some: Deliveries) -> None:
     some.arrive("first")
     some.arrive("young", since=20.0)
@@ -136,7 +125,7 @@ def test_one_that_is_parked_for_too_long_goes_though_its_resource_is_held(row: D
 
 def test_overdue_ones_go_one_at_a_time(some: Deliveries) -> None:
     for number in range(3):
-        some.arrive(f"a{number}", not_before=0.0, until=1.0)
+        some.arrive(f"a{number}", again=True, until=1.0)
     assert name_of(some.queue.take_overdue(2.0)) == "a0"
     assert len(some.queue) == 2
 
@@ -148,7 +137,7 @@ def test_no_more_are_parked_than_may(row: Deliveries) -> None:
 
 
 def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
-    row.arrive("late", since=9.0, resource="else", not_before=0.0)
+    row.arrive("late", since=9.0, resource="else", again=True)
     back = row.queue.take_back(2)
     assert [name_of(parked) for parked in back] == ["late", "c"]
     assert len(row.queue) == 2

@@ -108,15 +108,15 @@ CELERY_SIDE: dict[str, set[str]] = {
     "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
     "waiting": {"attempts", "options"},
-    "gate": set(),
-    "doorman": {
-        *("bell", "driver", "errors", "gate", "lease", "lock", "quorum", "refusal", "wakeup"),
+    "admission": set(),
+    "dispatcher": {
+        *("admission", "bell", "driver", "errors", "lease", "line", "lock", "quorum", "refusal"),
     },
+    "prefetch": {"celery"},
     "parking": {
-        *("attempts", "doorman", "driver", "errors", "gate", "lease", "lock", "monitor"),
-        *("reservation", "settings", "task", "celery"),
+        *("admission", "attempts", "delivery", "dispatcher", "driver", "errors", "lease", "lock"),
+        *("monitor", "prefetch", "reservation", "settings", "task", "waiting", "celery"),
     },
-    "strategy": {"parking", "settings", "task", "waiting", "celery"},
     "reservation": {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
         *("quorum", "refusal"),
@@ -143,7 +143,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
         *("conflict", "inspection", "settings", "task", "celery"),
-        *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
+        *("beat", "keeper", "monitor", "parking"),  # inside functions: no other process needs them
     },
     "inspection": {
         *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),

@@ -51,11 +51,11 @@ class Watch:
     def _sweep(self) -> None:
         self.sweeps += 1
 
-    def park(self, resource: str = "r", *, held: bool = True, not_before: float = 0.0) -> Any:
+    def park(self, resource: str = "r", *, held: bool = True) -> Any:
         if held:
             self.redlock.acquire(resource)
         request = SimpleNamespace(time_start=None)
-        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "not_before": not_before}
+        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "again": True}
         assert not self.queue.arrive(request, resource, self.clock(), **when)
         self.dispatcher.watch(resource)
         return request
@@ -178,15 +178,6 @@ def test_where_a_slot_is_never_free_it_takes_its_turn_among_the_others(watch: Wa
     assert watch.went == []
     watch.run(1.0, lambda: watch.went)
     assert watch.went == [("r", True, True)]
-
-
-def test_one_that_may_not_go_yet_is_waited_for(watch: Watch) -> None:
-    ripe = watch.clock() + 0.1
-    watch.park(held=False, not_before=ripe)
-    watch.run(0.09)
-    assert watch.went == []
-    watch.run(1.0, lambda: watch.went)
-    assert watch.clock() == pytest.approx(ripe, abs=0.01)
 
 
 def test_without_a_quorum_one_after_the_other_goes(watch: Watch) -> None:

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from kombu import Queue
 from kombu.common import QoS
 
 from celery_redlock.prefetch import MAX_PARKED, Prefetch
@@ -14,10 +16,10 @@ from celery_redlock.prefetch import MAX_PARKED, Prefetch
 class Consumer:
     """A consumer's window, on a broker that is told of it."""
 
-    def __init__(self, driver: str = "redis", qos_global: bool | None = None, window: int = 8):
+    def __init__(self, driver: str = "redis", app: Any = None, window: int = 8):
         self.told: list[int] = []
         self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type=driver))
-        self.qos_global = qos_global
+        self.app = app or Celery("shop", set_as_current=False)
         self.task_consumer = SimpleNamespace(channel=SimpleNamespace(qos=None))
         self.window = window
         self.qos: Any = None
@@ -119,13 +121,21 @@ def test_what_is_parked_while_the_broker_answers_is_told_as_well(
 
 
 @pytest.mark.parametrize(
-    ("driver", "qos_global", "widens"),
-    [("amqp", False, False), ("amqp", True, True), ("amqp", None, True), ("redis", False, True)],
+    ("driver", "kind", "detect", "widens"),
+    [
+        ("amqp", "quorum", True, False),
+        ("amqp", "quorum", False, True),
+        ("amqp", "classic", True, True),
+        ("redis", "quorum", True, True),
+    ],
 )
 def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
-    driver: str, qos_global: bool | None, widens: bool
+    driver: str, kind: str, detect: bool, widens: bool
 ) -> None:
-    consumer = Consumer(driver, qos_global)
+    app = Celery("shop", set_as_current=False)
+    app.conf.task_queues = [Queue("q", queue_arguments={"x-queue-type": kind})]
+    app.conf.worker_detect_quorum_queues = detect
+    consumer = Consumer(driver, app)
     prefetch = Prefetch(consumer)
     prefetch.connected()
     assert prefetch.widens is widens

@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 from celery_redlock.prefetch import RETURN_S
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
-from tests.worker.test_parking import all_done, parked, send
+from tests.worker.test_parking import all_done, cut_off, parked, send
 
 pytestmark = pytest.mark.worker
 
@@ -147,6 +147,7 @@ def test_one_that_another_worker_was_given_is_left_to_it(cluster: Cluster, key: 
         assert len(cluster.runs(key)) == 0
 
 
+@pytest.mark.slow
 def test_the_window_is_celery_s_own_after_reconnects(cluster: Cluster, key: str) -> None:
     with cluster.worker("-c", "2", queue="window") as worker:
 
@@ -159,15 +160,11 @@ def test_the_window_is_celery_s_own_after_reconnects(cluster: Cluster, key: str)
             with cluster.redlock.lock(f"k:{key}"):
                 sent = send(cluster, "work", key, 10, 0.01, queue="window")
                 parked(cluster, sent, 10)
-                for client in cluster.client.client_list():
-                    if client["cmd"] in ("brpop", "bzmpop"):
-                        with contextlib.suppress(redis.ResponseError):
-                            cluster.client.client_kill(client["addr"])
-                worker.said("Connection to broker lost")
+                cut_off(cluster, worker)
                 with redis.Redis(port=cluster.broker.port) as broker:
                     for tag in scores(cluster):
                         broker.zadd("unacked_index", {tag: 0.0})
-            all_done(cluster, sent, key, 60.0)
+            assert {cluster.state(one, 60.0) for one in sent} == {"SUCCESS"}
             cluster.settled()
             wait_until(lambda: window() == 8, 10.0, "the window is 8 again")
 
