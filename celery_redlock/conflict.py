@@ -200,11 +200,8 @@ class Refused:
         ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
         if self._copy:
             ceiling = min(ceiling, COPY)
-        if (
-            why == "held"
-            and at_work(self._request)
-            and (attempts.pop("parked", False) or count < 2)
-        ):
+        parked = attempts.pop("parked", False) or count == 1
+        if why == "held" and parked and at_work(self._request):
             ceiling = PARKED  # whoever receives it parks it
         countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
         ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever

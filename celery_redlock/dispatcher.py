@@ -244,8 +244,8 @@ class Dispatcher:
             # The nodes do not agree; most likely the others' calls are on their way.
             watched.due = min(watched.due, now + JITTER.uniform(*FEW))
             return False
-        if calls and not watched.place.sure:
-            watched.place.forget()
+        if calls and (calls < watched.place.quorum or not watched.place.sure):
+            self._stand(watched, now)  # another was called, or nobody: the nodes are asked
             watched.due = now
         elif calls:
             watched.place.forget()
@@ -287,8 +287,8 @@ class Dispatcher:
                 watched.no_quorum = None
                 free_in = refusal.free_in(ballot, number)
                 free = free_in <= 0
-                # Its holder may have died without a word.
-                watched.due = min(watched.due, now + free_in + 0.002)
+                if not free:  # its holder may have died without a word
+                    watched.due = min(watched.due, now + free_in + 0.002)
             if free:
                 queue_up = watched.no_slot is not None and now - watched.no_slot >= QUEUE_UP_S
                 watched.no_slot = None
