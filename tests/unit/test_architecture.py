@@ -107,6 +107,8 @@ CELERY_SIDE: dict[str, set[str]] = {
     "monitor": {"attempts", "errors", "events", "lease", "celery"},
     "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
+    "refresh": {"broker", "errors", "task", "celery"},
+    "broker": {"celery", "kombu"},  # inside functions: older ones do not have it
     "waiting": {"attempts", "options"},
     "gate": set(),
     "doorman": {
@@ -131,11 +133,12 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {
-        *("attempts", "errors", "lease", "options", "signals", "skipped", "waiting", "celery"),
+        *("attempts", "broker", "errors", "lease", "options", "signals", "skipped", "waiting"),
+        *("celery", "tenacity"),
     },
     "delivery": {
-        *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "results"),
-        *("signals", "celery"),
+        *("attempts", "broker", "commands", "conflict", "errors", "hold", "lease", "options"),
+        *("results", "signals", "celery"),
     },
     "task": {
         *("arrival", "attempts", "delivery", "errors", "hold", "interrupt", "keys", "lease"),
@@ -144,7 +147,8 @@ CELERY_SIDE: dict[str, set[str]] = {
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
         *("conflict", "inspection", "received", "settings", "task", "celery"),
-        *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
+        # inside functions: no other process needs them
+        *("beat", "keeper", "monitor", "refresh", "strategy"),
     },
     "inspection": {
         *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),
