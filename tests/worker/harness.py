@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import redis
 from celery import Celery
 from celery.backends.redis import RedisBackend
+from celery.exceptions import DuplicateNodenameWarning
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 from pytest_celery import (
@@ -199,7 +201,11 @@ class Cluster:
 
     def _rabbitmq_is_empty(self) -> bool:
         inspect = self.app.control.inspect(timeout=0.5)
-        asked = [inspect.active(), inspect.reserved(), inspect.scheduled()]
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DuplicateNodenameWarning
+            )  # a busy worker may say it twice
+            asked = [inspect.active(), inspect.reserved(), inspect.scheduled()]
         at_work = [task for answer in asked for tasks in (answer or {}).values() for task in tasks]
         return not at_work and not self.queued()
 
