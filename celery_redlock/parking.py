@@ -32,7 +32,7 @@ from celery.worker import state
 
 from .admission import AdmissionQueue, Parked
 from .attempts import ATTEMPTS, MANY, count
-from .delivery import _visible as unacknowledged_for
+from .broker import on_last_delivery, unacknowledged_for
 from .dispatcher import Dispatcher
 from .driver import monotonic
 from .errors import printable
@@ -162,6 +162,8 @@ class Parking(bootsteps.StartStopStep):
         again = count(attempts.get("held"), MANY) > 0
         if len(resources) != 1 or (not again and self._may_be_a_duplicate(request)):
             return False
+        if on_last_delivery(self._app, request.request_dict):
+            return False  # given back once more it would be dropped: it goes, and is sent anew
         (resource,) = resources
         now = monotonic()
         since = attempts.get("since")

@@ -18,6 +18,8 @@ from typing import Any
 
 from celery.worker import state
 
+from .broker import has_quorum_queues
+
 __all__ = ["MAX_PARKED", "Prefetch"]
 
 logger = logging.getLogger("celery_redlock.parking")
@@ -52,7 +54,9 @@ class Prefetch:
     def connected(self) -> None:
         """There is a new connection, with Celery's own window."""
         self._extra = 0
-        self.widens = not _is_static(self._consumer)
+        app = self._consumer.app  # the window of a quorum queue's running consumer stays as it is
+        detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
+        self.widens = not (detects and has_quorum_queues(app))
         qos = self._consumer.qos
         qos.callback = self._with_extra(qos.callback)
 
@@ -147,13 +151,3 @@ class Prefetch:
         with qos.channel.conn_or_acquire() as client:
             # Only those that are there (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
-
-
-def _is_static(consumer: Any) -> bool:
-    """Whether the window of a running consumer stays as it is: with quorum queues."""
-    try:
-        from celery.utils.quorum_queues import detect_quorum_queues
-    except ImportError:  # Celery 5.4 knows nothing of them
-        return False
-    conf, driver = consumer.app.conf, consumer.connection.transport.driver_type
-    return bool(conf.worker_detect_quorum_queues and detect_quorum_queues(consumer.app, driver)[0])

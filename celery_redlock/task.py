@@ -59,7 +59,7 @@ F = TypeVar("F")
 _celery_state: Any = _state  # its stubs lack most of it
 
 
-OF_CALL = ("scope", "on_duplicate", "reserve_ttl", "reserve_expires")
+OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that one call can be given: `apply_async(..., lock={...})`."""
 
 _MISSPELT = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # these are Celery's as well

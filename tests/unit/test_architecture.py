@@ -107,20 +107,23 @@ CELERY_SIDE: dict[str, set[str]] = {
     "monitor": {"attempts", "errors", "events", "lease", "celery"},
     "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
+    "refresh": {"broker", "errors", "task", "celery"},
+    "broker": {"celery", "kombu"},  # inside functions: older ones do not have it
     "waiting": {"attempts", "options"},
     "admission": set(),
     "dispatcher": {
         *("admission", "bell", "driver", "errors", "lease", "line", "lock", "quorum", "refusal"),
     },
-    "prefetch": {"celery"},
+    "prefetch": {"broker", "celery"},
     "parking": {
-        *("admission", "attempts", "delivery", "dispatcher", "driver", "errors", "lease", "lock"),
+        *("admission", "attempts", "broker", "dispatcher", "driver", "errors", "lease", "lock"),
         *("monitor", "prefetch", "reservation", "settings", "task", "waiting", "celery"),
     },
     "reservation": {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
         *("quorum", "refusal"),
     },
+    "received": {"driver", "errors", "lock", "reservation", "celery"},
     "arrival": {
         *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
         *("options", "reservation", "results", "signals", "skipped", "celery"),
@@ -130,11 +133,12 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {
-        *("attempts", "errors", "lease", "options", "signals", "skipped", "waiting", "celery"),
+        *("attempts", "broker", "errors", "lease", "options", "signals", "skipped", "waiting"),
+        *("celery", "tenacity"),
     },
     "delivery": {
-        *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "results"),
-        *("signals", "celery"),
+        *("attempts", "broker", "commands", "conflict", "errors", "hold", "lease", "options"),
+        *("results", "signals", "celery"),
     },
     "task": {
         *("arrival", "attempts", "delivery", "errors", "hold", "interrupt", "keys", "lease"),
@@ -142,8 +146,9 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "inspection", "settings", "task", "celery"),
-        *("beat", "keeper", "monitor", "parking"),  # inside functions: no other process needs them
+        *("conflict", "inspection", "received", "settings", "task", "celery"),
+        # inside functions: no other process needs them
+        *("beat", "keeper", "monitor", "parking", "refresh"),
     },
     "inspection": {
         *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),

@@ -132,7 +132,7 @@ def test_what_is_parked_while_the_broker_answers_is_told_as_well(
 def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
     driver: str, kind: str, detect: bool, widens: bool
 ) -> None:
-    app = Celery("shop", set_as_current=False)
+    app = Celery("shop", broker=f"{driver}://127.0.0.1:1//", set_as_current=False)
     app.conf.task_queues = [Queue("q", queue_arguments={"x-queue-type": kind})]
     app.conf.worker_detect_quorum_queues = detect
     consumer = Consumer(driver, app)
