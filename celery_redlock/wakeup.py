@@ -38,7 +38,8 @@ RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
 MOST = 1000
-"""Commands that a node may leave unconfirmed before it is given up: a write must never block."""
+"""Commands that a node may leave unconfirmed before it is given up, besides one for each name that
+is waited for: a write must never block."""
 
 
 class Waiter:
@@ -263,7 +264,7 @@ class _Ear:
         if self.connection is None:
             return
         self._unconfirmed += len(channels)
-        if self._unconfirmed > MOST:
+        if self._unconfirmed > MOST + len(self._wakeup._waiters):
             self._hang_up()
             return
         packed = self.connection.pack_command(command, *channels)
