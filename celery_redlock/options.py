@@ -179,10 +179,11 @@ _SHARED = (
     Option("retry_backoff_max", 60.0, _seconds(), "The longest of these times; seconds."),
     Option(
         "retry_deadline",
-        3600.0,
+        None,
         _seconds(none=True),
-        "When to give up retrying and fail, counted from the first attempt; seconds, None for"
-        " never.",
+        "When to give up retrying and fail: seconds for which one and the same holder has been in"
+        " the way, or too few nodes have answered. Time in which the key changes hands does not"
+        " count: waiting is not failing. None: never.",
     ),
     Option(
         "max_lifetime",

@@ -174,9 +174,10 @@ def check(sender: Any = None, **_signal: Any) -> None:
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
             redlock._custody.begin()
-            from . import monitor, strategy  # of no use to producers
+            from . import monitor, parking, refresh  # of no use to producers
 
-            strategy.begin(app)
+            parking.begin(app)
+            refresh.begin(app)
             if read_settings(app).events:
                 monitor.begin(app, sender.hostname)
     except ConfigurationError as error:

@@ -30,7 +30,7 @@ COMPUTING = (
 )
 """How the names begin of the files that are one after the other, in this order."""
 
-RABBITMQ = ("tests/canvas/",)
+RABBITMQ = ("tests/canvas/", "tests/worker/test_brokers.py")
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
 
 LONGEST = (

@@ -91,7 +91,7 @@ def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(server
         assert struck > 300, "the alarm never struck: this test proves nothing"
         # A reconnect after a strike may refuse a few turns; a leaked lock would refuse hundreds.
         assert held < struck / 4
-        assert not redlock._driver._polling
+        assert redlock._driver._poller is None
         assert not redlock._watchdog._schedule.watched
     finally:
         redlock.close()

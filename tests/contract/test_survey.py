@@ -71,7 +71,6 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
     beat = Owner("web-1", 4243, stamp="0.500").token("0" * 32, 1.7e9)
     for client in clients:
         client.set("redlock:a#reserved", TOKENS[0], px=9000)
-        client.set("redlock:a#turn", TOKENS[1], px=9000)
         client.set("redlock:beat:app:entry:every-5s", beat, px=9000)
         client.set("redlock:beat:mine", TOKENS[1], px=9000)
         client.set("redlock:0123-abcd:0#done", DONE, px=9000)
@@ -83,7 +82,6 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
     assert [(e.resource, e.kind) for e in found(redlock)] == [
         ("0123-abcd:0", "mark"),
         ("a", "reservation"),
-        ("a", "turn"),
         ("a", "fence"),
         ("a", "line"),
         ("b", "foreign"),

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 import redis
 from celery import Celery
 from celery.backends.redis import RedisBackend
+from celery.exceptions import DuplicateNodenameWarning
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 from pytest_celery import (
@@ -98,6 +100,7 @@ class Cluster:
     ) -> None:
         self.nodes = nodes
         self.broker = broker
+        self.queue = str(conf.get("task_default_queue", "celery"))
         self.log = str(path / "bodies.log")
         self.path = path
         self.tasks = tasks
@@ -184,15 +187,36 @@ class Cluster:
 
         With greenlets, a Celery before 5.7 acknowledges when its loop next turns: in seconds.
 
-        With Redis as the broker: another does not tell what its consumers have not acknowledged.
+        RabbitMQ does not tell a client what others have not acknowledged: the workers are asked.
         """
-        assert self.conf["broker_url"] == self.broker.url
+        redis_broker = self.conf["broker_url"] == self.broker.url
         wait_until(
-            lambda: not self.client.llen("celery") and not self.client.hlen("unacked"),
+            self._redis_is_empty if redis_broker else self._rabbitmq_is_empty,
             timeout,
             "every message is acknowledged",
             every=0.01,
         )
+
+    def _redis_is_empty(self) -> bool:
+        return not self.client.llen(self.queue) and not self.client.hlen("unacked")
+
+    def _rabbitmq_is_empty(self) -> bool:
+        inspect = self.app.control.inspect(timeout=0.5)
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore", DuplicateNodenameWarning
+            )  # a busy worker may say it twice
+            asked = [inspect.active(), inspect.reserved(), inspect.scheduled()]
+        at_work = [task for answer in asked for tasks in (answer or {}).values() for task in tasks]
+        return not at_work and not self.queued()
+
+    def queued(self) -> int:
+        """How many messages lie in the queue; with RabbitMQ, and have not been given to anybody."""
+        if self.conf["broker_url"] == self.broker.url:
+            return int(self.client.llen(self.queue))
+        with self.app.connection_for_read() as connection:
+            declared = connection.default_channel.queue_declare(self.queue, passive=True)
+            return int(declared.message_count)
 
     def unpark(self) -> None:
         """Give the workers what was sent to the queue "parked", which none of them takes from."""
@@ -258,8 +282,8 @@ class Cluster:
         )
 
     @contextlib.contextmanager
-    def worker(self, *arguments: str, queue: str = "celery", **conf: Any) -> Iterator[Worker]:
-        worker = Worker(self, arguments, conf, queue)
+    def worker(self, *arguments: str, queue: str = "", **conf: Any) -> Iterator[Worker]:
+        worker = Worker(self, arguments, conf, queue or self.queue)
         try:
             worker.ready()
             yield worker

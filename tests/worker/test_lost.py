@@ -192,3 +192,15 @@ def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> N
     assert "unrecoverable" not in worker.text.lower()
     assert "Traceback" not in worker.text.split("ready.")[0]
     wait_until(lambda: not cluster.client.hlen("unacked"), 5.0, "all are acknowledged")
+
+
+def test_a_body_that_lost_its_lease_in_a_c_call_and_then_returns_has_not_succeeded(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    """Nothing of ours could run meanwhile; so it is asked at the end."""
+    if name == "prefork":
+        pytest.skip("the worker's main process extends it")
+    sent = cluster.send("short_ttl", key, 3.0, "gil")
+    with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
+        cluster.result(sent)
+    assert cluster.runs(key, sent)[0].ended

@@ -9,11 +9,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from kombu import Connection, Queue
 
 from celery_redlock import RedlockError, ResourceHeld, Skipped
 from tests.machine import in_time
@@ -86,52 +84,6 @@ def test_who_rejects_does_not_come_again(cluster: Cluster, worker: Worker, key: 
         assert cluster.state(sent) == "FAILURE"
     assert cluster.runs(key) == []
     assert cluster.result(cluster.send("policy_reject", key)) == "ran"
-
-
-def test_what_is_rejected_lies_with_the_dead_letters(
-    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
-) -> None:
-    dead = Queue(f"dead-{key}", routing_key=f"dead-{key}", durable=False)
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name}
-    queues = {key: {"exchange": key, "queue_arguments": arguments}}
-    other = Cluster(
-        cluster.nodes, cluster.broker, tmp_path, broker_url=rabbitmq, task_queues=queues
-    )
-    with Connection(rabbitmq) as connection, other.worker("-c", "1", queue=key) as worker:
-        dead = dead(connection.default_channel)
-        dead.declare()
-        with cluster.redlock.lock(f"k:{key}"):
-            sent = other.send("policy_reject", key, queue=key)
-            message = wait_until(lambda: dead.get(no_ack=True), 10.0, "there is a dead letter")
-        assert message.headers["id"] == sent.id
-        (death,) = message.headers["x-death"]
-        assert (death["reason"], death["queue"], death["count"]) == ("rejected", key, 1)
-        assert other.result(other.send("policy_reject", key, queue=key)) == "ran"
-        assert dead.get(no_ack=True) is None
-        assert f"policy_reject[{sent.id}] is rejected" in worker.text
-        dead.delete()
-    other.close()
-
-
-def test_with_amqp_others_pass_by_those_that_wait(
-    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
-) -> None:
-    """The window is widened when it is full, not when the worker wakes up for something else."""
-    other = Cluster(
-        cluster.nodes,
-        cluster.broker,
-        tmp_path,
-        broker_url=rabbitmq,
-        worker_prefetch_multiplier=1,
-        task_queues={key: {"exchange": key}},
-    )
-    with other.worker("-c", "2", queue=key):
-        with cluster.redlock.lock(f"k:{key}"):
-            waiting = [other.send("work", key, 0.0, queue=key) for _ in range(100)]
-            passing = other.send("work", f"{key}-other", 0.0, queue=key)
-            assert other.state(passing, 10.0) == "SUCCESS"
-        assert {other.state(one, 20.0) for one in waiting} == {"SUCCESS"}
-    other.close()
 
 
 # -- replace --------------------------------------------------------------------------------------
