@@ -45,7 +45,8 @@ class Custody:
         self._nodes = nodes
         self._config = helper
         self._helper: Helper | None = None
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()
+        self._begun = False
         if helper is not None:
             try:
                 json.dumps(helper)
@@ -65,15 +66,22 @@ class Custody:
         from .board import MAX_NODES, Board  # not for the many who need none
 
         with self._beginning:
-            if self.board is not None or self._nodes > MAX_NODES:
+            # Begun, and not done: a handler has interrupted this very thread. It does without.
+            if self._begun or self.board is not None or self._nodes > MAX_NODES:
                 return
-            board = Board(self._nodes)
-            if self._config is not None:
-                from .helper import Helper
+            self._begun = True
+            try:
+                self._make(Board(self._nodes))
+            finally:
+                self._begun = False
 
-                self._helper = Helper(board, self._config)
-                board.read = True
-            self.board = board
+    def _make(self, board: Board) -> None:
+        if self._config is not None:
+            from .helper import Helper
+
+            self._helper = Helper(board, self._config)
+            board.read = True
+        self.board = board
 
     def offer(self) -> bool:
         """Tell children that will be spawned where the board is; whether they can find it.
@@ -98,7 +106,8 @@ class Custody:
 
     def forked(self) -> None:
         """This is a child now; whoever keeps what its parent holds keeps what it holds."""
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()
+        self._begun = False
         if self.board is not None:
             self.board.forked()
         if self._helper is not None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import redis
@@ -19,9 +20,10 @@ from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
 from .address import Address
 from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
+from .complaints import Complaints, refuses
 from .errors import NodeError
 from .events import emit_node, heard_nodes
-from .green import native_lock
+from .green import native_rlock
 from .guard import ALWAYS, Facts, Guard
 from .handshake import introduce
 from .quorum import EXTENDING, LINING, Round, Verb
@@ -31,13 +33,13 @@ __all__ = ["Node", "close_round"]
 
 logger = logging.getLogger("celery_redlock.node")
 
-_claims = native_lock()
+_claims = native_rlock()
 """Two drivers may have answers for one claim, each with a turn of its own: see `native.py`."""
 
 
 def _after_fork() -> None:
     global _claims
-    _claims = native_lock()  # a thread that this process does not have may hold the old one
+    _claims = native_rlock()  # a thread that this process does not have may hold the old one
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -53,8 +55,17 @@ SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
 
 
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Not now. A TLS connection may have to read before it can write, and the other way round, when it
+changes its keys."""
+
+
 class Node:
     """One node of a lock; all calls are made with the driver's turn held.
+
+    It calls nobody else's code with the turn held: what is to be logged, or told to listeners, is
+    given to `later`. A slow log handler would keep all threads waiting, and one that uses a lock
+    would find this one in the midst of a request.
 
     Attributes:
         name: Its address, without credentials.
@@ -75,6 +86,9 @@ class Node:
         guard: Guard,
         nonces: Sequence[str],
         told: bool = True,
+        *,
+        clock: Callable[[], float],
+        later: Callable[[Callable[[], object]], object],
     ) -> None:
         self.index = index
         self.name = address.name
@@ -84,6 +98,8 @@ class Node:
         self.facts: Facts | None = None
         self.misfit = ""
         self.told = told
+        self._clock = clock
+        self._later = later
         self._guard = guard
         self._began = ALWAYS
         self._nonces = nonces
@@ -95,7 +111,7 @@ class Node:
         self._tls = False
         self._proven = self._flaps = self._loaded = False
         self._opened = self._seen = 0.0
-        self._complaints: dict[Verb | None, str] = {}
+        self._complaints = Complaints(self.name, self._log)
 
     def connect(self) -> tuple[Any, Facts]:
         """A new connection, ready and non-blocking, and who is at its end.
@@ -121,7 +137,7 @@ class Node:
         """It is no node; it is silent until it turns out to be one."""
         connection.disconnect()
         if why != self.misfit:
-            logger.error("node %s cannot be one: %s", self.name, why)
+            self._log(logging.ERROR, f"node {self.name} cannot be one: {why}")
         self.misfit = why
         self.channel.unreachable(why)
         self._failed("misfit")
@@ -131,7 +147,7 @@ class Node:
         self._finish_drop()
         before = (self.facts.run_id, self._opened) if self.facts else ("", ALWAYS)
         self._began = self._guard.began(facts, now, before)
-        self._guard.welcome(self.name, facts, self._began, now)
+        self._later(partial(self._guard.welcome, self.name, facts, self._began, now))
         self.facts, self.misfit = facts, ""
         self.connection = connection
         self._replies = Replies()
@@ -139,7 +155,7 @@ class Node:
         self._proven = self._loaded = False
         self._opened = self._seen = now
         if not self._flaps:
-            self._content(None)
+            self._complaints.works(None, now)
         for round_ in self.channel.connected(now):
             if self.connection is None:
                 return
@@ -149,7 +165,7 @@ class Node:
         """Connecting failed; the node is silent until it succeeds."""
         self.channel.unreachable(reason)
         self.complain(None, reason)
-        self._failed("refused" if _refuses(reason) else "unreachable")
+        self._failed("refused" if refuses(reason) else "unreachable")
 
     def ask(self, round_: Round, payload: bytes, now: float, more: bool = False) -> None:
         """Write a round's request, or vote SILENT for it; `more`: along with the next one's."""
@@ -159,7 +175,7 @@ class Node:
             if self.connection is None:
                 self._finish_drop()
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
-                self.receive(now)  # unread answers are no silence, and count before newer ones
+                self.receive()  # unread answers are no silence, and count before newer ones
             if channel.ask(round_, now):
                 self.unsent += self._in_words_for_it(round_) or payload
                 if not more:
@@ -182,18 +198,20 @@ class Node:
             return encode(round_, self._prefix, plain=True)
         return None
 
-    def receive(self, now: float) -> None:
+    def receive(self) -> None:
         """Read what has arrived, and hand each answer to its round."""
-        self._seen = now
         try:
             while self.connection is not None:
                 data = self.connection._sock.recv(SIZE)
+                # Behind it: whoever is stopped between a look at the clock and the answer would
+                # take one that came too late for one that came in time.
+                now = self._seen = self._clock()
                 if not data:
                     raise NodeError("connection closed by the server")
                 self._take(data, now)
                 if not self._tls:
                     return  # the poll tells if there is more
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except WAITS:
             return
         except (redis.RedisError, OSError, NodeError) as error:
             self._broke(error)
@@ -203,17 +221,12 @@ class Node:
 
     def late(self, verb: Verb, reason: str) -> None:
         """It has not answered in time."""
-        self.complain(verb, reason)
+        self._complaints.fails(verb, reason, self._clock(), late=True)
         self._failed("timeout")
 
     def complain(self, verb: Verb | None, reason: str) -> None:
         """Log that the node fails, once until it works again or fails in another way."""
-        kind = reason.split(" ", 1)[0] if verb else reason
-        if self._complaints.get(verb) != kind:
-            self._complaints[verb] = kind
-            what = "refuses us" if _refuses(reason) else "is unreachable"
-            what = f"does not {verb.value}" if verb else what
-            logger.warning("node %s %s: %s", self.name, what, reason)
+        self._complaints.fails(verb, reason, self._clock())
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -267,16 +280,20 @@ class Node:
             round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         wrote = _wrote(round_.verb, answer)
-        if self._complaints:
+        complaints = self._complaints
+        complaints.answers += 1
+        if complaints:
             if wrote or round_.verb is Verb.PEEK:
-                self._content(round_.verb)
-            self._content(None)
+                complaints.works(round_.verb, now)
+            complaints.works(None, now)
+        elif now >= complaints.page:
+            complaints.look(now)
         if round_.amnesiac:
-            logger.warning(
-                "node %s has forgotten %d locks before their time: was it restarted or flushed,"
-                " does it evict keys, or was one released by hand (celery redlock release)?",
-                self.name,
-                len(round_.amnesiac),
+            self._log(
+                logging.WARNING,
+                f"node {self.name} has forgotten {len(round_.amnesiac)} locks before their time:"
+                " was it restarted or flushed, does it evict keys, or was one released by hand"
+                " (celery redlock release)?",
             )
             round_.amnesiac.clear()
             self._failed("amnesia")
@@ -324,7 +341,7 @@ class Node:
         try:
             sent = self.connection._sock.send(self.unsent)
             self.unsent = self.unsent[sent:]
-        except (BlockingIOError, ssl.SSLWantWriteError):
+        except WAITS:
             return
         except OSError as error:
             self._broke(error)
@@ -345,11 +362,11 @@ class Node:
         # Once nobody waits for a round its answers are read whenever somebody reads: when they came
         # is not known. Nor is how long a node took that first had to be connected to.
         if self.told and not round_.closed and round_.waits and round_.sent >= self._opened:
-            emit_node("node_answered", self.name, now - round_.sent)
+            self._later(partial(emit_node, "node_answered", self.name, now - round_.sent))
 
     def _failed(self, kind: str) -> None:
         if self.told and heard_nodes():
-            emit_node("node_failed", self.name, kind)
+            self._later(partial(emit_node, "node_failed", self.name, kind))
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
         """The connection is of no use any more; `blame` the node, or ourselves."""
@@ -370,15 +387,8 @@ class Node:
         if self.channel.up:
             self.channel.dropped()
 
-    def _content(self, verb: Verb | None) -> None:
-        if self._complaints.pop(verb, None) is not None:
-            what = f"can {verb.value} again" if verb else "is back"
-            logger.info("node %s %s", self.name, what)
-
-
-def _refuses(reason: str) -> bool:
-    """Whether it is there, and will not have us."""
-    return reason.startswith(("AUTH", "NOPERM", "LOADING"))
+    def _log(self, level: int, line: str) -> None:
+        self._later(partial(logger.log, level, "%s", line))
 
 
 def _wrote(verb: Verb, answer: Any) -> bool:

@@ -34,7 +34,7 @@ from .waiting import parks
 
 __all__ = ["TaskLock", "lock_of", "resource_of", "resources_of"]
 
-OF_CALL = ("scope", "on_duplicate", "reserve_ttl", "reserve_expires")
+OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that one call can be given: `apply_async(..., lock={...})`."""
 
 
@@ -161,7 +161,7 @@ class TaskLock:
         if task is not None and not delivered:  # a delivery says more of itself
             held.owner = replace(held._redlock._owner, task=short_id(task.name))
         if options.on_lost == "raise":
-            block = Interruptible(held.loss)
+            block = Interruptible(held.loss, held.lost_unawares)
             held.on_lost = lambda _held: block.strike()
             body = functools.partial(block.run, body)
         elif callable(options.on_lost):

@@ -28,6 +28,7 @@ from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
 from .publish import wrap
+from .received import hold
 from .reservation import HEADER, Reservation, free_soon
 from .settings import enabled, given_names, read_settings
 from .task import TaskLock, lock_of
@@ -112,12 +113,17 @@ def _free(app: Any, note: Reservation) -> None:
 def received(request: Any = None, **_signal: Any) -> None:
     """The main process: note when a message came, and how; is it at work here already?
 
+    While it is held here, its reservation is.
+
     After a lost connection a worker may be given its own message again, and begin with it only when
     the first has ended: too late to meet its lock.
     """
     if lock_of(request.task) is None:
         return
     receive(request.request_dict, request.content_type)
+    note = Reservation.of(request.request_dict.get(HEADER), request.id)
+    if note is not None and note.token and note.scope != "until_expired":
+        hold(request, note)
     if not is_redelivered(request.delivery_info):
         return
     _free_at_success(request)
@@ -173,9 +179,10 @@ def check(sender: Any = None, **_signal: Any) -> None:
             _warnings[:] = redlock.check(ttl=max(ttls))
             redlock._custody.begin()
             redlock._custody.offer()
-            from . import monitor, strategy  # of no use to producers
+            from . import monitor, parking, refresh  # of no use to producers
 
-            strategy.begin(app)
+            parking.begin(app)
+            refresh.begin(app)
             if read_settings(app).events:
                 monitor.begin(app, sender.hostname)
     except ConfigurationError as error:
