@@ -6,7 +6,9 @@ WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
 # For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
-PYTEST_ARGS ?= -n 3 --dist loadfile
+PYTEST_ARGS ?= -n 5 --dist loadfile
+# A hundred processes that tests start would each compile all anew, where the environment says so.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .PHONY: help demo test test-all lint types docs sim faults faults-beat endings bench matrix package
 .PHONY: clean
@@ -34,11 +36,11 @@ demo:
 
 test:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-all:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not faults"
+	KEY_CASES=$${KEY_CASES:-2000} $(PYTEST) $(PYTEST_ARGS) -m "not faults"
 
 lint:
 	@$(PYTHON) .ci/bootstrap.py lint

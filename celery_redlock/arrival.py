@@ -36,12 +36,12 @@ from .reservation import (
     adopt,
     claim_for,
     free,
+    free_of,
     holding,
-    keep,
     start,
     take,
 )
-from .results import has_ended
+from .results import end_of
 from .signals import task_skipped
 from .skipped import Skipped
 
@@ -142,7 +142,9 @@ class Arrival:
             return None  # by freeing it
         if self.scope == "until_expired":
             return self._other(holding(self._redlock, claim))
-        return self._adopt(claim)
+        other = self._adopt(claim)
+        # The place of one that has ended is free, or will be.
+        return self._take() if other is not None and self._ended(other) else other
 
     def _named(self) -> Claim:
         """A claim with the message's token; with a new one if it has none."""
@@ -156,7 +158,7 @@ class Arrival:
         """For how long it is asked for while the body runs; seconds."""
         if self.scope == "until_executed" and not self._survives:
             return self._options.ttl
-        return self._note.ttl
+        return max(self._note.ttl, self._options.ttl)
 
     @property
     def _survives(self) -> bool:
@@ -184,6 +186,7 @@ class Arrival:
     def _take(self) -> Owner | None:
         """Take a reservation for a message that has none; who has it, if that is another."""
         until = time.monotonic() + PREDECESSOR
+        freed = False
         while True:
             self._claim = claim = self._named()
             self._post(claim)
@@ -198,13 +201,14 @@ class Arrival:
                     return None  # nobody has it, or another program
                 if owner.task_id == short_id(self._request.id):
                     return self._own(token or "")
-                frees = self.scope != "until_expired"
+                end = self._ended(owner)
+                if time.monotonic() > until or end == states.REVOKED:
+                    if not end or freed or not self._free_of(owner):
+                        return owner
+                    freed = True  # and nobody else was about to
+                    continue
                 # Such as another member of the group whose chord's body this is.
-                about_to_end = frees and (
-                    owner.task_id == short_id(self._request.parent_id)
-                    or has_ended(self._task, owner.task_id)
-                )
-                if not about_to_end or time.monotonic() > until:
+                if not end and owner.task_id != short_id(self._request.parent_id):
                     return owner
                 time.sleep(PAUSE)
                 continue
@@ -214,6 +218,14 @@ class Arrival:
             else:
                 self._strike_off(claim)
             return None
+
+    def _ended(self, owner: Owner) -> str | None:
+        """The state in which another has ended, if it is to have freed its reservation by now."""
+        return None if self.scope == "until_expired" else end_of(self._task, owner.task_id)
+
+    def _free_of(self, owner: Owner) -> bool:
+        names, limit = self._note.resources, self._options.limit
+        return free_of(self._redlock, names, owner.task_id, limit) is not False
 
     def _own(self, token: str) -> Owner | None:
         """It is ours, though the message does not say so."""
@@ -242,7 +254,7 @@ class Arrival:
             # One that comes back had begun before, and freed it then.
             if not ours and not is_redelivered(self._request.delivery_info):
                 other = self._other(token)
-                if other is not None:
+                if other is not None and not self._ended(other):
                     return self._duplicate(other)
         self._note = replace(self._note, token="", begun=True)
         self._head()
@@ -296,19 +308,15 @@ class Arrival:
 
     # -- After it --------------------------------------------------------------------------------
 
-    def pass_on(self, ttl: float) -> None:
+    def pass_on(self) -> None:
         """The message is sent again (or another with its id): its reservation goes with that one.
 
-        Args:
-            ttl: For how long from now; seconds.
+        Nothing more is written for this one: it might come behind the other's end.
         """
         self.passed_on = True
-        claim = self._claim
-        if claim is not None and self._note.token:
-            self._drop(claim)
-            claim.ttl = ttl
-            if self.scope != "until_expired":
-                keep(self._redlock, claim)
+        if self._claim is not None and self._note.token:
+            self._drop(self._claim)
+            self._claim.ended = True
 
     def unlock(self, held: HeldLease, again: bool) -> None:
         """Give the lock back; or leave it locked for what is left of `hold_for`.

@@ -20,14 +20,16 @@ __all__ = [
     "receive",
     "serializer_of",
     "short_id",
+    "stuck_for",
     "waited",
 ]
 
 _serialization: Any = serialization  # its stubs lack the registry
 
 ATTEMPTS = "redlock_attempts"
-"""Message header: how often a task was sent again for want of its lock, since when, whether it is a
-copy of a message that was at work, and whether the broker has delivered it more than once."""
+"""Message header: how often a task was sent again for want of its lock, since when, which holder
+was in its way and for how long, whether it is a copy of a message that was at work, and whether the
+broker has delivered it more than once."""
 RECEIPT = "redlock_receipt"
 """Put among a request's headers by its worker, for the process that runs it: when it was received,
 and in which words. Travels with a message that is sent again, and is written anew at each receipt.
@@ -49,12 +51,40 @@ def attempts_of(request: Any) -> dict[str, Any]:
     if isinstance(since, bool) or not isinstance(since, (int, float)) or not abs(since) < FAR:
         since = now
     attempts: dict[str, Any] = {"since": min(since, now)}
-    for name in ("copy", "again"):
+    for name in ("stuck", "pause"):
+        attempts[name] = _seconds(given.get(name))
+    holder = given.get("holder")
+    if isinstance(holder, str) and len(holder) <= LONG:
+        attempts["holder"] = holder
+    for name in ("copy", "again", "parked"):
         if given.get(name) is True:
             attempts[name] = True
     for why in ("held", "unavailable"):
         attempts[why] = count(given.get(why), MANY)
     return attempts
+
+
+def stuck_for(request: Any, attempts: dict[str, Any], holder: str | None) -> float:
+    """Return for how many seconds one and the same holder has been in a message's way.
+
+    Noted in `attempts`, as is the holder. Another one means that the key makes progress: counted
+    from 0 again. Only durations are added up, each measured by one host: clocks that differ decide
+    nothing. What a message spends in its queue is not counted.
+
+    Args:
+        request: The request that was just refused.
+        attempts: What `attempts_of` told of it, the refusal counted.
+        holder: A digest of the holder's token; None where too few nodes answered.
+    """
+    first = attempts["held"] + attempts["unavailable"] <= 1
+    if first or (holder is not None and holder != attempts.get("holder")):
+        attempts["stuck"] = 0.0
+    else:
+        # A worker may have held it for its pause.
+        attempts["stuck"] += max(attempts["pause"], waited(request))
+    if holder is not None:
+        attempts["holder"] = holder
+    return float(attempts["stuck"])
 
 
 def is_redelivered(delivery_info: Any) -> bool:
@@ -91,6 +121,13 @@ def serializer_of(request: Any) -> str | None:
 def _receipt(request: Any) -> Mapping[str, Any]:
     given = request.get(RECEIPT)
     return given if isinstance(given, Mapping) else {}
+
+
+def _seconds(given: Any) -> float:
+    """A duration that a header gives, if it is one; else 0."""
+    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < FAR:
+        return 0.0
+    return float(given)
 
 
 def count(given: Any, most: int) -> int:

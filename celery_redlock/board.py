@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .green import native_lock
+from .green import native_rlock
 from .lease import NEVER, Claim, shown
 
 __all__ = ["MAX_NODES", "Board", "Note"]
@@ -115,6 +115,32 @@ class Board:
         self.ring = ring
         self._begin()
 
+    @classmethod
+    def at(cls, address: str, nodes: int) -> Board:
+        """The board of the process that has spawned this one, to write on.
+
+        Args:
+            address: Where it is, as that board says itself.
+            nodes: How many nodes the lock has.
+
+        Raises:
+            OSError: It is gone.
+        """
+        memory, ring = address.split(":")
+        board = cls(nodes, os.open(memory, os.O_RDWR), os.open(ring, os.O_WRONLY))
+        board._ringing, board.ring = board.ring, -1
+        board.read = True
+        return board
+
+    @property
+    def address(self) -> str | None:
+        """Where a process finds it that was started by this one and inherits nothing but names.
+
+        None where the system has no such place: it has one on Linux.
+        """
+        paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in (self.fd, self._ringing)]
+        return ":".join(paths) if all(map(os.path.exists, paths)) else None
+
     # -- The holder's side -----------------------------------------------------------------------
 
     def forked(self) -> None:
@@ -124,8 +150,8 @@ class Board:
 
     def _begin(self) -> None:
         # Between threads of this process, a native one among them where threads are greenlets. None
-        # waits for anything while it has it.
-        self._lock = native_lock()
+        # waits for anything while it has it. A handler may interrupt who has it, and come by again.
+        self._lock = native_rlock()
         self._mine: list[int] = []
         self._used: dict[int, Claim] = {}
         # No two notes have the same, whoever wrote them: what is kept for one must not be taken for
@@ -148,8 +174,12 @@ class Board:
             self._serial += 1
             serial = self._serial
             word = slot // _WORD
-            claim.kept = partial(self._kept, word, serial)
-            self._used[slot] = claim  # last: a strike before this leaves the slot free
+            kept = partial(self._kept, word, serial)
+            # In one step, and last: a strike before this leaves the slot free, and a handler that
+            # has interrupted us may have taken it.
+            if self._used.setdefault(slot, claim) is not claim:
+                return
+            claim.kept = kept
             news = len(self._mine) > blocks
         nodes, words, seconds = self.nodes, self._words, self._seconds
         words[word + _KIND] = _EMPTY
@@ -194,7 +224,7 @@ class Board:
             word = self._word_of(claim)
             if word is not None:
                 self._words[word + _KIND] = _EMPTY
-                del self._used[word * _WORD]
+                self._used.pop(word * _WORD, None)
                 claim.kept = None
 
     def _word_of(self, claim: Claim) -> int | None:

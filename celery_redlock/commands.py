@@ -85,12 +85,17 @@ EXTEND = _TOGETHER % (
   end""",
 )
 
-# Never for less than there is: the holder may just have left it locked for longer.
+# Never for less than there is: the holder may just have left it locked for longer. Nor, if asked,
+# where more is left than the claim says.
 RENEW = _TOGETHER % (
     b"    if held ~= token then vote = '0' end",
     b"""\
+  local lasts, below = string.match(ttl, '^(%d+)<?(%d*)$')
   for i = first, vote == '1' and last or 0 do
-    if redis.call('PTTL', KEYS[i]) < tonumber(ttl) then redis.call('PEXPIRE', KEYS[i], ttl) end
+    local left = redis.call('PTTL', KEYS[i])
+    if left < tonumber(lasts) and left <= (tonumber(below) or left) then
+      redis.call('PEXPIRE', KEYS[i], lasts)
+    end
   end""",
 )
 
@@ -240,7 +245,10 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
         keys, values = [], []
         for claim in round_.claims:
             keys += [_bytes(prefix + name) for name in claim.resources]
-            values += [_bytes(claim.token), _milliseconds(claim.ttl)]
+            ttl = _milliseconds(claim.ttl)
+            if verb is Verb.RENEW and claim.below < math.inf:
+                ttl += b"<" + _milliseconds(claim.below)
+            values += [_bytes(claim.token), ttl]
             values += [b""] * 2 * (len(claim.resources) - 1)
         return _command(b"EVAL", script, b"%d" % len(keys), *keys, *values)
     if verb is Verb.PEEK:

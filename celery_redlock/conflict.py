@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
 from typing import Any
 
+import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id
+from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id, stuck_for
+from .broker import (
+    delayed_by_broker,
+    later_at,
+    on_last_delivery,
+    unacknowledged_for,
+    without_delays,
+)
 from .errors import (
     ConfigurationError,
     NotAcquired,
@@ -23,7 +32,7 @@ from .lease import Holder
 from .options import CONFLICT_POLICIES, TaskOptions
 from .signals import task_skipped
 from .skipped import Skipped
-from .waiting import at_work, eta_of
+from .waiting import at_work
 
 __all__ = ["Refused", "check_rejecting", "is_split"]
 
@@ -36,9 +45,15 @@ uptime of a server to a second."""
 COUNTDOWN = 0.1
 """Seconds before a task is delivered again, at least: delivered at once it may overtake the worker
 that still writes state RETRY over its SUCCESS (seen: 9 of 60)."""
-COPY = 1.0
-"""Seconds before a copy is delivered again, at most: when its first delivery dies, it is to run
-soon. Each of its looks costs two rounds and a message."""
+COPY = 30.0
+"""Seconds before a copy is delivered again, at most, doubled from `retry_backoff` on: when its
+first delivery dies, it is to run soon; but the first may be at work for hours, and each of its
+looks costs two rounds and a message."""
+SEND = 10.0
+"""Seconds for which a message that cannot be sent again is tried again, in its slot. Given back to
+the broker at once it would come back at once: a loop, which a quorum queue ends by dropping it."""
+PARKED = 0.3
+"""Seconds before a task is delivered again, at most, where workers park what meets a held lock."""
 LOOK = 0.5
 """Seconds between two looks at who holds what a task is waiting to take over."""
 
@@ -195,17 +210,15 @@ class Refused:
             attempts["copy"] = True
         if self._again:
             attempts["again"] = True
-        waited = time.time() - attempts["since"]
+        holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
+        stuck = stuck_for(self._request, attempts, holder.digest if holder else None)
         deadline = None if self._copy else options.retry_deadline
-        if deadline is not None and waited >= deadline:
-            return self._give_up(waited, refusal)
-        ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
-        if self._copy:
-            ceiling = min(ceiling, COPY)
-        countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
-        known = refusal.retry_after if isinstance(refusal, QuorumUnavailable) else None
-        if known is not None:  # before that moment every try fails, on whichever worker
-            countdown = known + random.uniform(COUNTDOWN, SPREAD)
+        if deadline is not None and stuck >= deadline:
+            return self._give_up(stuck, refusal)
+        # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
+        parked = (attempts.pop("parked", False) or count == 1) and at_work(self._request)
+        countdown = self._countdown(count, parked and why == "held", refusal)
+        attempts["pause"] = countdown
         ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever
         level = logging.INFO if ordinary else logging.WARNING
         if self._copy and count & (count - 1):
@@ -219,11 +232,8 @@ class Refused:
             countdown,
             refusal,
         )
-        when: dict[str, Any] = {"countdown": countdown}
-        if why == "held" and at_work(self._request):
-            # Workers that park it know when it may run; for others it has an ETA as before.
-            when = {"eta": eta_of(countdown, attempts)}
-        headers = {**(self._request.headers or {}), ATTEMPTS: attempts}
+        when = later_at(self._task.app, self._request, countdown)
+        headers = {**without_delays(self._request.headers), ATTEMPTS: attempts}
         serializer = serializer_of(self._request)
         # Not self.retry(): that would spend the retries of the user.
         again = self._task.signature_from_request(
@@ -233,20 +243,63 @@ class Refused:
             **when,
             **({"serializer": serializer} if serializer else {}),
         )
-        try:
-            again.apply_async()
-        except Exception as error:
-            # The broker is away. With late acknowledgement the message can go back to it;
-            # otherwise the task must fail, for all to see, or it would be lost without a word.
-            if self._task.acks_late:
-                raise Reject(error, requeue=True) from error
-            raise
+        self._send(again)
         if self._copy:
             # State RETRY would be that of the first delivery, and might outlive it.
             ignored: Any = Ignore(str(refusal))
             ignored.exc = refusal  # as a Retry has it: the main process sees that it was held
             raise ignored
         raise Retry(str(refusal), exc=refusal, when=countdown, sig=again)  # type: ignore[arg-type]
+
+    def _countdown(self, count: int, parked: bool, refusal: NotAcquired) -> float:
+        """Seconds until the message is to be delivered again, for the n-th time."""
+        options, app = self._options, self._task.app
+        ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
+        if self._copy:
+            ceiling = min(ceiling, COPY)
+        if parked:
+            ceiling = PARKED
+        by_broker = delayed_by_broker(app, self._request)
+        if not by_broker:  # a worker holds it meanwhile
+            ceiling = min(ceiling, unacknowledged_for(app) / 4)
+        countdown = max(COUNTDOWN, random.uniform(0, ceiling))  # full jitter
+        known = refusal.retry_after if isinstance(refusal, QuorumUnavailable) else None
+        if known is not None:  # before that moment every try fails, on whichever worker
+            countdown = known + random.uniform(COUNTDOWN, SPREAD)
+        return float(math.ceil(countdown)) if by_broker else countdown
+
+    def _send(self, again: Any) -> None:
+        """Send it; where that fails, for a while.
+
+        Raises:
+            Reject: It cannot be sent, but given back to the broker: it was not acknowledged yet.
+            Exception: It cannot be sent.
+        """
+        try:
+            for attempt in tenacity.Retrying(
+                stop=tenacity.stop_after_delay(SEND),
+                wait=tenacity.wait_random_exponential(0.2, max=2.0),
+                retry=tenacity.retry_if_not_exception_type(SoftTimeLimitExceeded),
+                before_sleep=self._cannot_send,
+                reraise=True,
+            ):
+                with attempt:
+                    again.apply_async()
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
+            # With late acknowledgement the message can go back to the broker; otherwise, and if the
+            # broker would drop it, the task must fail, for all to see: not be lost without a word.
+            if self._task.acks_late and not on_last_delivery(self._task.app, self._request):
+                raise Reject(error, requeue=True) from error
+            raise
+
+    def _cannot_send(self, attempt: tenacity.RetryCallState) -> None:
+        if attempt.attempt_number == 1 and attempt.outcome is not None:
+            error = attempt.outcome.exception()
+            logger.warning(
+                "%s cannot be sent again (%r); trying for %g s", self._called, error, SEND
+            )
 
     def _give_up(self, waited: float, refusal: NotAcquired) -> Any:
         how = self._options.on_deadline

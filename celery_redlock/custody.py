@@ -5,8 +5,10 @@ Without a keeper there is no board, and nothing is noted.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from .helper import Helper
 
 __all__ = ["Custody"]
+
+PLACE = "CELERY_REDLOCK_BOARD"
+"""The environment's variable that tells spawned children whose board it is, and where."""
 
 
 class Custody:
@@ -40,7 +45,8 @@ class Custody:
         self._nodes = nodes
         self._config = helper
         self._helper: Helper | None = None
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()
+        self._begun = False
         if helper is not None:
             try:
                 json.dumps(helper)
@@ -60,19 +66,48 @@ class Custody:
         from .board import MAX_NODES, Board  # not for the many who need none
 
         with self._beginning:
-            if self.board is not None or self._nodes > MAX_NODES:
+            # Begun, and not done: a handler has interrupted this very thread. It does without.
+            if self._begun or self.board is not None or self._nodes > MAX_NODES:
                 return
-            board = Board(self._nodes)
-            if self._config is not None:
-                from .helper import Helper
+            self._begun = True
+            try:
+                self._make(Board(self._nodes))
+            finally:
+                self._begun = False
 
-                self._helper = Helper(board, self._config)
-                board.read = True
-            self.board = board
+    def _make(self, board: Board) -> None:
+        if self._config is not None:
+            from .helper import Helper
+
+            self._helper = Helper(board, self._config)
+            board.read = True
+        self.board = board
+
+    def offer(self) -> bool:
+        """Tell children that will be spawned where the board is; whether they can find it.
+
+        They inherit no memory, as forked ones do.
+        """
+        address = self.board.address if self.board is not None else None
+        if address is not None:
+            os.environ[PLACE] = f"{os.getpid()}:{address}"
+        return address is not None
+
+    def accept(self) -> None:
+        """This may be a child that was spawned: note on its parent's board."""
+        parent, _, address = os.environ.get(PLACE, "").partition(":")
+        if self._config is not None or parent != str(os.getppid()):
+            return
+        from .board import Board
+
+        with self._beginning, contextlib.suppress(OSError):  # its parent is going
+            if self.board is None:
+                self.board = Board.at(address, self._nodes)
 
     def forked(self) -> None:
         """This is a child now; whoever keeps what its parent holds keeps what it holds."""
-        self._beginning = threading.Lock()
+        self._beginning = threading.RLock()
+        self._begun = False
         if self.board is not None:
             self.board.forked()
         if self._helper is not None:

@@ -18,6 +18,7 @@ from celery import states
 from celery.exceptions import Ignore
 
 from .attempts import ATTEMPTS, FEW, attempts_of, count, is_redelivered, short_id, waited
+from .broker import unacknowledged_for, without_delays
 from .commands import MARK_SUFFIX
 from .conflict import Refused, is_split
 from .errors import QuorumUnavailable, ResourceHeld, printable
@@ -40,12 +41,9 @@ SPLIT = 0.3
 Were all of them sent away, or skipped, the work would be done by none."""
 PREDECESSOR = 2.0
 """Seconds to wait for a predecessor that has published us and is about to end."""
-VISIBLE = 1800.0
-"""Seconds for which a broker lets a worker keep a message unacknowledged, where its
-`visibility_timeout` is not set: SQS, and RabbitMQ's `consumer_timeout`; Redis grants an hour."""
 MARK_LIFE = 180.0
 """Seconds for which the nodes remember that a delivery is done, at least: for a copy of its message
-to be delivered. It comes to the head of its queue, and looks again every second."""
+to be delivered. It comes to the head of its queue, and looks again after half a minute at most."""
 
 
 class _Done(Exception):
@@ -69,7 +67,7 @@ class Delivery:
             self._copy
             or attempts.get("again", False)
             or is_redelivered(request.delivery_info)
-            or waited(request) >= _visible(task.app)
+            or waited(request) >= unacknowledged_for(task.app)
         )
         if self._again or task.acks_late:
             mark = f"{short_id(request.id)}:{count(request.retries, FEW)}{MARK_SUFFIX}"
@@ -125,7 +123,9 @@ class Delivery:
             )
             raise Ignore from None  # acknowledged; state, result, callbacks are those of the first
         # Counted from the next conflict: a retry of the user's would carry the count along.
+        # And a delay's traces, with which RabbitMQ might drop it.
         if isinstance(self._request.headers, dict):
+            self._request.headers = without_delays(self._request.headers)
             self._request.headers.pop(ATTEMPTS, None)
         return body()
 
@@ -276,11 +276,3 @@ def _other_task(refusal: ResourceHeld) -> Owner | None:
     """Which delivery of a task holds the lock, if it is one."""
     owner = refusal.holder.owner if refusal.holder else None
     return owner if owner is not None and owner.task_id else None
-
-
-def _visible(app: Any) -> float:
-    """Seconds after which a broker may deliver to another worker what it has given to this one."""
-    given = (app.conf.broker_transport_options or {}).get("visibility_timeout")
-    if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return float(given)
-    return VISIBLE

@@ -7,6 +7,12 @@ other thread to wake, and a thread stuck waiting for a slow quorum holds up nobo
 
 The driver owns the clock. Everything that touches a socket or a queue happens with the *turn*
 held; only the poll itself happens without.
+
+A signal handler, or a finalizer, that uses the lock may find its own thread in here. Where that
+thread has the turn, queue and wire may differ just then, and nothing can be asked: an attempt is
+refused, a release is made as soon as the turn is given up. Anywhere else all is in order, and it
+works; but if its thread is the one that polls, it must poll by itself. What is to be logged or told
+to listeners is kept until the turn is given up as well: nobody else's code runs with it held.
 """
 
 from __future__ import annotations
@@ -14,9 +20,10 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-import select
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -24,11 +31,11 @@ from typing import TypeVar
 from .address import Address
 from .bell import Bell
 from .commands import encode
-from .errors import ConfigurationError, NodeError
-from .green import READABLE, poll
+from .errors import ConfigurationError, NodeError, RedlockError
 from .guard import Facts, Guard
 from .lease import Claim, quorum_of
 from .node import Node, close_round
+from .polling import Poll
 from .quorum import Round, Steps, Verb, extend
 
 __all__ = ["Driver", "monotonic"]
@@ -41,15 +48,25 @@ FIRST_CONNECT = 1.5
 """Seconds the first operation waits for a quorum of connections. No later one waits for any."""
 REST = 0.02
 """Seconds of these that it waits for the other nodes once it has a quorum."""
+FAR = 10
+"""How many times as long as for the first connection it waits for the others at least: they may be
+further away."""
 BACKOFF, BACKOFF_MAX = 0.05, 1.0
 """Seconds between attempts to connect to a node that cannot be reached: full jitter up to these."""
 JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
 BATCH = 200
 """Leases in one request: keeps a node's other clients from waiting a whole tick."""
+STRIDE = 0.01
+"""Seconds of polling at a time at most: a handler that interrupts the poll may read the answer that
+it is for."""
 SLICE = 0.002
 """Seconds of polling at a time for what the poll set lacks: a connection that is being made, room
 in a socket's buffer."""
+
+
+LEAVING = (Verb.RELEASE, Verb.UNDO, Verb.LEAVE, Verb.PASS)
+"""What can be asked later as well, and its answer be done without."""
 
 
 def _clock() -> int:
@@ -75,6 +92,7 @@ class Driver:
         strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
         told: Whether listeners are told how the nodes do. Not where they could not be called: in a
             native thread beside greenlets.
+        node_timeout: How long the first operation waits for nodes that hang; seconds.
     """
 
     def __init__(
@@ -85,12 +103,19 @@ class Driver:
         *,
         strict: bool = True,
         told: bool = True,
+        node_timeout: float = FIRST_CONNECT,
     ) -> None:
+        self._node_timeout = node_timeout
         self._guard = guard = guard or Guard(False, 0.0, logger.debug)
         self.strict = strict
+        self._later: deque[Callable[[], object]] = deque()
         nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
         self.nodes = [
-            Node(index, address, prefix, guard, nonces, told)
+            Node(
+                *(index, address, prefix, guard, nonces, told),
+                clock=monotonic,
+                later=self._later.append,
+            )
             for index, address in enumerate(addresses)
         ]
         self._prefix = prefix
@@ -98,18 +123,22 @@ class Driver:
         # back; on a Condition it can: a time limit that struck there would leave it taken for good.
         self._turn = threading.RLock()
         self._bells: list[Bell] = []
-        self._polling = False
-        self._poll = _Poll()
+        self._poller: int | None = None
+        self._poll = Poll()
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
         self._started = self._ready = False
 
-    def connect(self, timeout: float = FIRST_CONNECT, rest: float = REST) -> None:
+    def connect(
+        self, timeout: float = FIRST_CONNECT, rest: float = REST, hung: float | None = None
+    ) -> None:
         """Connect to all nodes, in parallel; return when a quorum is up or hope is gone.
 
         Args:
             timeout: Seconds to wait at most; 0 only starts connecting.
             rest: Seconds of these to wait for the other nodes once a quorum is up.
+            hung: Seconds, once one is up, after which the others are taken to hang; None for no
+                less than `timeout`. More, if the first is far away: see `FAR`.
 
         Raises:
             ConfigurationError: One server is listed twice, or so many cannot be nodes that there
@@ -121,7 +150,7 @@ class Driver:
                 self._started = True
                 for node in self.nodes:
                     self._reconnect(node)
-        start = monotonic()
+        start, hurried = monotonic(), hung is not None
         while True:
             with self._turn:
                 up = sum(node.channel.up for node in self.nodes)
@@ -129,17 +158,26 @@ class Driver:
                     break
                 bell = self._bell()
             # With a quorum there is no need to wait for the rest, but it is good to have.
+            if up and hung is not None:
+                timeout, hung = min(timeout, max(hung, FAR * (monotonic() - start))), None
             patience = min(timeout, rest) if up >= quorum_of(len(self.nodes)) else timeout
             if not bell.wait(start + patience - monotonic()):
                 break
+        if hurried and up < quorum_of(len(self.nodes)):
+            with self._turn:  # or the first round would wait for them once more
+                for node in self.nodes:
+                    if not (node.channel.up or node.channel.down):
+                        node.channel.unreachable("no connection yet")
         if timeout > 0:
             misfits = [node for node in self.nodes if node.misfit]
             if self.strict and not self._ready:
                 twins = [node for node in misfits if node.twin]
                 if twins or len(self.nodes) - len(misfits) < quorum_of(len(self.nodes)):
                     misfit = (twins or misfits)[0]
+                    self._settle()
                     raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
             self._ready = True
+        self._settle()
 
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
@@ -149,24 +187,35 @@ class Driver:
         Args:
             operation: Makes its steps, given the time; seconds.
             ahead: Makes a round, likewise, that is written along with the first, and ahead of it.
+
+        Raises:
+            RedlockError: This thread has been interrupted in the midst of a request to the nodes.
         """
-        if not self._ready:
-            self.connect()
+        reentered = self._reentered()
+        if not self._ready and not reentered:
+            self.connect(hung=self._node_timeout)
         try:
             first = () if ahead is None else (ahead(monotonic()),)
             steps = operation(monotonic())
             round_ = next(steps)
             while True:
-                self._carry((*first, round_))
+                if reentered:
+                    self._put_off(round_)
+                else:
+                    self._carry((*first, round_))
                 first = ()
                 round_ = steps.send(monotonic())
         except StopIteration as stop:
-            return stop.value  # type: ignore[no-any-return]
+            result = stop.value
+        self._settle()
+        return result  # type: ignore[no-any-return]
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run single-round operations side by side: one write per node each, one wait for all."""
+        if self._reentered():
+            raise _refusal()
         if not self._ready:
-            self.connect()
+            self.connect(hung=self._node_timeout)
         now = monotonic()
         started = [operation(now) for operation in operations]
         self._carry([next(steps) for steps in started])
@@ -176,6 +225,7 @@ class Driver:
                 steps.send(monotonic())
             except StopIteration as stop:
                 results.append(stop.value)
+        self._settle()
         return results
 
     def extend(
@@ -199,6 +249,9 @@ class Driver:
         Args:
             wait: Seconds to wait for the end of each thread that is just connecting.
         """
+        if self._reentered():
+            self._later.append(self.close)
+            return
         with self._turn:
             self._closing.set()
             for node in self.nodes:
@@ -210,6 +263,39 @@ class Driver:
             connecting = list(self._connecting.values())
         for thread in connecting if wait else ():
             thread.join(wait)
+        self._settle()
+
+    def _reentered(self) -> bool:
+        """Whether this very thread has the turn: a handler has interrupted it while it asks."""
+        return self._turn._is_owned()  # type: ignore[attr-defined, no-any-return]
+
+    def _put_off(self, round_: Round) -> None:
+        """Have a round written when the turn is given up, if nobody needs to know its answers."""
+        if round_.verb not in LEAVING:
+            raise _refusal()
+        round_.until = round_.sent
+        self._later.append(partial(self._make_up_for, round_))
+
+    def _make_up_for(self, round_: Round) -> None:
+        try:
+            self._carry((round_,))
+        except BaseException:
+            self._later.append(partial(self._make_up_for, round_))  # struck; it strikes once
+            raise
+
+    def _settle(self) -> None:
+        """Do what had to wait until the turn is given up."""
+        while self._later and not self._reentered():
+            try:
+                call = self._later.popleft()
+            except IndexError:
+                return  # another thread has done it
+            try:
+                call()
+            except Exception:
+                # A log handler's, which raises where it should not: as `logging` itself does it.
+                if logging.raiseExceptions:
+                    traceback.print_exc()
 
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes and hand in answers until each is decided or overdue."""
@@ -243,33 +329,35 @@ class Driver:
         clogged = [node for node in self.nodes if node.unsent]
         if clogged:
             timeout = min(timeout, SLICE)
-        polling = False
+        me, mine, bell, poll = threading.get_ident(), False, None, self._poll
         try:
             with self._turn:
                 if all([round_.decided for round_ in rounds]):
                     return  # by the thread that has just polled: nothing would wake us
-                if self._polling:
-                    bell = self._bell()
+                if self._poller is None:
+                    mine, self._poller = True, me
+                elif self._poller == me:
+                    poll = poll.copy()  # we have interrupted ourselves: nobody polls for us
                 else:
-                    polling = self._polling = True
-            if not polling:
+                    bell = self._bell()
+            if bell is not None:
                 bell.wait(timeout)
                 return
-            ready = self._poll.wait(timeout)
+            ready = poll.wait(min(timeout, STRIDE))
             with self._turn:
-                polling = self._polling = False
-                now = monotonic()
+                if mine:
+                    mine, self._poller = False, None
                 for index in ready:
                     node = self.nodes[index]
-                    node.receive(now)
+                    node.receive()
                     self._reconnect(node)
                 for node in clogged:
                     node.flush()
                 self._ring()
         except BaseException:
             with self._turn:
-                if polling:
-                    self._polling = False
+                if mine:
+                    self._poller = None
                 self._ring()  # somebody else must poll
             raise
 
@@ -303,7 +391,14 @@ class Driver:
         thread.start()
 
     def _connect(self, node: Node) -> None:
+        try:
+            self._connect_to(node)
+        finally:
+            self._settle()
+
+    def _connect_to(self, node: Node) -> None:
         while not self._closing.is_set():
+            self._settle()  # what the last attempt had to say
             if node.failures:
                 # Full jitter: a fleet of workers must not knock in step at a node that is back.
                 ceiling = min(BACKOFF_MAX, BACKOFF * 2.0 ** min(node.failures, 16))
@@ -315,6 +410,8 @@ class Driver:
                 connection, facts = node.connect()
             except NodeError as error:
                 with self._turn:
+                    if self._closing.is_set():
+                        return  # nobody is to be told any more: listeners are of the whole process
                     node.unreachable(str(error))
                     self._ring()
                 continue
@@ -345,29 +442,10 @@ class Driver:
         return f"it is the same server as {self.nodes[twin].name}, and would vote twice"
 
 
-class _Poll:
-    """Which nodes can be read: select.poll, or select.select where there is nothing like it."""
-
-    def __init__(self) -> None:
-        self._poll = poll()
-        self._index_of: dict[int, int] = {}
-
-    def watch(self, index: int, fd: int) -> None:
-        self.forget(index)
-        self._index_of[fd] = index
-        if self._poll is not None:
-            self._poll.register(fd, READABLE)
-
-    def forget(self, index: int) -> None:
-        for fd in [fd for fd, known in self._index_of.items() if known == index]:
-            del self._index_of[fd]
-            if self._poll is not None:
-                self._poll.unregister(fd)
-
-    def wait(self, timeout: float) -> list[int]:
-        """Indexes of the nodes with something to read, after at most `timeout` seconds."""
-        if self._poll is not None:
-            fds = [fd for fd, _event in self._poll.poll(timeout * 1000)]
-        else:
-            fds = select.select(list(self._index_of), [], [], timeout)[0]
-        return [self._index_of[fd] for fd in fds if fd in self._index_of]
+def _refusal() -> RedlockError:
+    return RedlockError(
+        "the lock was used inside itself: a signal handler or a finalizer has interrupted this"
+        " thread while it was writing to the nodes or reading from them, and asks them for"
+        " something else. Only a release can be made there. Let the handler set a flag, or put the"
+        " work on a queue, and do it outside of the handler; or try again later"
+    )

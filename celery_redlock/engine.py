@@ -81,7 +81,11 @@ class Engine:
     def _start(self) -> None:
         """Begin afresh in this process: no connection, no thread, no lease."""
         self._owner = Owner(socket.gethostname(), os.getpid())
-        self._driver = Driver(self._addresses, self.prefix, self._guard, strict=not self._checked)
+        self._driver = Driver(
+            *(self._addresses, self.prefix, self._guard),
+            strict=not self._checked,
+            node_timeout=self.node_timeout,
+        )
         self._wakeup = Wakeup(self._addresses, self.prefix)
         self._watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
         if patched():

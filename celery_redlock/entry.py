@@ -12,9 +12,9 @@ from .visit import NodeLook
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
 
-KINDS = ("lock", "reservation", "turn", "tick", "mark", "fence", "line", "foreign")
-"""What may lie on the nodes: a lock; the reservation of a task that was published; the turn of a
-worker that lets parked deliveries go; a beat's claim on a tick; the mark of a task that is done;
+KINDS = ("lock", "reservation", "tick", "mark", "fence", "line", "foreign")
+"""What may lie on the nodes: a lock; the reservation of a task that was published; a beat's
+claim on a tick; the mark of a task that is done;
 the last fencing token; the line of those who wait; and what is not of this library."""
 
 

@@ -80,7 +80,7 @@ class Listener:
     def node_answered(self, node: str, seconds: float) -> None:
         """A node answered a request while it was waited for, this long after it was sent.
 
-        Called with the connections taken, like `node_failed`: use no lock in here.
+        Called, like `node_failed`, when the call for a lock that it belongs to is over.
         """
 
     def node_failed(self, node: str, kind: str) -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "in_hub",
     "native_ident",
     "native_lock",
+    "native_rlock",
     "patched",
     "poll",
     "start_native",
@@ -64,6 +65,14 @@ def _native(name: str) -> Any:
 def native_lock() -> Any:
     """A lock between native threads. No greenlet may wait for anything while it holds one."""
     return _native("allocate_lock")()
+
+
+def native_rlock() -> Any:
+    """The same, but one that a thread which has it may take again.
+
+    For what a signal handler or a finalizer may come by again while its thread is in there.
+    """
+    return _native("RLock")()
 
 
 def native_ident() -> int:

@@ -2,7 +2,10 @@
 
 A `Lease` is a value and grows old; a `HeldLease` always speaks of the newest one. It is found
 again by nested use (a block, or a task that is called, inside a block of the same resource shares
-the lock and counts) through a context variable: per thread, greenlet or asyncio task.
+the lock and counts) through a context variable: per thread, greenlet or asyncio task. A context can
+be copied into another of these, which asyncio does for each task it starts, and Python for each
+thread where it has no GIL: who is in there may ask the lease of whoever it came from, but does not
+share its lock, which is to keep it out.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -35,6 +39,13 @@ LONGEST = 1e15
 """Seconds; nodes count in milliseconds, in 64 bits."""
 
 _stack: ContextVar[tuple[HeldLease, ...]] = ContextVar("celery_redlock_leases", default=())
+
+
+def _user() -> tuple[int, Any]:
+    """Who runs: a thread or greenlet, and a task of asyncio in it."""
+    asyncio = sys.modules.get("asyncio")
+    running = asyncio is not None and asyncio._get_running_loop() is not None
+    return threading.get_ident(), asyncio.current_task() if running else None  # type: ignore[union-attr]
 
 
 def current_lease() -> HeldLease:
@@ -92,8 +103,10 @@ class HeldLease:
         self._fencing = fencing
         self.limit = limit
         self._pid = os.getpid()
+        self._user = _user()
         self._claim: Claim | None = None
         self._held_for: float | None = None
+        self._told = False
         self.task = ""
         self.mark: tuple[str, float] | None = None
         # What it acquires itself, and whose locks it shares besides, inside of these.
@@ -123,6 +136,7 @@ class HeldLease:
             self._shared += 1
             return outers[0]
         self._outers, self._own = outers, rest
+        self._user = _user()
         if rest:
             self.acquire()
         else:
@@ -151,7 +165,7 @@ class HeldLease:
             NotAcquired: It is held by another, or there is no quorum.
         """
         # From here on release() undoes whatever has been written, however this is interrupted.
-        self._pid = os.getpid()
+        self._pid, self._user = os.getpid(), _user()
         wait = self._wait if wait is None else wait
         try:
             claim = self._redlock._acquire(
@@ -288,8 +302,19 @@ class HeldLease:
         Raises:
             LeaseLost: It is not.
         """
-        if self.remaining() <= seconds:
+        left = self.remaining()
+        if left <= seconds:
+            self._told = left <= 0.0
             raise self.loss()
+
+    def lost_unawares(self) -> bool:
+        """Whether it ended before it was given back, and `ensure()` has not said so."""
+        claim = self._claim
+        over = any(outer.lost_unawares() for outer in self._outers)
+        if claim is not None and claim.granted_at is not None:
+            # Asked of its deadline before its end: nobody may have looked at the clock since.
+            over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
+        return over and not self._told and self._pid == os.getpid()
 
     def loss(self) -> LeaseLost:
         """The error that says how the lease ended."""
@@ -316,12 +341,16 @@ class HeldLease:
         outers: list[HeldLease] = []
         rest = self.resources
         for held in reversed(_stack.get()):
-            if held._redlock is self._redlock and held._pid == os.getpid():
+            if held._redlock is self._redlock and held._ours():
                 left = tuple(name for name in rest if name not in held.resources)
                 if len(left) < len(rest):
                     outers.append(held)
                     rest = left
         return tuple(outers), rest
+
+    def _ours(self) -> bool:
+        """Whether it was taken by this very thread, greenlet or asyncio task."""
+        return self._pid == os.getpid() and self._user == _user()
 
     def _adopt(self, claim: Claim) -> None:
         self._claim = claim
@@ -373,7 +402,8 @@ def release_leftovers() -> None:
     Only a delivery has a stamp: what else is held here is the program's own (in a solo worker).
     """
     for held in _stack.get():
-        if held.owner is not None and held.owner.stamp and held.release():
+        stamped = held.owner is not None and held.owner.stamp
+        if stamped and held._ours() and held.release():
             logger.warning("%s was still locked after its task had ended", held.resource)
 
 
@@ -396,9 +426,10 @@ class Unlocked(HeldLease):
         self.limit = 1
         self.owner = None
         self.mark = self._claim = None
-        self._pid = os.getpid()
+        self._pid, self._user = os.getpid(), _user()
 
     def __enter__(self) -> HeldLease:
+        self._user = _user()
         _stack.set((*_stack.get(), self))
         return self
 
@@ -432,6 +463,10 @@ class Unlocked(HeldLease):
     @property
     def lost(self) -> bool:
         """Never: it was never had."""
+        return False
+
+    def lost_unawares(self) -> bool:
+        """Nor this."""
         return False
 
     def remaining(self) -> float:

@@ -138,9 +138,9 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     parking = getattr(consumer, "on_task_request", None)
     told: set[str] = set()  # one may go from the row to the pool while we look
     if isinstance(parking, Parking):
-        for parked in parking.gate.waiting():
+        for parked in parking.admission.parked():
             told.add(parked.request.id)
-            yield wait(parked.request, parked.resource, parked.order[0], "parked")
+            yield wait(parked.request, parked.resource, parked.since, "parked")
     holding = {hold["task_id"] for hold in holds}
     for request in list(state.active_requests):
         if short_id(request.id) not in holding and request.id not in told:

@@ -34,12 +34,20 @@ AGAIN, AGAIN_MAX = 0.002, 0.1
 class Interruptible:
     """A call that `strike()` can end from another thread.
 
+    A body that returns, after its lease was over and nobody could tell it so (in a C call that held
+    the GIL, say), ends with that error all the same. One that was told, and went on, has decided.
+
     Args:
         error: Makes the exception to raise.
+        over: Tells whether the lease ended before its holder released it, and the body was not
+            told by a call of its own.
     """
 
-    def __init__(self, error: Callable[[], LeaseLost]) -> None:
+    def __init__(
+        self, error: Callable[[], LeaseLost], over: Callable[[], bool] = lambda: False
+    ) -> None:
         self._error = error
+        self._lease_over = over
         self._guard = threading.Lock()
         self._thread = threading.get_ident()
         self._greenlet = current()
@@ -47,7 +55,7 @@ class Interruptible:
         self._main = not green and threading.current_thread() is threading.main_thread()
         self._inside = False
         self._over = False
-        self._struck = False
+        self._struck = self._told = False
 
     def strike(self) -> None:
         """Raise in the body, if it has not ended; instead of it, if it has not begun."""
@@ -61,6 +69,7 @@ class Interruptible:
                 in_hub(self._throw)
                 return
             if not self._main:
+                self._told = True
                 _raise_in(self._thread, LeaseLost)
                 return
         name = "celery_redlock strike"
@@ -71,9 +80,12 @@ class Interruptible:
         try:
             self._enter()
             try:
-                return body()
+                result = body()
             finally:
                 self._leave()
+            if not self._told and self._lease_over():
+                raise self._error()
+            return result
         except LeaseLost as error:
             if self._struck and error.resource is None:
                 # A thread can only be sent a class; this is the instance that says what was lost.
@@ -101,7 +113,7 @@ class Interruptible:
     def _throw(self) -> None:
         """Between two greenlets: the body waits for something, or has just ended."""
         if self._inside:
-            self._inside = False  # once
+            self._inside, self._told = False, True  # once
             self._greenlet.throw(self._error())
 
     def _signal(self) -> None:
@@ -127,7 +139,7 @@ def _deliver(signum: int, frame: FrameType | None) -> None:
     """The signal handler, in the main thread: raise in the innermost block that was struck."""
     for block in reversed(_blocks):
         if block._struck and block._inside:
-            block._inside = False  # once
+            block._inside, block._told = False, True  # once
             raise block._error()
 
 

@@ -78,6 +78,7 @@ class Claim:
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
+        below: A RENEW extends it only where no more than this is left of it; seconds.
         since: Of a place in line: since when it stands there, in microseconds since 1970.
         called: How many nodes called somebody who waits when this was released.
         silent: Nodes that did not answer the last request for it, and why not.
@@ -88,6 +89,7 @@ class Claim:
     __slots__ = (
         "_answered",
         "_learnt",
+        "below",
         "called",
         "deadline",
         "ended",
@@ -119,6 +121,7 @@ class Claim:
         self.lost: str | None = None
         self.ended = False
         self.mark: tuple[str, float] | None = None
+        self.below = math.inf
         self.since = self.called = 0
         self.proposal: int | None = None
         self.fencing_token: int | None = None

@@ -74,6 +74,7 @@ class Place:
         member: Its process and name, as it stands in the line.
         since: When it was first there, in microseconds since 1970.
         closed: There is nothing to wait for any more.
+        quorum: How many nodes must call it.
     """
 
     def __init__(self, quorum: int, attentive: set[int], process: str) -> None:
@@ -82,7 +83,7 @@ class Place:
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000
         self.closed = False
-        self._quorum = quorum
+        self.quorum = quorum
         self._attentive = attentive
         self._heard: set[int] = set()
         self._sure = True
@@ -92,13 +93,23 @@ class Place:
         """A node calls; or, if it was not us who were taken from its line, it may have before."""
         self._sure = self._sure and popped
         self._heard.add(node)
-        if len(self._heard) in (1, self._quorum):
+        if len(self._heard) in (1, self.quorum):
             self.news.ring()
+
+    @property
+    def calls(self) -> int:
+        """How many nodes have called since `forget()`."""
+        return len(self._heard)
+
+    @property
+    def sure(self) -> bool:
+        """Whether all of these have; a node that was just connected to only may have."""
+        return self._sure
 
     @property
     def informed(self) -> bool:
         """Whether a quorum of nodes can call; else poll."""
-        return len(self._attentive) >= self._quorum
+        return len(self._attentive) >= self.quorum
 
     def wait(self, seconds: float) -> bool:
         """Wait to be called, for some seconds at most; whether we were."""
@@ -106,7 +117,7 @@ class Place:
         if not self._heard:
             self.news.wait(seconds)
         few = min(until, monotonic() + JITTER.uniform(*FEW))
-        while 0 < len(self._heard) < self._quorum and not self.closed:
+        while 0 < len(self._heard) < self.quorum and not self.closed:
             if not self.news.wait(few - monotonic()):
                 break
         return bool(self._heard) or self.closed
@@ -144,7 +155,7 @@ class Place:
         in_vain, called = 0, True
         while True:
             # Who was called is likely to be granted it, and need not stand in line again.
-            first = called and self._sure and len(self._heard) >= self._quorum
+            first = called and self._sure and len(self._heard) >= self.quorum
             if not first:
                 self.forget()
             try:

@@ -336,7 +336,7 @@ class Redlock(Engine):
             known = _of_app.get(app)
             if known is None:
                 settings = read_settings(app)
-                known = _of_app[app] = cls(
+                made = cls(
                     settings.nodes,
                     ttl=settings.ttl,
                     prefix=settings.prefix,
@@ -345,16 +345,18 @@ class Redlock(Engine):
                     keeper=settings.keeper,
                     restart_guard=settings.restart_guard,
                 )
+                # A handler that has interrupted this thread may have been faster.
+                known = _of_app.setdefault(app, made)
             return known
 
 
-_of_app_lock = threading.Lock()
+_of_app_lock = threading.RLock()
 _of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
 
 
 def _after_fork() -> None:
     global _of_app_lock
-    _of_app_lock = threading.Lock()
+    _of_app_lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -17,7 +17,7 @@ from functools import partial
 
 from .driver import Driver
 from .events import heard
-from .green import Doorbell, Errands, end_hub, native_ident, native_lock, start_native
+from .green import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
 from .haste import haste
 from .lease import NEVER, Claim
 from .watchdog import BUSY, Schedule, Watched
@@ -56,8 +56,9 @@ class NativeWatchdog:
         self._renewed = renewed
         self._repair = repair
         self._clock = clock
-        # Held for some steps of Python and never while anything is waited for: see `green.py`.
-        self._lock = native_lock()
+        # Held for some steps of Python and never while anything is waited for: see `green.py`. A
+        # handler may come by again meanwhile: see `Schedule`.
+        self._lock = native_rlock()
         self._schedule = Schedule()
         self._wakes = math.inf
         self._bell: Doorbell | None = None

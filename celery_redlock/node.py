@@ -11,8 +11,9 @@ import logging
 import math
 import os
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import redis
@@ -21,9 +22,10 @@ from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, Re
 from .address import Address
 from .channel import FREEING, Channel
 from .commands import FOREIGN, decode, encode
+from .complaints import Complaints, refuses
 from .errors import NodeError
 from .events import emit_node, heard_nodes
-from .green import native_lock
+from .green import native_rlock
 from .guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
 from .handshake import introduce
 from .quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
@@ -33,13 +35,13 @@ __all__ = ["Node", "close_round"]
 
 logger = logging.getLogger("celery_redlock.node")
 
-_claims = native_lock()
+_claims = native_rlock()
 """Two drivers may have answers for one claim, each with a turn of its own: see `native.py`."""
 
 
 def _after_fork() -> None:
     global _claims
-    _claims = native_lock()  # a thread that this process does not have may hold the old one
+    _claims = native_rlock()  # a thread that this process does not have may hold the old one
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -55,8 +57,17 @@ SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
 
 
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Not now. A TLS connection may have to read before it can write, and the other way round, when it
+changes its keys."""
+
+
 class Node:
     """One node of a lock; all calls are made with the driver's turn held.
+
+    It calls nobody else's code with the turn held: what is to be logged, or told to listeners, is
+    given to `later`. A slow log handler would keep all threads waiting, and one that uses a lock
+    would find this one in the midst of a request.
 
     Attributes:
         name: Its address, without credentials.
@@ -78,6 +89,9 @@ class Node:
         guard: Guard,
         nonces: Sequence[str],
         told: bool = True,
+        *,
+        clock: Callable[[], float],
+        later: Callable[[Callable[[], object]], object],
     ) -> None:
         self.index = index
         self.name = address.name
@@ -88,6 +102,8 @@ class Node:
         self.misfit = ""
         self.twin = False
         self.told = told
+        self._clock = clock
+        self._later = later
         self._guard = guard
         self._memory = Memory(Facts())
         self._heard = ALWAYS  # when it last answered
@@ -103,7 +119,7 @@ class Node:
         self._tls = False
         self._proven = self._flaps = self._loaded = False
         self._opened = self._seen = 0.0
-        self._complaints: dict[Verb | None, str] = {}
+        self._complaints = Complaints(self.name, self._log)
 
     def connect(self) -> tuple[Any, Facts]:
         """A new connection, ready and non-blocking, and who is at its end.
@@ -129,7 +145,7 @@ class Node:
         """It is no node, or a `twin` of another; it is silent until it turns out to be one."""
         connection.disconnect()
         if why != self.misfit:
-            logger.error("node %s cannot be one: %s", self.name, why)
+            self._log(logging.ERROR, f"node {self.name} cannot be one: {why}")
         self.misfit, self.twin = why, twin
         self.channel.unreachable(why)
         self._failed("misfit")
@@ -147,8 +163,8 @@ class Node:
         guard = self._guard
         if self.facts is not None:
             guard.heard(self.index, self._memory, self._heard)
-        self._memory = guard.meet(self.index, facts, asked, now)
-        guard.welcome(self.name, self._memory, now)
+        self._memory = memory = guard.meet(self.index, facts, asked, now)
+        self._later(partial(guard.welcome, self.name, memory, now))
         self._heard, self._looked_at, self._unsure = now, ALWAYS, ""
         self._proved = asked if guard.on and facts.uptime is not None else math.inf
         self.facts, self.misfit, self.twin = facts, "", False
@@ -158,7 +174,7 @@ class Node:
         self._proven = self._loaded = False
         self._opened = self._seen = now
         if not self._flaps:
-            self._content(None)
+            self._complaints.works(None, now)
         for round_ in self.channel.connected(now):
             if self.connection is None:
                 return
@@ -168,7 +184,7 @@ class Node:
         """Connecting failed; the node is silent until it succeeds."""
         self.channel.unreachable(reason)
         self.complain(None, reason)
-        self._failed("refused" if _refuses(reason) else "unreachable")
+        self._failed("refused" if refuses(reason) else "unreachable")
 
     def ask(self, round_: Round, payload: bytes, now: float, more: bool = False) -> None:
         """Write a round's request, or vote SILENT for it; `more`: along with the next one's."""
@@ -178,7 +194,7 @@ class Node:
             if self.connection is None:
                 self._finish_drop()
             if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
-                self.receive(now)  # unread answers are no silence, and count before newer ones
+                self.receive()  # unread answers are no silence, and count before newer ones
             if now > self._proved + LOOK_AFTER and round_.verb in VOTING:
                 self._look_again(now)
             if channel.ask(round_, now):
@@ -230,18 +246,20 @@ class Node:
             return encode(round_, self._prefix, plain=True)
         return None
 
-    def receive(self, now: float) -> None:
+    def receive(self) -> None:
         """Read what has arrived, and hand each answer to its round."""
-        self._seen = now
         try:
             while self.connection is not None:
                 data = self.connection._sock.recv(SIZE)
+                # Behind it: whoever is stopped between a look at the clock and the answer would
+                # take one that came too late for one that came in time.
+                now = self._seen = self._clock()
                 if not data:
                     raise NodeError("connection closed by the server")
                 self._take(data, now)
                 if not self._tls:
                     return  # the poll tells if there is more
-        except (BlockingIOError, ssl.SSLWantReadError):
+        except WAITS:
             return
         except (redis.RedisError, OSError, NodeError) as error:
             self._broke(error)
@@ -251,17 +269,12 @@ class Node:
 
     def late(self, verb: Verb, reason: str) -> None:
         """It has not answered in time."""
-        self.complain(verb, reason)
+        self._complaints.fails(verb, reason, self._clock(), late=True)
         self._failed("timeout")
 
     def complain(self, verb: Verb | None, reason: str) -> None:
         """Log that the node fails, once until it works again or fails in another way."""
-        kind = reason.split(" ", 1)[0] if verb else reason
-        if self._complaints.get(verb) != kind:
-            self._complaints[verb] = kind
-            what = "refuses us" if _refuses(reason) else "is unreachable"
-            what = f"does not {verb.value}" if verb else what
-            logger.warning("node %s %s: %s", self.name, what, reason)
+        self._complaints.fails(verb, reason, self._clock())
 
     def close(self) -> None:
         """Close the connection, if there is one."""
@@ -321,16 +334,20 @@ class Node:
         written = wrote(round_.verb, answer)
         if written and round_.sent > self._proved and not self._unsure:
             self._proved = round_.sent
-        if self._complaints:
+        complaints = self._complaints
+        complaints.answers += 1
+        if complaints:
             if written or round_.verb is Verb.PEEK:
-                self._content(round_.verb)
-            self._content(None)
+                complaints.works(round_.verb, now)
+            complaints.works(None, now)
+        elif now >= complaints.page:
+            complaints.look(now)
         if round_.amnesiac:
-            logger.warning(
-                "node %s has forgotten %d locks before their time: was it restarted or flushed,"
-                " does it evict keys, or was one released by hand (celery redlock release)?",
-                self.name,
-                len(round_.amnesiac),
+            self._log(
+                logging.WARNING,
+                f"node {self.name} has forgotten {len(round_.amnesiac)} locks before their time:"
+                " was it restarted or flushed, does it evict keys, or was one released by hand"
+                " (celery redlock release)?",
             )
             round_.amnesiac.clear()
             self._failed("amnesia")
@@ -345,7 +362,7 @@ class Node:
             # Whose rights were taken away has no guard from now on, as if it had never had them.
             if isinstance(error, NoPermissionError):
                 self._proved, denied = math.inf, Facts(denied=reason(error))
-                self._guard.welcome(self.name, Memory(denied), now)
+                self._later(partial(self._guard.welcome, self.name, Memory(denied), now))
             else:
                 self._unsure = f"does not tell if it still is a master: {reason(error)}"
                 self._looked_at = ALWAYS  # the next request asks again
@@ -387,7 +404,7 @@ class Node:
         try:
             sent = self.connection._sock.send(self.unsent)
             self.unsent = self.unsent[sent:]
-        except (BlockingIOError, ssl.SSLWantWriteError):
+        except WAITS:
             return
         except OSError as error:
             self._broke(error)
@@ -408,11 +425,11 @@ class Node:
         # Once nobody waits for a round its answers are read whenever somebody reads: when they came
         # is not known. Nor is how long a node took that first had to be connected to.
         if self.told and not round_.closed and round_.waits and round_.sent >= self._opened:
-            emit_node("node_answered", self.name, now - round_.sent)
+            self._later(partial(emit_node, "node_answered", self.name, now - round_.sent))
 
     def _failed(self, kind: str) -> None:
         if self.told and heard_nodes():
-            emit_node("node_failed", self.name, kind)
+            self._later(partial(emit_node, "node_failed", self.name, kind))
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
         """The connection is of no use any more; `blame` the node, or ourselves."""
@@ -433,12 +450,5 @@ class Node:
         if self.channel.up:
             self.channel.dropped()
 
-    def _content(self, verb: Verb | None) -> None:
-        if self._complaints.pop(verb, None) is not None:
-            what = f"can {verb.value} again" if verb else "is back"
-            logger.info("node %s %s", self.name, what)
-
-
-def _refuses(reason: str) -> bool:
-    """Whether it is there, and will not have us."""
-    return reason.startswith(("AUTH", "NOPERM", "LOADING"))
+    def _log(self, level: int, line: str) -> None:
+        self._later(partial(logger.log, level, "%s", line))

@@ -180,10 +180,11 @@ _SHARED = (
     Option("retry_backoff_max", 60.0, _seconds(), "The longest of these times; seconds."),
     Option(
         "retry_deadline",
-        3600.0,
+        None,
         _seconds(none=True),
-        "When to give up retrying and fail, counted from the first attempt; seconds, None for"
-        " never.",
+        "When to give up retrying and fail: seconds for which one and the same holder has been in"
+        " the way, or too few nodes have answered. Time in which the key changes hands does not"
+        " count: waiting is not failing. None: never.",
     ),
     Option(
         "max_lifetime",
@@ -300,14 +301,9 @@ TASK: Mapping[str, Option] = {
             "reserve_ttl",
             None,
             _seconds(MIN_TTL, none=True),
-            "How long the nodes keep a reservation; seconds. None: until the message expires, else"
-            " an hour, counted from its ETA.",
-        ),
-        Option(
-            "reserve_expires",
-            True,
-            _flag,
-            "A message published under a reservation expires no later than that.",
+            "How long the nodes keep a reservation, counted from the message's ETA; seconds. A"
+            " worker that holds the message prolongs it. None: until the message expires, else an"
+            " hour.",
         ),
         Option(
             "on_duplicate",
@@ -379,7 +375,6 @@ class TaskOptions:
     limit: int
     scope: str
     reserve_ttl: float | None
-    reserve_expires: bool
     on_duplicate: str
     hold_for: float
     on_conflict: str | Callable[..., Any]

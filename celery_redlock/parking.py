@@ -1,9 +1,15 @@
-"""Parks deliveries of locked tasks in a worker's main process, until it is their turn.
+"""Parks deliveries of locked tasks in a worker's main process, until they may ask for their lock.
 
-It stands between Celery's consumer and the pool, asks the gate about every delivery of a locked
-task, and has it told what becomes of those that went. A parked delivery stays unacknowledged, as
-one with an ETA does: if this worker dies, the broker has it. The prefetch window is widened for it,
-so that other tasks pass by.
+A bootstep of the worker's consumer. It stands between the consumer and the pool, asks the
+`AdmissionQueue` about every delivery of a locked task, and tells it what becomes of those that
+went. A parked delivery stays unacknowledged, like one with an ETA: the broker has it if this worker
+dies.
+
+1. While a pool slot is free, the prefetch window is wider by the number of those parked, so that
+   tasks of other keys pass by (`prefetch.py`).
+2. While none is, nothing could pass by, and others may have slots: the window is the ordinary one,
+   and what is parked beyond it goes back to the broker.
+3. When the worker stops, all of it goes back at once; the bodies that still run are not waited for.
 
 Nothing that goes wrong in here stops a delivery: it goes to the pool, as it would without us.
 """
@@ -13,173 +19,186 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import socket
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
-from celery import signals
+from celery import bootsteps, signals
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state
 
-from .attempts import ATTEMPTS
-from .doorman import Doorman
+from .admission import AdmissionQueue, Parked
+from .attempts import ATTEMPTS, MANY, count
+from .broker import on_last_delivery, unacknowledged_for
+from .dispatcher import Dispatcher
 from .driver import monotonic
-from .errors import ResourceHeld, printable
-from .gate import Gate, Parked
+from .errors import printable
 from .lease import Owner
 from .lock import Redlock
 from .monitor import WAITING, told
+from .prefetch import MAX_PARKED, Prefetch
 from .reservation import HEADER, Reservation
-from .settings import read_settings
+from .settings import enabled, read_settings
 from .task import lock_of, resources_of
+from .waiting import parkable, set_at_work
 
-__all__ = ["Parking"]
+__all__ = ["Parking", "begin"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
-T = TypeVar("T")
+LONGEST_S = 600.0
+"""Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
+meets the lock and is sent again, or the broker would give it to another worker."""
+FULL_S = 0.5
+"""Seconds without a free slot after which others get what this worker holds back."""
 
-MOST = 1000
-"""Deliveries for which the prefetch window is widened; more fill it, and are not asked for."""
-LONGEST = 60.0
-"""Seconds that a delivery is parked at most; and a quarter of the broker's visibility timeout. Then
-it goes, meets the lock, and is sent again: the broker would give it to another worker otherwise."""
-RIPE = 0.1
-"""Seconds until a delivery may go that was sent again: its sender may still have to store the state
-RETRY, which must not come after the state SUCCESS."""
+JITTER = random.SystemRandom()
 
 
-class Parking:
+def begin(app: Any) -> None:
+    """Have the workers of `app` park deliveries. For the main process, before it forks its pool."""
+    conf = app.conf
+    parking = conf.get("redlock_parking", True) and enabled(conf)
+    if conf.get("worker_disable_prefetch", False):
+        parking = False  # what is parked would count as what is at work
+    parking = bool(parking) and any(map(_parks, app.tasks.values()))
+    set_at_work(parking)
+    if parking:
+        app.steps["consumer"].add(Parking)
+    else:
+        app.steps["consumer"].discard(Parking)
+
+
+def _parks(task: Any) -> bool:
+    lock = lock_of(task)
+    return lock is not None and parkable(lock.options(task.app))
+
+
+class Parking(bootsteps.StartStopStep):
     """Stands where the consumer gives requests to the pool: `consumer.on_task_request`.
 
-    Args:
-        consumer: Celery's.
-
     Attributes:
-        tasks: The names of the tasks whose deliveries are parked.
-        gate: Knows who may go.
-        doorman: Waits for the nodes.
+        admission: Knows who is parked.
+        dispatcher: Learns from the nodes who may go.
     """
 
-    def __init__(self, consumer: Any) -> None:
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        super().__init__(consumer, **options)
         self._consumer = consumer
+        self._app = app = consumer.app
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
-        self._app = consumer.app
-        self._tells = read_settings(self._app).events
-        self.tasks: set[str] = set()
-        self._connection: Any = None
-        self._thread = threading.get_ident()
+        consumer.on_task_request = self
+        self._tells = read_settings(app).events
+        self._longest = min(LONGEST_S, unacknowledged_for(app) / 4)
+        self._full_since: float | None = None
+        self._some_are_new = False
+        self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
-        self._posted: deque[tuple[Any, ...]] = deque()
-        self._going: deque[Parked] = deque()
-        self._busy = threading.local()
-        self.gate = Gate(lambda resource: self.doorman.attend(resource))
-        self.doorman = Doorman(Redlock.from_app(self._app), self.gate, self._let_go, self._sweep)
-        transport = self._app.conf.get("broker_transport_options") or {}
-        visible = transport.get("visibility_timeout")
-        self._longest = min(LONGEST, visible / 4) if isinstance(visible, (int, float)) else LONGEST
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self.admission = AdmissionQueue(MAX_PARKED)
+        self.dispatcher = Dispatcher(
+            Redlock.from_app(app),
+            self.admission,
+            self._has_slot,
+            lambda *what: self._post(self._proceed, *what),
+            lambda: self._post(self._sweep),
+        )
         signals.task_revoked.connect(self._revoked, weak=False)
-        signals.worker_shutting_down.connect(self._shutting_down, weak=False)
-        signals.worker_shutdown.connect(self._shut_down, weak=False)
 
-    # -- Celery's main thread --------------------------------------------------------------------
+    # -- Celery's main thread: connecting and stopping -------------------------------------------
 
-    def connected(self) -> None:
-        """The consumer has connected to its broker."""
-        consumer = self._consumer
-        if consumer.connection is not self._connection:
-            # What was parked came over another connection; the broker delivers it again.
-            self._connection = consumer.connection
-            self._thread = threading.get_ident()
-            self.gate.clear()
-            if consumer.hub is not None:
-                if self._wire is None:
-                    self._wire = os.pipe()
-                    for end in self._wire:
-                        os.set_blocking(end, False)
-                consumer.hub.add_reader(self._wire[0], self._read)
+    def start(self, consumer: Any) -> None:
+        """The consumer has connected to its broker, and has yet to ask for messages."""
+        self.admission.take_back(0)  # of another connection: the broker delivers them again
+        self._prefetch.connected()
+        if consumer.hub is not None:
+            if self._wire is None:
+                self._wire = os.pipe()
+                for end in self._wire:
+                    os.set_blocking(end, False)
+            consumer.hub.add_reader(self._wire[0], self._read)
+
+    def stop(self, consumer: Any) -> None:
+        """The consumer stops, or has lost its connection."""
+        if consumer.blueprint.state != RUN:
+            self.dispatcher.close()
+        self._prefetch.stop([parked.request for parked in self.admission.take_back(0)])
+
+    # -- Deliveries ------------------------------------------------------------------------------
 
     @property
-    def open(self) -> bool:
-        """Whether the prefetch window can be widened: else those parked would starve the others.
+    def _full(self) -> bool:
+        return self._full_since is not None and monotonic() - self._full_since >= FULL_S
 
-        That of a quorum queue's consumer cannot.
-        """
-        consumer = self._consumer
-        amqp = consumer.connection.transport.driver_type == "amqp"
-        return not (amqp and getattr(consumer, "qos_global", None) is False)
+    def _has_slot(self) -> bool:
+        """Whether the pool could begin with another task now."""
+        given = len(state.reserved_requests) - len(self.admission)
+        return bool(given < self._consumer.pool.num_processes)
 
     def __call__(self, request: Any) -> Any:
         """A request is to go to the pool."""
         try:
-            if not self._may_go(request):
+            if self._is_parked(request):
                 return None
         except Exception:
             logger.exception("%s[%s] is not parked", request.name, request.id)
-        outermost = not getattr(self._busy, "going", False)
-        self._busy.going = True
-        try:
-            return self._to_pool(request)
-        finally:
-            if outermost:
-                self._busy.going = False
-                self._go()
+        return self._to_pool(request)
 
-    def _may_go(self, request: Any) -> bool:
-        task = request.task
-        if task.name not in self.tasks or not self.open:
-            return True
+    def _is_parked(self, request: Any) -> bool:
+        lock = lock_of(request.task)
+        if lock is None or not parkable(options := lock.options(self._app)):
+            return False
         try:
-            resources = resources_of(task, request.args, request.kwargs)
+            resources = resources_of(request.task, request.args, request.kwargs)
         except Exception:
-            return True  # the body's process says what is wrong
+            return False  # the body's process says what is wrong
         attempts = request.request_dict.get(ATTEMPTS)
         attempts = attempts if isinstance(attempts, Mapping) else {}
-        again = "waits" in attempts  # it has no ETA any more: let go at once, it would come at once
+        again = count(attempts.get("held"), MANY) > 0
         if len(resources) != 1 or (not again and self._may_be_a_duplicate(request)):
-            return True
+            return False
+        if on_last_delivery(self._app, request.request_dict):
+            return False  # given back once more it would be dropped: it goes, and is sent anew
         (resource,) = resources
         now = monotonic()
         since = attempts.get("since")
         since = since if isinstance(since, float) else time.time()
+        longest = min(self._longest, options.retry_deadline or self._longest)
+        self.admission.most = self._prefetch.most
         self._watch(request, resource)
-        if self.gate.arrive(
+        if self.admission.arrive(
             request,
             resource,
             now,
             since=since,
-            waits=again,
-            ripe=now + RIPE if again else now,
-            until=now + self._patience(task, since),
-            widen=self._widen,
+            until=now + longest * JITTER.uniform(0.75, 1.0),
+            urgency=self._urgency(request),
+            again=again,
         ):
-            return True
-        # Its time has begun, though it has met no lock yet.
-        request.request_dict[ATTEMPTS] = {**attempts, "since": since}
-        here = self.gate.view(resource, now).flying
-        if self._tells:
-            self._tell(request, resource, since)
-        logger.info(
-            "%s waits (parked) for %s, which is at work %s",
-            printable(f"{request.name}[{request.id}]"),
-            printable(resource),
-            "in this worker" if here else "elsewhere",
-        )
-        return False
+            return False
+        # Its time has begun, though it may have met no lock yet.
+        request.request_dict[ATTEMPTS] = {**attempts, "since": since, "parked": True}
+        try:
+            self._some_are_new = True
+            self._prefetch.widen(self._extra)
+            self.dispatcher.watch(resource)
+            self._say_parked(request, resource, since)
+        except Exception:  # it is parked all the same, and must not go to the pool twice
+            logger.exception("%s[%s] is parked", request.name, request.id)
+        return True
 
-    def _tell(self, request: Any, resource: str, since: float) -> None:
-        """Tell monitors that it waits; once, for there may be thousands. Who holds it is told where
-        that is known: if it is at work here."""
-        flying = next((one for one, name in self.gate.flying() if name == resource), None)
-        holder = None
-        if flying is not None:
-            owner = Owner(socket.gethostname(), flying.worker_pid or 0, flying.id, task=flying.name)
-            holder = told(owner)
-        waited = max(0.0, time.time() - since)
-        request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
+    def _urgency(self, request: Any) -> float:
+        """The message's priority: AMQP's larger ones go first, other transports' smaller ones."""
+        priority = (request.delivery_info or {}).get("priority")
+        if not isinstance(priority, int):
+            return 0.0
+        amqp = self._consumer.connection.transport.driver_type == "amqp"
+        return float(-priority if amqp else priority)
 
     def _may_be_a_duplicate(self, request: Any) -> bool:
         """Whether its task is reserved, and it is not known to have the reservation.
@@ -192,101 +211,65 @@ class Parking:
         lock = lock_of(request.task)
         return lock is not None and lock.options(self._app).scope != "while_executing"
 
-    def _patience(self, task: Any, since: float) -> float:
-        lock = lock_of(task)
-        deadline = lock.options(self._app).retry_deadline if lock is not None else None
-        if deadline is None:
-            return self._longest
-        return min(self._longest, max(RIPE, since + deadline - time.time()))
-
-    def _widen(self) -> bool:
-        qos = self._consumer.qos
-        if self.gate.parked >= MOST:
-            return False
-        if self._consumer.hub is None and not hasattr(qos.set, "__redlock__"):
-            qos.set = _until_it_is_so(qos)
-        before = qos.value
-        if qos.increment_eventually() <= before:
-            return False
-        if self._consumer.hub is not None:
-            self._post()  # it tells the broker when it wakes up
-        return True
+    def _say_parked(self, request: Any, resource: str, since: float) -> None:
+        """Who holds it is told where that is known: if it is at work here."""
+        running = (one for one, name in self.admission.running() if name == resource)
+        here = next(running, None)
+        if self._tells:
+            holder = None
+            if here is not None:
+                pid = here.worker_pid or 0
+                holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
+            waited = max(0.0, time.time() - since)
+            request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
+        logger.info(
+            "%s waits (parked) for %s, which is at work %s",
+            printable(f"{request.name}[{request.id}]"),
+            printable(resource),
+            "elsewhere" if here is None else "in this worker",
+        )
 
     def _watch(self, request: Any, resource: str) -> None:
-        """Have the gate told of its end. Attributes of the instance: its class has its own."""
-        succeeded, failed, timed_out = request.on_success, request.on_failure, request.on_timeout
+        """Have its end told. By attributes of the instance: its class has its own."""
 
-        def on_success(result: Any, **kwargs: Any) -> Any:
-            self._landed(request, resource, conflict=_conflict(result))
-            return succeeded(result, **kwargs)
+        def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
+            def told(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    if is_end(*args):
+                        self._ended(request, resource)
 
-        def on_failure(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return failed(*args, **kwargs)
-            finally:
-                self._landed(request, resource, sure=False)
+            return told
 
-        def on_timeout(soft: bool, timeout: float) -> Any:
-            try:
-                return timed_out(soft, timeout)
-            finally:
-                if not soft:  # it is yet to be killed
-                    self._landed(request, resource, sure=False)
+        request.on_success = then(request.on_success, lambda *_: True)
+        request.on_failure = then(request.on_failure, lambda *_: True)
+        # At the hard limit it is yet to be killed; then the pool tells of it, or nobody does.
+        request.on_timeout = then(request.on_timeout, lambda soft, *_: not soft)
 
-        request.on_success, request.on_failure = on_success, on_failure
-        request.on_timeout = on_timeout
+    # -- In whichever thread Celery tells of it --------------------------------------------------
 
-    # -- in whichever thread Celery tells of it ---------------------------------------------------
-
-    def _landed(self, request: Any, resource: str, **how: Any) -> None:
-        try:
-            self._let_in(self.gate.landed(request, resource, monotonic(), **how))
-        except Exception:
-            logger.exception("%s[%s]: its successor waits on", request.name, request.id)
+    def _ended(self, request: Any, resource: str) -> None:
+        if self.admission.ended(request, resource):
+            self._post(self._proceed, resource, False, False)
+            self.dispatcher.ended(resource)
 
     def _revoked(self, request: Any = None, **_signal: Any) -> None:
-        for flying, resource in self.gate.flying():
-            if flying.id == request.id and flying not in state.reserved_requests:
-                self._landed(flying, resource, sure=False)
+        for running, resource in self.admission.running():
+            if running.id == request.id and running not in state.reserved_requests:
+                self._ended(running, resource)
 
-    def _let_in(self, parked: Iterable[Parked]) -> None:
-        self._going.extend(parked)
-        if not self._going:
-            return
-        if self._green or (self._consumer.hub is not None and not self._here):
-            self._post()
-        else:
-            self._go()
-
-    @property
-    def _here(self) -> bool:
-        return threading.get_ident() == self._thread
-
-    @property
-    def _green(self) -> bool:
-        """Whether who gives a full pool something waits for a slot, and would never leave its own:
-        so no greenlet of the pool may do it, nor the doorman.
-        """
-        return self._consumer.hub is None and getattr(self._consumer.pool, "is_green", False)
-
-    # -- the doorman's thread ----------------------------------------------------------------------
-
-    def _let_go(self, function: Callable[..., Iterable[Parked]], *args: Any) -> None:
-        """Have `function` choose who goes, in the main thread."""
-        self._posted.append((function, *args))
-        if self._consumer.hub is None and not self._green:  # as Celery's own timer in its thread
-            self._do_posted()
-        else:
-            self._post()
-
-    def _post(self) -> None:
-        if self._green:
-            self._consumer.timer.call_after(0.0, self._do_posted)  # in a greenlet of its own
-        elif self._wire is not None:
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        """Have it called in the main thread, soon."""
+        self._posted.append((function, args))
+        if self._wire is not None:
             with contextlib.suppress(OSError):  # it is full: it will be read
                 os.write(self._wire[1], b"\0")
-
-    # -- the main thread again ---------------------------------------------------------------------
+        elif getattr(self._consumer.pool, "is_green", False):
+            # Whoever gives a full pool a task waits for a slot: no greenlet of the pool may.
+            self._consumer.timer.call_after(0.0, self._do_posted)
+        else:
+            self._consumer.call_soon(self._do_posted)
 
     def _read(self) -> None:
         assert self._wire is not None
@@ -295,92 +278,72 @@ class Parking:
         self._do_posted()
 
     def _do_posted(self) -> None:
-        for function, *args in _taken(self._posted):
+        for function, args in _taken(self._posted):
             try:
-                self._going.extend(function(*args))
+                function(*args)
             except Exception:
-                logger.exception("the gate stumbled")
-        self._go()
+                logger.exception("parking failed; what is parked is looked after again in 1 s")
 
-    def _go(self) -> None:
-        """Give the pool who may go; whoever ends in it meanwhile (solo) only adds to the row."""
-        if getattr(self._busy, "going", False):
+    # -- The main thread again -------------------------------------------------------------------
+
+    def _proceed(self, resource: str, free: bool, queue_up: bool) -> None:
+        """Give the pool the next delivery of a resource, if it may go and has a slot."""
+        if not queue_up and not self._has_slot():
             return
-        self._busy.going = True
-        try:
-            for parked in _taken(self._going):
-                try:
-                    self._give(parked)
-                except Exception:  # the worker goes on; the broker keeps the message
-                    logger.exception("%s cannot go to the pool", parked.request.id)
-        finally:
-            self._busy.going = False
+        parked = self.admission.take(resource, monotonic(), free=free)
+        if parked is not None:
+            self.dispatcher.gone(resource)
+            self._unpark(parked)
 
-    def _give(self, parked: Parked) -> None:
-        if not self._running():
+    def _unpark(self, parked: Parked) -> None:
+        request = parked.request
+        self._prefetch.widen(self._extra)
+        if request in state.reserved_requests and self._prefetch.keep(request):
+            self._to_pool(request)
             return
-        if parked.widened:
-            self._consumer.qos.decrement_eventually()
-        if parked.request in state.reserved_requests:
-            self._to_pool(parked.request)
+        if request in state.reserved_requests:
+            logger.info("%s was given to another worker: it is left to it", request.id)
+            state.task_ready(request)
+        self._ended(request, parked.resource)
 
-    def _running(self) -> bool:
-        """Whether the worker still works; else what is parked goes back to the broker."""
-        consumer = self._consumer
-        running = consumer.blueprint.state == RUN
-        return running and consumer.connection is self._connection
+    @property
+    def _extra(self) -> int:
+        """By how much the window is to be wider: nothing passes by while the pool is full."""
+        return 0 if self._full else len(self.admission)
 
-    def _sweep(self) -> list[Parked]:
-        """Once in a while: the revoked, the expired, those that wait for too long, the lost."""
-        for parked in self.gate.waiting():
+    def _sweep(self) -> None:
+        """Look after the revoked, the expired, the overdue, and how full the pool is."""
+        now = monotonic()
+        has_slot = self._has_slot()
+        if has_slot:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = now
+        for parked in self.admission.parked():
             request = parked.request
             due = request.expires or request.id in state.revoked
-            if due and request.revoked() and self.gate.withdraw(parked) and parked.widened:
-                self._consumer.qos.decrement_eventually()
-        going = self.gate.overdue(monotonic())
-        for request, resource in self.gate.flying():
+            if due and request.revoked():
+                self.admission.withdraw(parked)
+        if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
+            self._unpark(overdue)
+        for request, resource in self.admission.running():
             if request not in state.reserved_requests:
-                going += self.gate.landed(request, resource, monotonic(), sure=False)
-        return going
-
-    def _shutting_down(self, **_signal: Any) -> None:
-        self.doorman.close()
-
-    def _shut_down(self, **_signal: Any) -> None:
-        self.doorman.close(wait=1.0)
-
-
-def _until_it_is_so(qos: Any) -> Callable[[int], Any]:
-    """The `set` of a prefetch window, which the consumer calls before it waits for messages.
-
-    AMQP's waits for the broker's answer, and what is delivered meanwhile is parked, and widens the
-    window further. Nobody would tell the broker before the consumer has waited for two seconds, in
-    vain: the window is full of what is parked.
-    """
-    set_once = qos.set
-
-    def set_it(count: int) -> Any:
-        result = set_once(count)
-        while qos.prev != qos.value:
-            result = set_once(qos.value)
-        return result
-
-    set_it.__redlock__ = True  # type: ignore[attr-defined]
-    return set_it
+                self._ended(request, resource)
+        self._prefetch.widen(self._extra)
+        if self._full and self._prefetch.widens:
+            # What is with the pool and not acknowledged is in the window as well.
+            held = [not request.acknowledged for request in tuple(state.reserved_requests)]
+            beyond = sum(held) - self._consumer.qos.value
+            surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
+            if surplus:
+                self._prefetch.give_back(parked.request for parked in surplus)
+        requests = [parked.request for parked in self.admission.parked()]
+        some_are_new, self._some_are_new = self._some_are_new, False
+        self._prefetch.renew(requests, now, some_are_new=some_are_new)
 
 
-def _taken(row: deque[T]) -> Iterator[T]:
+def _taken(row: deque[Any]) -> Iterator[Any]:
     """Each of a row, taken out of it; others may do the same."""
     with contextlib.suppress(IndexError):
         while True:
             yield row.popleft()
-
-
-def _conflict(result: Any) -> bool:
-    """Whether a body's result says that it met a held lock."""
-    failed, value, *_ = result
-    error = getattr(value, "exception", None) if failed else None
-    error = getattr(error, "exc", None)
-    if not isinstance(error, ResourceHeld):  # with the traceback around it
-        error = getattr(error, "exc", None)
-    return isinstance(error, ResourceHeld)

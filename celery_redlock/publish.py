@@ -1,8 +1,8 @@
 """Publishing under a reservation, and what a duplicate gets.
 
 `Task.apply_async` is wrapped, once, for all tasks; of one whose scope reserves nothing it remains
-what it was. A reservation is taken before the message is sent, travels in a header of it, and is
-freed if it cannot be sent.
+what it was. A reservation is taken before the message is sent, for seconds, and travels in a header
+of it. When the message is out it is made to last; if that cannot be sent, it is freed.
 
 What Celery itself sends has an id already, that others wait for (members of groups, chords and
 chains, callbacks, what replaces a task): that is sent in any case, and `arrival.py` decides.
@@ -27,9 +27,9 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from .arrival import arrival_of
-from .attempts import LONG
+from .attempts import LONG, short_id
 from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
-from .lease import Claim, Holder, Owner
+from .lease import Holder
 from .lock import Redlock
 from .options import MIN_TTL, TaskOptions
 from .reservation import (
@@ -37,15 +37,15 @@ from .reservation import (
     HOUR,
     LONGEST_TTL,
     RESERVING,
+    SHORT,
     Reservation,
     claim_for,
-    free,
+    free_of,
     give_up,
-    holding,
-    keep,
+    prolong,
     take,
 )
-from .results import has_ended
+from .results import end_of, note_revokes, was_terminated
 from .settings import enabled
 from .signals import task_skipped
 from .skipped import Skipped
@@ -63,7 +63,7 @@ has it has ended, and is about to free it."""
 PAUSE = 0.02
 """Seconds between two tries then, at most."""
 REPLACING = 3
-"""How often to take the place of another, where others do so as well."""
+"""How often to take the place of others, where others do so as well."""
 _BY_PLACE = ("producer", "link", "link_error", "shadow")
 """What `apply_async` may also be given by position, after the task's id."""
 FROZEN = (
@@ -74,7 +74,8 @@ FROZEN = (
 
 
 def wrap(task_class: Any = Task) -> None:
-    """Wrap `apply_async` of all tasks. Again is nothing."""
+    """Wrap `apply_async` of all tasks, and note what is revoked here. Again is nothing."""
+    note_revokes()
     original = task_class.apply_async
     if getattr(original, "__redlock__", False):
         return
@@ -112,12 +113,10 @@ def wrap(task_class: Any = Task) -> None:
         if conf.task_always_eager or not enabled(conf):
             return original(self, args, kwargs, task_id, **options)
 
-        def send(task_id: Any, note: Reservation | None, expires: float | None) -> Any:
+        def send(task_id: Any, note: Reservation | None) -> Any:
             if note is not None:
                 headers = options.get("headers")
                 options["headers"] = {**(headers or {}), HEADER: note.header()}
-            if expires is not None:
-                options["expires"] = expires
             return original(self, args, kwargs, task_id, **options)
 
         return _Publication(self, app, lock, wish, args, kwargs, task_id, options, send).publish()
@@ -139,7 +138,7 @@ class _Publication:
         kwargs: Any,
         task_id: Any,
         options: Mapping[str, Any],
-        send: Callable[[Any, Reservation | None, float | None], Any],
+        send: Callable[[Any, Reservation | None], Any],
     ) -> None:
         self._task = task
         self._app = app
@@ -157,11 +156,12 @@ class _Publication:
             names = self._lock.resources(task, task.run, self._args or (), self._kwargs or {})
         except TypeError:
             # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
-            return self._send(self._task_id, None, None)
+            return self._send(self._task_id, None)
         wish = self._wish
-        note = Reservation(names, wish.scope, wish.on_duplicate, self._ttl(wish.reserve_ttl))
+        ttl, lasts = self._times(wish.reserve_ttl)
+        note = Reservation(names, wish.scope, wish.on_duplicate, ttl)
         if wish.scope not in RESERVING:  # for this call
-            return self._send(self._task_id, note, None)
+            return self._send(self._task_id, note)
         redlock = Redlock.from_app(self._app)
         if self._task_id is not None:
             kept = self._kept(redlock, names)
@@ -172,9 +172,10 @@ class _Publication:
         replaced = 0
         until = 0.0
         while True:
-            claim = claim_for(redlock, names, note.ttl, task_id, task.name)
+            # Shorter than what a body has, so that one is told from the other.
+            short = max(MIN_TTL, min(SHORT, wish.ttl / 2))
+            claim = claim_for(redlock, names, min(lasts, short), task_id, task.name)
             try:
-                start = time.monotonic()
                 try:
                     take(redlock, claim)
                 except ResourceHeld as refusal:
@@ -183,15 +184,20 @@ class _Publication:
                     if wish.on_unavailable == "raise":
                         raise
                     logger.warning("%s is published without a reservation: %s", self._called, error)
-                    return self._send(task_id, note, None)
+                    return self._send(task_id, note)
                 else:
-                    spent = time.monotonic() - start
-                    return self._send(task_id, *self._under(note, claim, spent))
+                    sent = self._send(task_id, replace(note, token=claim.token))
+                    if lasts > short:
+                        # Unless its body has begun already, which has a ttl of its own.
+                        longer = claim_for(redlock, names, lasts, token=claim.token)
+                        longer.below = short
+                        prolong(redlock, [longer])
+                    return sent
             except BaseException:  # also one that strikes in between
                 give_up(redlock, claim)
                 raise
             if frozen:
-                return self._send(task_id, note, None)
+                return self._send(task_id, note)
             if not _names_a_task(holder):
                 # Several have asked at once; or another program has our key.
                 until = until or time.monotonic() + TRYING
@@ -199,32 +205,23 @@ class _Publication:
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
                 logger.warning("%s is published without a reservation: %s", self._called, why)
-                return self._send(task_id, note, None)
+                return self._send(task_id, note)
             assert holder is not None and holder.owner is not None
-            if wish.scope != "until_expired" and has_ended(self._task, holder.owner.task_id):
+            other = holder.owner.task_id
+            # An id that is used again may have ended before, and be queued now.
+            ended = wish.scope != "until_expired" and other != short_id(self._task_id)
+            end = end_of(self._task, other) if ended else None
+            if end is not None and end != states.REVOKED:
                 # Its result is stored before its key is freed. Whoever has just read it is no
                 # duplicate, and would be given a result again that he has seen.
                 until = until or time.monotonic() + TRYING
                 if _pause(until):
                     continue
-            if wish.on_duplicate == "replace" and replaced < REPLACING:
+            if replaced < REPLACING and (end is not None or wish.on_duplicate == "replace"):
                 replaced += 1
-                if self._replaces(redlock, claim, names, holder.owner):
+                if self._takes_place_of(redlock, names, other, revoke=end is None):
                     continue
             return self._duplicate(task_id, note.resource, holder)
-
-    def _under(
-        self, note: Reservation, claim: Claim, spent: float
-    ) -> tuple[Reservation, float | None]:
-        """What the message says, and when it expires."""
-        expires = self._expires()
-        left = max(MIN_TTL, note.ttl - spent)
-        later = self._expiry is None or (expires is not None and expires > left)
-        capped = self._wish.reserve_expires and later
-        marked = Reservation(
-            note.resources, note.scope, note.on_duplicate, note.ttl, claim.token, capped
-        )
-        return marked, left if capped else None
 
     # -- A message that has a reservation ---------------------------------------------------------
 
@@ -242,19 +239,20 @@ class _Publication:
             return None
 
         def send() -> Any:
-            ttl = min(note.ttl + self._delay(), LONGEST_TTL)
             if note.begun:
-                return self._send(self._task_id, note, ttl if note.capped else None)
+                return self._send(self._task_id, note)
             if arrival is not None:
-                arrival.pass_on(ttl)
-            elif note.scope != "until_expired":
-                keep(redlock, claim_for(redlock, names, ttl, token=note.token))
+                arrival.pass_on()
             try:
-                return self._send(self._task_id, note, ttl if note.capped else None)
+                sent = self._send(self._task_id, note)
             except BaseException:
                 if arrival is not None:
                     arrival.passed_on = False
                 raise
+            if note.scope != "until_expired":
+                ttl = min(note.ttl + self._delay(), LONGEST_TTL)
+                prolong(redlock, [claim_for(redlock, names, ttl, token=note.token)])
+            return sent
 
         return send
 
@@ -284,38 +282,26 @@ class _Publication:
             return EagerResult(task_id, marker, states.SUCCESS, name=self._task.name)
         return self._task.AsyncResult(other)
 
-    def _replaces(
-        self, redlock: Redlock, claim: Claim, names: tuple[str, ...], other: Owner
+    def _takes_place_of(
+        self, redlock: Redlock, names: tuple[str, ...], other: str, *, revoke: bool
     ) -> bool:
-        """Revoke the one that is queued, and free its place. False: it is running already."""
-        if len(other.task_id) > LONG:
+        """Free the place of one that is queued, if it is not running already; whether it may be."""
+        if len(other) > LONG:
             return False
-        for name in names:
-            try:
-                running = redlock.holders(name, limit=self._wish.limit)
-            except QuorumUnavailable:
-                return False  # nobody knows
-            if any(one.owner and one.owner.task_id == other.task_id for one in running):
-                return False
-        token = holding(redlock, claim)
-        owner = Owner.of(token) if token else None
-        if token and owner is not None and owner.task_id == other.task_id:
-            self._app.control.revoke(other.task_id)
-            logger.info("%s replaces task %s", self._called, printable(other.task_id))
-            old = claim_for(redlock, names, claim.ttl, token=token)
-            free(redlock, old, redlock.node_timeout)
-        return True
+        freed = free_of(redlock, names, other, self._wish.limit, was_terminated(other))
+        if freed and revoke:
+            self._app.control.revoke(other)
+            logger.info("%s replaces task %s", self._called, printable(other))
+        return freed is not False
 
     # -- Times -----------------------------------------------------------------------------------
 
-    def _ttl(self, reserve_ttl: float | None) -> float:
-        """How long it is reserved; seconds."""
-        if reserve_ttl is not None:
-            ttl = self._delay() + reserve_ttl
-        else:
-            expires = self._expires()
-            ttl = self._delay() + HOUR if expires is None else expires
-        return min(max(ttl, MIN_TTL), LONGEST_TTL)
+    def _times(self, reserve_ttl: float | None) -> tuple[float, float]:
+        """How long it is reserved from when it may start, and from now; seconds."""
+        expires = self._expires() if reserve_ttl is None else None
+        ttl = expires if expires is not None else reserve_ttl or HOUR
+        lasts = ttl if expires is not None else ttl + self._delay()
+        return max(ttl, MIN_TTL), min(max(lasts, MIN_TTL), LONGEST_TTL)
 
     def _delay(self) -> float:
         """Seconds until it may start."""
@@ -324,12 +310,7 @@ class _Publication:
 
     def _expires(self) -> float | None:
         """Seconds until it expires; None if it does not."""
-        return self._seconds(self._expiry)
-
-    @property
-    def _expiry(self) -> Any:
-        """When it expires, as it was given."""
-        return self._options.get("expires", self._task.expires)
+        return self._seconds(self._options.get("expires", self._task.expires))
 
     def _seconds(self, when: Any) -> float | None:
         """From now on, as Celery reads it; None for what it will not take."""

@@ -4,8 +4,11 @@ A key of its own on the nodes, beside that of the lock, with a token of its own,
 task. The token travels in a header of the message, so every process that sees the message's end can
 free it, by compare-and-delete. To lose one is no danger: the lock still decides who runs.
 
-A reservation is a claim like any other (`lease.py`), by the rounds of `quorum.py`; but nobody
-extends it while the message is in a queue.
+A reservation is a claim like any other (`lease.py`), by the rounds of `quorum.py`. It may end
+before its message, never the other way round: in doubt there is a duplicate in the queue, and no
+key that is reserved for nothing. So it is taken for seconds, and made to last when its message is
+out; from then on it is prolonged by whoever sees the message, but nobody sets it again who does not
+run the body: the message may have come to its end, and would leave it behind.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,10 +26,11 @@ from . import quorum, refusal
 from .attempts import short_id
 from .commands import RESERVED_SUFFIX
 from .driver import monotonic
-from .errors import printable
-from .lease import Claim, Owner, names_of, shown
+from .errors import QuorumUnavailable, printable
+from .lease import Claim, Holder, Owner, names_of, shown
 from .names import LONGEST, MOST, Resources
 from .options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from .quorum import Verb
 
 if TYPE_CHECKING:
     from .lock import Redlock
@@ -36,14 +40,16 @@ __all__ = [
     "HOUR",
     "LONGEST_TTL",
     "RESERVING",
+    "SHORT",
     "Reservation",
     "adopt",
     "claim_for",
     "free",
     "free_in",
+    "free_of",
     "free_soon",
     "give_up",
-    "keep",
+    "prolong",
     "start",
     "take",
 ]
@@ -53,6 +59,9 @@ HEADER = "redlock_reservation"
 RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
 HOUR = 3600.0
 """Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
+SHORT = 10.0
+"""Seconds for which it is taken at most while its message is not out: a producer that is killed in
+between blocks its key for so long."""
 LONGEST_TTL = 1e10
 """Seconds; an ETA in three hundred years."""
 LONGEST_TOKEN = 1000
@@ -67,9 +76,8 @@ class Reservation:
         resources: What its task locks, by its names.
         scope: From when to when it is taken.
         on_duplicate: What a duplicate gets.
-        ttl: What it was asked for, in seconds.
+        ttl: How long it lasts from when its message may start; seconds.
         token: Proof that it is this message's; empty if the message has none.
-        capped: Whether the message was told to expire because of it.
         begun: Whether its body had begun before: then there is nothing left to reserve.
     """
 
@@ -78,7 +86,6 @@ class Reservation:
     on_duplicate: str
     ttl: float
     token: str = field(default="", repr=False)
-    capped: bool = False
     begun: bool = False
 
     @property
@@ -96,9 +103,8 @@ class Reservation:
         }
         if self.token:
             header["token"] = self.token
-        for name in ("capped", "begun"):
-            if getattr(self, name):
-                header[name] = True
+        if self.begun:
+            header["begun"] = True
         return header
 
     @classmethod
@@ -127,8 +133,7 @@ class Reservation:
         if token and (owner is None or owner.task_id != short_id(task_id)):
             token = ""  # such as of headers that were handed on to another message
         ttl = min(max(float(ttl), MIN_TTL), LONGEST_TTL)
-        flags = {name: given.get(name) is True for name in ("capped", "begun")}
-        return cls(names_of(names), scope, policy, ttl, token, **flags)
+        return cls(names_of(names), scope, policy, ttl, token, given.get("begun") is True)
 
 
 def claim_for(
@@ -214,9 +219,17 @@ def free_in(redlock: Redlock, resource: str) -> float | None:
     return refusal.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 
-def keep(redlock: Redlock, claim: Claim) -> None:
-    """Let it last for its ttl from now, whoever waits. Nothing is waited for."""
-    redlock._driver.run(lambda now: quorum.extend([claim], now, 0.0))
+def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> None:
+    """Let reservations last for their ttl from now at least, where they have not ended.
+
+    Their messages are elsewhere: what is gone may have been freed at their end.
+
+    Args:
+        redlock: Where.
+        claims: With the messages' tokens; fresh ones, which know nothing of the nodes.
+        patience: How long to wait for the nodes, in seconds; 0 only writes to them.
+    """
+    redlock._driver.extend(claims, patience, Verb.RENEW)
 
 
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
@@ -228,6 +241,38 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
         patience: How long to wait for the nodes, in seconds; 0 only writes to them.
     """
     redlock._driver.run(lambda now: quorum.free(claim, now, patience))
+
+
+def free_of(
+    redlock: Redlock, names: tuple[str, ...], task_id: str, limit: int, running: bool = False
+) -> bool | None:
+    """Free what another message has, which will not be run.
+
+    Args:
+        redlock: Where.
+        names: What it has reserved.
+        task_id: Its task's, as it stands in its token.
+        limit: How many bodies may run at a time per key.
+        running: Whether to do so though its body is at work.
+
+    Returns:
+        True if it is freed, None if the other has it no more, False if its body is at work, or
+        nobody can tell.
+    """
+    try:
+        holders: list[Holder] = []
+        for name in () if running else names:
+            holders += redlock.holders(name, limit=limit)
+    except QuorumUnavailable:
+        return False
+    if any(one.owner and one.owner.task_id == task_id for one in holders):
+        return False
+    token = holding(redlock, claim_for(redlock, names, MIN_TTL))
+    owner = Owner.of(token) if token else None
+    if token and owner is not None and owner.task_id == task_id:
+        free(redlock, claim_for(redlock, names, MIN_TTL, token=token), redlock.node_timeout)
+        return True
+    return None
 
 
 def give_up(redlock: Redlock, claim: Claim) -> None:

@@ -1,12 +1,23 @@
-"""What a result backend knows of a task."""
+"""What is known of the end of a task: to a result backend, and of what was revoked here."""
 
 from __future__ import annotations
 
+import functools
+from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Any
 
 from celery import states
+from celery.app.control import Control
 
-__all__ = ["has_ended", "state_of"]
+__all__ = ["end_of", "has_ended", "note_revokes", "state_of", "was_terminated"]
+
+MANY = 10_000
+"""Tasks revoked by this process that it remembers."""
+
+_revoked: OrderedDict[str, bool] = OrderedDict()
+"""By id, the tasks that this process has revoked, and whether it asked for their bodies' end. The
+workers are yet to hear of it, and none may be there to."""
 
 
 def state_of(task: Any, task_id: str) -> str | None:
@@ -28,3 +39,47 @@ def has_ended(task: Any, task_id: str) -> bool:
         return state_of(task, task_id) in states.READY_STATES
     except Exception:
         return False  # there is none, or it is away
+
+
+def end_of(task: Any, task_id: str) -> str | None:
+    """The state in which a task has ended, or will without a body; None if it is not known to."""
+    if task_id in _revoked:
+        return states.REVOKED
+    try:
+        state = state_of(task, task_id)
+    except Exception:
+        return None  # there is no result backend, or it is away
+    return state if state in states.READY_STATES else None
+
+
+def was_terminated(task_id: str) -> bool:
+    """Whether this process has asked for the end of a task's body."""
+    return _revoked.get(task_id, False)
+
+
+def note_revokes() -> None:
+    """Remember what `app.control.revoke` of this process revokes. Again is nothing."""
+    original = Control.revoke
+    if getattr(original, "__redlock__", False):
+        return
+
+    @functools.wraps(original)
+    def revoke(
+        self: Any,
+        task_id: Any,
+        destination: Any = None,
+        terminate: bool = False,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        reply = original(self, task_id, destination, terminate, *rest, **options)
+        if destination is None:
+            several = isinstance(task_id, Iterable) and not isinstance(task_id, str)
+            for one in task_id if several else (task_id,):
+                _revoked[str(one)] = bool(terminate) or _revoked.get(str(one), False)
+            while len(_revoked) > MANY:
+                _revoked.popitem(last=False)
+        return reply
+
+    revoke.__redlock__ = True  # type: ignore[attr-defined]
+    Control.revoke = revoke  # type: ignore[method-assign]

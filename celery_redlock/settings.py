@@ -185,7 +185,7 @@ def check_reserving(given: Mapping[str, Any], prefix: str) -> None:
     Raises:
         ConfigurationError: There is one without.
     """
-    for name in ("reserve_ttl", "reserve_expires", "on_duplicate"):
+    for name in ("reserve_ttl", "on_duplicate"):
         if name in given and given.get("scope", "while_executing") == "while_executing":
             raise ConfigurationError(
                 f"{prefix}{name} is for a reservation, and {prefix}scope 'while_executing' takes"

@@ -21,7 +21,6 @@ from .commands import (
     SLOT_SUFFIX,
     base_of,
 )
-from .doorman import TURN
 from .entry import KINDS, Entry, NodeLook, Rival, Survey
 from .errors import QuorumUnavailable
 from .lease import Owner, quorum_of, token_digest
@@ -49,7 +48,6 @@ _SUFFIXES = {
     RESERVED_SUFFIX: "reservation",
     MARK_SUFFIX: "mark",
     LINE_SUFFIX: "line",
-    TURN: "turn",
 }
 _SPECIAL = re.compile(r"[\\*?\[]")
 _NONCE = re.compile(r"nonce:[0-9a-f]{32}\Z")

@@ -1,42 +1,27 @@
 """`SingletonTask` and `@locked`: which key, under which options, around what.
 
 A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `worker.py` give
-it back after every ending that Python survives. Plain calls and eager ones take it here, and give
-it back when they return.
+it back after every ending that Python survives. Plain calls and eager ones take it in
+`task_lock.py`, and give it back when they return.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
-from .arrival import Arrival
-from .attempts import short_id
+from .declared import refuse_second_lock, refuse_unread
 from .delivery import first_call
 from .errors import ConfigurationError
-from .hold import HeldLease, Unlocked
-from .interrupt import Interruptible
-from .keys import Keys, Templates
-from .lease import shown
-from .lock import Redlock
-from .options import TASK, TaskOptions
-from .settings import (
-    check_reserving,
-    check_several,
-    check_task_options,
-    enabled,
-    read_settings,
-    resolve,
-)
+from .keys import Templates
+from .options import TASK
 from .skipped import Skipped
-from .waiting import parks
+from .task_lock import TaskLock, lock_of, resource_of, resources_of
 
 __all__ = [
     "SingletonTask",
@@ -59,170 +44,7 @@ F = TypeVar("F")
 _celery_state: Any = _state  # its stubs lack most of it
 
 
-OF_CALL = ("scope", "on_duplicate", "reserve_ttl", "reserve_expires")
-"""Options that one call can be given: `apply_async(..., lock={...})`."""
-
 _MISSPELT = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # these are Celery's as well
-
-
-class TaskLock:
-    """How a task is locked: its key and its own options. Made when the task is declared.
-
-    Args:
-        own: The options given to the task, by name, without prefix.
-        prefix: What the user wrote before each of these names, for errors.
-    """
-
-    def __init__(self, own: Mapping[str, Any], prefix: str = "") -> None:
-        self._own = check_task_options(own, prefix)
-        self._prefix = prefix
-        self._several = False
-        self._keys: dict[tuple[str, bool, Callable[..., Any]], Keys] = {}
-        self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
-
-    def check(self, name: str, function: Callable[..., Any], *, bound: bool = False) -> None:
-        """Check the key against a signature.
-
-        Raises:
-            ConfigurationError: The template does not fit, or the function cannot be locked.
-        """
-        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-            raise ConfigurationError(
-                f"{name} is an async function: Celery would call it and keep the coroutine, and"
-                " the lock would be freed before its body has run; make it a plain function that"
-                " calls asyncio.run()"
-            )
-        check_reserving(self._own, self._prefix)
-        if self._keys_of(name, function, bound).several:
-            self._several = True
-            check_several(self._own, self._prefix)
-
-    def resources(
-        self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
-    ) -> tuple[str, ...]:
-        """The resources that a call excludes others from."""
-        bound = task is not None and bool(args) and args[0] is task
-        name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
-        return self._keys_of(name, function, bound)(args[1:] if bound else args, kwargs)
-
-    def resource(
-        self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
-    ) -> str:
-        """The same as one name, for people; where it is one, that is it."""
-        return shown(self.resources(task, function, args, kwargs))
-
-    def _keys_of(self, name: str, function: Callable[..., Any], bound: bool) -> Keys:
-        keys = self._keys.get((name, bound, function))
-        if keys is None:
-            own = self._own
-            scope = own.get("scope_name")
-            keys = Keys(name, function, own.get("key"), bound=bound, scope=scope)
-            self._keys[name, bound, function] = keys
-        return keys
-
-    @property
-    def scope(self) -> str:
-        """From when to when a key is taken, as declared; no app's settings are needed for it."""
-        return str(self._own.get("scope", TASK["scope"].default))
-
-    def options(self, app: Any) -> TaskOptions:
-        """All options of the task on `app`."""
-        options = self._options.get(app)
-        if options is None:
-            options = resolve(self._own, read_settings(app))
-            if self._several:
-                check_several({"fencing": options.fencing}, "redlock_")
-            self._options[app] = options
-        return options
-
-    def options_of_call(self, app: Any, given: Any) -> TaskOptions:
-        """The options of one call, which was given `lock={...}`.
-
-        Raises:
-            ConfigurationError: One of them cannot be given to a call, or cannot work.
-        """
-        if not isinstance(given, Mapping):
-            raise ConfigurationError(
-                f"lock= takes a mapping, such as {{'scope': 'until_executed'}}, not {given!r}"
-            )
-        for name in given:
-            if name not in OF_CALL:
-                raise ConfigurationError(
-                    f"lock={{{name!r}: ...}}: a call can be given {', '.join(OF_CALL)}; declare"
-                    " the others with the task"
-                )
-        own = check_task_options({**self._own, **given})
-        check_reserving({"scope": own.get("scope"), **given}, "")
-        # The app's settings are not read again: that takes longer than to publish the task.
-        return replace(self.options(app), **{name: own[name] for name in given})
-
-    def run(
-        self,
-        task: Any,
-        app: Any,
-        function: Callable[..., Any],
-        body: Callable[[], Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Run `body` under the lock of this call."""
-        resources = self.resources(task, function, args, kwargs)
-        if not enabled(app.conf):
-            with Unlocked(resources):
-                return body()
-        options = self.options(app)
-        request = task.request_stack.top if task is not None else None
-        delivered = first_call(request)
-        # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-        parked = delivered and parks(request, options, resources) and "wait" not in self._own
-        held = HeldLease(
-            Redlock.from_app(app),
-            resources,
-            options.ttl,
-            0.0 if parked else options.wait,
-            options.max_lifetime,
-            fencing=options.fencing,
-            limit=options.limit,
-        )
-        held.task = task.name if task is not None else ""
-        if task is not None and not delivered:  # a delivery says more of itself
-            held.owner = replace(held._redlock._owner, task=short_id(task.name))
-        if options.on_lost == "raise":
-            block = Interruptible(held.loss)
-            held.on_lost = lambda _held: block.strike()
-            body = functools.partial(block.run, body)
-        elif callable(options.on_lost):
-            held.on_lost = options.on_lost
-        if delivered:
-            redlock = held._redlock
-            return Arrival(task, request, redlock, resources, options).run(held, body)
-        if options.scope == "until_executing":  # which excludes no body from another
-            with Unlocked(resources, held._redlock):
-                return body()
-        try:  # not `with`: a time limit may strike between taking the lock and owing to free it
-            held.__enter__()
-            return body()
-        finally:
-            held.__exit__(None, None, None)
-
-
-def lock_of(task: Any) -> TaskLock | None:
-    """How a task is locked, or None."""
-    lock = getattr(task, "redlock", None)
-    if lock is None:
-        lock = getattr(getattr(task, "run", None), "__redlock__", None)
-    return lock if isinstance(lock, TaskLock) else None
-
-
-def resources_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The resources that a message with these arguments locks; none if its task takes no lock."""
-    lock = lock_of(task)
-    return lock.resources(task, task.run, args, kwargs) if lock is not None else ()
-
-
-def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The same as one name, for people; None if its task takes no lock."""
-    return shown(resources_of(task, args, kwargs)) or None
 
 
 class SingletonTask(BaseTask):
@@ -350,6 +172,7 @@ def _key_option(keys: Sequence[Any], options: Mapping[str, Any]) -> dict[str, An
 def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, under a lock. Whose task it is, is seen when it is called."""
     name = f"{function.__module__}.{function.__qualname__}"
+    refuse_second_lock(name, function)
     lock.check(name, function)
 
     @functools.wraps(function)
@@ -370,6 +193,7 @@ def _lock_task(lock: TaskLock, task: Any) -> None:
     """Put a lock around an existing task's body; the task stays the same object."""
     if getattr(task.run, "__redlock__", None) is not lock:
         task.run = _wrap(lock, task.run)
+        refuse_unread(task)
 
 
 def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
@@ -380,20 +204,21 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
     made_from = _behind(proxy)
     function: Any = made_from.get("fun")
     if function is not None:
-        lock.check(f"{function.__module__}.{function.__qualname__}", function)
+        name = f"{function.__module__}.{function.__qualname__}"
+        refuse_second_lock(name, function)
+        lock.check(name, function)
     if type(proxy) is PromiseProxy:
         proxy.__then__(lambda: _lock_task(lock, proxy._get_current_object()))
         return
 
-    def finalized(app: Any, **_signal: Any) -> None:
+    def finalized(app: Any) -> None:
         name = made_from["name"] or app.gen_task_name(function.__name__, function.__module__)
         _lock_task(lock, app.tasks[name])
 
-    # A shared task is made once per app, by finalizers that are called in no certain order.
+    # A shared task is made once per app, by finalizers that are called in no certain order. What is
+    # pending comes after all of them, and its errors are not swallowed as those of a signal are.
     _celery_state.connect_on_app_finalize(
-        lambda app: app.on_after_finalize.connect(
-            lambda sender, **_signal: finalized(sender), weak=False
-        )
+        lambda app: app._pending.append(PromiseProxy(functools.partial(finalized, app)))
     )
     for app in _celery_state._get_active_apps():
         if app.finalized:

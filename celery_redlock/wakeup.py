@@ -38,7 +38,8 @@ RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
 MOST = 1000
-"""Commands that a node may leave unconfirmed before it is given up: a write must never block."""
+"""Commands that a node may leave unconfirmed before it is given up, besides one for each name that
+is waited for: a write must never block."""
 
 
 class Waiter:
@@ -137,7 +138,9 @@ class Wakeup:
     def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
         self._prefix = prefix
         self._quorum = quorum_of(len(addresses))
-        self._lock = threading.Lock()
+        # A signal handler or a finalizer may wait for a lock while its thread is just in here; and
+        # be done with it before that goes on.
+        self._lock = threading.RLock()
         self._waiters: dict[bytes, list[Waiter]] = {}
         self._ears = [_Ear(self, index, address) for index, address in enumerate(addresses)]
         self._started = False
@@ -166,7 +169,7 @@ class Wakeup:
                 for channel in channels:
                     self._waiters[channel].remove(waiter)
                     if not self._waiters[channel]:
-                        del self._waiters[channel]
+                        self._waiters.pop(channel, None)
                         for ear in self._ears:
                             ear.tell(b"UNSUBSCRIBE", channel)
 
@@ -194,7 +197,7 @@ class Wakeup:
         with self._lock:
             for ear in self._ears:
                 ear.close()
-            for waiters in self._waiters.values():
+            for waiters in list(self._waiters.values()):
                 for waiter in waiters:
                     waiter.closed = True
                     waiter.news.ring()
@@ -206,7 +209,7 @@ class Wakeup:
         with self._lock:
             ear.connected(connection)
             ear.tell(b"SUBSCRIBE", self.channel)
-            for channel in self._waiters:
+            for channel in list(self._waiters):
                 ear.tell(b"SUBSCRIBE", channel)
 
     def _hear(self, node: int, channel: bytes, called: bytes) -> None:
@@ -216,7 +219,7 @@ class Wakeup:
                 if place is not None:
                     place.hear(node)
                 return
-            for waiter in self._waiters.get(channel, ()):
+            for waiter in tuple(self._waiters.get(channel, ())):
                 waiter._hear(node, channel)
 
     def _attend(self, node: int) -> None:
@@ -230,7 +233,7 @@ class Wakeup:
         with self._lock:
             ear.connection = None
             self._attentive.discard(ear.node)
-            for waiters in self._waiters.values():
+            for waiters in list(self._waiters.values()):
                 for waiter in waiters:
                     waiter._deaf(ear.node)
 
@@ -263,7 +266,7 @@ class _Ear:
         if self.connection is None:
             return
         self._unconfirmed += len(channels)
-        if self._unconfirmed > MOST:
+        if self._unconfirmed > MOST + len(self._wakeup._waiters):
             self._hang_up()
             return
         packed = self.connection.pack_command(command, *channels)

@@ -8,6 +8,7 @@ nothing due. A short task costs it nothing: it is not even woken.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import logging
 import math
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from .bell import Bell
 from .haste import haste
 from .lease import Claim
 
@@ -26,6 +28,8 @@ EVERY, AGAIN = 1 / 3, 1 / 10
 """When to extend, and when to try again after a failed round, as parts of the ttl."""
 TOGETHER = 1 / 20
 """Leases due within this part of the ttl are extended in the same round."""
+LONGEST = 3600.0
+"""Seconds to sleep at a time at most."""
 BUSY = 0.001
 """Seconds between two rounds at least."""
 
@@ -41,6 +45,9 @@ class Watched(NamedTuple):
 class Schedule:
     """Which leases fall due, and when. Pure, and without a lock: the simulated world runs it too.
 
+    A handler that interrupts its caller may add and drop others: nothing is taken for granted from
+    one step to the next.
+
     Attributes:
         watched: What is kept alive, by token.
     """
@@ -48,11 +55,13 @@ class Schedule:
     def __init__(self) -> None:
         self.watched: dict[str, Watched] = {}
         self._due: list[tuple[float, str]] = []
+        self._clearing = False
 
     @property
     def wakes(self) -> float:
         """When something falls due next; seconds, infinity for never. No round may last longer."""
-        return self._due[0][0] if self._due else math.inf
+        due = self._due[:1]
+        return due[0][0] if due else math.inf
 
     def add(self, watched: Watched, now: float) -> None:
         """Keep a lease alive from now on."""
@@ -62,21 +71,31 @@ class Schedule:
     def drop(self, claim: Claim) -> None:
         """Forget a lease."""
         self.watched.pop(claim.token, None)
-        if len(self._due) > 2 * len(self.watched) + 64:
-            self._due = [entry for entry in self._due if entry[1] in self.watched]
-            heapq.heapify(self._due)
+        if len(self._due) > 2 * len(self.watched) + 64 and not self._clearing:
+            self._clearing = True
+            try:
+                before, count = self._due, len(self._due)
+                kept = [entry for entry in before if entry[1] in self.watched]
+                heapq.heapify(kept)
+                self._due = kept
+                for entry in before if len(before) != count else ():  # a handler has added some
+                    if entry[1] in self.watched and entry not in kept:
+                        heapq.heappush(kept, entry)
+            finally:
+                self._clearing = False
 
     def take(self, now: float) -> list[Watched]:
         """Take off what is due, and what nearly is. Every lease taken must be settled."""
         due: dict[str, Watched] = {}
-        while self._due:
-            at, token = self._due[0]
-            watched = self.watched.get(token)
-            if watched is not None and at > now + watched.claim.ttl * TOGETHER:
-                break
-            heapq.heappop(self._due)
-            if watched is not None:
-                due[token] = watched
+        with contextlib.suppress(IndexError):
+            while True:
+                at, token = entry = heapq.heappop(self._due)
+                watched = self.watched.get(token)
+                if watched is not None and at > now + watched.claim.ttl * TOGETHER:
+                    heapq.heappush(self._due, entry)
+                    break
+                if watched is not None:
+                    due[token] = watched
         return list(due.values())
 
     def part(self, due: Sequence[Watched], now: float) -> tuple[list[Watched], list[Watched]]:
@@ -126,8 +145,10 @@ class Watchdog:
     ) -> None:
         self._extend = extend
         self._clock = clock
-        self._lock = threading.RLock()  # `with` on a Condition can be interrupted half-way
-        self._changed = threading.Condition(self._lock)
+        # `with` on a Condition can be interrupted half-way; and a handler that interrupts who has
+        # the lock may come by again.
+        self._lock = threading.RLock()
+        self._bell = Bell()
         self._schedule = Schedule()
         self._wakes = math.inf
         self._thread: threading.Thread | None = None
@@ -150,13 +171,14 @@ class Watchdog:
         until = claim.granted_at + max_lifetime if max_lifetime else math.inf
         with self._lock:
             self._schedule.add(Watched(claim, until, lost), self._clock())
-            if self._schedule.wakes < self._wakes:
-                self._changed.notify()
-            if self._thread is None:
+            # Not alive: a time limit that struck before its start left one that never will be.
+            if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="celery_redlock watchdog", daemon=True
                 )
                 self._thread.start()
+        if self._schedule.wakes < self._wakes:
+            self._bell.ring()
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`."""
@@ -173,26 +195,24 @@ class Watchdog:
         with self._lock:
             self._closed = True
             self._schedule = Schedule()
-            self._changed.notify()
+        self._bell.ring()
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                due = self._next()
-                if self._closed:
-                    return
-            self._tend(due)
+        while not self._closed:
+            due = self._next()
+            if due:
+                self._tend(due)
 
     def _next(self) -> list[Watched]:
-        """Sleep until leases are due; take them off the schedule."""
-        while not self._closed:
+        """Sleep until leases are due or somebody rings; take off the schedule what is due."""
+        with self._lock:
             now = self._clock()
-            self._wakes = self._schedule.wakes
-            if self._wakes <= now:
-                break
-            self._changed.wait(max(BUSY, self._wakes - now) if self._wakes < math.inf else None)
-        self._wakes = -math.inf
-        return self._schedule.take(self._clock())
+            self._wakes = wakes = self._schedule.wakes
+            if wakes <= now:
+                self._wakes = -math.inf  # nobody need ring: we are awake
+                return self._schedule.take(now)
+        self._bell.wait(min(LONGEST, max(BUSY, wakes - now)))
+        return []
 
     def _tend(self, due: Sequence[Watched]) -> None:
         with haste():

@@ -21,11 +21,14 @@ from . import inspection
 from .arrival import arrival_of, comes_back, note_of
 from .attempts import is_redelivered, mark_copy, receive
 from .conflict import check_rejecting
+from .declared import given_to_all, refuse_unread
+from .declared import wrap as watch_declarations
 from .delivery import lease_of
 from .errors import ConfigurationError
 from .lease import quorum_of
 from .lock import Redlock
 from .publish import wrap
+from .received import hold
 from .reservation import HEADER, Reservation, free_soon
 from .settings import enabled, given_names, read_settings
 from .task import TaskLock, lock_of
@@ -110,12 +113,17 @@ def _free(app: Any, note: Reservation) -> None:
 def received(request: Any = None, **_signal: Any) -> None:
     """The main process: note when a message came, and how; is it at work here already?
 
+    While it is held here, its reservation is.
+
     After a lost connection a worker may be given its own message again, and begin with it only when
     the first has ended: too late to meet its lock.
     """
     if lock_of(request.task) is None:
         return
     receive(request.request_dict, request.content_type)
+    note = Reservation.of(request.request_dict.get(HEADER), request.id)
+    if note is not None and note.token and note.scope != "until_expired":
+        hold(request, note)
     if not is_redelivered(request.delivery_info):
         return
     _free_at_success(request)
@@ -157,6 +165,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
     inspection.register()
     locks = list(_locks(app))
     try:
+        for task in app.tasks.values():
+            refuse_unread(task, given_to_all(app))
         if locks or given_names(app.conf):
             read_settings(app)
         # A lock that is kept for longer than its ttl can be forgotten for longer, too.
@@ -169,9 +179,11 @@ def check(sender: Any = None, **_signal: Any) -> None:
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
             redlock._custody.begin()
-            from . import monitor, strategy  # of no use to producers
+            redlock._custody.offer()
+            from . import monitor, parking, refresh  # of no use to producers
 
-            strategy.begin(app)
+            parking.begin(app)
+            refresh.begin(app)
             if read_settings(app).events:
                 monitor.begin(app, sender.hostname)
     except ConfigurationError as error:
@@ -190,6 +202,15 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     redlock = Redlock.from_app(sender.app)
     board = redlock._custody.board
     if board is not None and not redlock._custody.own_process:
+        from billiard import get_start_method
+
+        if get_start_method() != "fork" and board.address is None:
+            logger.warning(
+                "pool children are spawned here, and cannot be kept by this process: what one holds"
+                " when it dies stays locked for its ttl. Set redlock_keeper = 'process', or"
+                " worker_pool_start_method = 'fork'"
+            )
+            return
         keeper = Keeper(board, redlock._driver, redlock.node_timeout)
         threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
@@ -235,7 +256,9 @@ def connect(**_signal: Any) -> None:
     """A pool child: connect before its first task, in the background."""
     app = _state.get_current_app()
     if _locking(app):
-        Redlock.from_app(app).connect(timeout=0)
+        redlock = Redlock.from_app(app)
+        redlock._custody.accept()
+        redlock.connect(timeout=0)
 
 
 def begin_beat(sender: Any = None, **_signal: Any) -> None:
@@ -269,6 +292,7 @@ def install() -> None:
         signal = getattr(signals, ending)
         signal.connect(refused, weak=False, dispatch_uid=f"celery_redlock.refused.{ending}")
     wrap()
+    watch_declarations()
     inspection.register()
     signals.task_received.connect(received, weak=False, dispatch_uid="celery_redlock.received")
     signals.worker_init.connect(check, weak=False, dispatch_uid="celery_redlock.check")

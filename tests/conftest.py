@@ -6,6 +6,8 @@ import dataclasses
 import logging
 import os
 import shutil
+import signal
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,11 +18,15 @@ from celery import _state
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_redlock import Redlock
+from celery_redlock import Redlock, waiting
+from celery_redlock.driver import Driver
 from celery_redlock.options import GLOBAL
 from celery_redlock.server import LocalServer, start_servers
-from tests import lanes
+from tests import lanes, machine, wanting
 from tests import rabbitmq as local_rabbitmq
+
+PATIENT = 1.0
+"""Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -29,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     A worker that is killed leaves one behind: billiard's, for what it shares with its children.
     Not in one of pytest's, whose names are too long for the path of a socket.
     """
+    # A shell that starts us in the background has us ignore it, and all that we start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):  # its parent has done it for all lanes
         return
     before = tempfile.gettempdir()
@@ -40,11 +48,29 @@ def pytest_configure(config: pytest.Config) -> None:
     patch.setenv("PYTEST_DEBUG_TEMPROOT", os.environ.get("PYTEST_DEBUG_TEMPROOT", before))
     config.add_cleanup(lambda: shutil.rmtree(path, ignore_errors=True))
     config.add_cleanup(patch.undo)
+    patch.setenv(machine.VARIABLE, "")
+    watcher = machine.watch(os.path.join(path, "stalls"))
+    config.add_cleanup(watcher.wait)
+    config.add_cleanup(watcher.kill)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    lane = getattr(session.config, "workerinput", None)
+    if lane is None or sys.dont_write_bytecode:
+        return (yield)
+    with lanes.in_turn(lane["workerid"]):
+        return (yield)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if wanting.advice():
+        terminalreporter.write_line(wanting.advice(), yellow=True)
 
 
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
@@ -53,7 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _servers_just_started_may_vote(
+def _servers_just_started_may_vote_and_take_their_time(
     request: pytest.FixtureRequest,
 ) -> Iterator[None]:
     """The restart guard is off in this process, for locks and apps that do not say otherwise.
@@ -67,6 +93,13 @@ def _servers_just_started_may_vote(
             patch.setitem(Redlock.__init__.__kwdefaults__, "restart_guard", "off")
             off = dataclasses.replace(GLOBAL["restart_guard"], default="off")
             patch.setitem(GLOBAL, "restart_guard", off)
+            # And nodes may take their time: on a busy machine, a healthy one is no late one.
+            patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
+            patient = dataclasses.replace(GLOBAL["node_timeout"], default=PATIENT)
+            patch.setitem(GLOBAL, "node_timeout", patient)
+            # What is asked of a node that is not connected yet is not asked at all.
+            *others, _rest = Driver.connect.__defaults__ or ()
+            patch.setattr(Driver.connect, "__defaults__", (*others, PATIENT))
         yield
 
 
@@ -79,6 +112,7 @@ def _nothing_is_left_to_the_next() -> Iterator[None]:
     logging.root.setLevel(logging.WARNING)
     tasks = set(_state._on_app_finalizers)
     yield
+    waiting.set_at_work(False)  # as a worker that was started in this process leaves it
     _state._on_app_finalizers.intersection_update(tasks)
 
 

@@ -1,59 +1,103 @@
 """Which files of tests run side by side with which, where pytest-xdist has several processes.
 
 A lane is a process of pytest. Most tests wait for most of their time: for a body to end, a ttl to
-be over, a worker to start. So there are more lanes than cores. But two files that compute, on two
-cores, would keep the others from being on time; therefore all of those are one lane's, and first.
+be over, a worker to start. So there are more lanes than cores. What computes is one lane's, one
+after the other, and first: two of these on two cores would keep all others from being on time.
+The unit tests are in small pieces, and last: they fill up what the others leave.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 COMPUTING = (
-    "tests/faults/test_campaign",  # a dozen processes, for a minute
+    "tests/faults/test_campaign",  # a dozen processes, for half a minute
     "tests/beat/test_campaign",
     "tests/contract/test_limits",
     "tests/sim/",
     "tests/spin/",
-    "tests/unit/",
     "benchmarks/",
     "tests/packaging/",
 )
 """How the names begin of the files that are one after the other, in this order."""
 
-RABBITMQ = ("tests/canvas/",)
+RABBITMQ = ("tests/canvas/", "tests/worker/test_brokers.py")
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
 
 LONGEST = (
-    "tests/worker/test_shutdown.py",
-    "tests/worker/test_endings.py",
     "tests/beat/test_ticks.py",
+    "tests/worker/test_shutdown.py",
+    "tests/worker/test_start.py",
     "tests/examples/",
-    "tests/worker/test_threads.py",
+    "tests/worker/test_parking.py",
     "tests/worker/test_holding.py",
-    "tests/worker/test_green.py",
     "tests/worker/test_helper.py",
-    "tests/peers/",
-    "tests/worker/",
+    "tests/worker/test_hostile.py",
+    "tests/worker/test_green.py",
+    "tests/worker/test_endings.py",
     "tests/beat/",
+    "tests/worker/",
+    "tests/peers/",
+    "tests/web/",
     "tests/contract/",
 )
 """What takes long is not to be begun last. In this order, and all else behind."""
+
+FILLING = ("tests/unit/",)
+"""Begun last."""
+
+SPLIT = ("tests/worker/test_shutdown.py",)
+"""Files whose tests of one pool are a lane's, and those of another perhaps another's."""
+
+FIRST = "gw0"
+"""The lane that is the first to read all tests."""
 
 
 def lane_of(nodeid: str) -> str:
     """Tests of one lane are one after the other: those of a file share its servers."""
     if nodeid.startswith(COMPUTING):
         return "computing"
-    return "rabbitmq" if nodeid.startswith(RABBITMQ) else nodeid.split("::")[0]
+    if nodeid.startswith(RABBITMQ):
+        return "rabbitmq"
+    pool = re.search(r"\[(\w+)", nodeid) if nodeid.startswith(SPLIT) else None
+    return nodeid.split("::")[0] + (f" {pool[1]}" if pool else "")
 
 
 def place(nodeid: str) -> int:
     """Tests are begun in the order of their places."""
     order = (*COMPUTING, *RABBITMQ, *LONGEST)
-    return next((at for at, name in enumerate(order) if nodeid.startswith(name)), len(order))
+    filling = nodeid.startswith(FILLING)
+    return next(
+        (at for at, name in enumerate(order) if nodeid.startswith(name)), len(order) + filling
+    )
+
+
+@contextlib.contextmanager
+def in_turn(lane: str) -> Iterator[None]:
+    """Around a lane's reading of all tests: the first compiles them, the others use what it wrote.
+
+    Each would else spend ten seconds on the same work; not with PYTHONDONTWRITEBYTECODE.
+    """
+    read = Path(tempfile.gettempdir()) / "tests-were-read"
+    if lane == FIRST:
+        try:
+            yield
+        finally:
+            read.touch()
+        return
+    deadline = time.monotonic() + 120.0  # and should it have died, then without it
+    while not read.exists() and time.monotonic() < deadline and os.getppid() != 1:
+        time.sleep(0.05)
+    yield
 
 
 def scheduler(config: pytest.Config, log: Any) -> Any:

@@ -56,8 +56,11 @@ def _program() -> str | None:
 
 
 @contextlib.contextmanager
-def start_rabbitmq() -> Iterator[str]:
+def start_rabbitmq(advanced: str = "") -> Iterator[str]:
     """A running RabbitMQ, and its end.
+
+    Args:
+        advanced: What its configuration cannot say: Erlang terms of the application `rabbit`.
 
     Yields:
         Its URL.
@@ -67,7 +70,7 @@ def start_rabbitmq() -> Iterator[str]:
             directory = Path(tempfile.mkdtemp(prefix="redlock-rabbitmq-"))
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
             port = _free_port()
-            server = _spawn(directory, port, stack)
+            server = _spawn(directory, port, advanced, stack)
             url = f"amqp://guest:guest@127.0.0.1:{port}//"
             if _answers(port, server):
                 yield url
@@ -76,10 +79,13 @@ def start_rabbitmq() -> Iterator[str]:
             assert last < TRIES, f"RabbitMQ does not start: {said[-2000:]}"
 
 
-def _spawn(directory: Path, port: int, stack: contextlib.ExitStack) -> subprocess.Popen[bytes]:
+def _spawn(
+    directory: Path, port: int, advanced: str, stack: contextlib.ExitStack
+) -> subprocess.Popen[bytes]:
     """Start it with its epmd, and owe their end to `stack`."""
     epmd_port, distribution_port = _free_port(), _free_port()
     (directory / "rabbitmq.conf").write_text(_CONFIG.format(port=port))
+    (directory / "advanced.config").write_text(f"[{{rabbit, [{advanced}]}}].\n")
     (directory / "enabled_plugins").write_text("[].\n")
     ours = {
         "HOME": str(directory),  # for the cookie

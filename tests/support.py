@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
 
 T = TypeVar("T")
@@ -42,6 +43,17 @@ def lock_url(server: LocalServer, database: int = 0) -> str:
     if "--user" not in server._config:
         return server.url
     return f"redis://redlock:SECRET@127.0.0.1:{server.port}/{database}"
+
+
+def told_all(redlock: Redlock) -> None:
+    """Wait until all nodes have done what they were asked: a lock is granted when a quorum has."""
+    nodes = redlock._driver.nodes
+
+    def answered() -> bool:
+        redlock.holder("nothing")  # behind all that was asked before
+        return not any(node.channel.unanswered for node in nodes)
+
+    wait_until(answered, 30.0, "all nodes have done it")
 
 
 def wait_until(predicate: Callable[[], T], timeout: float, what: str, *, every: float = 0.005) -> T:

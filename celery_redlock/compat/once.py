@@ -90,7 +90,6 @@ class QueueOnce(SingletonTask):
         once = _checked(cls.once, OF_A_TASK, "once")
         moved: dict[str, Any] = {
             "scope": "until_executing" if once.get("unlock_before_run") else "until_executed",
-            "reserve_expires": False,
         }
         if once.get("keys") is not None:
             moved["key"] = list(once["keys"]) or _literal(_name(cls))

@@ -53,7 +53,7 @@ class Singleton(SingletonTask):
 
     @classmethod
     def _declared(cls) -> dict[str, Any]:
-        moved: dict[str, Any] = {"scope": "until_executed", "reserve_expires": False}
+        moved: dict[str, Any] = {"scope": "until_executed"}
         unique_on = cls.unique_on
         if unique_on:
             if not isinstance(unique_on, (str, list, tuple, set, frozenset)):

@@ -34,11 +34,12 @@ CHECKS = {
     "prefix": "nobody else writes under our prefix",
     "lifetime": "no task may run for longer than its lock is extended",
     "visibility": "the broker does not deliver again what is still at work",
+    "queues": "RabbitMQ delays what waits in quorum queues",
     "acks": "acknowledgement and conflict policy go together",
     "workers": "all workers have the same settings",
 }
 """Every check, and what it says where nothing is found."""
-OF_APPS = ("lifetime", "visibility", "acks", "workers")
+OF_APPS = ("lifetime", "visibility", "queues", "acks", "workers")
 """Those that look at an app alone."""
 NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
 """Those that need one."""

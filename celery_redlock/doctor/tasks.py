@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..broker import unacknowledged_for
 from ..conflict import check_rejecting
+from ..declared import given_to_all, refuse_unread
 from ..errors import ConfigurationError
 from ..options import TaskOptions
 from ..settings import read_settings
@@ -25,17 +27,22 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield _broken("settings", error)
         return
-    visible = _visible(app)
+    driver = _driver(app)
+    visible = _visible(app, driver)
+    if driver == "amqp":
+        yield from _queues(app)
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
-        if lock is None:
-            continue
         try:
+            # An app that imports nothing of ours has not been told.
+            refuse_unread(task, given_to_all(app))
+            if lock is None:
+                continue
             options = lock.options(app)
         except ConfigurationError as error:
             yield _broken(name, error)
             continue
-        yield from _task(name, task, options, visible)
+        yield from _task(name, task, options, visible, driver)
 
 
 def ttls_of(app: Any) -> list[float]:
@@ -54,19 +61,42 @@ def _broken(where: str, error: ConfigurationError) -> Finding:
     return Finding("wrong", "configuration", where, str(error), "change what it names")
 
 
-def _visible(app: Any) -> float | None:
-    """The broker's `visibility_timeout`, in seconds; None if it is no Redis."""
+def _driver(app: Any) -> str:
+    """The kind of broker; empty if its transport is not installed: no worker starts with it."""
     try:
-        connection = app.connection_for_write()
-        if connection.transport.driver_type != "redis":
-            return None
-    except Exception:  # a transport that is not installed: no worker starts with it either
+        return str(app.connection_for_write().transport.driver_type)
+    except Exception:
+        return ""
+
+
+def _queues(app: Any) -> Iterator[Finding]:
+    """Quorum queues that RabbitMQ does not delay messages for."""
+    for name, queue in sorted(app.amqp.queues.items()):
+        quorum = (queue.queue_arguments or {}).get("x-queue-type") == "quorum"
+        if quorum and queue.exchange.type == "direct":
+            yield Finding(
+                "warning",
+                "queues",
+                name,
+                "it is a quorum queue behind a direct exchange: workers hold the tasks that wait"
+                " there, and those take the place of others in their prefetch window",
+                "use a topic exchange, so that RabbitMQ holds them",
+            )
+
+
+def _visible(app: Any, driver: str) -> float | None:
+    """For how many seconds a worker may keep a message; None if that is not limited here."""
+    if driver == "amqp":
+        return unacknowledged_for(app)
+    if driver != "redis":
         return None
     given = (app.conf.broker_transport_options or {}).get("visibility_timeout", VISIBLE)
     return float(given) if isinstance(given, (int, float)) else None
 
 
-def _task(name: str, task: Any, options: TaskOptions, visible: float | None) -> Iterator[Finding]:
+def _task(
+    name: str, task: Any, options: TaskOptions, visible: float | None, driver: str
+) -> Iterator[Finding]:
     try:
         check_rejecting(task, options)
     except ConfigurationError as error:
@@ -82,6 +112,19 @@ def _task(name: str, task: Any, options: TaskOptions, visible: float | None) -> 
             "give it a longer max_lifetime, or a shorter time_limit",
         )
     if visible is None:
+        return
+    if driver == "amqp":
+        if limit > visible and task.acks_late:
+            yield Finding(
+                "wrong",
+                "visibility",
+                name,
+                f"it may run for {limit:g} s and is acknowledged late, but RabbitMQ closes the"
+                f" channel of a worker that keeps a message for {visible:g} s (consumer_timeout):"
+                " that ends the worker",
+                "set consumer_timeout in RabbitMQ to more than the longest time limit, and"
+                " broker_transport_options = {'visibility_timeout': ...} to the same, in seconds",
+            )
         return
     if limit and limit > visible:
         copy = "its own message comes back while it is at work, and waits for its lock"

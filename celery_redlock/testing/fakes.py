@@ -157,7 +157,9 @@ class FakeNode:
         if not whole and (verb is Verb.RENEW or self.full):
             return quorum.REFUSED
         for name, token in tokens.items():
-            self._set(claim, name, token, now)
+            left = self.held[name][1] - now if verb is Verb.RENEW else 0.0
+            if left <= min(claim.ttl, claim.below):
+                self._set(claim, name, token, now)
         return quorum.RENEWED if whole else quorum.SET_AGAIN
 
     def _set(self, claim: Claim, name: str, before: str | None, now: float) -> None:

@@ -281,8 +281,7 @@ class FakeNodes(Nodes):
         """Whoever sleeps until some time looks at the clock."""
         for engine in self._engines():
             if isinstance(engine._watchdog, Watchdog):
-                with engine._watchdog._lock:
-                    engine._watchdog._changed.notify_all()
+                engine._watchdog._bell.ring()
             if isinstance(engine._wakeup, MemoryWakeup):
                 engine._wakeup.ring()
 

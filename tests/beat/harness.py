@@ -217,8 +217,18 @@ class Beat:
                 file.unlink()
         self.since = len(self.text)
         arguments = {
-            "beat": ("-m", "celery", "-A", PROJECT, "beat", "-l", "INFO", "--pidfile="),
-            "worker": ("-m", "celery", "-A", PROJECT, "worker", "-B", "-l", "INFO", *QUIET),
+            "beat": ("-m", "tests.run_celery", "-A", PROJECT, "beat", "-l", "INFO", "--pidfile="),
+            "worker": (
+                "-m",
+                "tests.run_celery",
+                "-A",
+                PROJECT,
+                "worker",
+                "-B",
+                "-l",
+                "INFO",
+                *QUIET,
+            ),
             "thread": ("-m", "tests.beat.embedded"),
         }[self.way]
         arguments += ("-s", str(self.schedule), "--scheduler", SCHEDULERS[self.site.kind])

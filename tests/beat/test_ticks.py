@@ -12,6 +12,7 @@ import redis
 from celery_redlock.server import LocalServer
 from tests.beat.harness import KINDS, START, Beat, Site
 from tests.beat.oracle import judge_ticks
+from tests.machine import by_wall_clock
 from tests.support import wait_until
 
 pytestmark = pytest.mark.worker
@@ -80,9 +81,9 @@ def test_who_cannot_send_is_replaced(site: Sites, end: str, within: float) -> No
         elif end == "dies":
             sender.kill()
     for here, (begin, other) in begun.items():
-        (message,) = here.sent("hourly", timeout=within + 1.0)
+        (message,) = here.sent("hourly", timeout=within + 30.0)
         assert message.pid == other.pid or end == "fails"  # who failed may be the first to retry
-        assert message.sent - begin < within + 0.2
+        by_wall_clock(begin, message.sent, within + 0.2, "to send it in another's stead")
 
 
 def who_sends(site: Site) -> tuple[Beat, Beat]:
@@ -125,7 +126,8 @@ def test_a_dead_beat_is_replaced_at_the_normal_time(site: Sites) -> None:
         after = here.sent("interval", here.messages("interval").index(before) + 2)
         (next_one,) = after[after.index(before) + 1 :][:1]
         assert next_one.pid != before.pid
-        assert 1.8 < next_one.sent - before.sent < 2.3
+        assert next_one.sent - before.sent > 1.8
+        by_wall_clock(before.sent, next_one.sent, 2.3, "an interval of 2 s")
 
 
 def test_an_entry_that_is_left_alone(site: Sites, servers: list[LocalServer]) -> None:

@@ -23,6 +23,7 @@ from tests.canvas.cells import Cell, Self
 from tests.canvas.tasks import SKIPPED, Policy, show
 from tests.support import wait_until
 from tests.worker import log
+from tests.worker.brokers import settings_of
 from tests.worker.harness import Cluster, Worker
 
 SOON = 15.0
@@ -113,6 +114,7 @@ class Maker:
     policy: Policy
     # Begins with a letter: a key of digits alone is written otherwise, since it is no number.
     key: str = field(default_factory=lambda: f"x{uuid.uuid4().hex[:12]}")
+    soon: float = 0.2
 
     @property
     def task(self) -> Any:
@@ -132,7 +134,7 @@ class Play(Maker):
     """One canvas on its way."""
 
     def __init__(self, stage: Stage, policy: Policy, cell: Cell | Self, around: str) -> None:
-        super().__init__(stage.app, policy)
+        super().__init__(stage.app, policy, soon=stage.soon)
         self.stage = stage
         self.cell = cell
         self.around = around
@@ -242,13 +244,23 @@ class Play(Maker):
 
 
 class Stage:
-    """A broker, a serializer, lock nodes and a worker; the app that sends to them."""
+    """A broker, a serializer, lock nodes and a worker; the app that sends to them.
+
+    Args:
+        url: Of a RabbitMQ; none where the broker is `store`, as the results' backend is.
+        kind: Of its queues: see `tests.worker.brokers`.
+    """
 
     def __init__(
-        self, nodes: list[LocalServer], store: LocalServer, path: Path, serializer: str, url: str
-    ) -> None:
-        self.queue = f"canvas-{serializer}"
-        self.nowhere = f"{NOWHERE}-{serializer}"
+        self, nodes: list[LocalServer], store: LocalServer, path: Path, serializer: str,
+        url: str = "", kind: str = "redis", acks: str = "early",
+    ) -> None:  # fmt: skip
+        self.queue = f"canvas-{serializer}-{kind}-{acks}"
+        self.nowhere = f"{NOWHERE}-{self.queue}"
+        # One in a chain is published later, and Celery fails where less than a second is left.
+        self.soon = 5.0 if kind == "topic" else 0.2
+        conf = settings_of(kind, url, self.queue, self.nowhere) if url else {}
+        url = conf.pop("broker_url", "")
         self.cluster = Cluster(
             nodes,
             store,
@@ -258,7 +270,8 @@ class Stage:
             task_serializer=serializer,
             result_serializer=serializer,
             accept_content=["json", serializer],
-            task_default_queue=self.queue,
+            task_acks_late=acks == "late",
+            **{"task_default_queue": self.queue, **conf},
             test_log=str(path / "bodies.log"),
             redlock_retry_backoff=0.1,
             redlock_retry_backoff_max=0.2,

@@ -21,20 +21,25 @@ from tests.canvas.cells import CELLS, SELVES, Self
 from tests.canvas.stage import AROUND, SOON, Stage
 from tests.canvas.tasks import POLICIES, Policy
 from tests.support import wait_until, with_acl_user
+from tests.worker.brokers import ACKS, HAS_QUORUM_QUEUES, QUORUM
 
 STAGES = [
-    (broker, serializer) for broker in ("redis", "rabbitmq") for serializer in ("json", "pickle")
+    *itertools.product(("redis", "classic"), ("json", "pickle"), ("early",)),
+    *itertools.product(("redis", "classic"), ("json",), ("late",)),
+    *itertools.product(QUORUM, ("json",), ACKS),
 ]
+"""Broker, serializer, and when messages are acknowledged."""
+Where = tuple[str, str, str]
 SLOTS = "48"
 """More than there are cells: in each of them one body may hold a slot, until it is looked at."""
 USUAL = {
-    ("redis", "json", "while_executing_retry"): ("locked",),
-    ("redis", "json", "until_executed_existing"): ("running",),
-    ("redis", "json", "until_and_while_executing_raise"): ("queued",),
-    ("redis", "json", "until_executing_skip"): ("nobody",),
-    ("rabbitmq", "pickle", "while_executing_skip"): ("running",),
-    ("rabbitmq", "pickle", "until_executed_replace"): ("queued",),
-    ("rabbitmq", "pickle", "until_expired_skip"): ("done",),
+    ("redis", "json", "early", "while_executing_retry"): ("locked",),
+    ("redis", "json", "early", "until_executed_existing"): ("running",),
+    ("redis", "json", "early", "until_and_while_executing_raise"): ("queued",),
+    ("redis", "json", "early", "until_executing_skip"): ("nobody",),
+    ("classic", "pickle", "early", "while_executing_skip"): ("running",),
+    ("classic", "pickle", "early", "until_executed_replace"): ("queued",),
+    ("classic", "pickle", "early", "until_expired_skip"): ("done",),
 }
 """What `make test` looks at, besides canvases with duplicates of their own."""
 
@@ -49,13 +54,13 @@ def wanted(arounds: Iterable[str]) -> list[tuple[Any, str]]:
 def usual_rows() -> list[Any]:
     return [
         pytest.param(
-            (broker, serializer),
+            (broker, serializer, acks),
             POLICIES[policy],
             cell,
             around,
-            id=f"{broker}-{serializer}-{policy}-{cell.name}-{around}",
+            id=f"{broker}-{serializer}-{acks}-{policy}-{cell.name}-{around}",
         )
-        for (broker, serializer, policy), arounds in USUAL.items()
+        for (broker, serializer, acks, policy), arounds in USUAL.items()
         for cell, around in wanted(arounds)
     ]
 
@@ -63,18 +68,20 @@ def usual_rows() -> list[Any]:
 @pytest.fixture(scope="module")
 def stages(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[tuple[str, str]], Stage]]:
+) -> Iterator[Callable[[Where], Stage]]:
     """The stages, each begun when it is first asked for."""
-    begun: dict[tuple[str, str], Stage] = {}
+    begun: dict[Where, Stage] = {}
     with contextlib.ExitStack() as stack:
 
-        def stage(which: tuple[str, str]) -> Stage:
+        def stage(which: Where) -> Stage:
             if which not in begun:
-                broker, serializer = which
-                url = request.getfixturevalue("rabbitmq") if broker == "rabbitmq" else ""
+                kind, serializer, acks = which
+                if kind in QUORUM and not HAS_QUORUM_QUEUES:
+                    pytest.skip("Celery 5.4 cannot use quorum queues")
+                url = "" if kind == "redis" else request.getfixturevalue("rabbitmq")
                 servers = stack.enter_context(start_servers(6, config=with_acl_user()))
                 path = tmp_path_factory.mktemp("canvas")
-                one = Stage(servers[:5], servers[5], path, serializer, url)
+                one = Stage(servers[:5], servers[5], path, serializer, url, kind, acks)
                 begun[which] = stack.enter_context(one.working("-c", SLOTS))
             return begun[which]
 
@@ -82,13 +89,13 @@ def stages(
 
 
 @pytest.fixture
-def stage(request: pytest.FixtureRequest, stages: Callable[[tuple[str, str]], Stage]) -> Stage:
+def stage(request: pytest.FixtureRequest, stages: Callable[[Where], Stage]) -> Stage:
     return stages(request.node.callspec.params["where"])
 
 
 @pytest.mark.parametrize(("where", "policy", "cell", "around"), usual_rows())
 def test_a_canvas_comes_to_its_end(
-    stage: Stage, where: tuple[str, str], policy: Policy, cell: Any, around: str
+    stage: Stage, where: Where, policy: Policy, cell: Any, around: str
 ) -> None:
     plays = stage.wave(policy.name, policy, wanted(USUAL[(*where, policy.name)]))
     (play,) = (play for play in plays if (play.cell, play.around) == (cell, around))
@@ -99,9 +106,7 @@ def test_a_canvas_comes_to_its_end(
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("where", STAGES, ids="-".join)
-def test_every_canvas_comes_to_its_end(
-    stage: Stage, where: tuple[str, str], policy: Policy
-) -> None:
+def test_every_canvas_comes_to_its_end(stage: Stage, where: Where, policy: Policy) -> None:
     wrong = []
     for play in stage.wave(f"every {policy.name}", policy, EVERY):
         wrong.append(play.wrong())
@@ -115,14 +120,12 @@ def test_every_canvas_comes_to_its_end(
         pytest.param(
             stage,
             id="-".join(stage),
-            marks=() if any(stage == usual[:2] for usual in USUAL) else pytest.mark.slow,
+            marks=() if any(stage == usual[:3] for usual in USUAL) else pytest.mark.slow,
         )
         for stage in STAGES
     ],
 )
-def test_then_nothing_is_left_and_nothing_has_run_twice(
-    stage: Stage, where: tuple[str, str]
-) -> None:
+def test_then_nothing_is_left_and_nothing_has_run_twice(stage: Stage, where: Where) -> None:
     if not stage.played:
         pytest.skip("no canvas of this stage was asked for")
     stage.listen_everywhere()

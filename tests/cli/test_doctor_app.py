@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from kombu import Exchange, Queue
 
 from celery_redlock import SingletonTask
 from celery_redlock.cli.site import Site
@@ -84,6 +85,28 @@ def test_a_broker_that_is_no_redis_has_no_visibility_timeout() -> None:
     app = shop(NODES)
     declare(app, time_limit=4000)
     assert findings(app) == []
+
+
+def test_rabbitmq_ends_a_worker_that_keeps_a_message_for_too_long() -> None:
+    app = site()
+    app.conf.broker_url = "amqp://127.0.0.1:1//"
+    declare(app, time_limit=4000)
+    assert findings(app) == []  # it is acknowledged when its body begins
+    app.tasks["shop.slow"].acks_late = True
+    assert findings(app) == [("wrong", "visibility", "shop.slow")]
+    app.conf.broker_transport_options = {"visibility_timeout": 5000}
+    assert findings(app) == []
+
+
+def test_a_quorum_queue_behind_a_direct_exchange_is_slow() -> None:
+    app = site()
+    app.conf.broker_url = "amqp://127.0.0.1:1//"
+    kinds = {"fast": "topic", "slow": "direct"}
+    app.conf.task_queues = [
+        Queue(name, Exchange(name, kind), name, queue_arguments={"x-queue-type": "quorum"})
+        for name, kind in kinds.items()
+    ]
+    assert findings(app) == [("warning", "queues", "slow")]
 
 
 def test_a_setting_that_cannot_work() -> None:

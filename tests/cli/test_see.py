@@ -29,7 +29,7 @@ from celery_redlock.cli.words import span
 from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import survey
-from tests.support import TOKEN, wait_until
+from tests.support import TOKEN, told_all, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
 OTHER = Owner("web-2", 17, "4567-ef01", task="shop.refund")
@@ -64,6 +64,7 @@ def put(servers: list[LocalServer], key: str, token: str, **how: Any) -> None:
 
 def test_ls_says_who_holds_what_and_for_how_long(redlock: Redlock, cli: Cli) -> None:
     with redlock.lock("order:1", owner=OWNER, fencing=True) as lease:
+        told_all(redlock)
         result = cli("ls")
         assert result.exit_code == 0, result.output
         head, line, total = result.stdout.splitlines()

@@ -31,6 +31,10 @@ PLAIN = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "MALLOC_ARENA_MAX": "1
 """glibc keeps for each thread what it has freed: with 64 of them that grows for minutes, to some
 20 MiB, and would hide what we are looking for. So this program runs without, and starts itself
 again if need be."""
+MANY = 1000
+"""Conflicts that there must be."""
+LONGEST = 60.0
+"""Seconds they may take."""
 WARM = 0.3
 """Of the seconds: when everything that is made once has been made."""
 
@@ -130,6 +134,13 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
         finally:
             go.set()
 
+    def go_on(seconds: float, count: float) -> None:
+        """For that long; on a busy machine until there were so many conflicts."""
+        time.sleep(seconds)
+        deadline = time.monotonic() + LONGEST
+        while sum(conflicts) < count and time.monotonic() < deadline:
+            time.sleep(0.05)
+
     figures()  # from here on the clients that measure are connected
     before = figures()
     go.set()
@@ -137,9 +148,9 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
     for worker in workers:
         worker.start()
     try:
-        time.sleep(seconds * WARM)
+        go_on(seconds * WARM, MANY * WARM)
         warm = at_rest()
-        time.sleep(seconds * (1 - WARM))
+        go_on(seconds * (1 - WARM), MANY)
         end = at_rest()
     finally:
         stop.set()

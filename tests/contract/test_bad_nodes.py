@@ -23,11 +23,12 @@ from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer
 from tests.contract.proxy import Proxy
+from tests.machine import brief, in_time
 from tests.support import wait_until
 
 CANARY = "s3cr3t-canary"
-PATIENCE = 0.2
-"""Seconds: a tenth of the ttl."""
+PATIENCE = 1.0
+"""Seconds: a tenth of the ttl. So long that a healthy node is never late on a busy machine."""
 
 Ailing = Callable[[ExitStack], "str | Proxy"]
 """Makes one bad node: its URL, or a proxy that falls ill once it is connected."""
@@ -114,7 +115,7 @@ def proxied(mode: str, delay: float = 0.0) -> Ailing:
 
 @contextlib.contextmanager
 def redlock_with(
-    ailment: Ailing, count: int, healthy: list[LocalServer], ttl: float = 2.0
+    ailment: Ailing, count: int, healthy: list[LocalServer], ttl: float = 10 * PATIENCE
 ) -> Iterator[Redlock]:
     """A lock over `count` bad nodes and some healthy ones."""
     with ExitStack() as stack:
@@ -180,8 +181,8 @@ def about(log: pytest.LogCaptureFixture, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def redlock_over(urls: list[str], ttl: float = 2.0) -> Iterator[Redlock]:
-    redlock = Redlock(urls, ttl=ttl)
+def redlock_over(urls: list[str], ttl: float = 10 * PATIENCE) -> Iterator[Redlock]:
+    redlock = Redlock(urls, ttl=ttl, node_timeout=PATIENCE)
     assert CANARY not in repr(redlock)
     try:
         yield redlock
@@ -196,13 +197,14 @@ def test_a_minority_costs_nothing_and_is_logged_once(
     make, _reason = AILMENTS[ailment]
     with redlock_with(make, 1, servers[:2]) as redlock:
         times = []
+        begin = time.monotonic()
         for attempt in range(9):
             begun = time.monotonic()
             lease = redlock.acquire(f"r{attempt}")
             extended = redlock.extend(lease)
             assert redlock.release(extended) is True
             times.append(time.monotonic() - begun)
-        assert sorted(times)[len(times) // 2] < PATIENCE / 4
+        brief(sorted(times)[len(times) // 2], PATIENCE / 4, "a lock's life", since=begin)
         # It may fail in each of three ways, and say each once.
         said = [" ".join(text.split()[:6]) for text in about(log, redlock.nodes[0])]
         assert len(said) == len(set(said)), said
@@ -221,7 +223,7 @@ def test_a_majority_is_unavailable_and_each_node_says_why(
             begun = time.monotonic()
             with pytest.raises(QuorumUnavailable) as raised:
                 redlock.acquire(f"r{attempt}")
-            assert time.monotonic() - begun < PATIENCE + 0.3
+            in_time(begun, time.monotonic(), PATIENCE + 0.3, "to be refused")
             error = raised.value
             assert [vote.node for vote in error.votes] == list(redlock.nodes)
             assert [vote.vote for vote in error.votes][:2] == [Vote.SILENT] * 2

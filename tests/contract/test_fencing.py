@@ -22,7 +22,7 @@ from celery_redlock import (
     quorum,
 )
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support import told_all, wait_until
 
 HOUR = 3600 * 1_000_000
 
@@ -182,6 +182,7 @@ def test_who_is_refused_raises_no_number_where_it_is_held(
     clients: list[Skewed], admins: list[redis.Redis]
 ) -> None:
     lease = clients[0].acquire("r", fencing=True)
+    told_all(clients[0])
     known = fences(admins)
     for _ in range(5):
         with suppress(ResourceHeld):

@@ -19,6 +19,7 @@ from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer
 from celery_redlock.wakeup import Wakeup
 from tests.contract.impostor import Impostor
+from tests.machine import brief
 from tests.support import wait_until
 
 LONG = b"x" * 2_000_000
@@ -76,6 +77,7 @@ def test_a_minority_that_answers_so_costs_nothing(name: str, servers: list[Local
     with lock_over(servers, 1) as (redlock, impostors):
         spoil(impostors, name)
         times = []
+        begin = time.monotonic()
         for turn in range(7):
             begun = time.monotonic()
             lease = redlock.extend(redlock.acquire(f"r{turn}"))
@@ -83,7 +85,7 @@ def test_a_minority_that_answers_so_costs_nothing(name: str, servers: list[Local
             assert redlock.release(lease) is True
             times.append(time.monotonic() - begun)
         assert holder is not None and holder.nodes == 2
-        assert sorted(times)[3] < 0.1
+        brief(sorted(times)[3], 0.1, "a lock's life", since=begin)
 
 
 @pytest.mark.parametrize("name", REPLIES)

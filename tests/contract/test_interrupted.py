@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -90,7 +91,7 @@ def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(server
         assert struck > 300, "the alarm never struck: this test proves nothing"
         # A reconnect after a strike may refuse a few turns; a leaked lock would refuse hundreds.
         assert held < struck / 4
-        assert not redlock._driver._polling
+        assert redlock._driver._poller is None
         assert not redlock._watchdog._schedule.watched
     finally:
         redlock.close()
@@ -118,7 +119,10 @@ def test_threads_go_on_while_another_is_struck(servers, alarms):
     for thread in threads:
         thread.start()
     try:
-        for _ in range(600):
+        end = time.monotonic() + 60.0
+        turns = 0
+        while turns < 600 or (min(counts) <= 20 and time.monotonic() < end):
+            turns += 1
             lock = redlock.lock("struck")
             try:
                 try:
@@ -228,7 +232,8 @@ def test_a_strike_while_a_connection_is_closed_is_made_good(servers, monkeypatch
 
 def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, monkeypatch):
     urls = [server.url for server in servers]
-    redlock, other = Redlock(urls, ttl=20.0), Redlock(urls, ttl=20.0)
+    # A node that is late here would be one of too few: this is no test of that.
+    redlock, other = (Redlock(urls, ttl=60.0, node_timeout=5.0) for _ in range(2))
     ask = Node.ask
     held = len(urls) // 2 + 1
 

@@ -19,7 +19,8 @@ from celery_redlock.keeper import Keeper
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 
-TTL = 0.8
+TTL = 2.0
+"""Seconds: long against what a busy machine makes us late by."""
 
 
 @pytest.fixture
@@ -81,7 +82,7 @@ def test_it_extends_what_its_holder_does_not(
     keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
     lease = held("r")
-    work(keeper, 3 * TTL)
+    work(keeper, 1.5 * TTL)
     assert tokens(servers, "r") == 5
     assert not lease.lost
     assert lease.remaining() > 0.3 * TTL
@@ -101,7 +102,7 @@ def test_it_goes_on_while_a_minority_is_stopped(
     lease = held("r")
     servers[0].pause()
     servers[1].kill()
-    work(keeper, 3 * TTL)
+    work(keeper, 1.5 * TTL)
     assert not lease.lost
 
 
@@ -120,7 +121,7 @@ def test_it_sets_nothing_again_that_was_released(
     lease = held("r")
     strike_off, board.strike_off = board.strike_off, lambda claim: None  # type: ignore[method-assign]
     assert lease.release()
-    work(keeper, 2 * TTL)
+    work(keeper, 1.2 * TTL)
     board.strike_off = strike_off  # type: ignore[method-assign]
     assert tokens(servers, "r") == 0
 
@@ -140,8 +141,8 @@ def test_a_new_keeper_goes_on_where_another_has_ended(
     keeper: Keeper, held: Callable[..., HeldLease], board: Board, servers: list[LocalServer]
 ) -> None:
     lease = held("r")
-    work(keeper, 1.5 * TTL)  # by then it lives by what the first was acknowledged
-    work(Keeper(board, keeper._driver, 0.25), 1.5 * TTL)
+    work(keeper, 1.2 * TTL)  # by then it lives by what the first was acknowledged
+    work(Keeper(board, keeper._driver, 0.25), 1.2 * TTL)
     assert not lease.lost
     assert tokens(servers, "r") == 5
 
@@ -156,7 +157,7 @@ def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
     for server in servers[:3]:
         with redis.Redis(port=server.port) as client:
             client.set("redlock:r", "a thief", px=20_000)
-    work(keeper, 2 * TTL)
+    work(keeper, TTL + 1.0)
     said = [record for record in caplog.records if record.levelname == "ERROR"]
     assert len(said) == 1  # said once
     assert "lost the lock r held by pid" in said[0].getMessage()
@@ -182,7 +183,7 @@ def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
     monkeypatch.setattr(keeper._driver, "run_all", stopped_before)
     wait_until(lambda: keeper.turn() or rounds, TTL, "it has come to extend")
     assert tokens(servers, "r") == 0
-    work(keeper, 2 * TTL)
+    work(keeper, 1.2 * TTL)
     assert caplog.text == ""
 
 
@@ -213,7 +214,7 @@ def test_what_a_dead_process_held_is_freed_and_not_before(
     work(keeper, 0.3)
     assert tokens(servers, "r") == 5
     os.kill(child, signal.SIGKILL)  # it is not reaped: a zombie is dead
-    wait_until(lambda: keeper.turn() or tokens(servers, "r") == 0, 1.0, "it is free")
+    wait_until(lambda: keeper.turn() or tokens(servers, "r") == 0, 10.0, "it is free")
     os.waitpid(child, 0)
     assert f"freed r, which process {child} held when it died" in caplog.text
     assert list(board.blocks()) == []
@@ -229,8 +230,7 @@ def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
         node._drop("a connection that breaks", blame=False)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    work(keeper, 0.5)
-    assert tokens(servers[2:], "r") == 0
+    wait_until(lambda: keeper.turn() or tokens(servers[2:], "r") == 0, 10.0, "the rest are free")
     for server in servers[:2]:
         server.resume()
-    wait_until(lambda: tokens(servers, "r") == 0, 3.0, "all are free")
+    wait_until(lambda: tokens(servers, "r") == 0, 20.0, "all are free")

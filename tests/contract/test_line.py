@@ -20,6 +20,7 @@ from celery_redlock import Lease, Redlock, ResourceHeld, line
 from celery_redlock.node import Node
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
+from tests.machine import in_time
 from tests.support import wait_until
 
 WAITER = """
@@ -45,7 +46,7 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
     made: list[Redlock] = []
 
     def make() -> Redlock:
-        made.append(Redlock([s.url for s in servers], ttl=20.0, restart_guard="off"))
+        made.append(Redlock([s.url for s in servers], ttl=60.0, node_timeout=5.0))
         return made[-1]
 
     yield make
@@ -160,8 +161,8 @@ def test_who_has_released_gives_the_one_who_was_called_time(
         for server in servers:
             with redis.Redis(port=server.port) as client:
                 client.zadd("redlock:r#line", {"redlock:#line:slow:1": 1})
-        redlock.release(lease)
         asked = time.monotonic()
+        redlock.release(lease)
         lease = redlock.acquire("r", wait=30.0)
         assert time.monotonic() - asked >= 0.3
         redlock.release(lease)
@@ -181,7 +182,7 @@ def test_who_was_killed_in_line_is_passed_over(
     released = time.monotonic()
     holder.release(lease)
     second.thread.join(10)
-    assert second.granted - released < 1.0
+    in_time(released, second.granted, 1.0, "from the release to the grant")
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -220,7 +221,7 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     first.join(10)
     assert called.is_set()
     assert errors == ["struck as it was called"]
-    assert second.granted - released < 1.0
+    in_time(released, second.granted, 1.0, "from the release to the grant")
 
 
 def test_who_waits_in_vain_leaves_the_line(
@@ -260,7 +261,7 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
             holder.release(lease)
             second.thread.join(10)
             assert second.lease is not None
-            assert second.granted - released < 3.0  # of which one is this machine's
+            in_time(released, second.granted, 2.5, "from the release to the grant")
             second._how[0].release(second.lease)
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
@@ -280,7 +281,7 @@ def test_a_node_that_has_forgotten_its_line_delays_nobody(
     released = time.monotonic()
     holder.release(lease)
     waiting.thread.join(10)
-    assert waiting.granted - released < 1.0
+    in_time(released, waiting.granted, 1.0, "from the release to the grant")
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -296,7 +297,7 @@ def test_whom_fewer_than_a_quorum_call_tries_as_well(
     released = time.monotonic()
     holder.release(lease)
     waiting.thread.join(10)
-    assert waiting.granted - released < 1.0
+    in_time(released, waiting.granted, 1.0, "from the release to the grant")
 
 
 @pytest.mark.usefixtures("never_by_itself")

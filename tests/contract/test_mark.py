@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.address import parse_nodes
 from celery_redlock.commands import DONE
 from celery_redlock.driver import monotonic
 from celery_redlock.lease import Claim
 from celery_redlock.names import slots
-from celery_redlock.node import Node
 from celery_redlock.quorum import Verb
-from tests.contract.test_verbs import OFF, PREFIX, Real, Subject, claim, debian, node, valkey  # noqa: F401
+from tests.contract.test_verbs import Real, Subject, a_node, claim, debian, node, valkey  # noqa: F401
 
 MARK = "the-id:0#done"
 
@@ -51,7 +49,7 @@ def test_a_node_that_was_told_a_marked_release_first_knows_no_plain_one_by_its_d
     fresh = Real.__new__(Real)
     fresh.admin, server = valkey.admin, valkey.admin.connection_pool.connection_kwargs
     url = f"redis://127.0.0.1:{server['port']}/0"
-    fresh.node = Node(0, parse_nodes([url])[0], PREFIX, OFF, [f"{PREFIX}nonce"])
+    fresh.node = a_node(url)
     fresh.node.opened(*fresh.node.connect(), monotonic())
     fresh.ask(Verb.ACQUIRE, claim("mine"))
     with valkey.admin.monitor() as monitor:

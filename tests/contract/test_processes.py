@@ -22,7 +22,7 @@ from celery_redlock import (
     node,
 )
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support import told_all, wait_until
 
 # Python 3.12 warns of every fork of a process with threads; that it works is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -135,6 +135,7 @@ def test_a_child_that_leaves_the_parents_block_frees_nothing(
     def child() -> None:
         block.__exit__(None, None, None)
 
+    told_all(redlock)
     in_child(child)
     assert all(keys(url) for url in urls)
     assert not held.lost

@@ -16,7 +16,7 @@ from celery_redlock.lease import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
 from celery_redlock.visit import Reader, visit
-from tests.support import TOKEN, wait_until
+from tests.support import TOKEN, told_all, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
 TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
@@ -43,6 +43,7 @@ def found(redlock: Redlock, match: str = "*", *kinds: str) -> list[Entry]:
 
 def test_a_lock_is_found_with_its_owner_and_its_ttl_on_each_node(redlock: Redlock) -> None:
     with redlock.lock("order:1", owner=OWNER, fencing=True) as lease:
+        told_all(redlock)
         (entry,) = survey(redlock).entries
         assert (entry.resource, entry.key, entry.kind) == ("order:1", "redlock:order:1", "lock")
         assert entry.owner == OWNER and entry.fence == lease.fencing_token
@@ -70,7 +71,6 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
     beat = Owner("web-1", 4243, stamp="0.500").token("0" * 32, 1.7e9)
     for client in clients:
         client.set("redlock:a#reserved", TOKENS[0], px=9000)
-        client.set("redlock:a#turn", TOKENS[1], px=9000)
         client.set("redlock:beat:app:entry:every-5s", beat, px=9000)
         client.set("redlock:beat:mine", TOKENS[1], px=9000)
         client.set("redlock:0123-abcd:0#done", DONE, px=9000)
@@ -82,7 +82,6 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
     assert [(e.resource, e.kind) for e in found(redlock)] == [
         ("0123-abcd:0", "mark"),
         ("a", "reservation"),
-        ("a", "turn"),
         ("a", "fence"),
         ("a", "line"),
         ("b", "foreign"),

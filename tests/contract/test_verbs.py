@@ -111,11 +111,19 @@ class Fake(Subject):
         self.clock.advance(ttl)
 
 
+def a_node(url: str) -> Node:
+    return Node(
+        *(0, parse_nodes([url])[0], PREFIX, OFF, [f"{PREFIX}nonce"]),
+        clock=monotonic,
+        later=lambda call: call(),
+    )
+
+
 class Real(Subject):
     def __init__(self, server: LocalServer) -> None:
         self.admin = redis.Redis.from_url(server.url)
         self.pubsub = self.admin.pubsub()
-        self.node = Node(0, parse_nodes([server.url])[0], PREFIX, OFF, [f"{PREFIX}nonce"])
+        self.node = a_node(server.url)
         self.node.opened(*self.node.connect(), monotonic())
 
     def ask(self, verb: Verb, *claims: Claim) -> Any:
@@ -125,7 +133,7 @@ class Real(Subject):
             assert self.node.connection is not None, round_.details
             ready, _, _ = select.select([self.node.connection._sock], [], [], 5.0)
             assert ready, "no answer"
-            self.node.receive(monotonic())
+            self.node.receive()
         return round_.reply if hasattr(round_, "reply") else f"silent: {round_.details[0]}"
 
     def key(self, resource: str) -> bytes:
@@ -759,7 +767,7 @@ class Wire:
 
 def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
-    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX, OFF, []), Wire()
+    node, wire = a_node("redis://127.0.0.1:1"), Wire()
     node.opened(wire, Facts(), 1.0)
     mine = claim()
     attempt = quorum.acquire(mine, 1.0, 0.1)
@@ -770,7 +778,7 @@ def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
     node.ask(undoing, encode(undoing, PREFIX), 1.1)
     assert b"SET" in wire.peer.recv(65536)
     wire.peer.sendall(b"-ERR syntax error\r\n:0\r\n")
-    node.receive(1.2)
+    node.receive()
     try:
         with pytest.raises(BlockingIOError):
             wire.peer.recv(65536)  # it would be set, and nobody would free it
@@ -780,13 +788,13 @@ def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
 
 def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
     """Two releases by digest after SCRIPT FLUSH: the node dies when the first is sent as text."""
-    node, wire = Node(0, parse_nodes(["redis://127.0.0.1:1"])[0], PREFIX, OFF, []), Wire()
+    node, wire = a_node("redis://127.0.0.1:1"), Wire()
     node.opened(wire, Facts(), 1.0)
     for mine in (claim("one"), claim("two")):
         (freeing,) = [next(quorum.release(mine, 1.0, 0.1))]
         node.ask(freeing, encode(freeing, PREFIX), 1.0)
     wire.peer.sendall(b"-NOSCRIPT No matching script\r\n-NOSCRIPT No matching script\r\n")
     wire.peer.close()
-    node.receive(1.1)
+    node.receive()
     assert node.connection is None
     assert not node.channel.unanswered

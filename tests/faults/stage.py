@@ -188,7 +188,7 @@ class Worker:
             "PYTHONPATH": str(ROOT),
             "PYTHONFAULTHANDLER": "1",
         }
-        command = [sys.executable, "-m", "celery", "-A", PROJECT, "worker", "-l", "INFO"]
+        command = [sys.executable, "-m", "tests.run_celery", "-A", PROJECT, "worker", "-l", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         command += ["-n", f"{self.name}@faults", *self._arguments]
         with open(self.output, "ab") as output:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -59,19 +59,24 @@ def annotated() -> str:
     return source
 
 
-def link_stubs(base: Path) -> None:
+@pytest.fixture
+def stubs(base: Path) -> Iterator[None]:
+    """celery-types, for one test: the environment is that of all."""
     (site,) = base.parents[1].glob("lib/python*/site-packages")
+    links = []
     for file in metadata.files("celery-types") or []:
-        if not (site / file.parts[0]).exists():
-            found = Path(str(file.locate())).parents[len(file.parts) - 1] / file.parts[0]
-            (site / file.parts[0]).symlink_to(found)
+        link = site / file.parts[0]
+        if not link.exists():
+            link.symlink_to(Path(str(file.locate())).parents[len(file.parts) - 1] / link.name)
+            links.append(link)
+    yield
+    for link in links:
+        link.unlink()
 
 
-def test_a_users_project_passes_and_its_mistakes_are_found(
-    check: Callable[[str], str], base: Path
-) -> None:
+@pytest.mark.usefixtures("stubs")
+def test_a_users_project_passes_and_its_mistakes_are_found(check: Callable[[str], str]) -> None:
     """With celery-types, as in the docs."""
-    link_stubs(base)
     said = check(annotated() + MORE)
     errors = [line for line in said.splitlines() if ": error:" in line]
     assert len(errors) == 1 and 'expected "int"' in errors[0], said

@@ -317,7 +317,7 @@ def two_beats(site: Site, path: Path) -> Iterator[None]:
     logs = [path / "one", path / "two"]
     beats = []
     for output in logs:
-        command = [sys.executable, "-m", "celery", "-A", site.tasks, "beat", "--pidfile="]
+        command = [sys.executable, "-m", "tests.run_celery", "-A", site.tasks, "beat", "--pidfile="]
         command += ["-l", "INFO", "-s", f"{output}.schedule"]
         with open(output, "wb") as file:
             beats.append(

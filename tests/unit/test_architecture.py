@@ -55,6 +55,8 @@ ALLOWED: dict[str, set[str]] = {
     "events": {"errors", "lease"},
     "address": {"errors", "redis"},
     "bell": set(),
+    "polling": {"green"},
+    "complaints": {"quorum"},
     "green": set(),
     "haste": {"green"},
     "interrupt": {"errors", "green"},
@@ -65,13 +67,13 @@ ALLOWED: dict[str, set[str]] = {
     "replies": {"errors", "redis"},
     "handshake": {"errors", "guard", "replies", "redis"},
     "node": {
-        *("address", "channel", "commands", "errors", "events", "green", "guard", "handshake"),
-        *("quorum", "replies", "redis"),
+        *("address", "channel", "commands", "complaints", "errors", "events", "green", "guard"),
+        *("handshake", "quorum", "replies", "redis"),
     },
     "driver": {
-        *("address", "bell", "commands", "errors", "green", "guard", "lease", "node", "quorum"),
+        *("address", "bell", "commands", "errors", "guard", "lease", "node", "polling", "quorum"),
     },
-    "watchdog": {"haste", "lease"},
+    "watchdog": {"bell", "haste", "lease"},
     "native": {"driver", "events", "green", "haste", "lease", "watchdog"},
     "refusal": {"errors", "guard", "lease", "quorum"},
     "outage": {"errors"},
@@ -107,20 +109,23 @@ CELERY_SIDE: dict[str, set[str]] = {
     "monitor": {"attempts", "errors", "events", "lease", "celery"},
     "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
+    "refresh": {"broker", "errors", "task", "celery"},
+    "broker": {"celery", "kombu"},  # inside functions: older ones do not have it
     "waiting": {"attempts", "options"},
-    "gate": set(),
-    "doorman": {
-        *("bell", "driver", "errors", "gate", "lease", "lock", "quorum", "refusal", "wakeup"),
+    "admission": set(),
+    "dispatcher": {
+        *("admission", "bell", "driver", "errors", "lease", "line", "lock", "quorum", "refusal"),
     },
+    "prefetch": {"broker", "celery"},
     "parking": {
-        *("attempts", "doorman", "driver", "errors", "gate", "lease", "lock", "monitor"),
-        *("reservation", "settings", "task", "celery"),
+        *("admission", "attempts", "broker", "dispatcher", "driver", "errors", "lease", "lock"),
+        *("monitor", "prefetch", "reservation", "settings", "task", "waiting", "celery"),
     },
-    "strategy": {"parking", "settings", "task", "waiting", "celery"},
     "reservation": {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
         *("quorum", "refusal"),
     },
+    "received": {"driver", "errors", "lock", "reservation", "celery"},
     "arrival": {
         *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
         *("options", "reservation", "results", "signals", "skipped", "celery"),
@@ -130,20 +135,28 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {
-        *("attempts", "errors", "lease", "options", "signals", "skipped", "waiting", "celery"),
+        *("attempts", "broker", "errors", "lease", "options", "signals", "skipped", "waiting"),
+        *("celery", "tenacity"),
     },
     "delivery": {
-        *("attempts", "commands", "conflict", "errors", "hold", "lease", "options", "results"),
-        *("signals", "celery"),
+        *("attempts", "broker", "commands", "conflict", "errors", "hold", "lease", "options"),
+        *("results", "signals", "celery"),
     },
-    "task": {
+    "task_lock": {
         *("arrival", "attempts", "delivery", "errors", "hold", "interrupt", "keys", "lease"),
-        *("lock", "options", "settings", "skipped", "waiting", "worker", "celery"),
+        *("lock", "options", "settings", "waiting"),
+    },
+    "declared": {"errors", "options", "task_lock", "celery"},
+    "task": {
+        *("declared", "delivery", "errors", "keys", "options", "skipped", "task_lock", "worker"),
+        "celery",
     },
     "worker": {
         *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "inspection", "settings", "task", "celery"),
-        *("beat", "keeper", "monitor", "strategy"),  # inside functions: no other process needs them
+        *("conflict", "declared", "inspection", "received", "settings", "task", "celery"),
+        "billiard",
+        # inside functions: no other process needs them
+        *("beat", "keeper", "monitor", "parking", "refresh"),
     },
     "inspection": {
         *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),

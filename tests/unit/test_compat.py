@@ -59,7 +59,6 @@ def options(base: Any, **given: Any) -> Any:
 def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
     found = options(QueueOnce, once=once)
     assert {name: getattr(found, name) for name in expected} == expected
-    assert found.reserve_expires is False
     assert found.on_duplicate == "existing"
 
 
@@ -77,7 +76,6 @@ def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
 def test_singleton(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = options(Singleton, **given)
     assert {name: getattr(found, name) for name in expected} == expected
-    assert found.reserve_expires is False
 
 
 def test_options_of_ours_count_before_those_of_theirs() -> None:

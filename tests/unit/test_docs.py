@@ -329,7 +329,6 @@ def test_policies_are_documented(option: str) -> None:
         ("README.md", f"`redlock_wait` ({settings.GLOBAL['wait'].default:g} s)"),
         ("README.md", f"up to {settings.GLOBAL['retry_backoff'].default:g} s, doubled"),
         ("README.md", f"up to {settings.GLOBAL['retry_backoff_max'].default:g} s; same"),
-        ("README.md", f"({settings.GLOBAL['retry_deadline'].default / 3600:g} h)"),
         ("README.md", f"its ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
         ("docs/guarantees.md", f"{settings.GLOBAL['ttl'].default:g} s, the default"),
         ("docs/beat.md", f"({settings.GLOBAL['node_timeout'].default:g} s)"),

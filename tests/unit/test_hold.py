@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import os
 import threading
 import time
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease, driver
 from celery_redlock.events import Listener, subscribe, unsubscribe
-from celery_redlock.hold import HeldLease, Unlocked
-from celery_redlock.lease import Lease
+from celery_redlock.hold import HeldLease, Unlocked, release_leftovers
+from celery_redlock.lease import Lease, Owner
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 
@@ -412,3 +414,80 @@ def test_a_slow_on_lost_holds_up_nobody(redlock: FakeRedlock) -> None:
     may_end.set()
     assert ended.wait(10)
     held.release()
+
+
+def test_a_thread_with_its_parents_context_does_not_share_its_lock(redlock: FakeRedlock) -> None:
+    """As Python without a GIL starts each of its threads."""
+    refused: list[bool] = []
+
+    def other() -> None:
+        assert current_lease().token == held.token  # it may ask how its parent is doing
+        try:
+            with redlock.lock("r"):
+                refused.append(False)
+        except ResourceHeld:
+            refused.append(True)
+        release_leftovers()
+
+    owner = Owner("host", 1, stamp="a delivery's")
+    with HeldLease(redlock, "r", owner=owner) as held:
+        thread = threading.Thread(target=copy_context().run, args=(other,))
+        thread.start()
+        thread.join()
+        assert not held.lost
+        with redlock.lock("r") as inner:
+            assert inner is held
+    assert refused == [True]
+
+
+def test_a_task_of_asyncio_does_not_share_the_lock_of_the_one_that_started_it(
+    redlock: FakeRedlock,
+) -> None:
+    async def child() -> bool:
+        with pytest.raises(ResourceHeld), redlock.lock("r"):
+            pass
+        return True
+
+    async def parent() -> bool:
+        with redlock.lock("r") as held, redlock.lock("r") as inner:
+            assert inner is held
+            return await asyncio.create_task(child())
+
+    assert asyncio.run(parent())
+
+
+def test_a_lease_that_nobody_saw_end_is_over_at_its_release(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        assert not held.lost_unawares()
+        redlock.clock.advance(20.0)  # no thread ran meanwhile
+        assert held.lost_unawares()
+
+
+def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        held.release()
+        redlock.clock.advance(20.0)
+        assert held.lost
+        assert not held.lost_unawares()
+    with redlock.lock("q") as held:
+        held.keep(30.0)
+        redlock.clock.advance(40.0)
+        assert not held.lost_unawares()
+
+
+def test_who_has_asked_knows_of_the_loss(redlock: FakeRedlock) -> None:
+    with redlock.lock("r") as held:
+        with pytest.raises(LeaseLost):
+            held.ensure(60.0)
+        redlock.clock.advance(20.0)
+        assert held.lost_unawares()  # then it was not over yet
+        with pytest.raises(LeaseLost):
+            held.ensure()
+        assert not held.lost_unawares()
+
+
+def test_what_is_shared_is_lost_with_the_outer_one(redlock: FakeRedlock) -> None:
+    with redlock.lock("r"), redlock.lock(["q", "r"]) as held:
+        assert not held.lost_unawares()
+        redlock.clock.advance(20.0)
+        assert held.lost_unawares()

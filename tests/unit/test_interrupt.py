@@ -364,3 +364,36 @@ def test_a_greenlet_struck_before_the_body_does_not_begin_it(
     with pytest.raises(LeaseLost):
         block.run(lambda: pytest.fail("it has begun"))
     assert greenlet.calls == []
+
+
+@both
+def test_a_body_that_returns_though_its_lease_was_over_ends_with_the_loss(
+    where: Callable[..., None],
+) -> None:
+    """Such as a C call that held the GIL: nobody could look at the clock, nobody was struck."""
+
+    def work() -> None:
+        with pytest.raises(LeaseLost, match="the one that says"):
+            Interruptible(loss, lambda: True).run(lambda: 5)
+        assert Interruptible(loss, lambda: False).run(lambda: 5) == 5
+        with pytest.raises(KeyError):
+            Interruptible(loss, lambda: True).run(raising(KeyError("own")))
+
+    where(work)
+
+
+@both
+def test_a_body_that_was_struck_and_went_on_has_decided(where: Callable[..., None]) -> None:
+    def work() -> None:
+        block = Interruptible(loss, lambda: True)
+        strike = strike_later(block)
+
+        def body() -> str:
+            with pytest.raises(LeaseLost):
+                strike()
+                spin()
+            return "went on"
+
+        assert block.run(body) == "went on"
+
+    where(work)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
 import pickle
 import re
 import uuid
@@ -20,7 +21,7 @@ from kombu.utils import json
 
 from celery_redlock.key import MAX_BYTES, KeyMaker, canonical
 
-CASES = settings(max_examples=1000, deadline=None)
+CASES = settings(max_examples=int(os.environ.get("KEY_CASES", 300)), deadline=None)
 TOKEN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%+")
 
 # Few characters, and those that mean something: collisions would be found at once.

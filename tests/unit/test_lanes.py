@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,23 @@ from tests import lanes
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", [*lanes.COMPUTING, *lanes.RABBITMQ, *lanes.LONGEST])
+@pytest.mark.parametrize(
+    "name", [*lanes.COMPUTING, *lanes.RABBITMQ, *lanes.LONGEST, *lanes.FILLING, *lanes.SPLIT]
+)
 def test_what_is_named_exists(name: str) -> None:
     assert (ROOT / name).is_dir() or list(ROOT.glob(f"{name}*"))
 
 
 def test_files_that_compute_are_one_lane_and_others_one_each() -> None:
-    computing = ["tests/faults/test_campaign.py::a", "tests/unit/test_key.py::b[1]"]
+    computing = ["tests/faults/test_campaign.py::a", "tests/sim/test_world.py::b[1]"]
     assert {lanes.lane_of(test) for test in computing} == {"computing"}
+    shutdown = "tests/worker/test_shutdown.py"
+    pools = [f"{shutdown}::test_ending[{one}]" for one in ("prefork-a", "prefork-b", "solo-a")]
+    assert [lanes.lane_of(test) for test in pools] == [
+        f"{shutdown} prefork",
+        f"{shutdown} prefork",
+        f"{shutdown} solo",
+    ]
     tests = ["tests/worker/test_lost.py::a", "tests/worker/test_lost.py::b[x::y]"]
     assert {lanes.lane_of(test) for test in tests} == {"tests/worker/test_lost.py"}
     assert lanes.lane_of("tests/worker/test_green.py::a") == "tests/worker/test_green.py"
@@ -28,14 +38,33 @@ def test_files_that_compute_are_one_lane_and_others_one_each() -> None:
 
 def test_the_longest_are_begun_first() -> None:
     files = [
+        "tests/unit/test_key.py",
         "tests/compat/test_once.py",
         "tests/contract/test_acl.py",
         "tests/worker/test_keys.py",
         "tests/worker/test_shutdown.py",
-        "tests/unit/test_key.py",
         "tests/faults/test_campaign.py",
     ]
     assert sorted(files, key=lanes.place) == files[::-1]
+
+
+def test_the_first_lane_reads_the_tests_before_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    order: list[str] = []
+
+    def another() -> None:
+        with lanes.in_turn("gw1"):
+            order.append("second")
+
+    with lanes.in_turn(lanes.FIRST):
+        thread = threading.Thread(target=another)
+        thread.start()
+        thread.join(0.2)
+        order.append("first")
+    thread.join(30.0)
+    assert order == ["first", "second"]
 
 
 def test_temporary_files_are_made_where_they_go_in_the_end() -> None:

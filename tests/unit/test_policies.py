@@ -5,7 +5,6 @@ Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -179,12 +178,15 @@ def test_what_is_acknowledged_early_cannot_be_rejected(
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
 def test_retrying_ends_as_on_deadline_says(
-    held: Any, declare: Any, sent: list[Any], how: str,  # noqa: F811
+    held: Any, redlock: FakeRedlock, declare: Any, sent: list[Any], how: str,  # noqa: F811
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
+    holder = redlock.holder("k")
+    assert holder is not None
     task = declare("retry", lock_retry_deadline=5, lock_on_deadline=how, acks_late=True)
-    assert isinstance(deliver(task, **{ATTEMPTS: {"since": time.time() - 4}})[0], Retry)
-    ends(deliver(task, **{ATTEMPTS: {"since": time.time() - 6}}), how, caplog)
+    before = {"held": 3, "pause": 1.0, "holder": holder.digest}
+    assert isinstance(deliver(task, **{ATTEMPTS: {**before, "stuck": 3.0}})[0], Retry)
+    ends(deliver(task, **{ATTEMPTS: {**before, "stuck": 4.5}}), how, caplog)
     assert len(sent) == 1
 
 
@@ -192,7 +194,7 @@ def test_without_a_quorum_it_ends_the_same_way(
     redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
 ) -> None:  # fmt: skip
     redlock.driver.dead.update({0, 1, 2})
-    over = {ATTEMPTS: {"since": time.time() - 6}}
+    over = {ATTEMPTS: {"unavailable": 3, "stuck": 4.5, "pause": 1.0}}
     result, _info = deliver(declare("retry", lock_retry_deadline=5), **over)
     assert isinstance(result, QuorumUnavailable)
     result, _info = deliver(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import OrderedDict
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -18,15 +19,16 @@ from celery_redlock import (
     ConfigurationError,
     DuplicateTask,
     QuorumUnavailable,
+    ResourceHeld,
     SingletonTask,
     Skipped,
     locked,
 )
 from celery_redlock.attempts import LONG
-from celery_redlock.lease import Claim, Owner
+from celery_redlock.lease import Claim, Holder, Owner
 from celery_redlock.publish import wrap
 from celery_redlock.quorum import Verb
-from celery_redlock.reservation import HEADER, Reservation
+from celery_redlock.reservation import HEADER, SHORT, Reservation
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, redlock  # noqa: F401
 
@@ -101,19 +103,19 @@ def test_it_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> 
     assert redlock.tokens(RESERVED) == {header["token"]}
     owner = Owner.of(header["token"])
     assert owner is not None and owner.task_id == sent.id
-    assert redlock.driver.rounds == ["acquire"]  # one round trip, and no lock
+    assert redlock.driver.rounds == ["acquire", "renew"]  # one round trip, and no lock
     assert redlock.watchdog.watched == {}
 
 
 NOW = datetime.now(timezone.utc)
-TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float | None]] = {
-    # name: options of the task, of the call, how long it is reserved, when the message expires
+TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
+    # name: options of the task, of the call, how long it is reserved from its ETA on, and from now
     "nothing said": ({}, {}, 3600.0, 3600.0),
-    "countdown": ({}, {"countdown": 60}, 3660.0, 3660.0),
-    "eta": ({}, {"eta": NOW + timedelta(seconds=600)}, 4200.0, 4200.0),
-    "naive eta": ({}, {"eta": NOW.replace(tzinfo=None) + timedelta(seconds=60)}, 3660.0, 3660.0),
+    "countdown": ({}, {"countdown": 60}, 3600.0, 3660.0),
+    "eta": ({}, {"eta": NOW + timedelta(seconds=600)}, 3600.0, 4200.0),
+    "naive eta": ({}, {"eta": NOW.replace(tzinfo=None) + timedelta(seconds=60)}, 3600.0, 3660.0),
     "eta in the past": ({}, {"eta": NOW - timedelta(hours=5)}, 3600.0, 3600.0),
-    "eta as text": ({}, {"eta": (NOW + timedelta(seconds=60)).isoformat()}, 3660.0, 3660.0),
+    "eta as text": ({}, {"eta": (NOW + timedelta(seconds=60)).isoformat()}, 3600.0, 3660.0),
     "expires": ({}, {"expires": 100}, 100.0, 100.0),
     "expires, of the task": ({"expires": 100}, {}, 100.0, 100.0),
     "expires, of neither": ({"expires": 100}, {"expires": None}, 3600.0, 3600.0),
@@ -122,30 +124,88 @@ TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float | None]] = {
     "expires long after": ({}, {"countdown": 10, "expires": 9000}, 9000.0, 9000.0),
     "reserve_ttl": ({"lock_reserve_ttl": 30}, {}, 30.0, 30.0),
     "reserve_ttl of the call": ({}, {"lock": {"reserve_ttl": 30}}, 30.0, 30.0),
-    "reserve_ttl and countdown": ({"lock_reserve_ttl": 30}, {"countdown": 60}, 90.0, 90.0),
-    "expires before": ({"lock_reserve_ttl": 30}, {"expires": 10}, 30.0, 10.0),
+    "reserve_ttl and countdown": ({"lock_reserve_ttl": 30}, {"countdown": 60}, 30.0, 90.0),
+    "expires before": ({"lock_reserve_ttl": 30}, {"expires": 10}, 30.0, 30.0),
     "expires after": ({"lock_reserve_ttl": 30}, {"expires": 100}, 30.0, 30.0),
-    "never capped": ({"lock_reserve_expires": False}, {}, 3600.0, None),
-    "capped by nothing": ({"lock_reserve_expires": False, "lock_reserve_ttl": 30},
-                          {"expires": 100}, 30.0, 100.0),
-}  # fmt: skip
+    "for less than seconds": ({"lock_reserve_ttl": 2}, {}, 2.0, 2.0),
+}
 
 
 @pytest.mark.parametrize("name", TIMES)
 def test_how_long_it_is_reserved(
     redlock: FakeRedlock, app: Celery, box: Box, name: str  # noqa: F811
 ) -> None:  # fmt: skip
-    of_task, of_call, ttl, expires = TIMES[name]
+    of_task, of_call, ttl, lasts = TIMES[name]
     late = (datetime.now(timezone.utc) - NOW).total_seconds() + 2.0
     declare(app, **of_task).apply_async((1,), **of_call)
-    message = box.message()
     # The time that has gone by since this module was imported counts for moments, not for spans.
-    assert ttl - late <= message.headers[HEADER]["ttl"] <= ttl
-    if expires is None:
-        assert message.headers["expires"] is None
-    else:
-        at = datetime.fromisoformat(message.headers["expires"])
-        assert expires - late <= (at - datetime.now(timezone.utc)).total_seconds() <= expires
+    assert ttl - late <= box.header()["ttl"] <= ttl
+    redlock.clock.advance(max(0.0, lasts - late))
+    assert not redlock.free(RESERVED)
+    redlock.clock.advance(late + 0.001)
+    assert redlock.free(RESERVED)
+
+
+@pytest.mark.parametrize("of_call", [{}, {"countdown": 60}, {"lock": {"reserve_ttl": 30}}])
+def test_no_message_expires_because_of_it(charge: Any, box: Box, of_call: Any) -> None:
+    charge.apply_async((1,), **of_call)
+    assert box.message().headers["expires"] is None
+
+
+def test_it_is_taken_for_seconds_until_its_message_is_out(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """A producer that is killed in between blocks its key for no longer."""
+    send_task, left = charge.app.send_task, []
+
+    def send(*args: Any, **options: Any) -> Any:
+        redlock.clock.advance(SHORT - 0.1)
+        left.append(redlock.free(RESERVED))
+        sent = send_task(*args, **options)
+        return sent
+
+    monkeypatch.setattr(charge.app, "send_task", send)
+    charge.delay(1)
+    assert left == [False]
+    assert redlock.driver.rounds == ["acquire", "renew"]  # nobody waits for the second
+    redlock.clock.advance(3500.0)
+    assert not redlock.free(RESERVED)
+
+
+def test_one_that_a_body_has_taken_over_is_not_made_to_last(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    send_task = charge.app.send_task
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        (token,) = redlock.tokens(RESERVED)
+        body = Claim(RESERVED, str(token), 30.0, 5)
+        for node in redlock.fakes:
+            node.execute(Verb.EXTEND, [body], redlock.clock())
+        return send_task(*args, **options)
+
+    monkeypatch.setattr(charge.app, "send_task", slowly)
+    charge.delay(1)
+    redlock.clock.advance(29.0)
+    assert not redlock.free(RESERVED)
+    redlock.clock.advance(1.1)
+    assert redlock.free(RESERVED)
+
+
+def test_one_that_ended_while_its_message_was_sent_is_not_set_again(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """Its message may have come to its end, and nobody would free it."""
+    send_task = charge.app.send_task
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        redlock.clock.advance(SHORT + 0.1)
+        return send_task(*args, **options)
+
+    monkeypatch.setattr(charge.app, "send_task", slowly)
+    charge.delay(1)
+    assert redlock.free(RESERVED)
+    assert box.header()["token"]
 
 
 def test_a_message_that_has_expired_is_celerys_to_refuse(charge: Any, box: Box) -> None:
@@ -200,14 +260,79 @@ def test_one_that_has_ended_is_about_to_free_it(
     assert box.message().headers["id"] == second.id
 
 
-def test_one_that_has_ended_and_keeps_it_is_not_waited_for_for_long(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+@pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
+def test_one_that_has_ended_and_keeps_it_gives_way(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: "FAILURE")
-    monkeypatch.setattr("celery_redlock.publish.TRYING", 0.05)
+    """Its process died before it could free it; or nobody has seen that it was revoked."""
+    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: state)
+    monkeypatch.setattr("celery_redlock.publish.TRYING", 0.0 if state == "REVOKED" else 0.05)
     take(redlock, "first")
+    second = charge.delay(1)
+    assert second.id != "first"
+    (token,) = redlock.tokens(RESERVED)
+    assert token == box.header()["token"]
+
+
+@pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
+def test_one_that_runs_gives_way_to_nobody(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: state)
+    monkeypatch.setattr("celery_redlock.publish.TRYING", 0.0)
+    take(redlock, "first")
+    redlock.acquire("order:1", owner=Owner("there", 7, "first"))
+    assert charge.delay(1).id == "first"
+    redlock.driver.dead = {0, 1, 2}  # nobody knows whether it runs
+    monkeypatch.setattr("celery_redlock.publish.take", refused(redlock))
     assert charge.delay(1).id == "first"
     assert box.messages() == []
+
+
+def refused(redlock: FakeRedlock) -> Any:  # noqa: F811
+    holder = Holder("order:1", Owner("there", 7, "first"), 3, 3)
+
+    def take(*_args: Any) -> None:
+        raise ResourceHeld("held", resource="order:1", holder=holder)
+
+    return take
+
+
+def test_an_id_that_is_used_again_may_have_ended_before(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """What its result says is of its last time."""
+    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: "FAILURE")
+    first = charge.apply_async((1,), task_id="daily")
+    assert charge.apply_async((1,), task_id="daily").id == first.id
+    assert len(box.messages()) == 1
+
+
+@pytest.mark.parametrize("given", ["first", ["other", "first"], ("first",)])
+def test_what_was_revoked_here_gives_way_at_once(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, given: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """No worker need have heard of it, and there need be no result backend."""
+    monkeypatch.setattr("celery_redlock.results._revoked", OrderedDict())
+    take(redlock, "first")
+    charge.app.control.revoke(given, destination=["one@worker"])  # the others would run it
+    assert charge.delay(1).id == "first"
+    charge.app.control.revoke(given)
+    assert charge.delay(1).id != "first"
+    assert len(box.messages()) == 1
+
+
+def test_revokes_are_not_remembered_without_end(
+    charge: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remembered: OrderedDict[str, bool] = OrderedDict()
+    monkeypatch.setattr("celery_redlock.results._revoked", remembered)
+    monkeypatch.setattr("celery_redlock.results.MANY", 3)
+    for number in range(5):
+        charge.app.control.revoke(str(number))
+    charge.app.control.revoke("4", terminate=True)
+    charge.app.control.revoke("4")
+    assert remembered == {"2": False, "3": False, "4": True}
 
 
 def test_one_that_is_kept_until_it_expires_is_not_waited_for(
@@ -432,7 +557,7 @@ def test_an_argument_without_a_stable_text_is_refused_at_once(
     ("given", "words"),
     [
         ("until_executed", "lock= takes a mapping"),
-        ({"ttl": 5}, "a call can be given scope, on_duplicate, reserve_ttl, reserve_expires"),
+        ({"ttl": 5}, "a call can be given scope, on_duplicate, reserve_ttl"),
         ({"scope": "always"}, "scope must be one of"),
         ({"on_duplicate": "ignore"}, "on_duplicate must be one of"),
         ({"reserve_ttl": -1}, "reserve_ttl must be"),
@@ -581,7 +706,7 @@ def test_a_header_says_what_was_reserved() -> None:
     for note in (
         GOOD,
         Reservation(("a", "b"), "until_expired", "raise", 1.0),
-        Reservation(("k",), "until_executing", "existing", 1.0, begun=True, capped=True),
+        Reservation(("k",), "until_executing", "existing", 1.0, begun=True),
     ):
         assert Reservation.of(json.loads(json.dumps(note.header())), "id") == note
     assert "n" not in repr(GOOD).split("token")[-1][:3]

@@ -52,7 +52,7 @@ def test_defaults() -> None:
         wait=0.5,
         retry_backoff=1.0,
         retry_backoff_max=60.0,
-        retry_deadline=3600.0,
+        retry_deadline=None,
         max_lifetime=86400.0,
         fencing=False,
         events=False,

@@ -11,7 +11,6 @@ import logging
 import pickle
 import time
 import weakref
-from types import SimpleNamespace
 from typing import Any
 
 import celery
@@ -454,7 +453,8 @@ def test_retries_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list
 @pytest.mark.parametrize(
     "forged",
     [None, 5, "x", [], {"since": "x"}, {"held": "many"}, {"held": -5}, {"since": 1e99},
-     {"since": float("nan")}, {"since": True}, {"held": 10**400}],
+     {"since": float("nan")}, {"since": True}, {"held": 10**400}, {"stuck": "x", "pause": -1},
+     {"stuck": 1e99, "pause": float("nan"), "holder": 7}, {"holder": "x" * 10**6}],
     ids=repr,
 )  # fmt: skip
 def test_forged_attempts_do_no_harm(busy: Any, sent: list[Any], forged: Any) -> None:
@@ -468,24 +468,45 @@ def test_forged_attempts_do_no_harm(busy: Any, sent: list[Any], forged: Any) -> 
     assert abs(attempts["since"] - time.time()) < 60
 
 
-def test_after_its_deadline_a_task_fails(
-    busy: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def sends_again(task: Any, sent: list[Any], attempts: Any = None, **more: Any) -> Any:
+    """The attempts in the header of what a refused delivery sends again."""
+    deliver(task, **({ATTEMPTS: {**attempts, **more}} if attempts else {}))
+    return sent.pop().options["headers"][ATTEMPTS]
+
+
+def test_a_task_fails_when_one_holder_is_in_its_way_for_too_long(
+    busy: Any, sent: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    now = 1e9
-    for module in ("attempts", "conflict"):
-        monkeypatch.setattr(f"celery_redlock.{module}.time", SimpleNamespace(time=lambda: now))
     task = busy(lock_retry_deadline=10.0)
-    deliver(task)
-    attempts = sent.pop().options["headers"][ATTEMPTS]
-    now += 9.9
-    deliver(task, **{ATTEMPTS: attempts})
-    attempts = sent.pop().options["headers"][ATTEMPTS]
-    now += 0.1
-    result, info = deliver(task, **{ATTEMPTS: attempts})
+    attempts = sends_again(task, sent)
+    attempts = sends_again(task, sent, attempts, pause=4.9)
+    attempts = sends_again(task, sent, attempts, pause=5.0)
+    assert attempts["stuck"] == pytest.approx(9.9)
+    result, info = deliver(task, **{ATTEMPTS: {**attempts, "pause": 0.1}})
     assert isinstance(result, ResourceHeld)
     assert info.state == "FAILURE"
     assert sent == []
     assert "gives up after 10.0 s" in caplog.text
+
+
+def test_time_in_which_the_key_changes_hands_does_not_count(busy: Any, sent: list[Any]) -> None:
+    task = busy(lock_retry_deadline=10.0)
+    attempts = sends_again(task, sent)
+    for turn in range(20):
+        attempts = sends_again(task, sent, attempts, pause=9.0, holder=f"another {turn}")
+        assert attempts["stuck"] == 0.0
+        attempts = sends_again(task, sent, attempts, pause=9.0)
+        assert attempts["stuck"] == 9.0
+
+
+@pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
+def test_the_clock_of_another_host_fails_no_task(busy: Any, sent: list[Any], ahead: float) -> None:
+    task = busy(lock_retry_deadline=10.0)
+    attempts = sends_again(task, sent)
+    attempts["since"] += ahead
+    for _ in range(5):
+        attempts = sends_again(task, sent, attempts, pause=0.1)
+    assert attempts["stuck"] == pytest.approx(0.5)
 
 
 def test_no_deadline_is_for_ever(busy: Any, sent: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which deliveries can be parked, and which messages say that they wait for a lock alone."""
+"""Which deliveries can be parked."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from celery_redlock import waiting
-from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.options import TASK, TaskOptions
-from celery_redlock.waiting import at_work, eta_of, parks, set_at_work, waits
+from celery_redlock.waiting import at_work, parks, set_at_work
 
 OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
 
@@ -61,22 +60,3 @@ def test_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parks(request(), OPTIONS, ["one"])
     set_at_work(False)
     assert not parks(request(), OPTIONS, ["one"])
-
-
-def test_a_message_that_waits_says_so_by_its_eta() -> None:
-    attempts: dict[str, Any] = {"since": 1.0}
-    eta = eta_of(5.0, attempts)
-    assert waits({"eta": eta.isoformat(), ATTEMPTS: attempts})
-
-
-@pytest.mark.parametrize("eta", [None, "", "2030-01-01T00:00:00+00:00", 17])
-def test_an_eta_of_the_user_s_own_is_kept(eta: Any) -> None:
-    """Of `retry(countdown=...)` after a body that ran without its lock, say."""
-    attempts: dict[str, Any] = {"since": 1.0}
-    eta_of(5.0, attempts)
-    assert not waits({"eta": eta, ATTEMPTS: attempts})
-
-
-@pytest.mark.parametrize("headers", [None, {}, {"eta": "x"}, {ATTEMPTS: 3}, {ATTEMPTS: {}}, "x"])
-def test_foreign_headers_say_nothing(headers: Any) -> None:
-    assert not waits(headers)

@@ -14,6 +14,7 @@ from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
+from tests.support import told_all
 
 SECRET = "a-token-of-an-operator"
 Holds = Callable[..., Any]
@@ -49,6 +50,7 @@ def holds(redlock: Redlock) -> Iterator[Holds]:
     ) -> Any:
         owner = Owner(host, 4001, "6f1c2b", 0, "stamp", task)
         leases.append(redlock.acquire(resource, owner=owner, ttl=600, **more))
+        told_all(redlock)
         return leases[-1]
 
     yield hold

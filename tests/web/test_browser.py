@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
@@ -57,7 +58,12 @@ def site(redlock: Redlock, servers: list[LocalServer]) -> Iterator[str]:
 
 
 def text(driver: Any) -> str:
-    return str(driver.find_element("tag name", "body").text)
+    """What is on the page; on the next one, where that came while we were looking."""
+    from selenium.common.exceptions import StaleElementReferenceException
+
+    while True:
+        with contextlib.suppress(StaleElementReferenceException):
+            return str(driver.find_element("tag name", "body").text)
 
 
 def ask(driver: Any, script: str) -> Any:

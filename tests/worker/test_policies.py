@@ -9,12 +9,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
-from kombu import Connection, Queue
 
 from celery_redlock import RedlockError, ResourceHeld, Skipped
+from tests.machine import in_time
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker, often, pool
 from tests.worker.stage import GEVENT_ENDS_TASKS, VERSION
@@ -86,52 +86,6 @@ def test_who_rejects_does_not_come_again(cluster: Cluster, worker: Worker, key: 
     assert cluster.result(cluster.send("policy_reject", key)) == "ran"
 
 
-def test_what_is_rejected_lies_with_the_dead_letters(
-    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
-) -> None:
-    dead = Queue(f"dead-{key}", routing_key=f"dead-{key}", durable=False)
-    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name}
-    queues = {key: {"exchange": key, "queue_arguments": arguments}}
-    other = Cluster(
-        cluster.nodes, cluster.broker, tmp_path, broker_url=rabbitmq, task_queues=queues
-    )
-    with Connection(rabbitmq) as connection, other.worker("-c", "1", queue=key) as worker:
-        dead = dead(connection.default_channel)
-        dead.declare()
-        with cluster.redlock.lock(f"k:{key}"):
-            sent = other.send("policy_reject", key, queue=key)
-            message = wait_until(lambda: dead.get(no_ack=True), 10.0, "there is a dead letter")
-        assert message.headers["id"] == sent.id
-        (death,) = message.headers["x-death"]
-        assert (death["reason"], death["queue"], death["count"]) == ("rejected", key, 1)
-        assert other.result(other.send("policy_reject", key, queue=key)) == "ran"
-        assert dead.get(no_ack=True) is None
-        assert f"policy_reject[{sent.id}] is rejected" in worker.text
-        dead.delete()
-    other.close()
-
-
-def test_with_amqp_others_pass_by_those_that_wait(
-    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
-) -> None:
-    """The window is widened when it is full, not when the worker wakes up for something else."""
-    other = Cluster(
-        cluster.nodes,
-        cluster.broker,
-        tmp_path,
-        broker_url=rabbitmq,
-        worker_prefetch_multiplier=1,
-        task_queues={key: {"exchange": key}},
-    )
-    with other.worker("-c", "2", queue=key):
-        with cluster.redlock.lock(f"k:{key}"):
-            waiting = [other.send("work", key, 0.0, queue=key) for _ in range(100)]
-            passing = other.send("work", f"{key}-other", 0.0, queue=key)
-            assert other.state(passing, 10.0) == "SUCCESS"
-        assert {other.state(one, 20.0) for one in waiting} == {"SUCCESS"}
-    other.close()
-
-
 # -- replace --------------------------------------------------------------------------------------
 
 
@@ -158,7 +112,7 @@ def test_a_holder_is_replaced_once_it_is_dead(
     assert (first.task, second.task) == (old.id, new.id)
     assert first.end < second.begin
     assert second.begin - begin > dies_after
-    assert second.begin - first.end < 1.0  # and no later than need be
+    in_time(first.end, second.begin, 1.0, "from the old one's end to the new one's begin")
     worker.said(f"policy_replace[{new.id}] replaces task {old.id}")
     cluster.settled()
 
@@ -175,7 +129,7 @@ def test_a_holder_that_is_killed_is_replaced(cluster: Cluster, worker: Worker, k
     assert cluster.state(old) == "REVOKED"
     first, second = cluster.runs(key)
     assert (first.pid, first.ended) == (pid, False)
-    assert second.begin - first.end < 1.0
+    in_time(first.end, second.begin, 1.0, "from the old one's death to the new one's begin")
 
 
 def test_a_holder_that_goes_on_is_waited_for_no_longer_than_wait(
@@ -201,7 +155,7 @@ def test_a_holder_that_is_no_task_cannot_be_replaced(
         sent = cluster.send("policy_replace", key)
         with pytest.raises(ResourceHeld):
             cluster.result(sent)
-        assert time.monotonic() - begin < 4.0  # not its wait, of 8 s
+        in_time(begin, time.monotonic(), 4.0, "to be told so")  # not its wait, of 8 s
     worker.said(f"policy_replace[{sent.id}] cannot replace its holder, which is no task")
 
 
@@ -210,10 +164,20 @@ def test_of_two_that_replace_the_same_holder_one_replaces_the_other(
 ) -> None:
     old = cluster.send("tidy", key, 30.0, 1.5)
     cluster.entered(key)
-    new = [cluster.send("policy_replace", key, "", 2.0) for _ in range(2)]
-    states = [cluster.state(one, 15.0) for one in (old, *new)]
-    assert states[0] == "REVOKED"
-    assert sorted(states[1:]) == ["REVOKED", "SUCCESS"]
+    one, two = (cluster.send("policy_replace", key, "", 60.0) for _ in range(2))
+    assert cluster.state(old, 15.0) == "REVOKED"
+
+    def replaced() -> tuple[Any, Any] | None:
+        """Who was replaced and by whom, once one of the two has got the other's place."""
+        for first, second in ((one, two), (two, one)):
+            if f"policy_replace[{second.id}] replaces task {first.id}" in worker.text:
+                return first, second
+        return None
+
+    first, second = wait_until(replaced, 15.0, "one replaces the other")
+    assert cluster.state(first, 15.0) == "REVOKED"
+    cluster.tell(key)  # not before: who ends by itself is not replaced
+    assert cluster.state(second, 15.0) == "SUCCESS"
     cluster.settled()
 
 

@@ -159,3 +159,26 @@ def test_a_copy_runs_soon_after_the_death_of_its_first(
     impatient.settled(20.0)
     assert len(impatient.runs(key)) == 2
     impatient.check(since=0.0)
+
+
+@pytest.mark.parametrize("backend", ["disabled://", "rpc://"])
+def test_a_second_delivery_ends_without_a_result_backend_too(
+    impatient: Cluster, backend: str
+) -> None:
+    """What has succeeded is known from the nodes: no backend is asked."""
+    conf = {"result_backend": backend}
+    key, queue = f"no-backend-{backend[:3]}", f"without-{backend[:3]}"
+    with (
+        impatient.worker("-c", "1", queue=queue, **conf) as one,
+        impatient.worker("-c", "1", queue=queue, **conf) as other,
+    ):
+        sent = impatient.send("late", key, 4.0, queue=queue)
+        first = impatient.entered(key)
+        words = f"[{sent.id}] waits (held"
+        wait_until(lambda: words in one.text + other.text, 20.0, "a copy waits")
+        assert not first.ended
+        done = f"[{sent.id}] is done: this was a second delivery of it"
+        wait_until(lambda: done in one.text + other.text, 20.0, "the copy ends")
+        impatient.settled(20.0)
+    (run,) = impatient.runs(key)
+    assert run.ended

@@ -7,16 +7,21 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import OFTEN, Cluster, often, pool
+from tests.worker.harness import Cluster, often, pool
 from tests.worker.scenarios import POOLS, played_on
 from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 
 
+EVERYWHERE = "`kill -9` of the main process"
+"""The one ending that `make test` plays on other pools than prefork as well."""
+
+
 def marks(name: str, ending: Ending) -> Any:
-    """What is the same on a pool that `make test` has is seen by `make test-all`."""
-    return (often if set(OFTEN) & set(ending.pools) else pool)(name).marks
+    """All on prefork, one on each kind of pool; the full matrix is seen by `make test-all`."""
+    seen = name == "prefork" or ending.name == EVERYWHERE or "prefork" not in ending.pools
+    return often(name).marks if seen else [*pool(name).marks, pytest.mark.slow]
 
 
 ENDINGS = [

@@ -36,7 +36,7 @@ def revoked(stage: Stage, ending: Ending) -> Row:
 
 
 def expired(stage: Stage, ending: Ending) -> Row:
-    stage.sent = stage.cluster.send("work", stage.key, countdown=0.5, expires=0.1)
+    stage.sent = stage.cluster.send("work", stage.key, countdown=1.0, expires=0.1)
     return _nothing(stage, "REVOKED")
 
 
@@ -45,7 +45,7 @@ def _send(stage: Stage, name: str, body: Any, **options: Any) -> None:
     stage.sent = AsyncResult(uuid.uuid4().hex, app=stage.cluster.app)
     headers = {"id": stage.sent.id, "task": f"{TASKS}.{name}", "lang": "py", "retries": 0}
     with stage.cluster.app.amqp.producer_pool.acquire() as producer:
-        producer.publish(body, routing_key="celery", exchange="", headers=headers,
+        producer.publish(body, routing_key=stage.cluster.queue, exchange="", headers=headers,
                          correlation_id=stage.sent.id, **options)  # fmt: skip
 
 

@@ -1,0 +1,174 @@
+"""What a broker does with a message that waits, where brokers differ.
+
+Three things matter to a task that is sent again because its lock is held:
+
+- How it is delayed. Most brokers deliver at once, and a worker holds the message until its ETA.
+  Celery 5.5 and newer let RabbitMQ delay it where queues are quorum queues and the exchange is not
+  a direct one: for whole seconds only, and a shorter delay is an error.
+- How long a worker may keep a message that it has not acknowledged.
+- How often a message may be returned before the broker drops it: quorum queues count.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = [
+    "delayed_by_broker",
+    "has_quorum_queues",
+    "later_at",
+    "on_last_delivery",
+    "queue_of",
+    "unacknowledged_for",
+    "without_delays",
+]
+
+UNACKNOWLEDGED = 1800.0
+"""Seconds for which a worker may keep a message, where nothing is set: the default of SQS, and of
+RabbitMQ's `consumer_timeout`. Redis grants an hour."""
+DELIVERY_LIMIT = 20
+"""Returns after which RabbitMQ 4 drops a message of a quorum queue that sets no limit. (3.x drops
+none: to act as if it did costs one message.)"""
+DELAYS = "celery_delayed_"
+"""What the names of the queues have in common in which RabbitMQ delays a message."""
+_PREFIX = re.compile(r"^(?:[01]\.){28}")
+"""What Celery puts before the routing key of a message that RabbitMQ delays."""
+
+
+def unacknowledged_for(app: Any) -> float:
+    """Return for how many seconds a worker may keep a message that it has not acknowledged.
+
+    Then the broker delivers it to another worker; RabbitMQ closes the worker's channel as well,
+    which ends a worker. A `consumer_timeout` in RabbitMQ's configuration or in a policy cannot be
+    seen by its clients: whoever sets one says so in `broker_transport_options`, as with Redis, by
+    `visibility_timeout`; or in the arguments of the queue (`x-consumer-timeout`, milliseconds).
+    """
+    given = [_seconds((app.conf.broker_transport_options or {}).get("visibility_timeout"))]
+    for queue in app.amqp.queues.values():
+        milliseconds = _seconds((queue.queue_arguments or {}).get("x-consumer-timeout"))
+        given.append(milliseconds and milliseconds / 1000)
+    return min((one for one in given if one is not None), default=UNACKNOWLEDGED)
+
+
+def delayed_by_broker(app: Any, request: Any) -> bool:
+    """Whether RabbitMQ would delay a message that is sent again to where this one came from.
+
+    Asks as `Celery.send_task` does; but of this message's exchange, not of the default queue's.
+    """
+    if not has_quorum_queues(app):
+        return False
+    exchange, routing_key = _came_by(request)
+    if _PREFIX.match(routing_key):  # it was delayed before
+        return True
+    queue = queue_of(app, request)
+    if queue is not None:
+        return bool(queue.exchange.type != "direct")
+    types = {one.exchange.type for one in app.amqp.queues.values() if one.exchange.name == exchange}
+    return bool(types) and "direct" not in types
+
+
+def later_at(app: Any, request: Any, countdown: float) -> dict[str, Any]:
+    """Return what sends a message again, after `countdown` seconds, to where it came from.
+
+    For `delayed_by_broker` without an ETA: Celery would derive the route from the default queue,
+    and the worker that gets the message would hold it for what is missing of a whole second.
+    """
+    exchange, routing_key = _came_by(request)
+    queue = queue_of(app, request)
+    if not delayed_by_broker(app, request):
+        # Celery looks at the default queue's exchange unless it is told whose message this is.
+        if queue is not None and has_quorum_queues(app):
+            return {"countdown": countdown, "queue": queue.name}
+        return {"countdown": countdown}
+    from kombu import Exchange
+    from kombu.transport.native_delayed_delivery import (
+        MAX_LEVEL,
+        calculate_routing_key,
+        level_name,
+    )
+
+    if exchange == "" and queue is not None:
+        routing_key = queue.routing_key
+    seconds = max(1, math.ceil(countdown))
+    return {
+        **({"queue": queue.name} if queue is not None else {}),  # else the default one is declared
+        "exchange": Exchange(level_name(MAX_LEVEL), type="topic"),
+        "routing_key": calculate_routing_key(seconds, _PREFIX.sub("", routing_key, count=1)),
+    }
+
+
+def without_delays(headers: Any) -> dict[str, Any]:
+    """Return a message's headers without the traces of RabbitMQ's delays.
+
+    They look like a circle of dead letters: RabbitMQ 3 silently drops a message that has been in
+    one of these queues, comes with that in its `x-death`, and is to pass through it again.
+    """
+    kept: dict[str, Any] = dict(headers) if isinstance(headers, Mapping) else {}
+    deaths = kept.get("x-death")
+    if isinstance(deaths, list):
+        del kept["x-death"]
+        others = [death for death in deaths if not _is_delay(death)]
+        if others:
+            kept["x-death"] = others
+    return kept
+
+
+def on_last_delivery(app: Any, request: Any) -> bool:
+    """Whether the broker may drop this message if it is returned once more.
+
+    One return early: what counts is whether it is sent again before this worker ends.
+    """
+    count = request.get("x-delivery-count")
+    if type(count) is not int or count < 1:
+        return False
+    queue = queue_of(app, request)
+    arguments = (queue.queue_arguments if queue is not None else None) or {}
+    limit = arguments.get("x-delivery-limit", DELIVERY_LIMIT)
+    if type(limit) is not int or limit < 0:  # -1: as often as need be
+        return False
+    return count >= max(1, limit - 1)
+
+
+def has_quorum_queues(app: Any) -> bool:
+    """Whether an app's broker is a RabbitMQ, with a quorum queue among those it knows."""
+    try:
+        from celery.utils.quorum_queues import detect_quorum_queues
+    except ImportError:  # Celery 5.4 delays nothing by the broker
+        return False
+    driver_type = app.producer_pool.connections.connection.transport.driver_type
+    return bool(detect_quorum_queues(app, driver_type)[0])
+
+
+def _is_delay(death: Any) -> bool:
+    return isinstance(death, Mapping) and DELAYS in str(death.get("queue"))
+
+
+def _came_by(request: Any) -> tuple[str, str]:
+    """The exchange and the routing key of a message."""
+    info = request.get("delivery_info")
+    info = info if isinstance(info, Mapping) else {}
+    return str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+
+
+def queue_of(app: Any, request: Any) -> Any:
+    """The queue of the app that a message came from; None if that is not known."""
+    exchange, routing_key = _came_by(request)
+    queues = app.amqp.queues
+    if exchange == "":
+        return dict(queues).get(routing_key)
+    delayed = _PREFIX.match(routing_key)
+    routing_key = _PREFIX.sub("", routing_key, count=1)
+    for queue in queues.values():
+        if queue.routing_key == routing_key and (delayed or queue.exchange.name == exchange):
+            return queue
+    return None
+
+
+def _seconds(value: Any) -> float | None:
+    """A duration that was given, if it is one."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
+        return None
+    return float(value)

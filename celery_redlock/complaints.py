@@ -1,0 +1,111 @@
+"""What the log says of one node: that it fails, once, and that it works again; and not for ever.
+
+A node whose latency is near the node timeout fails and works many times a second. After a few
+changes within a minute it is summed up instead, once a minute, until it has kept to one state for
+that long.
+
+Pure: times come in, lines go out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from .quorum import Verb
+
+__all__ = ["Complaints"]
+
+PAGE = 60.0
+"""Seconds between two summaries."""
+CHANGES = 6
+"""Lines about changes within a minute: a restart is three of them, two in a row are no flood."""
+
+
+class Complaints:
+    """What one node is said to fail at.
+
+    Args:
+        name: The node's address.
+        say: Takes a level of `logging` and a line.
+
+    Attributes:
+        answers: Answers since the page was begun; whoever reads one counts it.
+        page: When the next page begins; seconds.
+    """
+
+    def __init__(self, name: str, say: Callable[[int, str], object]) -> None:
+        self._name = name
+        self._say = say
+        self._open: dict[Verb | None, str] = {}
+        self._lines: dict[Verb | None, str] = {}
+        self._summed = False
+        self.page = 0.0
+        self._begin(0.0)
+
+    def __bool__(self) -> bool:
+        """Whether there is anything that it fails at."""
+        return bool(self._open)
+
+    def fails(self, verb: Verb | None, reason: str, now: float, *, late: bool = False) -> None:
+        """It fails at `verb`, or altogether: once until it works again or fails in another way."""
+        self.look(now)
+        self._late += late
+        self._failed += not late
+        kind = reason.split(" ", 1)[0] if verb else reason
+        what = "refuses us" if refuses(reason) else "is unreachable"
+        what = f"does not {verb.value}" if verb else what
+        self._lines[verb] = f"node {self._name} {what}: {reason}"
+        if self._open.get(verb) != kind:
+            self._open[verb] = kind
+            self._changed(logging.WARNING, self._lines[verb])
+
+    def works(self, verb: Verb | None, now: float) -> None:
+        """It does not fail at `verb`, or altogether, any more."""
+        if self._open.pop(verb, None) is not None:
+            self.look(now)
+            self._lines.pop(verb, None)
+            what = f"can {verb.value} again" if verb else "is back"
+            self._changed(logging.INFO, f"node {self._name} {what}")
+
+    def look(self, now: float) -> None:
+        """Begin another page if it is time to, and sum the last one up."""
+        if now < self.page:
+            return
+        if self._summed and not self._changes:
+            self._summed = False
+            for line in list(self._lines.values()):
+                self._say(logging.WARNING, f"{line} (for a minute by now)")
+            if not self._lines:
+                self._say(logging.INFO, f"node {self._name} is back, for a minute by now")
+        elif self._summed:
+            self._say(
+                logging.WARNING,
+                f"node {self._name}: {self._late} of {self.answers} answers were late in the last"
+                f" minute, {self._failed} requests or connections failed. Look at its latency and"
+                " its network; if it is only far away, raise redlock_node_timeout",
+            )
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        self.page = now + PAGE
+        self.answers = self._late = self._failed = self._changes = 0
+
+    def _changed(self, level: int, line: str) -> None:
+        self._changes += 1
+        if self._summed:
+            return
+        if self._changes <= CHANGES:
+            self._say(level, line)
+        else:
+            self._summed = True
+            self._say(
+                logging.WARNING,
+                f"node {self._name} fails and works again, over and over; from now on it is summed"
+                f" up once a minute ({line})",
+            )
+
+
+def refuses(reason: str) -> bool:
+    """Whether it is there, and will not have us."""
+    return reason.startswith(("AUTH", "NOPERM", "LOADING"))

@@ -1,0 +1,153 @@
+"""What a worker holds back of its broker's messages, and how it gives them back.
+
+Parked deliveries are unacknowledged. So that they do not fill the prefetch window, and tasks of
+other keys pass by, the window is made wider by their number; where that cannot be done, no more are
+parked than leave half of it. And so that nobody waits for them for an hour when this worker dies, a
+Redis broker is told to give them to another worker a minute after we stop saying that we are here
+(an AMQP broker does so at once, by itself).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from celery.worker import state
+
+from .broker import has_quorum_queues
+
+__all__ = ["MAX_PARKED", "Prefetch"]
+
+logger = logging.getLogger("celery_redlock.parking")
+
+MAX_PARKED = 1000
+"""Deliveries that a worker parks at most. Those beyond meet the lock and are sent again."""
+RETURN_S = 60.0
+"""Seconds after which a Redis broker gives what is parked to another worker, if we are silent. It
+looks every 100 s or so."""
+RENEW_S = 15.0
+"""Seconds between two times that we say we are here."""
+LAST_READ_S = 0.2
+"""Seconds for which a worker that stops reads what its broker was sending."""
+
+
+class Prefetch:
+    """The prefetch window of one worker; all calls are the main thread's.
+
+    Args:
+        consumer: Celery's.
+
+    Attributes:
+        widens: Whether the window can be changed.
+    """
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self._extra = 0
+        self._renewed = 0.0
+        self.widens = True
+
+    def connected(self) -> None:
+        """There is a new connection, with Celery's own window."""
+        self._extra = 0
+        app = self._consumer.app  # the window of a quorum queue's running consumer stays as it is
+        detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
+        self.widens = not (detects and has_quorum_queues(app))
+        qos = self._consumer.qos
+        qos.callback = self._with_extra(qos.callback)
+
+    def _with_extra(self, tell_broker: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what tells the broker the window: Celery's own count, and ours.
+
+        Celery counts up and down, and starts anew after a reconnect. Our part is added only when
+        the broker is told, so that neither count can spoil the other.
+        """
+
+        def callback(prefetch_count: int) -> Any:
+            while True:
+                extra = self._extra
+                # Zero is no limit.
+                result = tell_broker(prefetch_count=prefetch_count and prefetch_count + extra)
+                if extra == self._extra:  # AMQP's waits, and more may have been parked meanwhile
+                    return result
+
+        return callback
+
+    def widen(self, extra: int) -> None:
+        """Make the window wider by `extra` than Celery's own; its loop tells the broker."""
+        if extra != self._extra and self.widens:
+            self._extra = extra
+            self._consumer.qos.prev = None
+
+    @property
+    def most(self) -> int:
+        """How many deliveries may be parked."""
+        return MAX_PARKED if self.widens else max(1, self._consumer.qos.value // 2)
+
+    def give_back(self, requests: Iterable[Any]) -> None:
+        """Give messages back to their queues; first in line there."""
+        count = 0
+        self._consumer.qos.update()
+        for request in requests:
+            request.message.reject_log_error(logger, self._consumer.connection_errors, requeue=True)
+            request.acknowledged = True
+            state.task_ready(request)
+            count += 1
+        if count:
+            logger.info("%d parked tasks are back in their queues", count)
+
+    def stop(self, requests: Iterable[Any]) -> None:
+        """Ask for no more, and give messages back: this worker stops, if it still has a broker."""
+        consumer = self._consumer
+        if consumer.connection is None or consumer.task_consumer is None:
+            return
+        with contextlib.suppress(socket.timeout, *consumer.connection_errors):
+            consumer.task_consumer.cancel()  # or they would come back to us
+            self.give_back(requests)
+            # Redis may have answered our last BRPOP with one of them: kombu gives it back.
+            consumer.connection.drain_events(timeout=LAST_READ_S)
+
+    # -- A Redis broker ---------------------------------------------------------------------------
+
+    def renew(self, requests: Iterable[Any], now: float, *, some_are_new: bool) -> None:
+        """Say that we still have these messages: for now, not for the visibility timeout.
+
+        Args:
+            requests: Whose messages.
+            now: Seconds.
+            some_are_new: Whether it has not been said of all of them; else it is every `RENEW_S`.
+        """
+        if not some_are_new and now - self._renewed < RENEW_S:
+            return
+        self._renewed = now
+        qos = self._redis_qos
+        if qos is not None and qos.visibility_timeout > 2 * RETURN_S:
+            self._date(qos, requests, time.time() + RETURN_S - qos.visibility_timeout)
+
+    def keep(self, request: Any) -> bool:
+        """Have a message for the whole visibility timeout; return whether it is still ours."""
+        qos = self._redis_qos
+        try:
+            return qos is None or self._date(qos, [request], time.time()) > 0
+        except Exception as error:  # in doubt it runs here as well
+            logger.warning("%s: the broker does not tell whose it is: %r", request.id, error)
+            return True
+
+    @property
+    def _redis_qos(self) -> Any:
+        """What kombu emulates acknowledgement with on Redis; None with other brokers."""
+        qos = getattr(self._consumer.task_consumer.channel, "qos", None)
+        return qos if hasattr(qos, "unacked_index_key") else None
+
+    def _date(self, qos: Any, requests: Iterable[Any], at: float) -> int:
+        """Have messages count as delivered at a time; return how many of them are still ours."""
+        dates = {request.message.delivery_tag: at for request in requests}
+        if not dates:
+            return 0
+        with qos.channel.conn_or_acquire() as client:
+            # Only those that are there (xx): others are acknowledged, or another worker's.
+            return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))

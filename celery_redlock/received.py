@@ -1,0 +1,118 @@
+"""What a worker's main process does for the reservations of messages whose bodies have not begun.
+
+It has received them, and holds them: with an ETA, parked, for want of a slot. Meanwhile it prolongs
+their reservations; and it frees those of messages that are revoked, which Celery itself discards
+only when they are due.
+
+A thread looks at them twice a second. Of a revoke no signal tells before the message is due; a
+worker learns of one in several ways (by a command, by another worker, from its state file, by
+stamps), all of which end in the same two sets.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from celery.utils.functional import maybe_list
+
+from .driver import monotonic
+from .errors import printable
+from .lock import Redlock
+from .reservation import SHORT, Reservation, claim_for, free, prolong
+
+__all__ = ["hold"]
+
+logger = logging.getLogger("celery_redlock.worker")
+
+LOOK = 0.5
+"""Seconds between two looks."""
+
+
+class _Held:
+    """A message that is held here."""
+
+    __slots__ = ("due", "note")
+
+    def __init__(self, note: Reservation) -> None:
+        self.note = note
+        # Its producer may have died before it made the reservation last.
+        self.due = monotonic() + min(note.ttl, SHORT) / 3
+
+
+_lock = threading.Lock()
+_held: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
+"""By request. Celery's own list of them has none with an ETA before 5.7."""
+_thread: threading.Thread | None = None
+
+
+def hold(request: Any, note: Reservation) -> None:
+    """Look after the reservation of a message that has just been received. Never waits."""
+    global _thread
+    with _lock:
+        _held[request] = _Held(note)
+        if _thread is None:
+            _thread = threading.Thread(target=_run, name="celery_redlock reservations", daemon=True)
+            _thread.start()
+
+
+def _run() -> None:
+    global _thread
+    while True:
+        time.sleep(LOOK)
+        with _lock:
+            held = list(_held.items())
+            if not held:
+                _thread = None
+                return
+        try:
+            _look(held)
+        except Exception:
+            logger.exception("could not prolong or free reservations; trying again in %g s", LOOK)
+
+
+def _look(held: Sequence[tuple[Any, _Held]]) -> None:
+    from celery.worker.state import revoked, revoked_stamps  # of no use to producers
+
+    now = monotonic()
+    due: dict[Any, list[tuple[Any, _Held]]] = {}
+    for request, one in held:
+        if request.acknowledged or request.time_start is not None:
+            _forget(request)  # its body has begun, or it is over
+        elif request.id in revoked or (revoked_stamps and _is_stamped(request, revoked_stamps)):
+            what = printable(f"{request.name}[{request.id}]"), printable(one.note.resource)
+            logger.info("%s is revoked: its reservation of %s is freed", *what)
+            redlock = Redlock.from_app(request.app)
+            note = one.note
+            claim = claim_for(redlock, note.resources, note.ttl, token=note.token)
+            free(redlock, claim, redlock.node_timeout)
+            _forget(request)
+        elif now >= one.due:
+            due.setdefault(request.app, []).append((request, one))
+    for app, several in due.items():
+        redlock = Redlock.from_app(app)
+        claims = [
+            claim_for(redlock, one.note.resources, one.note.ttl, token=one.note.token)
+            for _request, one in several
+        ]
+        prolong(redlock, claims, redlock.node_timeout)
+        for _request, one in several:
+            one.due = monotonic() + one.note.ttl / 3
+
+
+def _forget(request: Any) -> None:
+    with _lock:
+        _held.pop(request, None)
+
+
+def _is_stamped(request: Any, revoked: Mapping[str, Any]) -> bool:
+    """Whether one of its stamps is among those that are revoked."""
+    return any(
+        stamp in maybe_list(revoked.get(name) or [])
+        for name, stamps in request.stamps.items()
+        for stamp in maybe_list(stamps) or []
+    )

@@ -1,0 +1,101 @@
+"""Messages of locked tasks that wait in a worker are sent anew before their broker drops them.
+
+A quorum queue counts how often a message comes back to it, and drops it after some times (20, in
+RabbitMQ 4). With a direct exchange a worker holds a message until its ETA, and gives it back when
+it ends: a task that waits for its lock is returned by one worker after the other while they are
+deployed, though its body never ran. What still waits for its ETA cannot have begun; so the count,
+which is there to end a body that kills its workers, may begin again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+from celery.utils.imports import instantiate
+
+from .broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
+from .errors import printable
+from .task import lock_of
+
+__all__ = ["begin"]
+
+logger = logging.getLogger("celery_redlock.worker")
+
+SOON = 1.0
+"""Seconds to its ETA below which a message is not worth it: it is about to run."""
+
+
+def begin(app: Any) -> None:
+    """Have the messages of the locked tasks of `app` looked at when a worker receives them."""
+    if not has_quorum_queues(app):
+        return
+    for task in app.tasks.values():
+        if lock_of(task) is not None and not isinstance(task.Strategy, _Strategy):
+            task.Strategy = _Strategy(task.Strategy)
+
+
+class _Strategy:
+    """Makes a task's handler of messages: `Task.Strategy`.
+
+    Args:
+        previous: What it was.
+    """
+
+    def __init__(self, previous: Any) -> None:
+        self._previous = previous
+
+    def __call__(self, task: Any, app: Any, consumer: Any, **options: Any) -> Any:
+        handler = instantiate(self._previous, task, app, consumer, **options)
+
+        def receive(message: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if _waits(message) and _resend(app, message):
+                    return None
+            except Exception:
+                logger.exception("%s: a message may be dropped by the broker", task.name)
+            return handler(message, *args, **kwargs)
+
+        return receive
+
+
+def _waits(message: Any) -> bool:
+    eta = (message.headers or {}).get("eta")
+    if not isinstance(eta, str):
+        return False
+    due = datetime.fromisoformat(eta.replace("Z", "+00:00"))
+    due = due if due.tzinfo is not None else due.replace(tzinfo=timezone.utc)
+    return due.timestamp() > time.time() + SOON
+
+
+def _resend(app: Any, message: Any) -> bool:
+    """Send a message to its queue again, if it is time, and acknowledge the old one."""
+    request = {**message.headers, "delivery_info": message.delivery_info}
+    queue = queue_of(app, request)
+    if queue is None or not on_last_delivery(app, request):
+        return False
+    with app.connection_for_write() as connection:
+        # The old one goes when the broker has the new one, and not before.
+        connection.transport_options = {**connection.transport_options, "confirm_publish": True}
+        connection.Producer(auto_declare=False).publish(
+            message.body,
+            exchange="",
+            routing_key=queue.name,
+            headers=without_delays(message.headers),
+            content_type=message.content_type,
+            content_encoding=message.content_encoding,
+            **{
+                name: message.properties[name]
+                for name in ("correlation_id", "delivery_mode", "priority", "reply_to")
+                if name in message.properties
+            },
+        )
+    message.ack()
+    logger.info(
+        "%s was sent anew: it waits, and %s would drop it when it is returned again",
+        printable(f"{message.headers.get('task')}[{message.headers.get('id')}]"),
+        printable(queue.name),
+    )
+    return True

@@ -1,0 +1,121 @@
+"""Nodes that hang at the first call, that are late half of the time, that change their TLS keys."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.address import parse_nodes
+from celery_redlock.commands import encode
+from celery_redlock.guard import Facts, Guard
+from celery_redlock.lease import Claim
+from celery_redlock.node import Node
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.server import LocalServer
+from tests.contract.proxy import Proxy
+
+
+@pytest.mark.parametrize("forked", [False, True], ids=["here", "in a fork's child"])
+def test_the_first_call_with_three_of_five_hung_takes_one_node_timeout(
+    servers: list[LocalServer], forked: bool
+) -> None:
+    redlock = Redlock([one.url for one in servers], node_timeout=0.4)
+    if forked:
+        redlock._start()
+    for one in servers[:3]:
+        one.pause()
+    try:
+        begin = time.monotonic()
+        with pytest.raises(QuorumUnavailable):
+            redlock.acquire("r")
+        took = time.monotonic() - begin
+    finally:
+        for one in servers[:3]:
+            one.resume()
+    assert 0.3 < took < 0.8, f"{took:.3f} s; a connection attempt takes 1.0"
+    lease = redlock.acquire("r", wait=10.0)
+    assert redlock.release(lease)
+    redlock.close()
+
+
+def test_the_first_call_with_two_of_five_hung_waits_for_none_of_them(
+    servers: list[LocalServer],
+) -> None:
+    redlock = Redlock([one.url for one in servers], node_timeout=1.0)
+    for one in servers[:2]:
+        one.pause()
+    try:
+        begin = time.monotonic()
+        assert redlock.release(redlock.acquire("r"))
+        assert time.monotonic() - begin < 0.9
+    finally:
+        for one in servers[:2]:
+            one.resume()
+        redlock.close()
+
+
+def test_nodes_that_are_late_time_and_again_do_not_flood_the_log(
+    servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "celery_redlock.node")
+    with Proxy(servers[0].port, delay=0.06) as proxy:
+        redlock = Redlock([proxy.url], ttl=30.0, node_timeout=0.03)
+        outcomes = Counter[bool]()
+        until = time.monotonic() + 30.0
+        while min(outcomes[True], outcomes[False]) < 30 and time.monotonic() < until:
+            proxy.mode = "late" if outcomes[True] > outcomes[False] else "pass"
+            try:
+                redlock.release(redlock.acquire("r", wait=0.0))
+                outcomes[True] += 1
+            except QuorumUnavailable:
+                outcomes[False] += 1
+        redlock.close()
+    assert min(outcomes[True], outcomes[False]) >= 30, "it was not late, or always"
+    assert len(caplog.messages) <= 8, caplog.messages
+    assert "summed up once a minute" in caplog.messages[-1]
+
+
+class Wants:
+    """A TLS connection whose keys are just changed: it must read before it can write."""
+
+    def __init__(self) -> None:
+        self._sock = self
+        self.sent = b""
+        self.raises: list[type[OSError]] = []
+
+    def send(self, data: bytes) -> int:
+        if self.raises:
+            raise self.raises.pop()
+        self.sent += data
+        return len(data)
+
+    recv: Any = send
+
+    def disconnect(self) -> None: ...
+
+
+@pytest.mark.parametrize("wants", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
+def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError]) -> None:
+    node = Node(
+        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, 1.0, print), []),
+        clock=time.monotonic,
+        later=lambda call: call(),
+    )
+    wire = Wants()
+    node.opened(wire, Facts(), 1.0)
+    asked = Round(Verb.PEEK, [Claim("r", "token", 10.0, 1)], 1.0, 1.0)
+    payload = encode(asked, "p:")
+    wire.raises = [wants]
+    node.ask(asked, payload, 1.0)
+    assert node.connection is wire and node.unsent == payload
+    wire.raises = [wants]
+    node.receive()
+    node.flush()
+    assert wire.sent == payload and node.unsent == b""
+    assert list(node.channel.unanswered) == [asked]

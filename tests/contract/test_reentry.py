@@ -1,0 +1,212 @@
+"""A signal handler, a finalizer and a log handler use the lock that their thread is just using."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from celery_redlock import NotAcquired, Redlock, RedlockError
+from celery_redlock.driver import Driver
+from celery_redlock.server import LocalServer
+from tests.sim.interruption import at_each_line
+from tests.support import wait_until
+
+MILLISECOND = 0.001
+
+
+class Users:
+    """One who holds a lock to the end of the test, and one whose thread is interrupted."""
+
+    def __init__(self, urls: list[str]) -> None:
+        self.other = Redlock(urls, ttl=60.0, node_timeout=3.0)
+        self.redlock = Redlock(urls, ttl=60.0, node_timeout=3.0)
+        self.other.connect(30)
+        self.redlock.connect(30)
+        self.theirs = self.other.acquire("theirs")
+        wait_until(lambda: self.redlock.try_acquire("theirs") is None, 5, "all nodes know it")
+        self.outcomes: Counter[str] = Counter()
+        self._number = 0
+
+    def use(self) -> None:
+        """Ask for what is another's, then take and free what is free."""
+        self._number += 1
+        name = f"free:{self._number}"
+        try:
+            if self.redlock.try_acquire("theirs") is not None:
+                self.outcomes["two holders"] += 1
+            lease = self.redlock.try_acquire(name)
+            if lease is None:
+                self.outcomes["not given what is free"] += 1
+            elif not self.redlock.release(lease):
+                self.outcomes["not held to the end"] += 1
+            self.outcomes["used"] += 1
+        except NotAcquired as error:
+            self.outcomes[f"{type(error).__name__}"] += 1
+        except RedlockError as error:
+            assert "inside itself" in str(error), error
+            self.outcomes["refused"] += 1
+
+    def close(self) -> None:
+        self.redlock.close()
+        self.other.close()
+
+
+@pytest.fixture(params=[1, 3], ids=["one node", "three nodes"])
+def users(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[Users]:
+    them = Users([server.url for server in servers[: request.param]])
+    yield them
+    them.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_hang() -> Iterator[None]:
+    """Who hangs is made to raise."""
+
+    def hangs(_signum: int, _frame: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGVTALRM, hangs), signal.getsignal(signal.SIGALRM)
+    alarm = threading.Timer(90.0, signal.pthread_kill, (threading.get_ident(), signal.SIGVTALRM))
+    alarm.daemon = True
+    alarm.start()
+    yield
+    alarm.cancel()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before[1])
+    signal.signal(signal.SIGVTALRM, before[0])
+
+
+def test_a_signal_handler(users: Users) -> None:
+    inside = False
+    handled = Counter[str]()
+
+    def handler(_signum: int, _frame: object) -> None:
+        nonlocal inside
+        if inside:
+            return  # a slow machine: the handler itself is interrupted
+        inside = True
+        outer, users.outcomes = users.outcomes, handled
+        try:
+            users.use()
+        finally:
+            users.outcomes = outer
+            inside = False
+
+    signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, MILLISECOND, MILLISECOND)
+    for _ in range(150):
+        users.use()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(users.outcomes, handled)
+    assert set(users.outcomes) == {"used"}
+    assert set(handled) <= {"used", "refused"}
+    assert handled["used"] > 20
+    assert users.other.extend(users.theirs)
+
+
+def test_at_each_line(users: Users) -> None:
+    """Whatever it interrupts: what is another's is not granted, and what is free is."""
+    handled = Counter[str]()
+
+    def handler() -> None:
+        outer, users.outcomes = users.outcomes, handled
+        users.use()
+        users.outcomes = outer
+
+    nodes = len(users.redlock.nodes)
+    lines = at_each_line(users.use, handler, step=nodes + 1)
+    assert lines > 200
+    assert set(users.outcomes) == {"used"}
+    assert set(handled) == {"used", "refused"}
+    assert users.other.extend(users.theirs)
+
+
+def test_one_that_lets_its_own_thread_in_again_is_seen(
+    users: Users, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was once: of this the test above must not be silent."""
+    monkeypatch.setattr(Driver, "_reentered", lambda _self: False)
+    good = {"used", "refused"}
+    try:
+        at_each_line(users.use, users.use, step=3, until=lambda: set(users.outcomes) - good)
+    except (IndexError, AssertionError):
+        return  # answers in excess, or none at all
+    assert set(users.outcomes) - good, "nothing went wrong"
+
+
+def test_a_block_is_left_at_each_line(users: Users) -> None:
+    """A handler that frees another lock: never refused, and free on all nodes at last."""
+    leases = [users.redlock.acquire("held:0")]
+
+    def hold() -> None:
+        lease = users.redlock.acquire(f"held:{len(leases)}")
+        users.use()
+        leases.append(lease)
+
+    def release() -> None:
+        assert users.redlock.release(leases[-1])
+
+    assert at_each_line(hold, release, step=11) > 300
+    assert set(users.outcomes) == {"used"}
+    for lease in leases[:-2]:
+        name = lease.resource
+        wait_until(lambda name=name: users.other.holder(name) is None, 5, f"{name} is free")
+
+
+def test_a_log_handler(users: Users) -> None:
+    """Called with nothing of ours taken: it may use the lock, and be as slow as it likes."""
+
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if not self.busy:
+                self.busy = True
+                users.use()
+                done.set()
+                self.busy = False
+
+        busy = False
+
+    done = threading.Event()
+    logger = logging.getLogger("celery_redlock.node")
+    handler = Handler()
+    logger.addHandler(handler)
+    try:
+        for node in users.redlock._driver.nodes:
+            with users.redlock._driver._turn:
+                node.complain(None, "for the test")
+            users.use()
+            assert done.is_set()
+    finally:
+        logger.removeHandler(handler)
+    assert set(users.outcomes) == {"used"}
+
+
+def test_a_slow_log_handler_keeps_no_other_thread_waiting(users: Users) -> None:
+    class Handler(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if threading.current_thread() is thread:
+                logging_.set()
+                assert go_on.wait(20)
+
+    logging_, go_on = threading.Event(), threading.Event()
+    thread = threading.Thread(target=users.use)
+    handler = Handler()
+    logger = logging.getLogger("celery_redlock.node")
+    logger.addHandler(handler)
+    try:
+        with users.redlock._driver._turn:
+            users.redlock._driver.nodes[0].complain(None, "for the test")
+            thread.start()
+        assert logging_.wait(20)
+        users.use()  # the other thread is still logging
+        assert not go_on.is_set()
+    finally:
+        go_on.set()
+        thread.join(20)
+        logger.removeHandler(handler)
+    assert set(users.outcomes) == {"used"}

@@ -1,0 +1,77 @@
+"""Whether the machine was there: a test that measures time measures the machine as well.
+
+One small process beside all lanes sleeps for a few milliseconds, again and again, and writes down
+when it slept too long. A bound of time is asserted with `in_time`, which allows for that. So on a
+quiet machine bounds are as strict as they say, and on one that others use they are no lottery.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+VARIABLE = "REDLOCK_TESTS_STALLS"
+"""Names the file it writes into, for the lanes."""
+BEAT = 0.005
+"""Seconds it sleeps at a time."""
+LATER = float("inf")
+HOPS = 3.0
+"""What is measured passes through several processes, each of which may have to wait for a core."""
+
+WATCHER = f"""
+import os, sys, time
+parent, before = os.getppid(), time.monotonic()
+with open(sys.argv[1], "a", buffering=1) as file:
+    while os.getppid() == parent:
+        time.sleep({BEAT})
+        at = time.monotonic()
+        if at - before > 2 * {BEAT}:
+            file.write(f"{{before}} {{at}}\\n")
+        before = at
+"""
+
+
+def watch(path: str) -> subprocess.Popen[bytes]:
+    """Start the watcher, which ends with this process."""
+    os.environ[VARIABLE] = path
+    return subprocess.Popen([sys.executable, "-S", "-E", "-c", WATCHER, path])
+
+
+def stalled(since: float, until: float = LATER) -> float:
+    """Seconds for which the machine stood still between two moments of `time.monotonic`."""
+    path = os.environ.get(VARIABLE, "")
+    if not os.path.exists(path):
+        return 0.0
+    time.sleep(10 * BEAT)  # the watcher wakes up when we do: let it write
+    with open(path, encoding="ascii") as file:
+        stalls = [tuple(map(float, line.split())) for line in file if line.endswith("\n")]
+    between = (min(end, until) - max(begin, since) - BEAT for begin, end in stalls)
+    return sum(one for one in between if one > 0)
+
+
+def in_time(begin: float, end: float, bound: float, what: str) -> None:
+    """Between two moments were fewer than `bound` seconds, but for what the machine stood still.
+
+    Raises:
+        AssertionError: It took longer: `what` says what.
+    """
+    brief(end - begin, bound, what, since=begin, until=end)
+
+
+def by_wall_clock(begin: float, end: float, bound: float, what: str) -> None:
+    """As `in_time`, of two moments of `time.time`, such as a message bears."""
+    past = time.time() - time.monotonic()
+    in_time(begin - past, end - past, bound, what)
+
+
+def brief(took: float, bound: float, what: str, *, since: float, until: float = LATER) -> None:
+    """The same, of something that took `took` seconds at some time between two moments."""
+    if took < bound:
+        return
+    still = stalled(since, until)
+    assert took < bound + HOPS * still, (
+        f"{what} took {took:.3f} s, and not less than {bound} s; between {since:.3f} and"
+        f" {until:.3f} the machine stood still for {still:.3f} s"
+    )

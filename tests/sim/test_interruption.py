@@ -1,0 +1,111 @@
+"""A process that is stopped between two lines: no answer counts that was read too late."""
+
+from __future__ import annotations
+
+from celery_redlock.address import parse_nodes
+from celery_redlock.commands import encode
+from celery_redlock.guard import Facts, Guard
+from celery_redlock.lease import Claim
+from celery_redlock.node import WAITS, Node
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.replies import SIZE
+from tests.sim.interruption import at_each_line
+
+TTL = 10.0
+
+
+class Line:
+    """A node's connection: answers at once, and notes when it was read."""
+
+    def __init__(self, world: World) -> None:
+        self.world, self.answers = world, b""
+        self._sock = self
+
+    def send(self, data: bytes) -> int:
+        self.answers += b"$1\r\n1\r\n"  # it is extended
+        return len(data)
+
+    def recv(self, size: int) -> bytes:
+        data, self.answers = self.answers, b""
+        if not data:
+            raise BlockingIOError
+        self.world.read_at = self.world.now
+        return data
+
+    def disconnect(self) -> None: ...
+
+
+class World:
+    """One node, one claim that it has granted, and the time."""
+
+    def __init__(self, kind: type[Node]) -> None:
+        self.now, self.read_at = 100.0, 0.0
+        self.claim = Claim("r", "token", TTL, 1)
+        self.node = kind(
+            *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, TTL, print), []),
+            clock=lambda: self.now,
+            later=lambda _call: None,
+        )
+        self.node.opened(Line(self), Facts(), self.now)
+        self.claim.acknowledged(0, self.now, self.now)
+        assert self.claim.grant(self.now)
+        self.deadline = self.claim.deadline
+        self.now += TTL / 2
+
+    def extend(self) -> None:
+        round_ = Round(Verb.EXTEND, [self.claim], self.now, 1.0)
+        round_.begin()
+        self.node.ask(round_, encode(round_, "p:"), self.now)
+        self.node.receive()
+
+
+class ClockFirst(Node):
+    """As it was once: the time was taken, and then the answer read."""
+
+    def receive(self) -> None:
+        now = self._clock()
+        try:
+            data = self.connection._sock.recv(SIZE)
+        except WAITS:
+            return
+        self._take(data, now)
+
+
+def revived(kind: type[Node]) -> list[int]:
+    """Stop at each line, for longer than the lease lasts: at which it was revived."""
+    wrong: list[int] = []
+    seen: list[World] = []
+
+    def work() -> None:
+        world = seen[-1]
+        world.extend()
+        in_time = world.read_at < world.deadline
+        if world.claim.deadline > world.deadline and not in_time:
+            wrong.append(len(seen))
+        if world.now < world.deadline:
+            assert world.claim.deadline > world.deadline, "an extension in time does not count"
+
+    def stopped() -> None:
+        seen[-1].now += 2 * TTL
+
+    assert at_each_line(work, stopped, before=lambda: seen.append(World(kind))) > 40
+    return wrong
+
+
+def test_an_answer_that_was_read_behind_the_deadline_revives_nothing() -> None:
+    assert revived(Node) == []
+
+
+def test_a_clock_that_is_read_before_the_answer_is_seen() -> None:
+    class Plain(ClockFirst):
+        def receive(self) -> None:  # in this file: its lines are not ours; stopped between the two
+            now = self._clock()
+            world = self.connection.world
+            world.now += 2 * TTL if not world.read_at else 0.0
+            try:
+                data = self.connection._sock.recv(SIZE)
+            except WAITS:
+                return
+            self._take(data, now)
+
+    assert revived(Plain)

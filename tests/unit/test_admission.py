@@ -1,0 +1,182 @@
+"""Who goes to the pool, and who is parked: the state of a worker's main process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_redlock.admission import PRESUMED_DEAD_S, AdmissionQueue, Parked
+
+LATE = 60.0
+
+
+class Deliveries:
+    """An admission queue, and deliveries by name."""
+
+    def __init__(self, most: int = 100) -> None:
+        self.queue = AdmissionQueue(most)
+        self.known: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.known.setdefault(name, SimpleNamespace(name=name, time_start=None))
+
+    def arrive(self, name: str, now: float = 0.0, resource: str = "r", **how: Any) -> bool:
+        how = {"since": 0.0, "until": LATE, **how}
+        return self.queue.arrive(self[name], resource, now, **how)
+
+    def ended(self, name: str, resource: str = "r") -> bool:
+        return self.queue.ended(self[name], resource)
+
+    def take(self, now: float = 0.0, resource: str = "r", *, free: bool = False) -> str:
+        return name_of(self.queue.take(resource, now, free=free))
+
+    def call(self, now: float = 0.0) -> str:
+        self.queue.called("r")
+        return self.take(now)
+
+
+def name_of(parked: Parked | None) -> str:
+    return parked.request.name if parked is not None else ""
+
+
+@pytest.fixture
+def some() -> Deliveries:
+    return Deliveries()
+
+
+@pytest.fixture
+def row() -> Deliveries:
+    """One with the pool, three parked."""
+    some = Deliveries()
+    assert some.arrive("first")
+    for name in ("a", "b", "c"):
+        assert not some.arrive(name)
+    return some
+
+
+def test_the_first_goes_and_its_followers_are_parked(row: Deliveries) -> None:
+    assert row.arrive("other", resource="else")
+    assert len(row.queue) == 3
+    assert row.queue.counts("r") == (3, 1)
+    assert row.queue.counts("else") == (0, 1)
+    assert row.queue.counts("unknown") == (0, 0)
+
+
+def test_one_that_met_a_held_lock_is_parked_though_nothing_is_known_here(some: Deliveries) -> None:
+    assert not some.arrive("again", again=True)
+
+
+def test_each_call_lets_one_go(row: Deliveries) -> None:
+    assert row.ended("first")
+    assert row.take() == "", "nobody has called"
+    assert row.call() == "a"
+    assert row.ended("a")
+    assert row.take() == "", "a call is for one"
+    assert row.call() == "b"
+
+
+def test_a_call_is_kept_until_the_body_here_has_ended(row: Deliveries) -> None:
+    """Its release has called us, and its result is yet to be read."""
+    assert row.call() == ""
+    assert row.ended("first")
+    assert row.take() == "a"
+
+
+def test_that_the_nodes_say_it_is_free_counts_at_once_or_not_at_all(row: Deliveries) -> None:
+    assert row.take(free=True) == "", "one is with the pool"
+    assert row.ended("first")
+    assert row.take() == ""
+    assert row.take(free=True) == "a"
+
+
+def test_two_never_go_together(row: Deliveries) -> None:
+    row.ended("first")
+    assert row.call() == "a"
+    assert row.call() == ""
+    assert row.take(free=True) == ""
+    assert not row.ended("first"), "an end that is told twice is one"
+    assert row.take(free=True) == ""
+
+
+def test_the_most_urgent_goes_first_then_the_one_that_has_waited_longest(some: Deliveries) -> None:
+    some.arrive("first")
+    some.arrive("young", since=20.0)
+    some.arrive("old", since=10.0)
+    some.arrive("as old", since=10.0)
+    some.arrive("urgent", since=30.0, urgency=-9.0)
+    order = []
+    for name in ("first", "urgent", "old", "as old"):
+        some.ended(name)
+        order.append(some.call())
+    assert order == ["urgent", "old", "as old", "young"]
+
+
+def test_one_that_is_parked_for_too_long_goes_though_its_resource_is_held(row: Deliveries) -> None:
+    row.arrive("impatient", until=1.0)
+    assert name_of(row.queue.take_overdue(0.9)) == ""
+    assert name_of(row.queue.take_overdue(1.0)) == "impatient"
+    assert name_of(row.queue.take_overdue(1.0)) == ""
+    assert len(row.queue) == 3
+    row.ended("first")
+    assert row.call() == "", "it is with the pool"
+
+
+def test_overdue_ones_go_one_at_a_time(some: Deliveries) -> None:
+    for number in range(3):
+        some.arrive(f"a{number}", again=True, until=1.0)
+    assert name_of(some.queue.take_overdue(2.0)) == "a0"
+    assert len(some.queue) == 2
+
+
+def test_no_more_are_parked_than_may(row: Deliveries) -> None:
+    row.queue.most = 3
+    assert row.arrive("goes, meets the lock and is sent again")
+    assert len(row.queue) == 3
+
+
+def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
+    row.arrive("late", since=9.0, resource="else", again=True)
+    back = row.queue.take_back(2)
+    assert [name_of(parked) for parked in back] == ["late", "c"]
+    assert len(row.queue) == 2
+    assert row.queue.counts("else") == (0, 0)
+    assert [name_of(parked) for parked in row.queue.take_back(0)] == ["b", "a"]
+    assert row.queue.parked() == []
+    assert not row.ended("first")
+
+
+def test_a_revoked_one_leaves(row: Deliveries) -> None:
+    first = row.queue.parked()[0]
+    assert row.queue.withdraw(first)
+    assert not row.queue.withdraw(first)
+    row.ended("first")
+    assert row.call() == "b"
+
+
+def test_a_dead_one_whose_end_nobody_tells_holds_up_no_other(row: Deliveries) -> None:
+    assert row.take(PRESUMED_DEAD_S, free=True) == "", "it waits for a slot"
+    row["first"].time_start = 0.1
+    assert row.take(PRESUMED_DEAD_S - 0.01, free=True) == "", "it has just begun"
+    assert row.take(PRESUMED_DEAD_S, free=True) == "a"
+    assert row.take(PRESUMED_DEAD_S, free=True) == "", "now this one is with the pool"
+
+
+def test_nothing_is_kept_of_a_resource_that_is_at_rest(row: Deliveries) -> None:
+    for name in ("first", "a", "b"):
+        assert row.ended(name)
+        row.call()
+    assert not row.ended("c")
+    assert row.queue._resources == {}
+    row.queue.called("r")
+    assert row.take() == ""
+    assert row.queue._resources == {}
+
+
+def test_a_call_does_not_outlive_those_it_was_for(row: Deliveries) -> None:
+    row.queue.called("r")
+    row.queue.take_back(0)
+    row.arrive("new")
+    row.ended("first")
+    assert row.take() == ""

@@ -1,0 +1,173 @@
+"""What a message that waits is told of its broker: how it is delayed, how long it may be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app.task import Context
+from celery.exceptions import Reject, Retry
+from kombu import Exchange, Queue
+
+from celery_redlock import conflict
+from celery_redlock.broker import (
+    UNACKNOWLEDGED,
+    delayed_by_broker,
+    later_at,
+    on_last_delivery,
+    unacknowledged_for,
+    without_delays,
+)
+from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
+
+pytest.importorskip("celery.utils.quorum_queues", reason="Celery 5.4 has no quorum queues")
+ZEROS = "0." * 26
+DELAYED = {"exchange": "celery_delayed_delivery", "routing_key": f"{ZEROS}1.1.feed.eu"}
+"""Of a message that was delayed for three seconds."""
+
+
+def queue(name: str, kind: str, key: str = "", **arguments: Any) -> Queue:
+    return Queue(name, Exchange(f"x-{name}", kind), key or name, queue_arguments=arguments)
+
+
+@pytest.fixture
+def rabbit() -> Iterator[Celery]:
+    """An app with a quorum queue of each kind; nothing connects."""
+    rabbit = Celery("rabbit", broker="amqp://127.0.0.1:1//", set_as_current=False)
+    quorum = {"x-queue-type": "quorum"}
+    rabbit.conf.task_queues = [
+        queue("topic", "topic", **quorum),
+        queue("feed", "topic", "feed.#", **quorum, **{"x-delivery-limit": 5}),
+        queue("direct", "direct", **quorum, **{"x-delivery-limit": -1}),
+    ]
+    rabbit.conf.task_default_queue = "topic"
+    yield rabbit
+    rabbit.close()
+
+
+def came(exchange: str, routing_key: str, **more: Any) -> Any:
+    return Context({"delivery_info": {"exchange": exchange, "routing_key": routing_key}, **more})
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "back"),
+    [
+        ("x-topic", "topic", "topic"),
+        ("x-feed", "feed.eu", "feed.eu"),  # which the default queue does not get
+        ("", "topic", "topic"),
+        ("", "feed", "feed.#"),
+        (DELAYED["exchange"], DELAYED["routing_key"], "feed.eu"),
+    ],
+)
+@pytest.mark.parametrize("countdown", [0.1, 0.9, 1.0, 1.1, 2.0])
+def test_rabbitmq_delays_for_whole_seconds_and_gives_back_to_the_same_queue(
+    rabbit: Celery, exchange: str, key: str, back: str, countdown: float
+) -> None:
+    when = later_at(rabbit, came(exchange, key), countdown)
+    seconds = "1.0" if countdown > 1.0 else "0.1"
+    assert when["routing_key"] == f"{ZEROS}{seconds}.{back}"
+    assert when["exchange"].name == "celery_delayed_27"
+    assert not {"countdown", "eta"} & set(when)
+
+
+@pytest.mark.parametrize("exchange", ["x-direct", ""])
+def test_a_direct_exchange_delays_nothing_and_the_right_queue_is_named(
+    rabbit: Celery, exchange: str
+) -> None:
+    request = came(exchange, "direct")
+    assert not delayed_by_broker(rabbit, request)
+    assert later_at(rabbit, request, 0.3) == {"countdown": 0.3, "queue": "direct"}
+
+
+def test_without_quorum_queues_all_is_as_ever(app: Celery) -> None:  # noqa: F811
+    for request in (came("", "celery"), came("celery", "celery"), Context()):
+        assert later_at(app, request, 0.3) == {"countdown": 0.3}
+
+
+def test_the_traces_of_a_delay_are_not_sent_on() -> None:
+    """RabbitMQ 3 takes them for a circle, and drops the message."""
+    ours = {"queue": "celery_delayed_0", "reason": "expired"}
+    theirs = {"queue": "dead", "reason": "rejected"}
+    assert without_delays({"x-death": [ours, {"queue": "b_celery_delayed_3"}], "a": 1}) == {"a": 1}
+    assert without_delays({"x-death": [ours, theirs]}) == {"x-death": [theirs]}
+    for headers in (None, {}, {"x-death": "forged"}, {"x-death": [None, 5]}):
+        assert without_delays(headers) == (headers or {})
+
+
+@pytest.mark.parametrize(
+    ("queue", "count", "last"),
+    [
+        *[("topic", 0, False), ("topic", 18, False), ("topic", 19, True), ("topic", 99, True)],
+        *[("feed", 3, False), ("feed", 4, True), ("direct", 99, False), ("unknown", 19, True)],
+        ("topic", "19", False),
+    ],
+)  # fmt: skip
+def test_the_last_delivery_before_the_broker_drops_it(
+    rabbit: Celery, queue: str, count: Any, last: bool
+) -> None:
+    request = came("", queue, **{"x-delivery-count": count})
+    assert on_last_delivery(rabbit, request) is last
+
+
+def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
+    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED == 1800.0
+    rabbit.amqp.queues["topic"].queue_arguments["x-consumer-timeout"] = 90_000
+    assert unacknowledged_for(rabbit) == 90.0
+    rabbit.conf.broker_transport_options = {"visibility_timeout": 40}
+    assert unacknowledged_for(rabbit) == 40.0
+    rabbit.conf.broker_transport_options = {"visibility_timeout": "forged"}
+    assert unacknowledged_for(rabbit) == 90.0
+
+
+# -- what is sent again ---------------------------------------------------------------------------
+
+
+def test_what_a_worker_would_hold_waits_for_a_quarter_of_that(
+    app: Any, busy: Any, sent: list[Any]  # noqa: F811
+) -> None:  # fmt: skip
+    app.conf.broker_transport_options = {"visibility_timeout": 8.0}
+    task = busy(lock_retry_backoff=50.0)
+    for _ in range(100):
+        deliver(task)
+    assert 1.5 < max(again.options["countdown"] for again in sent) <= 2.0
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, app: Any) -> list[int]:  # noqa: F811
+    """How often it fails yet to send; and no time is spent on trying."""
+    left = [10**6]
+
+    def send(*_args: Any, **_options: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise ValueError("cannot be sent")
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
+    monkeypatch.setattr(conflict, "SEND", 0.05)
+    return left
+
+
+def test_what_cannot_be_sent_is_tried_again(
+    failing: list[int], busy: Any, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(conflict, "SEND", 5.0)
+    failing[0] = 2
+    result, _info = deliver(busy())
+    assert isinstance(result, Retry)
+    assert failing == [-1]
+    assert caplog.text.count("cannot be sent again (ValueError('cannot be sent'))") == 1
+
+
+def test_it_goes_back_to_the_broker_unless_that_would_drop_it(
+    failing: list[int], busy: Any  # noqa: F811
+) -> None:  # fmt: skip
+    late = busy(acks_late=True)
+    result, _info = deliver(late)
+    assert isinstance(result, Reject) and result.requeue
+    result, info = deliver(late, **{"x-delivery-count": 19})
+    assert isinstance(result, ValueError)
+    assert info.state == "FAILURE"
+    assert isinstance(deliver(busy())[0], ValueError)  # acknowledged: the broker has it no more

@@ -1,0 +1,76 @@
+"""What the log says of a node: once, that it works again, and no flood."""
+
+from __future__ import annotations
+
+import logging
+
+from celery_redlock.complaints import CHANGES, PAGE, Complaints
+from celery_redlock.quorum import Verb
+
+LATE = "no answer within 0.250 s"
+
+
+class Log:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.node = Complaints("n:1", lambda level, line: self.lines.append(f"{level} {line}"))
+
+    def flaps(self, seconds: int, *, at: float = 0.0, each: int = 10) -> float:
+        """Late and in time again, so many times a second."""
+        for number in range(seconds * each):
+            now = at + number / each
+            self.node.answers += 9
+            self.node.look(now)
+            self.node.fails(Verb.ACQUIRE, LATE, now, late=True)
+            self.node.answers += 1
+            self.node.works(Verb.ACQUIRE, now)
+        return at + seconds
+
+
+def test_each_change_is_one_line() -> None:
+    log = Log()
+    for _ in range(50):
+        log.node.fails(Verb.ACQUIRE, LATE, 1.0, late=True)
+    log.node.works(Verb.ACQUIRE, 2.0)
+    log.node.works(Verb.ACQUIRE, 2.0)
+    assert log.lines == [
+        f"{logging.WARNING} node n:1 does not acquire: {LATE}",
+        f"{logging.INFO} node n:1 can acquire again",
+    ]
+
+
+def test_one_that_flaps_is_summed_up_once_a_minute() -> None:
+    log = Log()
+    log.flaps(600)
+    first = CHANGES + 1
+    assert len(log.lines) <= first + 600 / PAGE
+    assert "over and over" in log.lines[first - 1]
+    assert "node n:1: 600 of 6009 answers were late in the last minute" in log.lines[first]
+
+
+def test_it_is_said_when_it_keeps_to_one_state_again() -> None:
+    log = Log()
+    end = log.flaps(90)
+    log.lines.clear()
+    for second in range(200):
+        log.node.look(end + second)
+    assert [line for line in log.lines if "is back" in line] == log.lines[-1:]
+    assert log.flaps(1, at=end + 300) and len(log.lines) <= 2 + CHANGES + 1
+
+
+def test_nor_is_a_node_forgotten_that_is_away_at_last() -> None:
+    log = Log()
+    end = log.flaps(90)
+    log.lines.clear()
+    for second in range(200):
+        log.node.fails(None, "Connection refused", end + second)
+    assert "n:1 is unreachable: Connection refused (for a minute by now)" in log.lines[-1]
+    assert len(log.lines) <= 3
+
+
+def test_a_quiet_node_says_nothing_by_the_minute() -> None:
+    log = Log()
+    for second in range(1000):
+        log.node.answers += 1
+        log.node.look(float(second))
+    assert log.lines == []

@@ -1,0 +1,255 @@
+"""Options of a lock that nothing would read, and two locks on one task, are refused."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, Task, _state, shared_task
+
+from celery_redlock import ConfigurationError, SingletonTask, locked
+from celery_redlock.doctor.tasks import examine_tasks
+from celery_redlock.task import lock_of
+from celery_redlock.worker import check
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    # Tasks are shared with every app to come, unless that is undone.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    yield app
+    app.close()
+
+
+def charge(order_id: int) -> None: ...
+
+
+def declare(app: Any, function: Any = charge, **options: Any) -> Any:
+    return app.task(name="shop.charge", shared=False, **options)(function)
+
+
+def refused(app: Any, *words: str) -> None:
+    """Finalizing the app ends with it, the doctor says it, and a worker does not start."""
+    with pytest.raises(ConfigurationError) as caught:
+        app.finalize()
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+    assert found(app) == [str(caught.value)]
+
+
+def found(app: Any) -> list[str]:
+    """What the doctor says of an app, with which no worker starts."""
+    with pytest.raises(SystemExit):
+        check(SimpleNamespace(app=app, hostname="here"))
+    return [finding.what for finding in examine_tasks(app) if finding.check == "configuration"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lock_key": "order:<order_id>"},
+        {"lock_on_conflict": print},
+        {"lock_ttl": 5},
+        {"lock_on_conflict": "skip"},
+        {"redlock_ttl": 5},
+        {"lock_tll": 5},
+        {"lock_onconflict": "skip"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("early", [False, True], ids=["then finalized", "finalized before"])
+def test_an_option_on_a_task_without_a_lock_is_refused(
+    app: Any, options: dict[str, Any], early: bool
+) -> None:
+    if not early:
+        declare(app, **options)
+        refused(app, "shop.charge", next(iter(options)), "base=SingletonTask", "@locked(")
+        return
+    app.finalize()
+    with pytest.raises(ConfigurationError, match=r"shop\.charge.*base=SingletonTask"):
+        declare(app, **options)
+
+
+def test_so_it_is_on_a_shared_task(app: Any) -> None:
+    shared_task(name="shop.charge", lock_ttl=5)(charge)
+    refused(app, "shop.charge", "lock_ttl")
+
+
+def test_so_it_is_on_a_class(app: Any) -> None:
+    class Charge(Task):
+        name = "shop.charge"
+        lock_key = "order:<order_id>"
+
+        def run(self, order_id: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=r"shop\.charge.*lock_key.*base=SingletonTask"):
+        app.register_task(Charge())
+    assert len(found(app)) == 1
+
+
+@pytest.mark.parametrize("under", [False, True])
+def test_an_option_beside_locked_is_refused(app: Any, under: bool) -> None:
+    lock = locked("order:<order_id>")
+    if under:
+        declare(app, lock(charge), lock_ttl=5)
+    else:
+        lock(declare(app, lock_ttl=5))
+    refused(app, "shop.charge", "lock_ttl", "@locked(..., ttl=...)")
+
+
+class Annotations:
+    """By a class, of one task."""
+
+    def __repr__(self) -> str:  # names a test
+        return "by a class"
+
+    def annotate(self, task: Any) -> dict[str, Any] | None:
+        return {"lock_ttl": 5} if task.name == "shop.charge" else None
+
+
+BY_NAME = [
+    {"shop.charge": {"lock_ttl": 5}},
+    [{"shop.other": {"rate_limit": "1/s"}}, {"shop.charge": {"lock_ttl": 5}}],
+    Annotations(),
+    [{"*": {"rate_limit": "1/s"}}, Annotations()],
+]
+TO_ALL = [{"*": {"lock_ttl": 5}}, [{"shop.other": {}}, {"*": {"lock_ttl": 5}}]]
+
+
+@pytest.mark.parametrize("annotations", [*BY_NAME, *TO_ALL], ids=str)
+@pytest.mark.parametrize("how", ["under", "over", "over shared"])
+def test_an_annotation_of_a_locked_task_is_refused(app: Any, annotations: Any, how: str) -> None:
+    app.conf.task_annotations = annotations
+    lock = locked("order:<order_id>")
+    if how == "under":
+        declare(app, lock(charge))
+    elif how == "over":
+        lock(declare(app))
+    else:
+        lock(shared_task(name="shop.charge")(charge))
+    refused(app, "shop.charge", "lock_ttl", "@locked(..., ttl=...)")
+
+
+@pytest.mark.parametrize("annotations", BY_NAME, ids=str)
+def test_an_annotation_of_a_task_without_a_lock_is_refused(app: Any, annotations: Any) -> None:
+    app.conf.task_annotations = annotations
+    declare(app)
+    refused(app, "shop.charge", "lock_ttl", "base=SingletonTask")
+
+
+@pytest.mark.parametrize("annotations", TO_ALL, ids=str)
+def test_a_default_for_all_tasks_is_none_for_those_without_a_lock(
+    app: Any, annotations: Any
+) -> None:
+    app.conf.task_annotations = annotations
+    declare(app)
+    one = app.task(base=SingletonTask, name="shop.one", shared=False)(charge)
+    app.finalize()
+    assert lock_of(app.tasks["shop.charge"]) is None
+    assert one.redlock.options(app).ttl == 5.0
+
+
+def test_it_hides_no_option_of_the_tasks_own(app: Any) -> None:
+    app.conf.task_annotations = TO_ALL[0]
+    declare(app, lock_ttl=7)
+    with pytest.raises(ConfigurationError, match="lock_ttl"):
+        app.finalize()
+
+
+def test_what_is_the_users_own_is_let_alone(app: Any) -> None:
+    class Own(Task):
+        abstract = True
+        lock_file = "/run/shop.lock"
+        lock_expires = 3600
+        lockdown = locker = True
+        redlock_client = None
+
+        def lock_key(self) -> str:
+            return "own"
+
+        @property
+        def lock_ttl(self) -> int:
+            return 1
+
+        @staticmethod
+        def lock_wait() -> None: ...
+
+    declare(app, base=Own, lock_id="x", ttl=5, key="y", scope="z")
+    app.finalize()
+    assert lock_of(app.tasks["shop.charge"]) is None
+
+
+@pytest.mark.parametrize("how", ["under", "over", "over shared", "in a class"])
+def test_a_singleton_task_that_is_locked_as_well_is_refused(app: Any, how: str) -> None:
+    lock = locked("order:<order_id>")
+    if how == "under":
+        declare(app, lock(charge), base=SingletonTask)
+    elif how == "over":
+        lock(declare(app, base=SingletonTask))
+    elif how == "over shared":
+        lock(shared_task(name="shop.charge", base=SingletonTask)(charge))
+    else:
+
+        class Charge(SingletonTask):
+            name = "shop.charge"
+
+            @lock
+            def run(self, order_id: int) -> None: ...
+
+        with pytest.raises(ConfigurationError, match="is a SingletonTask and @locked"):
+            app.register_task(Charge())
+        assert len(found(app)) == 1
+        return
+    refused(app, "shop.charge is a SingletonTask and @locked", "lock_key")
+
+
+def test_so_is_one_that_is_registered_already(app: Any) -> None:
+    class Charge(SingletonTask):
+        name = "shop.charge"
+
+        def run(self, order_id: int) -> None: ...
+
+    task = app.register_task(Charge())
+    with pytest.raises(ConfigurationError, match="is a SingletonTask and @locked"):
+        locked("order:<order_id>")(task)
+    assert len(found(app)) == 1
+
+
+def test_two_locks_on_one_function_are_refused_when_decorating(app: Any) -> None:
+    once = locked("order:<order_id>")
+    with pytest.raises(ConfigurationError, match=r"charge is @locked twice.*'a:<x>', 'b:<y>'"):
+        locked("other:<order_id>")(once(charge))
+    with pytest.raises(ConfigurationError, match="is @locked twice"):
+        locked("other:<order_id>")(declare(app, once(charge)))
+    with pytest.raises(ConfigurationError, match="is @locked twice"):
+        locked("other:<order_id>")(shared_task(name="shop.shared")(once(charge)))
+
+
+def test_two_locks_over_one_task_are_refused(app: Any) -> None:
+    locked("other:<order_id>")(locked("order:<order_id>")(declare(app)))
+    with pytest.raises(ConfigurationError, match="is @locked twice"):
+        app.finalize()
+    assert lock_of(app.tasks["shop.charge"]) is not None  # and it does not run without
+
+
+def test_one_function_may_be_two_tasks(app: Any) -> None:
+    declare(app, locked("order:<order_id>")(charge))
+    app.task(name="shop.other", shared=False)(locked("other:<order_id>")(charge))
+    app.finalize()
+    assert all(lock_of(app.tasks[name]) for name in ("shop.charge", "shop.other"))
+
+
+def test_one_lock_over_a_shared_task_is_put_on_it_in_every_app(app: Any) -> None:
+    shared = locked("order:<order_id>", ttl=7)(shared_task(name="shop.charge")(charge))
+    other = Celery("other", broker="memory://", set_as_current=False)
+    for one in (app, other):
+        one.finalize()
+        lock = lock_of(one.tasks["shop.charge"])
+        assert lock is not None and lock._own["ttl"] == 7.0
+    other.close()
+    assert shared is not None

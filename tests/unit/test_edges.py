@@ -1,0 +1,209 @@
+"""Edges of rules, each of them once moved by a mutation that no other test noticed."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from celery.exceptions import Reject
+
+from celery_redlock import QuorumUnavailable, SingletonTask, quorum
+from celery_redlock.address import parse_nodes
+from celery_redlock.commands import encode
+from celery_redlock.driver import Driver
+from celery_redlock.errors import NodeError
+from celery_redlock.guard import Facts, Guard
+from celery_redlock.lease import Claim, drift
+from celery_redlock.line import Place
+from celery_redlock.node import Node
+from celery_redlock.quorum import Vote
+from celery_redlock.reservation import claim_for, start
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_publish import Box, box, charge, take  # noqa: F401
+from tests.unit.test_task import app, deliver, redlock  # noqa: F401
+
+NOW = 1000.0
+PREFIX = "redlock:"
+ADDRESS = parse_nodes(["redis://127.0.0.1:1"])[0]
+
+
+class Wire:
+    """A connection to nobody: a test reads what is written, and writes what is read."""
+
+    def __init__(self) -> None:
+        self._sock, self.peer = socket.socketpair()
+        self._sock.setblocking(False)
+        self.peer.setblocking(False)
+        self.closed = False
+
+    def disconnect(self) -> None:
+        self.closed = True
+        self._sock.close()
+        self.peer.close()
+
+
+@pytest.fixture
+def wire() -> Any:
+    wire = Wire()
+    yield wire
+    wire.disconnect()
+
+
+@pytest.fixture
+def node(wire: Wire) -> Node:
+    node = Node(0, ADDRESS, PREFIX, Guard(False, 30.0, print), [])
+    node.opened(wire, Facts(), 1.0)
+    return node
+
+
+# -- the nodes -----------------------------------------------------------------------------------
+
+
+def test_a_server_that_began_a_moment_before_the_last_run_was_known_is_another() -> None:
+    """It began half a second before: who answered then was not it, and who knows what it forgot."""
+    facts = replace(Facts.of("run_id:other\r\nrole:master\r\n"), uptime=9.5)
+    guard = Guard(True, 30.0, print)
+    assert guard.began(facts, NOW, ("abc", NOW - 8.0)) == NOW
+
+
+def test_an_answer_that_has_arrived_counts_before_a_newer_extension_is_asked(
+    node: Node, wire: Wire
+) -> None:
+    """Read later it would be an older word on a younger request."""
+    mine = Claim("r", "mine", 10.0, 1)
+    first, second = (next(quorum.extend([mine], at, 0.5)) for at in (1.0, 1.1))
+    node.ask(first, encode(first, PREFIX), 1.0)
+    assert wire.peer.recv(65536)
+    wire.peer.sendall(b"$1\r\n1\r\n")
+    assert first.votes == [None]
+    node.ask(second, encode(second, PREFIX), 1.1)
+    assert first.votes == [Vote.YES]
+    assert second.votes == [None]
+
+
+def test_an_old_server_is_not_asked_again_for_an_attempt_that_was_interrupted(
+    node: Node, wire: Wire
+) -> None:
+    """Nobody closes the round of one: it has ended, and that is all there is to see."""
+    mine = Claim("r", "mine", 10.0, 1)
+    asked = next(quorum.acquire(mine, 1.0, 0.5))
+    node.ask(asked, encode(asked, PREFIX), 1.0)
+    assert b"SET" in wire.peer.recv(65536)
+    mine.ended = True
+    wire.peer.sendall(b"-ERR syntax error\r\n")
+    node.receive(1.1)
+    with pytest.raises(BlockingIOError):
+        wire.peer.recv(65536)  # it would be set, and nobody would free it
+
+
+def test_of_two_that_connect_to_one_node_the_second_is_turned_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was asked on the first would never be answered on the second."""
+    wires = [Wire(), Wire()]
+    made = iter(wires)
+    monkeypatch.setattr(Node, "connect", lambda _node: (next(made), Facts()))
+    driver = Driver([ADDRESS], PREFIX)
+    (node,) = driver.nodes
+    try:
+        driver._connect(node)
+        driver._connect(node)
+        assert node.connection is wires[0]
+        assert [wire.closed for wire in wires] == [False, True]
+    finally:
+        driver.close()
+
+
+def test_a_driver_that_was_closed_meanwhile_says_nothing_of_a_node(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Listeners are of the whole process: they would take it for another driver's."""
+    driver = Driver([ADDRESS], PREFIX)
+    (node,) = driver.nodes
+
+    def closed_meanwhile(_node: Node) -> Any:
+        driver.close()
+        raise NodeError("it is away")
+
+    told: list[str] = []
+    monkeypatch.setattr(Node, "connect", closed_meanwhile)
+    monkeypatch.setattr(Node, "_failed", lambda _node, kind: told.append(kind))
+    driver._connect(node)
+    assert told == []
+    assert caplog.messages == []
+
+
+# -- claims and lines ----------------------------------------------------------------------------
+
+
+def test_what_was_learnt_shortens_nothing() -> None:
+    """A keeper that knows less of a node than we were told ourselves."""
+    mine = Claim("r", "mine", 10.0, 3)
+    for index in range(3):
+        mine.acknowledged(index, NOW, NOW)
+    assert mine.grant(NOW)
+    assert mine.learn([NOW + 5.0] * 3)
+    assert mine.expiries == [NOW + 10.0] * 3
+    assert mine.deadline == pytest.approx(NOW + 10.0 - drift(10.0))
+
+
+def test_who_has_stood_in_line_twice_cannot_tell_which_line_a_call_came_from() -> None:
+    place = Place(2, {0, 1, 2}, "process")
+    place.forget()
+    place.hear(0)
+    assert place.left_by == (0,)
+    place.forget()
+    place.hear(1)  # perhaps one of before, that is late: it stands there once more
+    assert place.left_by == ()
+
+
+# -- reservations --------------------------------------------------------------------------------
+
+
+def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock) -> None:  # noqa: F811
+    take(redlock, "another")
+    redlock.driver.dead = {0, 1}
+    ours, token = start(redlock, claim_for(redlock, "order:1", 10.0, "mine"))
+    assert not ours
+    assert token is not None and {token} == redlock.tokens("order:1#reserved")
+
+
+def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
+    redlock: FakeRedlock,  # noqa: F811
+    charge: Any,  # noqa: F811
+    box: Box,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def holders(*_args: Any, **_options: Any) -> Any:
+        raise QuorumUnavailable("order:1: too few", resource="order:1", votes=())
+
+    revoked: list[Any] = []
+    monkeypatch.setattr(charge.app.control, "revoke", lambda *given: revoked.append(given))
+    take(redlock, "first")
+    monkeypatch.setattr(redlock, "holders", holders)
+    assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"
+    assert revoked == []
+    assert box.messages() == []
+
+
+def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
+    redlock: FakeRedlock,  # noqa: F811
+    app: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_key="k", lock_scope="until_executed")
+    def task(self: Any) -> str:
+        with pytest.raises(Reject):
+            self.retry(countdown=1)
+        assert not redlock.free("k#reserved")
+        return "ran"
+
+    def send_task(*_args: Any, **_options: Any) -> None:
+        raise ConnectionError("the broker is away")
+
+    monkeypatch.setattr(app, "send_task", send_task)
+    result, _info = deliver(task)
+    assert result == "ran"
+    assert redlock.free("k#reserved")

@@ -1,0 +1,85 @@
+"""What the tests themselves stand on: the machine's stalls, and what is missing on it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import machine, wanting
+from tests.support import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the watcher has written: one stall of 0.4 s, from second 10 on."""
+    path = tmp_path / "stalls"
+    path.write_text("10.0 10.4\n")
+    monkeypatch.setenv(machine.VARIABLE, str(path))
+    return path
+
+
+def test_a_stall_counts_as_far_as_it_lies_between_two_moments(stalls: Path) -> None:
+    assert machine.stalled(9.0, 11.0) == pytest.approx(0.4 - machine.BEAT)
+    assert machine.stalled(10.2, 11.0) == pytest.approx(0.2 - machine.BEAT)
+    assert machine.stalled(10.5) == machine.stalled(8.0, 9.0) == 0.0
+
+
+def test_a_bound_is_as_strict_as_it_says_where_nothing_stalled(stalls: Path) -> None:
+    machine.in_time(20.0, 20.9, 1.0, "it")
+    with pytest.raises(AssertionError, match=r"it took 1\.100 s, and not less than 1\.0 s"):
+        machine.in_time(20.0, 21.1, 1.0, "it")
+
+
+def test_a_stall_makes_it_longer(stalls: Path) -> None:
+    machine.in_time(9.5, 11.0, 1.0, "it")
+    with pytest.raises(AssertionError, match=r"stood still for 0\.395 s"):
+        machine.in_time(9.5, 13.0, 1.0, "it")
+
+
+def test_what_has_the_time_of_day_is_judged_alike(
+    stalls: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ago = time.time() - time.monotonic()
+    machine.by_wall_clock(ago + 9.5, ago + 11.0, 1.0, "it")
+    with pytest.raises(AssertionError):
+        machine.by_wall_clock(ago + 20.0, ago + 21.5, 1.0, "it")
+
+
+def test_the_watcher_sees_that_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is when the machine gives it no core."""
+    path = tmp_path / "seen"
+    begin = time.monotonic()
+    monkeypatch.setenv(machine.VARIABLE, "")
+    watcher = machine.watch(str(path))
+    try:
+        wait_until(path.exists, 30.0, "it watches")
+        watcher.send_signal(signal.SIGSTOP)
+        time.sleep(0.2)
+        watcher.send_signal(signal.SIGCONT)
+        wait_until(lambda: machine.stalled(begin) >= 0.15, 30.0, "it has seen that")
+    finally:
+        watcher.kill()
+        watcher.wait()
+
+
+def test_one_line_names_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {name: f"/usr/bin/{name}" for name in wanting.PACKAGES}
+    monkeypatch.setattr(shutil, "which", lambda name, path="": there.get(name))
+    assert wanting.advice() == ""
+    del there["spin"], there["gcc"]
+    assert "spin, gcc" in wanting.advice()
+    assert wanting.advice().endswith("spin gcc libc6-dev")
+
+
+def test_continuous_integration_installs_all_of_it() -> None:
+    script = (ROOT / ".ci" / "run").read_text("utf-8")
+    for name, packages in wanting.PACKAGES.items():
+        assert f"command -v {name} >/dev/null || packages+=({' '.join(packages)})" in script

@@ -1,0 +1,144 @@
+"""The prefetch window: Celery's own count, and what is parked, told to the broker as one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu import Queue
+from kombu.common import QoS
+
+from celery_redlock.prefetch import MAX_PARKED, Prefetch
+
+
+class Consumer:
+    """A consumer's window, on a broker that is told of it."""
+
+    def __init__(self, driver: str = "redis", app: Any = None, window: int = 8):
+        self.told: list[int] = []
+        self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type=driver))
+        self.app = app or Celery("shop", set_as_current=False)
+        self.task_consumer = SimpleNamespace(channel=SimpleNamespace(qos=None))
+        self.window = window
+        self.qos: Any = None
+        self.connect()
+
+    def connect(self) -> None:
+        """As `celery.worker.consumer.tasks` does."""
+        self.qos = QoS(lambda prefetch_count: self.told.append(prefetch_count), self.window)
+        self.qos.prev = self.window
+
+    def loop(self) -> int:
+        """As the consumer's loop does; what the broker was told last."""
+        if self.qos.prev != self.qos.value:
+            self.qos.update()
+        return self.told[-1] if self.told else self.window
+
+
+@pytest.fixture
+def consumer() -> Consumer:
+    return Consumer()
+
+
+@pytest.fixture
+def prefetch(consumer: Consumer) -> Prefetch:
+    prefetch = Prefetch(consumer)
+    prefetch.connected()
+    return prefetch
+
+
+def test_the_broker_is_told_of_both(consumer: Consumer, prefetch: Prefetch) -> None:
+    prefetch.widen(5)
+    assert consumer.loop() == 13
+    assert consumer.qos.value == 8, "Celery's own count is Celery's own"
+    consumer.qos.increment_eventually(2)
+    assert consumer.loop() == 15
+    prefetch.widen(0)
+    assert consumer.loop() == 10
+
+
+def test_what_has_not_changed_is_not_told(consumer: Consumer, prefetch: Prefetch) -> None:
+    prefetch.widen(5)
+    consumer.loop()
+    prefetch.widen(5)
+    consumer.loop()
+    assert consumer.told == [13]
+
+
+def test_celery_may_set_its_count_anew(consumer: Consumer, prefetch: Prefetch) -> None:
+    """As it does after a reconnect, while it restores the window step by step."""
+    prefetch.widen(20)
+    consumer.loop()
+    consumer.qos.value = 4
+    consumer.qos.set(4)
+    assert consumer.told[-1] == 24
+    prefetch.widen(0)
+    assert consumer.loop() == 4
+    consumer.qos.value = 8
+    consumer.qos.set(8)
+    assert consumer.told[-1] == 8, "it has not shrunk for good"
+
+
+def test_a_new_connection_has_the_window_that_celery_gives_it(
+    consumer: Consumer, prefetch: Prefetch
+) -> None:
+    prefetch.widen(20)
+    consumer.loop()
+    consumer.connect()
+    prefetch.connected()
+    assert consumer.qos.value == 8
+    prefetch.widen(3)
+    assert consumer.loop() == 11
+
+
+def test_no_limit_stays_no_limit() -> None:
+    consumer = Consumer(window=0)
+    prefetch = Prefetch(consumer)
+    prefetch.connected()
+    prefetch.widen(3)
+    assert consumer.loop() == 0
+
+
+def test_what_is_parked_while_the_broker_answers_is_told_as_well(
+    consumer: Consumer, prefetch: Prefetch
+) -> None:
+    """AMQP's client handles deliveries while it waits for the answer."""
+    more = iter([2, 3])
+
+    def tell(prefetch_count: int) -> None:
+        consumer.told.append(prefetch_count)
+        for extra in more:
+            prefetch.widen(extra)
+            break
+
+    consumer.qos.callback = tell
+    prefetch.connected()
+    prefetch.widen(1)
+    consumer.loop()
+    assert consumer.told == [9, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("driver", "kind", "detect", "widens"),
+    [
+        ("amqp", "quorum", True, False),
+        ("amqp", "quorum", False, True),
+        ("amqp", "classic", True, True),
+        ("redis", "quorum", True, True),
+    ],
+)
+def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
+    driver: str, kind: str, detect: bool, widens: bool
+) -> None:
+    app = Celery("shop", broker=f"{driver}://127.0.0.1:1//", set_as_current=False)
+    app.conf.task_queues = [Queue("q", queue_arguments={"x-queue-type": kind})]
+    app.conf.worker_detect_quorum_queues = detect
+    consumer = Consumer(driver, app)
+    prefetch = Prefetch(consumer)
+    prefetch.connected()
+    assert prefetch.widens is widens
+    assert prefetch.most == (MAX_PARKED if widens else 4)
+    prefetch.widen(3)
+    assert consumer.loop() == (11 if widens else 8)

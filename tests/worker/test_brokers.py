@@ -1,0 +1,264 @@
+"""Quorum queues, which delay by whole seconds and count deliveries; and the same on every broker.
+
+A part in `make test`, where there is a RabbitMQ; all of it in `make test-all`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kombu import Connection, Queue
+
+from celery_redlock import ResourceHeld, Skipped
+from tests.support import wait_until
+from tests.worker.brokers import ACKS, KINDS, cluster_on, kind_of, settings_of
+from tests.worker.brokers import needs_quorum_queues as needs_quorum_queues
+from tests.worker.harness import Cluster, Worker, died
+from tests.worker.scenarios import played_on
+from tests.worker.stage import Ending, Monitor, play
+
+pytestmark = pytest.mark.worker
+
+
+@contextlib.contextmanager
+def own_queue(cluster: Cluster, path: Path, settings: dict[str, Any]) -> Iterator[Cluster]:
+    """The same nodes and the same store, with other settings."""
+    url = settings.pop("broker_url")
+    other = Cluster(cluster.nodes, cluster.broker, path, broker_url=url, **settings)
+    try:
+        yield other
+    finally:
+        other.close()
+
+
+@needs_quorum_queues
+def test_with_delays_of_whole_seconds_contended_tasks_all_run_once(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """Acknowledged late: a requeue without a delay would have them dropped after 20 of them."""
+    settings = settings_of("topic", rabbitmq)
+    with own_queue(cluster, tmp_path, {**settings, "task_acks_late": True}) as other:
+        with other.worker("-c", "3") as worker:
+            with cluster.redlock.lock(f"k:{key}"):
+                sent = [other.send("work", key, 0.02) for _ in range(8)]
+                # One that is refused twice has been in the same queue of delays before.
+                worker.said("(held, attempt 2", 10.0)
+            assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
+        assert worker.text.count(" waits (") < 80
+    assert len(other.runs(key)) == 8
+
+
+@needs_quorum_queues
+def test_what_waits_for_its_eta_is_sent_anew_before_the_broker_drops_it(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """It was with two workers that ended; the third return would be its end."""
+    settings = settings_of("direct", rabbitmq, x_delivery_limit=2)
+    with own_queue(cluster, tmp_path, settings) as other, Connection(rabbitmq) as connection:
+        with other.app.connection_for_write() as declaring:
+            queue = other.app.amqp.queues[other.queue](declaring.default_channel)
+            queue.declare()
+        sent = other.send("work", key, countdown=3600.0)
+        queue = other.app.amqp.queues[other.queue](connection.default_channel)
+        for count in (0, 1):
+            message = wait_until(queue.get, 5.0, "it is there")
+            assert message.headers["x-delivery-count"] == count
+            message.requeue()
+        with other.worker("-c", "1") as worker:
+            worker.said(f"work[{sent.id}] was sent anew")
+            wait_until(lambda: not other.queued(), 5.0, "the worker has it")
+        message = wait_until(queue.get, 5.0, "it is there when the worker is dead")
+        assert message.headers["id"] == sent.id
+        assert message.headers["x-delivery-count"] <= 1
+        message.ack()
+
+
+@pytest.mark.slow
+@needs_quorum_queues
+def test_workers_survive_a_short_consumer_timeout(
+    cluster: Cluster, key: str, tmp_path: Path
+) -> None:
+    """RabbitMQ closes the channel of who keeps a message for longer; that ends a worker."""
+    from tests.rabbitmq import missing, start_rabbitmq
+
+    if missing():
+        pytest.skip(missing())
+    advanced = "{consumer_timeout, 4000}, {channel_tick_interval, 1000}"
+    with start_rabbitmq(advanced) as url:
+        settings = settings_of("direct", url) | {
+            "broker_transport_options": {"visibility_timeout": 4, "confirm_publish": True},
+            "redlock_retry_backoff": 60.0,
+            "redlock_retry_backoff_max": 60.0,
+        }
+        with own_queue(cluster, tmp_path, settings) as other, other.worker("-c", "2") as worker:
+            with cluster.redlock.lock(f"k:{key}"):
+                sent = [other.send("work", key) for _ in range(5)]
+                begun = time.monotonic()
+                wait_until(lambda: time.monotonic() > begun + 12.0, 20.0, "three times that")
+            assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
+            assert "PRECONDITION_FAILED" not in worker.text
+            assert worker.process.poll() is None
+
+
+def test_what_is_rejected_lies_with_the_dead_letters(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    dead = Queue(f"dead-{key}", routing_key=f"dead-{key}", durable=False)
+    arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead.name}
+    queues = {key: {"exchange": key, "queue_arguments": arguments}}
+    other = Cluster(
+        cluster.nodes, cluster.broker, tmp_path, broker_url=rabbitmq, task_queues=queues
+    )
+    with Connection(rabbitmq) as connection, other.worker("-c", "1", queue=key) as worker:
+        dead = dead(connection.default_channel)
+        dead.declare()
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = other.send("policy_reject", key, queue=key)
+            message = wait_until(lambda: dead.get(no_ack=True), 10.0, "there is a dead letter")
+        assert message.headers["id"] == sent.id
+        (death,) = message.headers["x-death"]
+        assert (death["reason"], death["queue"], death["count"]) == ("rejected", key, 1)
+        assert other.result(other.send("policy_reject", key, queue=key)) == "ran"
+        assert dead.get(no_ack=True) is None
+        assert f"policy_reject[{sent.id}] is rejected" in worker.text
+        dead.delete()
+    other.close()
+
+
+def test_with_amqp_others_pass_by_those_that_wait(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """The window is widened when it is full, not when the worker wakes up for something else."""
+    other = Cluster(
+        cluster.nodes,
+        cluster.broker,
+        tmp_path,
+        broker_url=rabbitmq,
+        worker_prefetch_multiplier=1,
+        task_queues={key: {"exchange": key}},
+    )
+    with other.worker("-c", "2", queue=key):
+        with cluster.redlock.lock(f"k:{key}"):
+            waiting = [other.send("work", key, 0.0, queue=key) for _ in range(100)]
+            passing = other.send("work", f"{key}-other", 0.0, queue=key)
+            assert other.state(passing, 10.0) == "SUCCESS"
+        assert {other.state(one, 20.0) for one in waiting} == {"SUCCESS"}
+    other.close()
+
+
+# -- the same on every broker ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def where(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, str, Cluster, Worker]]:
+    kind, acks = request.param
+    path = tmp_path_factory.mktemp(f"{kind}-{acks}")
+    with (
+        cluster_on(kind, request, path, task_acks_late=acks == "late") as cluster,
+        cluster.worker("-c", "3") as worker,
+    ):
+        yield kind, acks, cluster, worker
+
+
+ENDINGS = played_on("prefork", own=False)
+EVERYWHERE = [
+    pytest.param((kind, acks), id=f"{kind}-{acks}", marks=kind_of(kind).marks)
+    for kind in KINDS
+    for acks in ACKS
+]
+USUAL = [pytest.param(("topic", "late"), id="topic-late", marks=kind_of("topic").marks)]
+"""What `make test` has of it."""
+RARE = [
+    pytest.param(*one.values, id=one.id, marks=[*one.marks, pytest.mark.slow])
+    for one in EVERYWHERE
+    if one.id != "topic-late"
+]
+
+
+@pytest.mark.parametrize("where", [*USUAL, *RARE], indirect=True)
+def test_conflict_policies(where: tuple[str, str, Cluster, Worker], key: str) -> None:
+    _kind, _acks, cluster, worker = where
+    with cluster.redlock.lock(f"k:{key}"):
+        waits = [cluster.send(name, key) for name in ("work", "policy_wait", "conflict_retry")]
+        skips = cluster.send("conflict_skip", key)
+        raises = cluster.send("conflict_raise", key)
+        gives_up = cluster.send("conflict_deadline", key)
+        rejects = cluster.send("policy_reject", key)
+        assert Skipped.of(cluster.result(skips)) is not None
+        for one in (raises, gives_up):
+            with pytest.raises(ResourceHeld):
+                cluster.result(one, 15.0)
+        worker.said(f"policy_reject[{rejects.id}] is rejected")
+        worker.said(f"conflict_deadline[{gives_up.id}] gives up after")
+        assert cluster.runs(key) == []
+    assert {cluster.state(one, 20.0) for one in waits} == {"SUCCESS"}
+    old = cluster.send("work", key, 30.0)
+    cluster.entered(key, 4)
+    new = cluster.send("policy_replace", key)
+    assert cluster.result(new) == "ran"
+    assert cluster.state(old) == "REVOKED"
+    assert len(cluster.runs(key)) == 5
+    cluster.settled()
+    cluster.check(since=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", EVERYWHERE, indirect=True)
+def test_a_crowd_takes_turns(where: tuple[str, str, Cluster, Worker], key: str) -> None:
+    _kind, _acks, cluster, _worker = where
+    sent = [cluster.send("work", key, 0.02) for _ in range(30)]
+    assert {cluster.state(one, 60.0) for one in sent} == {"SUCCESS"}
+    assert len(cluster.runs(key)) == 30
+    cluster.settled()
+    cluster.check(since=0.0)
+
+
+@pytest.fixture(scope="module")
+def watched(where: tuple[str, str, Cluster, Worker]) -> Iterator[Monitor]:
+    with Monitor(where[2]) as monitor:
+        yield monitor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ENDINGS, ids=str)
+@pytest.mark.parametrize("where", EVERYWHERE[1:], indirect=True)  # the first: test_endings.py
+def test_ending(
+    where: tuple[str, str, Cluster, Worker], watched: Monitor, key: str, ending: Ending
+) -> None:
+    _kind, _acks, cluster, worker = where
+    play(ending, cluster, watched, "prefork", worker, key)
+    cluster.check(since=0.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("acks", ACKS)
+@pytest.mark.parametrize("kind", [kind_of(kind) for kind in KINDS[1:]])
+def test_a_killed_workers_message_comes_back_if_it_is_acknowledged_late(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, kind: str, acks: str
+) -> None:
+    """RabbitMQ gives it to another at once, who waits for the end of the dead one's ttl."""
+    settings = settings_of(kind, rabbitmq) | {"task_acks_late": acks == "late"}
+    with own_queue(cluster, tmp_path, settings) as other:
+        with other.worker("-c", "1") as first:
+            sent = other.send("short_ttl", key, 3.0)
+            pid = other.entered(key).pid
+            kill_main(first)
+            died(pid)
+        with other.worker("-c", "1"):
+            if acks == "late":
+                assert other.state(sent, 30.0) == "SUCCESS"
+            other.settled()
+        assert len(other.runs(key)) == 1 + (acks == "late")
+        other.check(since=0.0)
+
+
+def kill_main(worker: Worker) -> None:
+    worker.process.kill()
+    worker.ended()

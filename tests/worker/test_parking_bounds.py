@@ -1,0 +1,178 @@
+"""What parking holds back, and from whom: never a free key from a worker that has a free slot."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import pytest
+import redis
+from celery.result import AsyncResult
+
+from celery_redlock.prefetch import RETURN_S
+from tests.support import wait_until
+from tests.worker.harness import Cluster, Worker
+from tests.worker.test_parking import all_done, cut_off, parked, send
+
+pytestmark = pytest.mark.worker
+
+
+def occupied(cluster: Cluster, worker: Worker, key: str) -> str:
+    """Have a body of another key take the worker's only slot until it is told to end."""
+    other = f"{key}-other"
+    cluster.send("until_told_retry", other, queue=worker.queue)
+    cluster.entered(other)
+    return other
+
+
+def done(cluster: Cluster, key: str) -> int:
+    return len([run for run in cluster.runs(key) if run.end is not None])
+
+
+def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
+    """It may keep what is within its ordinary prefetch window, as without locks: four, and one."""
+    with cluster.worker("-c", "1", queue="shared") as full:
+        other = occupied(cluster, full, key)
+        with cluster.worker("-c", "1", queue="shared"):
+            sent = send(cluster, "work", key, 20, 0.05, queue="shared")
+            wait_until(lambda: done(cluster, key) >= 15, 15.0, "15 of 20 have run")
+            cluster.tell(other)
+            all_done(cluster, sent, key)
+            cluster.settled()
+
+
+def test_what_is_parked_goes_back_when_the_pool_is_full(cluster: Cluster, key: str) -> None:
+    with cluster.worker("-c", "1", queue="back") as first, contextlib.ExitStack() as held:
+        held.enter_context(cluster.redlock.lock(f"k:{key}"))
+        sent = send(cluster, "work", key, 20, 0.02, queue="back")
+        parked(cluster, sent, 20)
+        other = occupied(cluster, first, key)
+        with cluster.worker("-c", "1", queue="back"):
+            first.said("parked tasks are back in their queues")
+            held.close()
+            wait_until(lambda: done(cluster, key) >= 15, 15.0, "15 of 20 have run")
+            cluster.tell(other)
+            all_done(cluster, sent, key)
+            cluster.settled()
+
+
+def test_a_warm_shutdown_gives_back_at_once_what_is_parked(cluster: Cluster, key: str) -> None:
+    """However long the bodies take that still run."""
+    with cluster.redlock.lock(f"k:{key}"), cluster.worker("-c", "2", queue="stops") as worker:
+        other = f"{key}-other"
+        cluster.send("until_told_retry", other, queue="stops")
+        cluster.entered(other)
+        sent = send(cluster, "work", key, 20, queue="stops")
+        parked(cluster, sent, 20)
+        worker.terminate()
+        told = time.monotonic()
+        wait_until(lambda: cluster.client.llen("stops") == 20, 10.0, "all are in the queue again")
+        assert time.monotonic() - told < 2.0, "they are back within two seconds"
+        assert worker.process.poll() is None, "its last body still runs"
+        cluster.tell(other)
+        assert worker.ended() == 0
+        assert cluster.client.llen("stops") == 20
+
+
+def test_a_full_worker_leaves_to_the_broker_what_it_cannot_run(cluster: Cluster, key: str) -> None:
+    """So a purge reaches it, as without locks."""
+    with cluster.worker("-c", "1", queue="purged"):
+        sent = send(cluster, "until_told_retry", key, 40, queue="purged")
+        cluster.entered(key)
+        wait_until(
+            lambda: cluster.client.llen("purged") >= 34, 10.0, "all but a few are in the queue"
+        )
+        assert cluster.client.delete("purged") == 1
+        cluster.tell(key)
+        cluster.settled()
+        ran = {run.task for run in cluster.runs(key)}
+        assert len([one for one in sent if one.id in ran]) <= 6
+
+
+def test_the_most_urgent_goes_first(cluster: Cluster, key: str) -> None:
+    """On Redis the smallest priority number is the most urgent."""
+    with cluster.worker("-c", "2", queue="urgent"), contextlib.ExitStack() as held:
+        held.enter_context(cluster.redlock.lock(f"k:{key}"))
+        sent = send(cluster, "work", key, 10, 0.01, queue="urgent", priority=6)
+        parked(cluster, sent, 10)
+        (urgent,) = send(cluster, "work", key, 1, 0.01, queue="urgent", priority=0)
+        parked(cluster, [*sent, urgent], 11)
+        held.close()
+        all_done(cluster, [*sent, urgent], key)
+        assert urgent.id in [run.task for run in cluster.runs(key)][:2]
+
+
+def scores(cluster: Cluster) -> dict[str, float]:
+    """When each unacknowledged message counts as delivered; seconds since 1970."""
+    with redis.Redis(port=cluster.broker.port) as client:
+        pairs: Any = client.zrange("unacked_index", 0, -1, withscores=True)
+    return {tag.decode(): at for tag, at in pairs}
+
+
+def test_a_killed_worker_s_parked_tasks_are_not_away_for_an_hour(
+    cluster: Cluster, key: str
+) -> None:
+    """Redis gives back what is older than the visibility timeout: an hour. These are soon."""
+    with cluster.redlock.lock(f"k:{key}"), cluster.worker("-c", "2", queue="dies") as worker:
+        sent = send(cluster, "work", key, 20, queue="dies")
+        parked(cluster, sent, 20)
+
+        def soon() -> bool:
+            dates = scores(cluster).values()
+            return len(dates) == 20 and max(dates) <= time.time() + RETURN_S - 3600
+
+        wait_until(soon, 5.0, "all are due within a minute of its death")
+        worker.kill()
+        # A minute later, by the clock of the broker's index; another worker looks at its start.
+        with redis.Redis(port=cluster.broker.port) as client:
+            for tag, at in scores(cluster).items():
+                client.zadd("unacked_index", {tag: at - RETURN_S - 1.0})
+        assert cluster.client.llen("dies") == 0
+    with cluster.worker("-c", "2", queue="dies"):
+        all_done(cluster, sent, key, 30.0)
+        cluster.settled()
+
+
+def test_one_that_another_worker_was_given_is_left_to_it(cluster: Cluster, key: str) -> None:
+    """As after a long pause of ours: it runs there, and not twice."""
+    with cluster.worker("-c", "2", queue="given") as worker, contextlib.ExitStack() as held:
+        held.enter_context(cluster.redlock.lock(f"k:{key}"))
+        sent = send(cluster, "work", key, 5, 0.01, queue="given")
+        parked(cluster, sent, 5)
+        with redis.Redis(port=cluster.broker.port) as client:
+            client.delete("unacked", "unacked_index")  # given away, and acknowledged there
+        held.close()
+        worker.said("was given to another worker")
+        assert len(cluster.runs(key)) == 0
+
+
+@pytest.mark.slow
+def test_the_window_is_celery_s_own_after_reconnects(cluster: Cluster, key: str) -> None:
+    with cluster.worker("-c", "2", queue="window") as worker:
+
+        def window() -> int:
+            stats = cluster.app.control.inspect(timeout=1.0).stats() or {}
+            return int(next(iter(stats.values()), {}).get("prefetch_count", -1))
+
+        wait_until(lambda: window() == 8, 10.0, "the window is 8")
+        for _round in range(2):
+            with cluster.redlock.lock(f"k:{key}"):
+                sent = send(cluster, "work", key, 10, 0.01, queue="window")
+                parked(cluster, sent, 10)
+                cut_off(cluster, worker)
+                with redis.Redis(port=cluster.broker.port) as broker:
+                    for tag in scores(cluster):
+                        broker.zadd("unacked_index", {tag: 0.0})
+            assert {cluster.state(one, 60.0) for one in sent} == {"SUCCESS"}
+            cluster.settled()
+            wait_until(lambda: window() == 8, 10.0, "the window is 8 again")
+
+
+def test_the_states_of_parked_tasks_stay_what_they_were(cluster: Cluster, key: str) -> None:
+    with cluster.worker("-c", "1", queue="states"), cluster.states() as states:
+        with cluster.redlock.lock(f"k:{key}"):
+            sent: list[AsyncResult[Any]] = send(cluster, "work", key, 5, 0.01, queue="states")
+            parked(cluster, sent, 5)
+        all_done(cluster, sent, key)
+    assert sum(states[one.id].count("RETRY") for one in sent) <= 1

@@ -1,0 +1,369 @@
+"""No work is lost by a reservation: it ends before its message, never the other way round."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from celery import states
+from celery.result import AsyncResult
+
+from celery_redlock import Redlock, Skipped
+from celery_redlock.lease import Owner
+from celery_redlock.options import SCOPES
+from tests.support import wait_until
+from tests.worker.harness import ROOT, Cluster, died, often, pool
+from tests.worker.reserving import Reservations
+
+SECONDS = 10.0
+"""For which a reservation is taken whose message is not out yet."""
+FREED = [scope for scope in SCOPES if scope not in ("while_executing", "until_expired")]
+POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent", "eventlet")]
+
+
+def by_another_process(cluster: Cluster, sent: Any) -> None:
+    """A revoke of which this process does not know."""
+    arguments = {"task_id": sent.id, "terminate": False, "signal": "TERM"}
+    cluster.app.control.broadcast("revoke", arguments=arguments)
+
+
+def say(cluster: Cluster, sent: Any, state: str) -> None:
+    """Let the result of a task say this."""
+    meta = {"task_id": sent.id, "status": state, "result": None, "traceback": None, "children": []}
+    cluster.client.set(f"celery-task-meta-{sent.id}", json.dumps(meta))
+
+
+# -- Revoked -------------------------------------------------------------------------------------
+
+
+def test_what_is_published_after_a_revoke_runs(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    """At once: no worker need have heard of it."""
+    task = reservations.until_executed
+    with cluster.worker("-c", "2", queue=key):
+        first = task.apply_async((key,), countdown=60, queue=key)
+        first.revoke()
+        second = task.apply_async((key,), queue=key)
+        assert second.id != first.id
+        assert Skipped.of(cluster.result(second)) is None
+        assert [run.task for run in cluster.runs(key)] == [second.id]
+
+
+def test_it_runs_though_no_worker_was_there_to_hear_of_the_revoke(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    first = task.apply_async((key,), queue=key)
+    first.revoke()
+    second = task.apply_async((key,), queue=key)
+    with cluster.worker("-c", "2", queue=key):
+        assert Skipped.of(cluster.result(second)) is None
+        assert cluster.state(first) == "SUCCESS"
+        assert [run.task for run in cluster.runs(key)] == [second.id]
+
+
+@pytest.mark.parametrize("name", POOLS)
+def test_a_worker_that_hears_of_a_revoke_frees_it(
+    cluster: Cluster, reservations: Reservations, key: str, name: str
+) -> None:
+    task = reservations.until_executed
+    with cluster.worker("-P", name, "-c", "2", queue=key) as worker:
+        first = task.apply_async((f"{key}-id",), countdown=60, queue=key)
+        stamped = task.s(f"{key}-stamp").set(countdown=60, queue=key).stamp(who=key)
+        stamped.apply_async()
+        wait_until(lambda: worker.text.count(" received") == 2, 10.0, "both are received")
+
+        def heard() -> bool:  # a worker may be ready before it listens
+            by_another_process(cluster, first)
+            return f"Tasks flagged as revoked: {first.id}" in worker.text
+
+        wait_until(heard, 10.0, "the worker knows what is revoked", every=0.1)
+        reservations.freed(f"{key}-id", 2.0)
+        assert reservations.of(f"{key}-stamp")
+        cluster.app.control.revoke_by_stamped_headers({"who": [key]})
+        reservations.freed(f"{key}-stamp", 3.0)
+
+
+@pytest.mark.parametrize("state", [states.REVOKED, states.FAILURE])
+@pytest.mark.parametrize(
+    "scope", ["until_executed", "until_executing", "until_and_while_executing"]
+)
+def test_one_whose_result_says_that_it_has_ended_gives_way(
+    cluster: Cluster, reservations: Reservations, key: str, scope: str, state: str
+) -> None:
+    """Nobody has its message: it waits for its ETA in the broker, say."""
+    task = reservations.tasks[scope]
+    first = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
+    say(cluster, first, state)
+    second = task.apply_async((key,), queue=key)
+    assert second.id != first.id
+    reservations.kept(key, second)
+    with cluster.worker("-c", "2", queue=key):
+        assert Skipped.of(cluster.result(second)) is None
+
+
+def test_a_member_of_a_canvas_runs_though_one_that_was_revoked_has_its_key(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    """It is published in any case, and decides when it is about to run."""
+    task = reservations.until_executed
+    first = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
+    say(cluster, first, states.REVOKED)
+    with cluster.worker("-c", "2", queue=key):
+        member = cluster.signature("until_executed", key).set(queue=key)
+        second = member.apply_async(root_id="r", parent_id="p")
+        assert Skipped.of(cluster.result(second)) is None
+
+
+@pytest.mark.parametrize(
+    "scope", ["until_executed", "until_executing", "until_and_while_executing"]
+)
+def test_one_whose_place_was_taken_runs_if_that_one_was_revoked(
+    cluster: Cluster, reservations: Reservations, key: str, scope: str
+) -> None:
+    """Its reservation had ended, another was published, and that was revoked: one of them runs."""
+    task = reservations.tasks[scope]
+    first = task.apply_async((key,), queue=key)
+    reservations.forget(key)
+    second = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
+    say(cluster, second, states.REVOKED)
+    with cluster.worker("-c", "2", queue=key):
+        assert Skipped.of(cluster.result(first)) is None
+    assert [run.task for run in cluster.runs(key)] == [first.id]
+
+
+def test_one_that_runs_gives_way_to_nobody(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    """Workers that do not have it call it revoked in its result, though it runs."""
+    task = reservations.until_executed
+    with cluster.worker("-c", "2", queue=key):
+        first = task.apply_async((key, 2.0), queue=key)
+        cluster.entered(key)
+        first.revoke()
+        say(cluster, first, states.REVOKED)
+        assert task.apply_async((key,), queue=key).id == first.id
+        reservations.kept(key, first)
+
+
+def test_one_that_is_terminated_gives_way_though_it_runs(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    task = reservations.until_executed
+    with cluster.worker("-c", "2", queue=key):
+        first = task.apply_async((key, 30.0), queue=key)
+        cluster.entered(key)
+        first.revoke(terminate=True)
+        second = task.apply_async((key,), queue=key)
+        assert second.id != first.id
+        assert Skipped.of(cluster.result(second, 15.0)) is None
+
+
+# -- A message outlives its reservation ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_executed_late", "until_executing"])
+def test_a_message_outlives_its_reservation(
+    cluster: Cluster, reservations: Reservations, key: str, scope: str
+) -> None:
+    sent = reservations.tasks[scope].apply_async((key,), queue=key, lock={"reserve_ttl": 0.3})
+    reservations.freed(key)
+    with cluster.worker("-c", "2", queue=key):
+        assert cluster.state(sent) == "SUCCESS"
+    assert len(cluster.runs(key)) == 1
+
+
+def test_a_message_that_comes_back_late_from_a_dead_worker_runs(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    """Redis gives it back after its visibility timeout: as late as the reservation ends."""
+    task = reservations.until_executed_late
+    with cluster.worker("-c", "1", queue=key) as worker:
+        sent = task.apply_async((key, 30.0), queue=key, lock={"reserve_ttl": 1.0})
+        cluster.entered(key)
+        worker.process.kill()
+        died(worker.process.pid)
+    reservations.freed(key, 35.0)
+    for tag, message in cluster.client.hgetall("unacked").items():
+        body, _exchange, routing_key = json.loads(message)
+        if routing_key == key:
+            body["properties"]["delivery_info"]["redelivered"] = True
+            body["args"] = None
+            cluster.client.lpush(key, json.dumps(body))
+            cluster.client.hdel("unacked", tag)
+    with cluster.worker("-c", "1", queue=key):
+        cluster.entered(key, 2)
+        reservations.kept(key, sent)
+        cluster.tell(key)
+
+
+OF_ALL = (("prefork", "behind another"), ("threads", "with an ETA"), ("gevent", "parked"))
+"""Seen by `make test`; the others by `make test-all`. (A solo worker hears nothing meanwhile.)"""
+
+
+def held() -> Iterator[Any]:
+    for name in ("prefork", "threads", "gevent", "eventlet"):
+        for where in ("behind another", "parked", "with an ETA"):
+            marks = [] if (name, where) in OF_ALL else [pytest.mark.slow]
+            yield pytest.param(name, where, marks=[*pool(name).marks, *marks])
+
+
+@pytest.mark.parametrize(("name", "where"), [*held()])
+def test_it_is_prolonged_while_a_worker_has_its_message(
+    cluster: Cluster, reservations: Reservations, key: str, name: str, where: str
+) -> None:
+    options: dict[str, Any] = {"queue": key, "lock": {"reserve_ttl": 2.0}}
+    slots = "1" if where == "behind another" else "3"
+    with (
+        cluster.worker("-P", name, "-c", slots, queue=key, redlock_ttl=1.0) as worker,
+        contextlib.ExitStack() as locked,
+    ):
+        if where == "behind another":
+            reservations.while_executing.apply_async((f"{key}-long", 6.0), queue=key)
+            cluster.entered(f"{key}-long")
+        elif where == "parked":
+            locked.enter_context(cluster.redlock.lock(f"k:{key}"))
+        else:
+            options["countdown"] = 6.0
+        sent = reservations.until_executed.apply_async((key,), **options)
+        worker.said(f"until_executed[{sent.id}] received")
+        shorten(cluster, key, 2.0)
+        until = time.monotonic() + 4.0
+        while time.monotonic() < until:
+            reservations.kept(key, sent)
+            time.sleep(0.02)
+        assert reservations.left(key) <= 2.0
+        locked.close()
+        assert Skipped.of(cluster.result(sent)) is None
+    reservations.freed(key)
+
+
+def shorten(cluster: Cluster, key: str, seconds: float) -> None:
+    """As its producer leaves it, if it dies as soon as the message is out."""
+    for node in cluster.nodes:
+        with redis.Redis.from_url(node.url) as client:
+            client.pexpire(f"redlock:k:{key}#reserved", int(seconds * 1000))
+
+
+# -- Producers that die --------------------------------------------------------------------------
+
+
+def test_a_killed_producer_blocks_a_key_for_seconds(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    given = json.dumps([cluster.conf, key, 30, key])
+    command = [sys.executable, "-m", "tests.worker.producer", given]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60.0, check=True
+    )
+    sent = json.loads(done.stdout)
+    published = {
+        json.loads(message)["headers"]["id"] for message in cluster.client.lrange(key, 0, -1)
+    }
+    assert len(published) >= sum(sent)
+    left: dict[str, float] = {}
+    node = redis.Redis.from_url(cluster.nodes[0].url)
+    with node:
+        for name in node.scan_iter(f"redlock:k:{key}-*#reserved"):
+            owner = Owner.of((node.get(name) or b"").decode())
+            assert owner is not None
+            left[owner.task_id] = node.pttl(name) / 1000
+    orphans = {task_id: seconds for task_id, seconds in left.items() if task_id not in published}
+    assert all(seconds <= SECONDS for seconds in orphans.values()), orphans
+    # One each may have died with its message out and its reservation still short.
+    short = [task_id for task_id, seconds in left.items() if seconds <= SECONDS]
+    assert len(short) <= len(sent)
+    assert len(left) - len(short) >= sum(sent) - len(sent)
+    cluster.client.delete(key)
+
+
+def test_what_has_ended_before_its_producer_goes_on_leaves_nothing(
+    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make it last is no reason to take it again."""
+    send_task: Callable[..., Any] = cluster.app.send_task
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        sent = send_task(*args, **options)
+        cluster.state(sent)
+        reservations.freed(key)
+        return sent
+
+    monkeypatch.setattr(cluster.app, "send_task", slowly)
+    with cluster.worker("-c", "1", queue=key):
+        reservations.until_executed.apply_async((key,), queue=key)
+    Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
+    assert reservations.tokens(key) == []
+
+
+def test_one_that_has_begun_before_its_producer_goes_on_keeps_the_ttl_of_its_body(
+    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Acknowledged early, it is gone with its worker: nothing may be left for longer then."""
+    send_task: Callable[..., Any] = cluster.app.send_task
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        sent = send_task(*args, **options)
+        cluster.entered(key)
+        return sent
+
+    monkeypatch.setattr(cluster.app, "send_task", slowly)
+    with cluster.worker("-c", "1", queue=key):
+        reservations.until_executed.apply_async((key, 0.5), queue=key)
+        Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
+        assert 0.0 < reservations.left(key) <= 30.0
+
+
+def test_one_that_is_out_is_reserved_for_long(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    reservations.until_executed.apply_async((key,), countdown=100, queue=key)
+    wait_until(lambda: 3690.0 < reservations.left(key) <= 3700.0, 1.0, "it is made to last")
+    cluster.client.delete(key)
+
+
+# -- Clocks --------------------------------------------------------------------------------------
+
+FAKETIME = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+PUBLISH = """
+import json, sys
+from celery import Celery
+from tests.worker.reserving import declare
+conf, queue, key = json.loads(sys.argv[1])
+app = Celery("tests.worker.elsewhere")
+app.conf.update(conf)
+print(declare(app, lambda *_args: None)["until_executed"].apply_async((key,), queue=queue).id)
+"""
+
+
+@pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
+@pytest.mark.parametrize("shift", ["-2h", "+2h"], ids=["behind", "ahead"])
+def test_the_clock_of_its_producer_decides_nothing(
+    cluster: Cluster, reservations: Reservations, key: str, shift: str
+) -> None:
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(FAKETIME),
+        "FAKETIME": shift,
+        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PUBLISH, json.dumps([cluster.conf, key, key])],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60.0, check=True,
+    )  # fmt: skip
+    sent = AsyncResult(done.stdout.strip(), app=cluster.app)
+    reservations.kept(key, sent)
+    with cluster.worker("-c", "1", queue=key):
+        assert cluster.state(sent) == "SUCCESS"
+    assert len(cluster.runs(key)) == 1
+    reservations.freed(key)
