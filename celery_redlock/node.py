@@ -234,7 +234,7 @@ class Node:
             self._drop(facts.misfit)  # who it is, is asked on a new connection
             return
         self._memory = self._guard.meet(self.index, facts, now, now)
-        self._guard.welcome(self.name, self._memory, now)
+        self._later(partial(self._guard.welcome, self.name, self._memory, now))
 
     def _in_words_for_it(self, round_: Round) -> bytes | None:
         """The request as text, where this server would not know it by its usual words."""
