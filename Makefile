@@ -5,6 +5,7 @@ BIN := .venv/bin
 WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
+BROKER ?= redis
 # For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
 PYTEST_ARGS ?= -n 5 --dist loadfile
 # A hundred processes that tests start would each compile all anew, where the environment says so.
@@ -21,8 +22,9 @@ help:
 	@echo "make types    mypy, strict"
 	@echo "make docs     the site of docs/, in out/docs; a warning or a link to nowhere is an error"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
-	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED); MUTANT=name:"
-	@echo "              with a bug planted, which must be found (MUTANT=list names them)"
+	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED), on BROKER=redis,"
+	@echo "              rabbitmq or quorum; MUTANT=name: with a bug planted, which must be found"
+	@echo "              (MUTANT=list names them); FAULTS_ARGS='--phase busy' chooses"
 	@echo "make faults-beat  the same for beats"
 	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"
 	@echo "make bench    the measurements against other clients"
@@ -65,7 +67,8 @@ sim:
 
 faults:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) --mutant "$(MUTANT)"
+	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) \
+		--mutant "$(MUTANT)" --broker $(BROKER) $(FAULTS_ARGS)
 
 faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test

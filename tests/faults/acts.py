@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tests.faults.crew import Steps
-from tests.faults.node_acts import NodeActs
+from tests.faults.load_acts import LoadActs
+from tests.faults.more_node_acts import MoreNodeActs, can_fake_time
 from tests.faults.proxy import REPLIES, REQUESTS
 from tests.faults.stage import TTL
 from tests.faults.worker_acts import WorkerActs
 
 
-class Acts(NodeActs, WorkerActs):
-    """Those on nodes, on workers, and on the network between them."""
+class Acts(MoreNodeActs, WorkerActs, LoadActs):
+    """Those on nodes, on workers, on the network between them, on the broker, and with load."""
 
     def cut(self) -> Steps:
         """Between one worker and some nodes; both ways, or one."""
@@ -59,12 +60,18 @@ class Acts(NodeActs, WorkerActs):
         "nodes": {
             "pause_nodes": 4, "restart_with_memory": 2, "restart_empty": 2, "client_pause": 2,
             "client_kill": 2, "script_flush": 1, "flush": 1, "lose_majority": 0,
-            "forget_one_of_three": 0,
+            "forget_one_of_three": 0, "swap": 0, "demote": 0, "step_clock": 1 * can_fake_time(),
+            "no_room": 1, "no_clients": 1, "long_script": 1, "load": 1,
         },
-        "network": {"cut": 4, "delay": 2, "reset": 2},
+        "network": {"cut": 4, "delay": 2, "reset": 2, "far": 1},
         "processes": {
             "kill_child": 4, "stop_child": 4, "terminate": 4, "kill_worker": 2, "stop_worker": 2,
-            "warm": 1, "cold": 1, "restart_broker": 1, "kill_helper": 1,
+            "warm": 1, "cold": 1, "kill_helper": 1,
+        },
+        "load": {
+            "busy_slots": 4, "flood": 3, "restart_busy": 2, "drop_broker": 3, "cut_broker": 1,
+            "restart_broker": 1, "revoke_later": 2, "purge": 1,
+            "kill_producers": 0,
         },
     }  # fmt: skip
     """What can happen on each track, and how often in proportion; 0: where a phase names it."""

@@ -17,17 +17,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import redis
-
+from tests.faults.broker import BROKERS, VISIBILITY
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
-from tests.faults.messages import judge_messages
+from tests.faults.liveness import BROKER_AWAY, Waits, judge_liveness, judge_rest
+from tests.faults.messages import judge_calls, judge_messages
 from tests.faults.mutants import MUTANTS
 from tests.faults.nemesis import DIRECTED, PHASES, Nemesis, Phase
 from tests.faults.oracle import Problem, Verdict, judge
+from tests.faults.rules import check, text_of
 from tests.faults.sentry import Sentry, leftovers
-from tests.faults.stage import TTL, VISIBILITY, Stage
+from tests.faults.stage import MORE_POOLS, SLOTS, TTL, Stage
+from tests.faults.tracing import read
 from tests.faults.worker_acts import BY_ITSELF
 from tests.support import wait_until
 
@@ -35,6 +37,8 @@ START = 60.0
 """Seconds for the workers to start, on a machine that is busy."""
 DRAIN = VISIBILITY + 45.0
 """Seconds after the last fault within which every task must have come to an end."""
+SETTLES = 5.0
+"""Seconds for a prefetch window to be what it was, when all is quiet."""
 LIVE = 4.0
 """Seconds between two looks at the verdict, where the first violation ends the run."""
 
@@ -48,6 +52,12 @@ class Report:
         faults: What was done, and how often.
         ends: How many tasks came to which end.
         first: Seconds until the first violation was seen, where that ended the run.
+        waits: The longest waits, where there was a free slot.
+        windows: Each worker's prefetch window, at the start and at rest.
+        unacked: Messages unacknowledged at rest.
+        broker: Which.
+        calls: How many calls of producers came back.
+        trace: How many events, and which rules they broke.
     """
 
     seed: int
@@ -60,7 +70,12 @@ class Report:
     held_back: int = 0
     stalls: int = 0
     first: float | None = None
-    phases: list[str] = field(default_factory=list)
+    waits: Waits = field(default_factory=Waits)
+    windows: dict[str, str] = field(default_factory=dict)
+    unacked: int = 0
+    broker: str = "redis"
+    calls: int = 0
+    trace: str = "not read"
 
     @property
     def problems(self) -> list[Problem]:
@@ -76,7 +91,7 @@ class Report:
         limits = ", ".join(f"{n} x {kind}" for kind, n in sorted(verdict.limits.items()))
         faults = ", ".join(f"{n} x {kind}" for kind, n in self.counts.items())
         lines = [
-            f"seed {self.seed}, {self.seconds:.0f} s",
+            f"seed {self.seed}, {self.seconds:.0f} s, broker {self.broker}",
             f"faults injected:     {sum(self.counts.values())} ({faults})",
             f"tasks sent:          {sum(self.ends.values())} ({self.held_back} held back);"
             f" bodies run: {len(verdict.bodies)}",
@@ -86,6 +101,14 @@ class Report:
             f"longest block:       {verdict.longest:.2f} s where nothing hindered,"
             f" {verdict.excused:.2f} s under faults",
             f"lost messages:       {self.lost}",
+            f"free and wanted:     {self.waits.wanted:.2f} s at worst",
+            f"a no-op waited:      {self.waits.noop:.2f} s at worst, of {self.waits.probes} no-ops"
+            " (both only where a slot was free)",
+            "prefetch at rest:    "
+            + (", ".join(f"{name} {what}" for name, what in self.windows.items()) or "not seen"),
+            f"unacked at rest:     {self.unacked}",
+            f"trace:               {self.trace}",
+            f"producers' calls:    {self.calls}",
             f"limits met:          {limits or 'none'}",
             f"machine stalled:     {self.stalls} times",
         ]
@@ -136,22 +159,37 @@ def campaign(
         phases = tuple(phase for phase in (*PHASES, *DIRECTED) if phase.name in planted.phases)
         options |= planted.conf
         seconds = min(seconds, planted.seconds)
+    kind = options.get("broker", "redis")
     with Stage(path, seed, mutant=mutant, **options) as stage:
         wait_until(
             lambda: all(worker.ready for worker in stage.workers), START, "the workers are ready"
         )
         feeder = Feeder(stage.app, stage.results, seed)
-        sentry = Sentry(stage.nodes, RESOURCES, stage.journal)
+        sentry = Sentry(stage.standing, RESOURCES, stage.journal)
         nemesis = Nemesis(stage, feeder, seed, seconds, phases)
         faults = nemesis.chronicle.faults
         begin = now()
         first: float | None = None
         looked = time.monotonic()
+        waits: list[Waits] = []
+        before = windows(stage)
+        after: dict[str, dict[str, int]] = {}
+        unacked = 0
 
         def verdict() -> Verdict:
             lines = stage.journal.read()
             sights = list(sentry.sights.values())
-            return judge(lines, dict(sentry.alive), faults, sights, sentry.stalls, now() - 3.0)
+            until = now() - 3.0
+            alive = dict(sentry.alive)
+            found = judge(lines, alive, faults, sights, sentry.stalls, until)
+            waits.append(
+                judge_liveness(
+                    found, dict(feeder.ledger), lines, alive, faults, sights, sentry.stalls,
+                    SLOTS, until, at_once=stage.broker.at_once,
+                    starved=sentry.starved,
+                )
+            )  # fmt: skip
+            return found
 
         def look() -> bool:
             nonlocal first, looked
@@ -164,6 +202,7 @@ def campaign(
                 first = now() - begin
             return first is not None
 
+        sentry.network, sentry.broker = stage.network.thread, stage.broker.pid
         sentry.start()
         feeder.start()
         try:
@@ -172,6 +211,9 @@ def campaign(
             if every is not None:
                 every("drain")
             waiting = [] if first is not None else drain(stage, feeder)
+            if first is None:
+                after = at_rest(stage, before)
+                unacked = stage.broker.messages()[1]
             time.sleep(
                 TTL + 0.5
             )  # for what no one extends any more to be gone: exactly the promise
@@ -183,14 +225,27 @@ def campaign(
             sentry.close()
             feeder.close()
         for fault in faults:
-            if fault.kind == BY_ITSELF and not near(fault, "broker restart", faults):
+            if fault.kind == BY_ITSELF and not near(fault, BROKER_AWAY, faults):
                 found.problem(BY_ITSELF, fault.begin, f"{fault.worker}, pid {fault.pid}")
         for key in rest:
+            if key.endswith("#reserved"):
+                continue  # judged by what was called, not by how long it lies there
             found.problem("key left after the end", now(), key)
         if found.bodies and not sentry.sights:
             found.problem("void", begin, "bodies ran, and no key was seen on any node")
         ends = {}
+        calls = 0
+        traces = read(stage.bodies / "trace")
+        died = {p: at for p, at in sentry.alive.items() if p in sentry.dead}
+        guard = stage.conf.get("redlock_restart_guard") != "off"
+        breaches = check(traces, len(stage.nodes), faults, died, guard=guard)
+        for breach in breaches:
+            found.problem(f"trace, rule {breach.rule}", breach.at, str(breach))
+        if found.bodies and not traces:
+            found.problem("void", begin, "bodies ran, and nobody wrote a trace")
         if first is None:
+            judge_rest(found, before, after, unacked, now())
+            calls = judge_calls(found, stage.journal.lines, died)
             ends = judge_messages(found, feeder.ledger, stage.journal.lines, faults, waiting)
     return Report(
         seed,
@@ -203,35 +258,62 @@ def campaign(
         feeder.held_back,
         len(sentry.stalls),
         first,
+        waits[-1],
+        {
+            name: f"{at['value']} -> {after.get(name, {}).get('value')}"
+            for name, at in before.items()
+        },
+        unacked,
+        kind,
+        calls,
+        f"{sum(map(len, traces.values()))} events of {len(traces)} processes, {text_of(breaches)}",
     )
 
 
-def near(fault: Fault, kind: str, faults: list[Fault]) -> bool:
+def near(fault: Fault, kinds: tuple[str, ...], faults: list[Fault]) -> bool:
     """Whether that had just been done. Celery 5.7 may end when its broker goes away:
 
-    `Unrecoverable error: AttributeError("'NoneType' object has no attribute 'hostname'")`.
+    `Unrecoverable error: AttributeError("'NoneType' object has no attribute 'hostname'")`, or
+    `UnpicklingError` when it was reading from a pool child. Its process may hang in that end.
     """
-    return any(f.kind == kind and f.touches(fault.begin - 5.0, fault.begin) for f in faults)
+    return any(f.kind in kinds and f.touches(fault.begin - 5.0, fault.begin) for f in faults)
 
 
 def drain(stage: Stage, feeder: Feeder) -> list[str]:
     """Wait until nothing is left to do; the ids of messages that are still somewhere."""
-    client = redis.Redis.from_url(stage.broker.url)
-
-    def left() -> int:
-        return int(client.llen("celery")) + int(client.hlen("unacked"))
-
     end = time.monotonic() + DRAIN
     quiet = 0
     while time.monotonic() < end and quiet < 5:
         feeder.look()
-        # Once may be between two places.
-        quiet = quiet + 1 if not left() and not _running(stage) else 0
+        # Once may be between two places. RabbitMQ is asked when nothing else is left to wait for:
+        # each question costs a second of a core.
+        calm = not _running(stage) and (quiet or not stage.broker.at_once or not feeder.waiting())
+        quiet = quiet + 1 if calm and not sum(stage.broker.messages()) else 0
         time.sleep(0.2)
-    raw = [*client.lrange("celery", 0, -1), *client.hvals("unacked")]
-    texts = [text.decode(errors="replace") for text in raw]
-    client.close()
-    return [sent.id for sent in feeder.waiting() if any(sent.id in text for text in texts)]
+    return list(stage.broker.holds({sent.id for sent in feeder.waiting()}))
+
+
+def windows(stage: Stage) -> dict[str, dict[str, int]]:
+    """Each worker's prefetch window, as it says."""
+    told: dict[str, dict[str, int]] = {}
+    for _try in range(10):
+        replies = stage.app.control.inspect(timeout=1.0)._request("window") or {}
+        told |= {name.partition("@")[0]: reply for name, reply in replies.items()}
+        if len(told) == len(stage.workers):
+            break
+    return told
+
+
+def at_rest(stage: Stage, before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """The same, when it has settled: Celery gives the window back step by step."""
+    end = time.monotonic() + SETTLES
+    while True:
+        after = windows(stage)
+        found = Verdict()
+        judge_rest(found, before, after, 0, 0.0)
+        if not found.problems or time.monotonic() > end:
+            return after
+        time.sleep(0.3)
 
 
 def _running(stage: Stage) -> bool:
@@ -250,6 +332,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--mutant", default="", choices=["", "list", *MUTANTS])
     parser.add_argument("--keep", type=Path, help="keep logs and journals here")
+    parser.add_argument("--broker", default="redis", choices=BROKERS)
+    parser.add_argument("--pool", action="append", default=[], help="only this worker")
     parser.add_argument("--phase", action="append", default=[], help="only this phase")
     options = parser.parse_args()
     if options.mutant == "list":
@@ -275,6 +359,8 @@ def main() -> int:
             mutant=options.mutant,
             phases=phases,
             every=progress,
+            broker=options.broker,
+            pools={n: a for n, a in MORE_POOLS.items() if n in options.pool or not options.pool},
         )
     print(report)
     if options.mutant:

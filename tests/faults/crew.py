@@ -32,11 +32,11 @@ class Crew:
         self.choose = choose
         self._ended: set[Worker] = set()
 
-    def _contend(self, *resources: str, many: int = 2) -> None:
+    def _contend(self, *resources: str, many: int = 2, seconds: float = 0.05) -> None:
         """Somebody waits for these."""
         for resource in resources:
             for _one in range(many):
-                self.feeder.send(resource, 0.05, task=self.choose.choice(("early", "late")))
+                self.feeder.send(resource, seconds, task=self.choose.choice(("early", "late")))
 
     def _busy(
         self, *resources: str, seconds: float, manner: str = "sleep"

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,14 @@ RATE = 20.0
 """Tasks a second, while not too many wait."""
 WAITING = 70
 """Nothing is published while so many tasks are not done."""
+PROBE = 0.5
+"""Seconds between two no-ops."""
 DONE = ("SUCCESS", "FAILURE", "REVOKED")
+
+
+def only(worker: str) -> str:
+    """The queue that no other worker reads."""
+    return f"only-{worker}"
 
 
 @dataclass
@@ -36,6 +44,8 @@ class Sent:
         state: The last that was heard of it.
         error: What it failed with.
         result: What it returned.
+        eta: When it is due, if that is later; seconds.
+        expected: Why it may be lost or revoked, if it may: "purged", "revoked".
     """
 
     id: str
@@ -49,10 +59,23 @@ class Sent:
     state: str = "PENDING"
     error: str = ""
     result: Any = None
+    eta: float = 0.0
+    expected: str = ""
 
     @property
     def done(self) -> bool:
         return self.state in DONE
+
+
+def _locked(sent: Sent) -> tuple[Any, ...]:
+    return sent.resource, sent.seconds, sent.manner
+
+
+ARGUMENTS: dict[str, Callable[[Sent], tuple[Any, ...]]] = {
+    "probe": lambda _sent: (),
+    "fill": lambda sent: (sent.seconds,),
+}
+"""Of the tasks that want no key."""
 
 
 class Feeder:
@@ -74,15 +97,18 @@ class Feeder:
         self._random = random.Random(f"{seed}/feed")
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
+        self._prober = threading.Thread(target=self._probe, name="prober", daemon=True)
         self._lock = threading.Lock()
 
     def start(self) -> None:
         self._thread.start()
+        self._prober.start()
 
     def stop(self) -> None:
         """Publish no more."""
         self._over.set()
         self._thread.join(30.0)
+        self._prober.join(30.0)
 
     def close(self) -> None:
         self.stop()
@@ -122,6 +148,20 @@ class Feeder:
         self.publish(sent)
         return sent
 
+    def fill(self, worker: str, seconds: float) -> Sent:
+        """An unlocked task that takes one slot of one worker."""
+        options = {"queue": only(worker)}
+        sent = Sent(str(uuid.uuid4()), "fill", "", seconds, "", now(), options)
+        self.publish(sent)
+        return sent
+
+    def later(self, resource: str, countdown: float) -> Sent:
+        """A task with an ETA."""
+        sent = Sent(str(uuid.uuid4()), "late", resource, 0.05, "sleep", now())
+        sent.options, sent.eta = {"countdown": countdown}, now() + countdown
+        self.publish(sent)
+        return sent
+
     def publish(self, sent: Sent) -> None:
         """To the broker, and into the ledger."""
         sent.at = now()
@@ -130,7 +170,7 @@ class Feeder:
         try:
             self._app.send_task(
                 f"{PROJECT}.{sent.task}",
-                args=(sent.resource, sent.seconds, sent.manner),
+                args=ARGUMENTS.get(sent.task, _locked)(sent),
                 task_id=sent.id,
                 **sent.options,
             )
@@ -153,11 +193,16 @@ class Feeder:
                 if answer is not None:
                     _enter(sent, json.loads(answer))
 
+    def _probe(self) -> None:
+        """A no-op now and then, in the queue of all the others."""
+        while not self._over.wait(PROBE):
+            self.publish(Sent(str(uuid.uuid4()), "probe", "", 0.0, "", now()))
+
     def _run(self) -> None:
         while not self._over.wait(self._random.expovariate(self.rate)):
             self.look()
             sent = self.next()
-            if len(self.waiting()) >= WAITING:
+            if sum(one.task not in ARGUMENTS for one in self.waiting()) >= WAITING:
                 self.held_back += 1
                 continue
             self.publish(sent)

@@ -5,8 +5,9 @@ is lost when the process is killed. Times are CLOCK_BOOTTIME: one clock for all 
 
 A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when it learns that its
 lease is over; `wrote` after it has written to a fenced register.
-Around bodies, the worker writes `received` (its main process), `sent` (whoever publishes a task),
-`got` and `done` (the process and thread that runs it).
+Around bodies, the worker writes `received` and `pooled` (its main process: it has a message, and
+has handed it to the pool), `sent` (whoever publishes a task), `got` and `done` (the process and
+thread that runs it); of itself `connected`, `disconnected` and `stopping`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class Line(NamedTuple):
         fence: Its fencing token, where there is one.
         valid: Until when the library says that the lease lasts; seconds.
         held: Whether the library says that it is held.
-        more: How often the task had been retried; of `wrote`: whether that was accepted.
+        more: How often the task had been retried; of `wrote`: whether that was accepted; of `sent`
+            and `received`: when it is due, if that is later; seconds.
     """
 
     at: float
@@ -101,7 +103,8 @@ class Pen:
             flags = os.O_APPEND | os.O_WRONLY | os.O_CREAT
             self._fd, self._pid = os.open(os.path.join(self._path, name), flags, 0o600), pid
         at = now() if at is None else at
-        line = [round(at, 6), kind, threading.get_native_id(), task, *more]
+        # Not the native id: greenlets share one.
+        line = [round(at, 6), kind, threading.get_ident(), task, *more]
         os.write(self._fd, json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
 
@@ -144,15 +147,16 @@ class Journal:
                 data = stream.read()
             whole = data.rfind(b"\n") + 1
             self._read[file] = done + whole
-            lines = self.lines.setdefault(_process(file), [])
+            lines = self.lines.setdefault(process_of(file), [])
             lines += (Line(*json.loads(line)) for line in data[:whole].splitlines())
         return self.lines
 
     def processes(self) -> Iterator[Process]:
         """All that have a file; that they have written something is not certain."""
-        return (_process(file) for file in self._path.glob("*.log"))
+        return (process_of(file) for file in self._path.glob("*.log"))
 
 
-def _process(file: Path) -> Process:
+def process_of(file: Path) -> Process:
+    """Who wrote a file, by its name."""
     worker, main, pid, started = file.name.removesuffix(".log").rsplit(".", 3)
     return Process(worker, int(main), int(pid), started)

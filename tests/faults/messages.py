@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict
-from tests.faults.stage import POOLS, VISIBILITY
+from tests.faults.stage import MORE_POOLS
 from tests.faults.worker_acts import BY_ITSELF
 
+AWAY = "failed: the broker was away when it had to be sent again"
 ENDS = {
     "LeaseLost": "failed: the lease was lost",
     "WorkerLostError": "failed: its process died",
@@ -24,12 +26,19 @@ ENDS = {
     "Terminated": "failed: terminated",
     "TaskRevokedError": "revoked",
     "ValueError": "failed as asked",
-    "OperationalError": "failed: the broker was away when it had to be sent again",
-    "Reject": "failed: the broker was away when it had to be sent again",
-    "ConnectionError": "failed: the broker was away when it had to be sent again",
+    "OperationalError": AWAY,
+    "Reject": AWAY,
+    "ConnectionError": AWAY,
+    "AttributeError": AWAY,  # kombu's, on a channel that was just closed
 }
 """By the error's name: ends that a policy or a fault explains."""
+ORPHAN = 8.0
+"""Seconds for which the reservation of a producer that was killed may keep others from publishing,
+and for the message of one that was not to be worked off."""
+LOCKED = ("early", "late", "skipping")
+"""The tasks that want a key."""
 BROKER = "broker restart"
+DROPPED = "broker connections dropped"
 KILLS = (BY_ITSELF, "worker kill -9", "worker restart, cold", "worker restart, warm")
 
 
@@ -53,15 +62,18 @@ def judge_messages(
         How many tasks came to which end.
     """
     traces: dict[str, list[tuple[Process, Line]]] = {}
+    gone: dict[tuple[str, int], list[float]] = {}
     for process, of_one in lines.items():
         for line in of_one:
             if line.task in ledger and line.kind not in ("alive",):
                 traces.setdefault(line.task, []).append((process, line))
+            elif line.kind == "disconnected":
+                gone.setdefault((process.worker, process.main), []).append(line.at)
     ends: dict[str, int] = {}
     popped = 0
     for sent in ledger.values():
         trace = sorted(traces.get(sent.id, []), key=lambda one: one[1].at)
-        end, problem = _end(sent, trace, faults, sent.id in waiting)
+        end, problem = _end(sent, trace, faults, sent.id in waiting, gone)
         ends[end] = ends.get(end, 0) + 1
         popped += end == POPPED
         if problem:
@@ -82,21 +94,35 @@ may be one message in the socket of each worker, which goes with the worker, or 
 
 def _connections(fault: Fault) -> int:
     """How many connections that may carry a popped message it ended."""
-    return len(POOLS) if fault.kind == BROKER else fault.kind in KILLS
+    return len(MORE_POOLS) if fault.kind == BROKER else fault.kind in (*KILLS, DROPPED)
 
 
 def _end(
-    sent: Sent, trace: list[tuple[Process, Line]], faults: Sequence[Fault], waits: bool
+    sent: Sent,
+    trace: list[tuple[Process, Line]],
+    faults: Sequence[Fault],
+    waits: bool,
+    gone: Mapping[tuple[str, int], Sequence[float]],
 ) -> tuple[str, bool]:
-    """How it ended, and whether that is wrong."""
+    """How it ended, and whether that is wrong; `gone`: when each worker gave all back."""
+    if sent.task not in LOCKED and sent.state == "SUCCESS":
+        return "a no-op" if sent.task == "probe" else "a filler", False
     if sent.state == "SUCCESS":
         if isinstance(sent.result, dict) and sent.result.get("celery_redlock") == "skipped":
             return "skipped", sent.task != "skipping"
         return "done", not any(line.kind == "enter" for _process, line in trace)
     if sent.state == "REVOKED":
-        return "revoked", not _any(faults, "revoke, SIGTERM", "revoke, SIGKILL")
+        asked = sent.expected == "revoked"
+        return "revoked", not asked and not _any(faults, "revoke, SIGTERM", "revoke, SIGKILL")
     if sent.state == "FAILURE":
-        return ENDS.get(sent.error, f"failed: {sent.error}"), sent.error not in ENDS
+        why = ENDS.get(sent.error, f"failed: {sent.error}")
+        unasked = sent.error == "ValueError" and sent.manner != "raise"
+        why = f"failed: {sent.error}" if unasked else why
+        # Celery makes a Reject of whatever strikes a `retry()` that publishes: LeaseLost, too.
+        struck = "the lease is over" in str(sent.result)
+        away = _any(faults, BROKER, DROPPED, "broker cut")
+        no_cause = why == AWAY and not away and not struck
+        return why, sent.error not in ENDS or unasked or no_cause
     if waits:
         return "stuck", True
     if not trace and not sent.certain:
@@ -106,9 +132,14 @@ def _end(
         for process, line in trace:
             if line.kind in ("received", "got", "enter") and _ended(process, line.at, faults):
                 return "lost with its killed worker (early acknowledgement)", False
-    moves = [line for _process, line in trace if line.kind in ("sent", "received", "got", "enter")]
-    nobody_had_it = not moves or moves[-1].kind == "sent"
-    last = moves[-1].at if moves else sent.at
+    moves = [one for one in trace if one[1].kind in ("sent", "received", "got", "enter")]
+    nobody_had_it = not moves or moves[-1][1].kind == "sent"
+    last = moves[-1][1].at if moves else sent.at
+    if moves and moves[-1][1].kind == "received":
+        process = moves[-1][0]
+        nobody_had_it = any(at > last for at in gone.get((process.worker, process.main), ()))
+    if nobody_had_it and sent.expected == "purged":
+        return "purged", False
     if nobody_had_it and any(_connections(f) and (f.end is None or f.end > last) for f in faults):
         return POPPED, False
     return "LOST", True
@@ -149,7 +180,7 @@ def _any(faults: Sequence[Fault], *kinds: str) -> bool:
 
 def _broken(begin: float, end: float, faults: Sequence[Fault]) -> bool:
     """Was a worker ended, or the broker, between the two: then what was not yet acknowledged?"""
-    return any(f.kind in (*KILLS, BROKER) and f.touches(begin, end) for f in faults)
+    return any(f.kind in (*KILLS, BROKER, DROPPED) and f.touches(begin, end) for f in faults)
 
 
 def _text(sent: Sent, trace: list[tuple[Process, Line]]) -> str:
@@ -161,3 +192,29 @@ def _text(sent: Sent, trace: list[tuple[Process, Line]]) -> str:
         f"{sent.task}[{sent.id}] {sent.resource} {sent.manner} {sent.seconds:.2f} s sent at"
         f" {sent.at:.3f}: {sent.state} {sent.error}; {story or 'no trace'}"
     )
+
+
+def judge_calls(
+    verdict: Verdict, lines: Mapping[Process, Sequence[Line]], died: Mapping[Process, float]
+) -> int:
+    """Every `delay()` that came back has been worked off: a body of its key ends behind it.
+
+    Of producers that were killed the calls count as well, save for those that others' reservations
+    may have met: an orphan's blocks for seconds, and what is called in these is not work lost.
+
+    Returns:
+        How many calls there were.
+    """
+    ends: dict[str, list[float]] = {}
+    for body in verdict.bodies:
+        ends.setdefault(body.resource, []).append(body.end)
+    calls = [(p, one) for p, of_one in lines.items() for one in of_one if one.kind == "gave"]
+    for process, call in calls:
+        if not any(end > call.at for end in ends.get(call.resource, ())):
+            recent = [at for at in died.values() if 0.0 < call.at - at < ORPHAN]
+            if process in died or recent:
+                verdict.limit("a call met an orphan's reservation")
+            else:
+                text = f"{call.resource} by {process.pid}, as {call.task}: no body ended after it"
+                verdict.problem("delay() came back, and nothing ran", call.at, text)
+    return len(calls)

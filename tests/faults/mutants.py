@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -122,6 +123,61 @@ def _swallow() -> None:
     Refused.later = later  # type: ignore[method-assign]
 
 
+def _kept_token() -> None:
+    """All attempts of one owner have the same token."""
+    from celery_redlock.lease import Owner
+
+    token = Owner.token
+    Owner.token = lambda self, nonce, now=0.0: token(self, "0" * 32, 0.0)  # type: ignore[method-assign]
+
+
+def _counted_from_the_answer() -> None:
+    from celery_redlock.lease import Claim
+
+    acknowledged = Claim.acknowledged
+
+    def late(self: Claim, node: int, sent: float, now: float) -> None:
+        acknowledged(self, node, now, now)
+
+    Claim.acknowledged = late  # type: ignore[method-assign]
+
+
+def _not_undone() -> None:
+    from celery_redlock import quorum
+
+    def undo(claim: Any, now: float, nodes: Any = None) -> Any:
+        claim.ended = True
+        yield from ()
+
+    quorum.undo = undo
+
+
+def _no_doubt() -> None:
+    from celery_redlock.guard import Guard
+
+    Guard.doubt = lambda self, *args: ""  # type: ignore[method-assign]
+
+
+def _dawdle() -> None:
+    """Whoever asks for a lock takes his time."""
+    from celery_redlock import quorum
+
+    acquire = quorum.acquire
+
+    def slowly(*args: Any) -> Any:
+        time.sleep(1.5)
+        return (yield from acquire(*args))
+
+    quorum.acquire = slowly
+
+
+def _wide_window() -> None:
+    """The prefetch window is widened for what is held back, and never narrowed again."""
+    from kombu.common import QoS
+
+    QoS.decrement_eventually = lambda self, n=1: self.value
+
+
 def _nothing() -> None: ...
 
 
@@ -156,6 +212,40 @@ MUTANTS: dict[str, Mutant] = {
         ("not told", "untrue", *WITHIN),
     ),
     "leak": Mutant("a lock is freed at every ending", _leak, ("processes",), ("not freed", "key")),
+    "kept-token": Mutant(
+        "a token is used for one attempt", _kept_token, ("nodes",), ("trace, rule 1",), seconds=10.0
+    ),
+    "counted-late": Mutant(
+        "a lease is counted from before it was asked for",
+        _counted_from_the_answer,
+        ("nodes",),
+        ("trace, rule 3",),
+        seconds=10.0,
+    ),
+    "not-undone": Mutant(
+        "an attempt that fails is undone", _not_undone, ("nodes",), ("trace, rule 8",), seconds=15.0
+    ),
+    "no-doubt": Mutant(
+        "a node that has just started has no vote",
+        _no_doubt,
+        ("memory",),
+        ("trace, rule 5",),
+        seconds=15.0,
+    ),
+    "dawdle": Mutant(
+        "a key that is free and wanted is taken within a second",
+        _dawdle,
+        ("nodes",),
+        ("a key is free and wanted",),
+        seconds=30.0,
+    ),
+    "wide-window": Mutant(
+        "the prefetch window at rest is what it was at the start",
+        _wide_window,
+        ("nodes", "later"),
+        ("prefetch",),
+        seconds=12.0,
+    ),
     "swallow": Mutant(
         "a task that waits is not lost", _swallow, ("nodes",), ("message",), seconds=15.0
     ),

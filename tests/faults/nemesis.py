@@ -1,7 +1,7 @@
 """Which faults happen when: phases, by seed.
 
-Three tracks run side by side: one act at a time on the nodes, one on the network, one on the
-workers. A phase says how long each rests between two acts.
+Four tracks run side by side: one act at a time on the nodes, one on the network, one on the
+workers, one on the broker and with load. A phase says how long each rests between two acts.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Phase:
     nodes: float
     network: float
     processes: float
+    load: float = 0.0
     only: tuple[str, ...] = ()
 
 
@@ -41,13 +42,30 @@ PHASES = (
     Phase("processes", 5.0, 8.0, 0.7),
     Phase("majority", 3.0, 0.0, 5.0, only=("lose_majority",)),
     Phase("memory", 0.5, 0.0, 8.0, only=("forget_one_of_three",)),
-    Phase("all", 2.5, 2.5, 2.5),
+    Phase("others", 0.5, 0.0, 8.0, only=("swap", "demote")),
+    Phase("load", 0.0, 0.0, 0.0, 0.5),
+    Phase("all", 2.5, 2.5, 2.5, 4.0),
 )
 SLEEPERS = Phase("sleepers", 0.0, 0.0, 0.3, only=("stop_worker",))
 """Whole workers are stopped, lose what they held, and wake. For who looks for one kind of bug."""
 ENDINGS = Phase("endings", 0.0, 0.0, 0.3, only=("terminate", "kill_child"))
 """Bodies are ended from outside, while others wait for what they hold. The same."""
-DIRECTED = (SLEEPERS, ENDINGS)
+BUSY = Phase("busy", 0.0, 0.0, 0.0, 0.3, only=("busy_slots",))
+FLOOD = Phase("flood", 0.0, 0.0, 0.0, 0.3, only=("flood",))
+RECONNECTS = Phase("reconnects", 0.0, 0.0, 0.0, 0.3, only=("drop_broker",))
+LEAVING = Phase("leaving", 0.0, 0.0, 0.0, 0.3, only=("restart_busy",))
+"""One kind of load each. The same."""
+LATER = Phase("later", 0.0, 0.0, 0.0, 0.3, only=("revoke_later",))
+"""Tasks with an ETA. The same."""
+GENTLE = (
+    "pause_nodes", "restart_with_memory", "restart_empty", "client_kill", "script_flush", "flush",
+    "no_room", "no_clients", "long_script", "load", "drop_broker", "revoke_later",
+)  # fmt: skip
+SHORT = Phase("short", 0.8, 1.0, 2.0, 2.0, only=GENTLE)
+"""A little of all, for `make test`."""
+PRODUCERS = Phase("producers", 0.0, 0.0, 0.0, 0.3, only=("kill_producers",))
+"""Who reserves a key and is killed before it has published. The same."""
+DIRECTED = (SHORT, PRODUCERS, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 
@@ -93,7 +111,7 @@ class Nemesis:
         """
         begin = time.monotonic()
         changes = begin
-        for track in ("nodes", "network", "processes"):
+        for track in ("nodes", "network", "processes", "load"):
             self._later(0.0, self._track(track))
         try:
             while (at := time.monotonic()) < begin + self._seconds:

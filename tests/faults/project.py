@@ -10,22 +10,37 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import time
 import uuid
+from datetime import datetime
 from typing import Any
 
-from celery import Celery, Task
+from celery import Celery, Task, bootsteps
 from celery.exceptions import SoftTimeLimitExceeded
-from celery.signals import before_task_publish, task_postrun, task_prerun, task_received
+from celery.signals import (
+    before_task_publish,
+    task_postrun,
+    task_prerun,
+    task_received,
+    worker_shutting_down,
+)
+from celery.worker import WorkController
+from celery.worker.consumer import Tasks
+from celery.worker.control import inspect_command
 
 from celery_redlock import SingletonTask, current_lease
 from celery_redlock.errors import LeaseLost
+from tests.faults import tracing
 from tests.faults.journal import Pen, now, short
 from tests.faults.register import Register
 
 NAME = "tests.faults.project"
 PULSE = 0.02
 """Seconds between two signs of life."""
+GREEN = "gevent" in sys.argv
+PRODUCED = tuple(f"r{number}" for number in range(4))
+"""What the producers' tasks lock."""
 
 app = Celery(NAME)
 app.conf.update(json.loads(os.environ["TEST_CONF"]))
@@ -36,6 +51,8 @@ if os.environ.get("TEST_MUTANT"):
     from tests.faults import mutants
 
     mutants.plant(os.environ["TEST_MUTANT"])
+
+tracing.install()
 
 # A worker must not outlive a campaign that is killed.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -116,6 +133,8 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
     """
     if manner == "_exit" and os.getpid() == pen.main:
         manner = "sleep"  # not a pool child: it would end the worker
+    if manner in ("loop", "gil") and GREEN:
+        manner = "sleep"  # it would stop all greenlets: nobody promises them anything
     account = Account(task, resource)
     account.note("enter")
     try:
@@ -162,9 +181,81 @@ def skipping(self: Task, resource: str, seconds: float, manner: str = "sleep") -
     return occupy(self, resource, seconds, manner)
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_scope="until_executed",
+          max_retries=3, acks_late=True)  # fmt: skip
+def reserved(self: Task, resource: str, seconds: float) -> int:
+    """One in the queue or at work."""
+    return occupy(self, resource, seconds, "sleep")
+
+
+@app.task
+def probe() -> None:
+    """Wants nothing but a slot, for a moment."""
+
+
+@app.task
+def fill(seconds: float) -> None:
+    """Takes a slot."""
+    time.sleep(seconds)
+
+
 @task_received.connect
 def received(request: Any = None, **_signal: Any) -> None:
-    pen.write("received", request.id)
+    pen.write("received", request.id, *_due(request.eta))
+
+
+def _due(eta: Any) -> tuple[Any, ...]:
+    """The fields of a line that tell when a message is due."""
+    if eta is None:
+        return ()
+    eta = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
+    return "", "", "", None, 0.0, False, round(now() + eta.timestamp() - time.time(), 3)
+
+
+def _noted(process_task: Any) -> Any:
+    """A way into the pool, that is written down."""
+
+    def noted(self: Any, request: Any) -> Any:
+        pen.write("pooled", request.id)
+        return process_task(self, request)
+
+    return noted
+
+
+for name in ("_process_task", "_process_task_sem"):
+    setattr(WorkController, name, _noted(getattr(WorkController, name)))
+
+
+class Connection(bootsteps.StartStopStep):
+    """Writes when the worker begins to consume, and when it stops."""
+
+    requires = (Tasks,)
+
+    def start(self, consumer: Any) -> None:
+        pen.write("connected", "")
+
+    def stop(self, consumer: Any) -> None:
+        pen.write("disconnected", "")
+
+
+app.steps["consumer"].add(Connection)
+
+
+@worker_shutting_down.connect
+def stopping(**_signal: Any) -> None:
+    pen.write("stopping", "")
+
+
+@inspect_command(name="window")
+def window(state: Any) -> dict[str, int]:
+    """The prefetch window: what it is to be, what the transport does, and for how many slots."""
+    consumer = state.consumer
+    virtual = getattr(consumer.task_consumer.channel, "qos", None)
+    return {
+        "value": consumer.qos.value,
+        "wire": getattr(virtual, "prefetch_count", -1),
+        "slots": consumer.pool.num_processes,
+    }
 
 
 @task_prerun.connect
@@ -179,4 +270,4 @@ def done(task_id: str = "", **_signal: Any) -> None:
 
 @before_task_publish.connect
 def sent(headers: Any = None, **_signal: Any) -> None:
-    pen.write("sent", headers["id"])
+    pen.write("sent", headers["id"], *_due(headers.get("eta")))

@@ -33,6 +33,7 @@ class Link:
         delay: Seconds that every piece of data takes, each way.
         jitter: Seconds more, at most.
         breaks: So many replies are broken off after their first byte, and the connection reset.
+        drops: All its connections are to be reset, once.
     """
 
     def __init__(self, target: int, seed: str) -> None:
@@ -41,11 +42,16 @@ class Link:
         self.held: set[str] = set()
         self.delay = self.jitter = 0.0
         self.breaks = 0
+        self.drops = False
         self._random = random.Random(seed)
 
     @property
+    def port(self) -> int:
+        return int(self.listener.getsockname()[1])
+
+    @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self.listener.getsockname()[1]}/0"
+        return f"redis://127.0.0.1:{self.port}/0"
 
     def heal(self) -> None:
         """As if nothing had been."""
@@ -97,9 +103,7 @@ class _Connection:
                     elif way == REPLIES and self.link.breaks > 0:
                         self.link.breaks -= 1
                         target.send(data[:1])
-                        # Closed with a reset, not with a farewell.
-                        linger = struct.pack("ii", 1, 0)
-                        target.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                        self.reset()
                         self.broken = True
                     else:
                         sent = target.send(data)
@@ -111,6 +115,11 @@ class _Connection:
                     break
                 except OSError:
                     self.broken = True
+
+    def reset(self) -> None:
+        """The client's end is to be closed with a reset, not with a farewell."""
+        linger = struct.pack("ii", 1, 0)
+        self.ends[REPLIES][1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     def close(self) -> None:
         for end in self.ends[REQUESTS]:
@@ -126,6 +135,11 @@ class Network:
         self._connections: set[_Connection] = set()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
+
+    @property
+    def thread(self) -> int:
+        """Its thread, by the kernel's number."""
+        return self._thread.native_id or 0
 
     def link(self, target: int, seed: str) -> Link:
         """A new link to a port of this host."""
@@ -154,6 +168,9 @@ class Network:
 
     def _run(self) -> None:
         while not self._over.is_set():
+            dropping = [link for link in self._links if link.drops]
+            for link in dropping:
+                link.drops = False
             waiting = any(any(c.queues.values()) for c in self._connections)
             for key, _event in self._selector.select(TICK if waiting else IDLE):
                 if isinstance(key.data, Link):
@@ -164,8 +181,8 @@ class Network:
                         self._selector.unregister(key.fileobj)
             for connection in list(self._connections):
                 connection.give()
-                if connection.broken:
-                    self._drop(connection)
+                if connection.broken or connection.link in dropping:
+                    self._drop(connection, connection.link in dropping)
 
     def _accept(self, link: Link) -> None:
         client, _address = link.listener.accept()
@@ -179,7 +196,9 @@ class Network:
         for way, (source, _target) in connection.ends.items():
             self._selector.register(source, selectors.EVENT_READ, (connection, way))
 
-    def _drop(self, connection: _Connection) -> None:
+    def _drop(self, connection: _Connection, reset: bool) -> None:
+        if reset:
+            connection.reset()
         self._connections.discard(connection)
         for source, _target in connection.ends.values():
             with contextlib.suppress(KeyError, ValueError):

@@ -5,9 +5,11 @@ Looked at with plain commands, straight at the servers, past all links.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import threading
 from dataclasses import dataclass, field
+from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
@@ -45,6 +47,8 @@ class Sentry:
         sights: By resource and token.
         alive: When each process was last seen alive, just before the look.
         stalls: When this machine, or at least this process, stood still.
+        network: The thread that carries the links, by its native id.
+        broker: The broker's process; 0 where it has many.
     """
 
     def __init__(self, nodes: list[LocalServer], resources: tuple[str, ...], journal: Journal):
@@ -52,6 +56,8 @@ class Sentry:
         self.alive: dict[Process, float] = {}
         self.dead: set[Process] = set()
         self.stalls: list[tuple[float, float]] = []
+        self.network = self.broker = 0
+        self._queued: dict[str, list[tuple[float, float]]] = {}
         self._nodes = nodes
         self._resources = resources
         self._journal = journal
@@ -74,11 +80,13 @@ class Sentry:
 
     def _watch(self, number: int) -> None:
         """One node: the tokens of all resources."""
-        client = redis.Redis(
-            port=self._nodes[number].port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0)
-        )
+        client: Any = None
+        port = 0
         keys = [PREFIX + resource for resource in self._resources]
         while not self._over.wait(EVERY):
+            if self._nodes[number].port != port:  # another server stands there
+                port = self._nodes[number].port
+                client = redis.Redis(port=port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
             at = now()
             with contextlib.suppress(redis.RedisError):
                 for resource, token in zip(self._resources, client.mget(keys), strict=True):
@@ -100,13 +108,40 @@ class Sentry:
             if at - before > STALL:
                 self.stalls.append((before, at))
             before = at
+            self._queue("network", f"/proc/self/task/{self.network}/schedstat")
+            self._queue("broker", f"/proc/{self.broker}/schedstat")
             for process in self._journal.processes():
                 if process not in self.dead:
                     at = now()
                     if process.alive():
                         self.alive[process] = at
+                        kind = "main" if process.pid == process.main else "child"
+                        name = f"{kind} {process.pid}"
+                        self._queue(name, f"/proc/{process.pid}/schedstat")
                     else:
                         self.dead.add(process)
+
+    def _queue(self, name: str, path: str) -> None:
+        """How long somebody has stood in the kernel's run queue so far, as the kernel counts."""
+        with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
+            waited = int(file.read().split()[1]) / 1e9
+            self._queued.setdefault(name, []).append((now(), waited))
+
+    def starved(self, begin: float, end: float) -> float:
+        """For how long those that a message passes had to wait for a core, between two times.
+
+        The network, the broker, and of the workers' main processes and their children those that
+        waited longest: a message passes one of each.
+        """
+        longest = dict.fromkeys(("network", "broker", "main", "child"), 0.0)
+        for name, samples in list(self._queued.items()):
+            kind = name.partition(" ")[0]
+            first = bisect.bisect_left(samples, (begin,)) - 1
+            last = min(bisect.bisect_left(samples, (end,)), len(samples) - 1)
+            if last > first:
+                waited = samples[last][1] - samples[max(0, first)][1]
+                longest[kind] = max(longest[kind], waited)
+        return sum(longest.values())
 
 
 STAYING = ("#fence", "#done")

@@ -20,6 +20,7 @@ import psutil
 from celery import Celery
 
 from celery_redlock.server import LocalServer
+from tests.faults.broker import broker as make_broker
 from tests.faults.journal import Journal
 from tests.faults.proxy import Link, Network
 
@@ -29,8 +30,7 @@ TTL = 2.0
 """Seconds."""
 NODES = 5
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
-VISIBILITY = 15
-"""Seconds after which the broker delivers again what a dead worker had; longer than any body."""
+DEBUG = ("--enable-debug-command", "local")
 BACKOFF_MAX = 1.0
 """Seconds until a task that met a held lock tries again, at most."""
 HELPED = "threads"
@@ -41,6 +41,14 @@ POOLS: dict[str, tuple[str, ...]] = {
     HELPED: ("-P", "threads", "-c", "4"),
 }
 """The workers, and what they are started with."""
+MORE_POOLS: dict[str, tuple[str, ...]] = {
+    **POOLS,
+    "two": ("--autoscale", "3,1", "--max-tasks-per-child", "40"),
+    "green": ("-P", "gevent", "-c", "6"),
+}
+"""Those of a long campaign."""
+SLOTS = {"one": 2, "two": 2, HELPED: 4, "green": 6}
+"""How many bodies each runs at a time."""
 
 
 class Stage:
@@ -51,6 +59,7 @@ class Stage:
         seed: Of the links' jitter.
         mutant: The bug to plant into the workers, or none.
         pools: The workers to start.
+        broker: One of `BROKERS`.
         **conf: More of their configuration.
     """
 
@@ -61,6 +70,7 @@ class Stage:
         *,
         mutant: str = "",
         pools: dict[str, tuple[str, ...]] = POOLS,
+        broker: str = "redis",
         **conf: Any,
     ) -> None:
         self.path = path
@@ -68,8 +78,12 @@ class Stage:
         self.bodies.mkdir(parents=True)
         self.journal = Journal(self.bodies)
         self.mutant = mutant
-        self.nodes = [LocalServer(config=LASTING if n < 2 else ()) for n in range(NODES)]
-        self.broker = LocalServer(config=("--appendonly", "yes", "--appendfsync", "everysec"))
+        self.nodes = [
+            LocalServer(config=(*DEBUG, *(LASTING if n < 2 else ()))) for n in range(NODES)
+        ]
+        self.broker = make_broker(broker)
+        # Which server stands behind each node's address, where it is not always the same one.
+        self.standing: list[LocalServer] = []
         self.results = LocalServer()
         self._given = conf
         self._seed = seed
@@ -79,18 +93,15 @@ class Stage:
 
     def __enter__(self) -> Stage:
         with contextlib.ExitStack() as stack:
-            for server in (*self.nodes, self.broker, self.results):
+            for server in (*self.nodes, self.results):
                 stack.enter_context(server)
+            stack.enter_context(self.broker)
             self.conf: dict[str, Any] = {
                 "broker_url": self.broker.url,
                 "result_backend": self.results.url,
                 "broker_connection_retry_on_startup": True,
                 "broker_connection_max_retries": None,
-                "broker_transport_options": {
-                    "visibility_timeout": VISIBILITY,
-                    "unacked_restore_interval": 2,
-                    "unacked_restore_throttle": 1,
-                },
+                **self.broker.conf,
                 "worker_prefetch_multiplier": 1,
                 "worker_cancel_long_running_tasks_on_connection_loss": False,
                 "redlock_ttl": TTL,
@@ -100,20 +111,45 @@ class Stage:
                 "redlock_retry_backoff_max": BACKOFF_MAX,
                 **self._given,
             }
+            self.standing = list(self.nodes)
             self.app = Celery("tests.faults.sender", set_as_current=False)
             self.app.conf.update({**self.conf, "result_backend": None})
-            network = stack.enter_context(Network())
+            self.network = network = stack.enter_context(Network())
             for name, arguments in self._pools.items():
                 links = [
                     network.link(node.port, f"{self._seed}/{name}/{number}")
                     for number, node in enumerate(self.nodes)
                 ]
-                worker = Worker(self, name, arguments, links)
+                way = network.link(self.broker.port, f"{self._seed}/{name}/broker")
+                worker = Worker(self, name, arguments, links, way)
                 stack.callback(worker.end)
                 self.workers.append(worker)
                 worker.start()
             self._stack = stack.pop_all()
         return self
+
+    def producer(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """A process that publishes: see `producer.py`. It ends with this one."""
+        conf = {**self.conf, "redlock_nodes": [node.url for node in self.nodes]}
+        environment = self.environment("producer", {**conf, "broker_url": self.broker.url})
+        command = [sys.executable, "-m", "tests.faults.producer", *arguments]
+        with open(self.path / "producer.log", "ab") as output:
+            return subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def environment(self, name: str, conf: dict[str, Any]) -> dict[str, str]:
+        """Of a process that runs the project."""
+        return {
+            **os.environ,
+            "TEST_CONF": json.dumps(conf),
+            "TEST_JOURNAL": str(self.bodies),
+            "TEST_WORKER": name,
+            "TEST_MUTANT": self.mutant,
+            # The second is for a helper process, which is not of our project.
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests" / "faults" / "site"))),
+            "PYTHONFAULTHANDLER": "1",
+        }
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -130,15 +166,17 @@ class Worker:
     Attributes:
         name: See `POOLS`.
         links: Its links to the nodes, in their order.
+        way: Its link to the broker.
         stopped: It, or a child of it, has been stopped and not been woken.
     """
 
     def __init__(
-        self, stage: Stage, name: str, arguments: tuple[str, ...], links: list[Link]
+        self, stage: Stage, name: str, arguments: tuple[str, ...], links: list[Link], way: Link
     ) -> None:
         self.stage = stage
         self.name = name
         self.links = links
+        self.way = way
         self.output = stage.path / f"worker-{name}.log"
         self.stopped = False
         self._arguments = arguments
@@ -175,22 +213,16 @@ class Worker:
     def start(self) -> None:
         self._since = self.output.stat().st_size if self.output.exists() else 0
         conf = {**self.stage.conf, "redlock_nodes": [link.url for link in self.links]}
+        conf["broker_url"] = self.stage.broker.url_at(self.way.port)
         if self.name == HELPED:
             conf["redlock_keeper"] = "process"
         if self.name == "two":
             conf["worker_soft_shutdown_timeout"] = 1.0  # what is a cold shutdown elsewhere
-        environment = {
-            **os.environ,
-            "TEST_CONF": json.dumps(conf),
-            "TEST_JOURNAL": str(self.stage.bodies),
-            "TEST_WORKER": self.name,
-            "TEST_MUTANT": self.stage.mutant,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONFAULTHANDLER": "1",
-        }
+        environment = self.stage.environment(self.name, conf)
         command = [sys.executable, "-m", "tests.run_celery", "-A", PROJECT, "worker", "-l", "INFO"]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         command += ["-n", f"{self.name}@faults", *self._arguments]
+        command += ["-Q", f"celery,only-{self.name}"]
         with open(self.output, "ab") as output:
             self.process = subprocess.Popen(
                 command,

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
-from tests.faults.messages import judge_messages
+from tests.faults.messages import ORPHAN, judge_calls, judge_messages
 from tests.faults.oracle import BACK, PROMPT, RESIDUE, Verdict, judge
 from tests.faults.sentry import Sight
 from tests.faults.stage import HELPED, TTL
@@ -324,3 +324,46 @@ def test_early_acknowledgement_runs_a_task_once() -> None:
 def test_an_error_that_nothing_explains() -> None:
     assert messages(sent(state="FAILURE", error="KeyError"), "got", "enter")[1] == ["failed"]
     assert messages(sent(state="FAILURE", error="LeaseLost"), "got", "enter")[1] == []
+
+
+def test_an_error_by_that_name_that_was_not_asked_for() -> None:
+    assert messages(sent(state="FAILURE", error="ValueError"), "got")[1] == ["failed"]
+    away = Fault("broker restart", 1.0, 2.0)
+    assert messages(sent(state="FAILURE", error="OperationalError"), "got", faults=(away,))[1] == []
+    assert messages(sent(state="FAILURE", error="OperationalError"), "got")[1] == ["failed"]
+
+
+def test_what_was_revoked_or_purged_was_so_on_purpose() -> None:
+    assert messages(sent(state="REVOKED", expected="revoked"), "received")[1] == []
+    assert messages(sent(state="REVOKED"), "received")[1] == ["revoked"]
+    assert messages(sent(state="PENDING", expected="purged"))[1] == []
+    assert messages(sent(state="PENDING", expected="purged"), "received")[1] == ["LOST"]
+
+
+def test_a_message_that_a_worker_gave_back_is_nobodys() -> None:
+    """It was popped again, over a connection that ended."""
+    process, lines = A, [Line(1.1, "received", 1, "task"), Line(1.2, "disconnected", 1, "")]
+    kill = Fault("worker kill -9", 1.3, 1.5, "two", 20)
+    found = Verdict()
+    judge_messages(found, {"task": sent("early", "PENDING")}, {process: lines}, [kill], ())
+    assert found.problems == []
+    judge_messages(found, {"task": sent("early", "PENDING")}, {process: lines[:1]}, [kill], ())
+    assert len(found.problems) == 1
+
+
+def test_a_call_that_came_back_is_worked_off() -> None:
+    """The finding: a producer is killed between reserving and publishing."""
+    killed, healthy = Process("producer", 8, 8, "1"), Process("producer", 9, 9, "2")
+    call = [Line(20.0, "gave", 1, "x", "", "f1")]
+
+    def found(begin: float, died: dict[Process, float]) -> list[str]:
+        lines = {A: body(A, begin, begin + 0.1), healthy: call}
+        verdict_ = verdict((A, lines[A]))
+        assert judge_calls(verdict_, lines, died) == 1
+        return [problem.kind for problem in verdict_.problems]
+
+    assert found(20.1, {}) == []
+    assert found(19.0, {}) == ["delay() came back, and nothing ran"]
+    assert found(19.0, {killed: 20.0 - ORPHAN + 1.0}) == []
+    assert found(19.0, {killed: 20.0 - ORPHAN - 1.0}) == ["delay() came back, and nothing ran"]
+    assert found(19.0, {healthy: 20.1}) == []

@@ -171,16 +171,8 @@ class WorkerActs(Crew):
     def revive(self) -> None:
         """Start again a worker that has ended and whose end nobody wanted."""
         for worker in self.stage.workers:
-            if not worker.alive and worker not in self._ended:
+            ending = not worker.alive or "Unrecoverable error" in worker.text
+            if ending and worker not in self._ended:
                 with self.chronicle.fault(BY_ITSELF, worker, pid=worker.pid):
                     worker.end()
                     worker.start()
-
-    def restart_broker(self) -> Steps:
-        with self.chronicle.fault("broker restart"):
-            try:
-                self.stage.broker.kill()
-                yield self.choose.uniform(0.0, 1.0)
-            finally:
-                self.stage.broker.start()
-            yield 0.5

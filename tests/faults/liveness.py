@@ -1,0 +1,452 @@
+"""Is anything stuck? A key that is free and wanted is taken, a no-op ends, nothing stays behind.
+
+Pure: judged from the accounts of workers and bodies, the keys that were seen, and the faults.
+
+A message is at every moment in somebody's *custody*: the broker's, a worker's (from `received` to
+`got`), or that of the slot which works on it. A worker has a *free slot* while it is connected to
+its broker and fewer bodies and other tasks run in it than it has slots. An attempt that meets a
+held lock does no work, so it takes no slot: of a thousand such attempts in a row none may hold up
+anybody. A key is *wanted* while a message for it lies where there is a free slot: with a worker
+that has one, in the queue while any worker has one, or in a slot that asks for it. Whoever waits
+longer than `WAIT` in one piece, with nothing of `FORGIVEN` in it, is stuck.
+
+The rules of forgiveness, each with its name, are all there is; there is no general slack.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tests.faults.broker import VISIBILITY
+from tests.faults.chronicle import Fault
+from tests.faults.feeder import Sent
+from tests.faults.journal import Line, Process
+from tests.faults.oracle import QUORUM, Verdict
+from tests.faults.sentry import Sight
+from tests.faults.spans import Span, Spans, both, fewer, longest, union, without
+from tests.faults.stage import NODES, TTL
+
+WAIT = 1.0
+"""Seconds that a key may be free and wanted, and a no-op wait for a free slot."""
+SEEN = 0.2
+"""Seconds by which the end of a key may be seen late: two looks of the sentry, and a busy core."""
+CHILD_BACK = 5.0
+"""Seconds until Celery has replaced a child that died: billiard looks every five."""
+CONNECTED = 1.0
+"""Seconds after a worker says that it consumes, until it does: its first round connects."""
+LINKS_BACK = 2.0
+"""Seconds after a quorum is back: connections are tried again after up to one, and so are keys."""
+BACK_IN_QUEUE = 2.0
+"""Seconds within which a worker that is told to stop gives back what it has not begun."""
+WOKEN = 2.0
+"""Seconds after SIGCONT: what was due meanwhile is done, connections are found to be dead."""
+
+FORGIVEN: dict[str, str] = {
+    "machine": "the machine stood still, as the stall watcher has seen; or the network, the broker,"
+    " a worker or a child of it stood in the kernel's run queue: so much is deducted",
+    "quorum": "too few nodes answer to this worker: nobody is to run without a quorum; a node that"
+    " came back without its memory has no vote for a ttl",
+    "broker": "the broker is away, or a worker not connected to it: no message moves",
+    "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later",
+    "stopped": "a process that is stopped does nothing, and keeps what it was handed",
+    "stranded": "what a dead connection or worker had is given back when the broker does so: with"
+    " Redis after the visibility timeout (Celery's documented limit), with RabbitMQ at once",
+    "popped": "Redis hands one message to a worker that has no room, in the socket; it goes with"
+    " the connection, and comes back after the visibility timeout or never (Celery's limit)",
+    "prefetched": "what a worker has fetched waits for a slot of that worker (Celery's prefetch)",
+    "eta": "a message is not wanted before its ETA",
+    "pooled": "what Celery's pool was handed before a warm shutdown stays there (Celery's way)",
+}
+"""Why somebody may wait, by name."""
+
+BROKER_AWAY = ("broker restart", "broker connections dropped", "broker cut")
+STOPS = ("child stop", "worker stop")
+FORGETTING = ("node kill", "three of five forget", "node swapped", "node demoted", "clock stepped")
+"""Faults after which a node has no vote for a ttl, by how they begin."""
+UNLOCKED = ("probe", "fill")
+"""Tasks that want no key."""
+
+Main = tuple[str, int]
+"""A worker, as long as its main process lives: its name and pid."""
+BROKER: Main = ("", 0)
+ENDS_ASKING = ("enter", "done", "sent")
+
+
+@dataclass
+class Waits:
+    """What was found.
+
+    Attributes:
+        wanted: The longest that a key was free and wanted; seconds.
+        noop: The longest that a no-op waited where there was a free slot; seconds.
+        probes: How many no-ops were judged.
+        popped: How many messages waited in the socket of a worker without room.
+    """
+
+    wanted: float = 0.0
+    noop: float = 0.0
+    probes: int = 0
+    popped: int = 0
+
+
+@dataclass
+class _Worker:
+    """One life of a worker."""
+
+    connected: Spans = field(default_factory=list)
+    connects: list[float] = field(default_factory=list)
+    leaves: list[float] = field(default_factory=list)
+    stopping: float = float("inf")
+    died: float = float("inf")
+    well: Spans = field(default_factory=list)
+    free: Spans = field(default_factory=list)
+
+
+@dataclass
+class _Custody:
+    """Where a message was, and from when to when; `asks`: in a slot that asks for its key."""
+
+    begin: float
+    end: float
+    where: Main
+    next: Main | None = None
+    asks: bool = False
+
+
+def judge_liveness(
+    verdict: Verdict,
+    ledger: Mapping[str, Sent],
+    lines: Mapping[Process, Sequence[Line]],
+    alive: Mapping[Process, float],
+    faults: Sequence[Fault],
+    sights: Iterable[Sight],
+    stalls: Sequence[Span],
+    slots: Mapping[str, int],
+    until: float,
+    *,
+    at_once: bool = False,
+    starved: Callable[[float, float], float] = lambda _begin, _end: 0.0,
+) -> Waits:
+    """Add what is wrong to the verdict.
+
+    Args:
+        verdict: That on the locks.
+        ledger: All that was sent.
+        lines: The accounts.
+        alive: When each process was last seen alive.
+        faults: What was done.
+        sights: Which tokens were seen on which node.
+        stalls: When the machine stood still.
+        slots: How many each worker has, at least, by its name.
+        until: Up to when it is judged; seconds.
+        at_once: The broker gives back at once what a dead connection had.
+        starved: For how long those that a message passes had to wait for a core between two times.
+    """
+    waits = Waits()
+    traces = _traces(lines, ledger)
+    workers = _workers(lines, alive, until)
+    for main, worker in workers.items():
+        worker.free = _free(main, worker, lines, alive, ledger, faults, slots, until)
+    anywhere = union(span for worker in workers.values() for span in worker.free)
+
+    def counted(begin: float, end: float) -> float:
+        return max(0.0, end - begin - starved(begin, end))
+
+    forgiven = union([*((a - 0.1, b + 0.5) for a, b in stalls), *_broker_away(faults, until)])
+    popped: dict[Main, float] = {}
+    ends = _ends(workers, faults)
+    keys: dict[str, list[tuple[Span, str, str]]] = {}
+    for sent in sorted(ledger.values(), key=lambda one: one.at):
+        spans: list[tuple[Span, str]] = []
+        for custody in _custodies(sent, traces.get(sent.id, []), workers, until, at_once):
+            where = anywhere
+            if custody.where != BROKER:
+                worker = workers[custody.where]
+                where = worker.well if custody.asks else worker.free
+            got_by = custody.next
+            if custody.where == BROKER and not at_once and _gone(custody, ends):
+                waits.popped += 1
+                continue
+            if custody.where == BROKER and got_by is not None and not at_once:
+                own = both([(custody.begin, custody.end)], workers[got_by].free)
+                late = longest(without(both([(custody.begin, custody.end)], where), own))[0]
+                if late > WAIT and popped.get(got_by, 0.0) <= custody.begin:
+                    popped[got_by] = custody.end  # "popped": one at a time
+                    waits.popped += 1
+                    where = workers[got_by].free
+            waits_there = without(both([(custody.begin, custody.end)], where), forgiven)
+            spans += ((span, custody.where[0] or "the queue") for span in waits_there)
+        if sent.resource:
+            keys.setdefault(sent.resource, []).extend((s, sent.id, at) for s, at in spans)
+        elif sent.task == "probe":
+            waits.probes += 1
+            begin, end = longest(union(span for span, _where in spans))[1]
+            seconds = counted(begin, end)
+            waits.noop = max(waits.noop, seconds)
+            if seconds > WAIT + SEEN:
+                text = f"{seconds:.2f} s, {begin:.3f} to {end:.3f}: {_story(sent, traces)}"
+                verdict.problem("a no-op waits though a slot is free", begin, text)
+    busy = _busy(verdict, sights)
+    for key, wants in keys.items():
+        idle = without(union(span for span, _id, _at in wants), busy.get(key, []))
+        for begin, end in idle:
+            seconds = counted(begin, end)
+            waits.wanted = max(waits.wanted, seconds)
+            if seconds > WAIT + SEEN:
+                who = [(sent, at) for (a, b), sent, at in wants if a < end and begin < b]
+                places = ", ".join(f"{sum(at == p for _s, at in who)} with {p}" for p in
+                                   sorted({at for _sent, at in who}))  # fmt: skip
+                text = (
+                    f"{key} for {seconds:.2f} s, {begin:.3f} to {end:.3f}, by {places};"
+                    f" as {_story(ledger[who[0][0]], traces)}"
+                )
+                verdict.problem("a key is free and wanted, and nobody takes it", begin, text)
+    return waits
+
+
+def _ends(workers: Mapping[Main, _Worker], faults: Sequence[Fault]) -> list[float]:
+    """When connections to the broker ended."""
+    ends = [at for worker in workers.values() for at in (*worker.leaves, worker.died)]
+    ends += [worker.stopping for worker in workers.values()]
+    ends += [fault.begin for fault in faults if fault.kind in BROKER_AWAY]
+    return sorted(ends)
+
+
+def _gone(custody: _Custody, ends: list[float]) -> bool:
+    """Whether it went with a connection ("popped"): one with each. It comes back late, or never."""
+    if custody.next is not None and custody.end < custody.begin + VISIBILITY - 1.0:
+        return False
+    index = bisect.bisect_left(ends, custody.begin - SEEN)
+    if index < len(ends) and ends[index] < custody.end:
+        del ends[index]
+        return True
+    return False
+
+
+def _traces(
+    lines: Mapping[Process, Sequence[Line]], ledger: Mapping[str, Sent]
+) -> dict[str, list[tuple[Line, Main]]]:
+    kinds = ("sent", "received", "pooled", "got", "enter", "done")
+    found: dict[str, list[tuple[Line, Main]]] = {}
+    for process, of_one in lines.items():
+        for line in of_one:
+            if line.kind in kinds and line.task in ledger:
+                main = (process.worker, process.main)
+                found.setdefault(line.task, []).append((line, main))
+    for trace in found.values():
+        trace.sort(key=lambda one: one[0].at)
+    return found
+
+
+def _story(sent: Sent, traces: Mapping[str, Sequence[tuple[Line, Main]]]) -> str:
+    trace = traces.get(sent.id, ())
+    steps = ", ".join(f"{line.kind} {line.at:.3f} ({main[0]})" for line, main in trace[-8:])
+    return f"{sent.task}[{sent.id}] sent {sent.at:.3f}: {steps or 'never received'}"
+
+
+def _died(process: Process, alive: Mapping[Process, float], until: float) -> float:
+    """When it was last seen alive, if it is no more."""
+    last = alive.get(process, 0.0)
+    return last if last < until - 2.0 else float("inf")
+
+
+def _workers(
+    lines: Mapping[Process, Sequence[Line]], alive: Mapping[Process, float], until: float
+) -> dict[Main, _Worker]:
+    """Who was connected when."""
+    found: dict[Main, _Worker] = {}
+    for process, of_one in lines.items():
+        worker = found.setdefault((process.worker, process.main), _Worker())
+        if process.pid != process.main:
+            continue
+        worker.died = _died(process, alive, until)
+        since: float | None = None
+        for line in of_one:
+            if line.kind == "connected":
+                since = line.at
+                worker.connects.append(line.at)
+            elif line.kind in ("disconnected", "stopping"):
+                if since is not None:
+                    worker.connected.append((since + CONNECTED, line.at))
+                since = None
+                if line.kind == "stopping":
+                    worker.stopping = min(worker.stopping, line.at)
+                else:
+                    worker.leaves.append(line.at)
+        if since is not None:
+            worker.connected.append((since + CONNECTED, min(worker.died, until)))
+        worker.connected = union(worker.connected)
+    return found
+
+
+def _free(
+    main: Main,
+    worker: _Worker,
+    lines: Mapping[Process, Sequence[Line]],
+    alive: Mapping[Process, float],
+    ledger: Mapping[str, Sent],
+    faults: Sequence[Fault],
+    slots: Mapping[str, int],
+    until: float,
+) -> Spans:
+    """When it had a free slot, and could use it."""
+    taken: Spans = []
+    for process, of_one in lines.items():
+        if (process.worker, process.main) == main:
+            died = _died(process, alive, until)
+            taken += _work(of_one, ledger, min(died, until))
+            if process.pid != process.main and died < worker.died:
+                taken.append((died, died + CHILD_BACK))  # "child"
+    hindered = [
+        (fault.begin, (until if fault.end is None else fault.end) + WOKEN)
+        for fault in faults
+        if fault.worker == main[0] and fault.kind.startswith(STOPS)  # "stopped"
+    ]
+    hindered += _without_quorum(main[0], faults, until)
+    worker.well = without(worker.connected, union(hindered))
+    return fewer(taken, slots.get(main[0], 0), worker.well)
+
+
+def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Spans:
+    """When the slots of a process were taken: one may have many, as threads."""
+    found: Spans = []
+    open_: dict[int, tuple[Line, bool]] = {}
+    for line in lines:
+        if line.kind == "got":
+            sent = ledger.get(line.task)
+            open_[line.thread] = line, sent is None or sent.task in UNLOCKED
+        elif line.kind == "enter" and line.thread in open_:
+            open_[line.thread] = open_[line.thread][0], True
+        elif line.kind == "done" and line.thread in open_:
+            got, works = open_.pop(line.thread)
+            if works:
+                found.append((got.at, line.at))
+    found += ((got.at, end) for got, works in open_.values() if works)
+    return found
+
+
+def _without_quorum(worker: str, faults: Sequence[Fault], until: float) -> Spans:
+    """When too few nodes answered this worker ("quorum")."""
+    out: list[tuple[float, float, int]] = []
+    for fault in faults:
+        if fault.nodes and fault.worker in ("", worker):
+            end = until if fault.end is None else fault.end
+            end += 1.1 * TTL if fault.kind.startswith(FORGETTING) else 0.0
+            out += ((fault.begin, end, node) for node in fault.nodes)
+    edges = sorted({edge for begin, end, _node in out for edge in (begin, end)})
+    found: Spans = []
+    for begin, end in itertools.pairwise(edges):
+        nodes = {node for a, b, node in out if a <= begin and b >= end}
+        if len(nodes) > NODES - QUORUM:
+            found.append((begin, end + LINKS_BACK))
+    return union(found)
+
+
+def _broker_away(faults: Sequence[Fault], until: float) -> Spans:
+    """For everybody ("broker"); that a worker is not connected it says itself."""
+    return [
+        (fault.begin, (until if fault.end is None else fault.end) + CONNECTED)
+        for fault in faults
+        if fault.kind in BROKER_AWAY and not fault.worker
+    ]
+
+
+def _custodies(
+    sent: Sent,
+    trace: Sequence[tuple[Line, Main]],
+    workers: Mapping[Main, _Worker],
+    until: float,
+    at_once: bool,
+) -> list[_Custody]:
+    """Where a message was from when to when, while nobody worked on it."""
+    found: list[_Custody] = []
+    where: Main | None = BROKER if sent.certain else None
+    since = max(sent.at, sent.eta)
+    pooled = False
+
+    def leave(at: float, to: Main | None) -> None:
+        if where is None or since >= at:
+            return
+        if where == BROKER:
+            found.append(_Custody(since, at, BROKER, to))
+            return
+        worker = workers[where]
+        index = bisect.bisect_left(worker.leaves, since)
+        gone = min([*worker.leaves[index : index + 1], worker.died])
+        given_back = float("inf")
+        if worker.stopping < at and not pooled:
+            given_back = max(since, worker.stopping) + BACK_IN_QUEUE
+        mine = min(gone, given_back, at)
+        if since < mine:
+            found.append(_Custody(since, mine, where))
+        # kombu gives back what it has when it connects again. Who ends instead does not: then it is
+        # "stranded" until it is received again, unless the broker knows of it.
+        again = any(connect > gone for connect in worker.connects)
+        if given_back < min(gone, at) or (gone < at and (at_once or again)):
+            found.append(_Custody(mine + (CONNECTED if gone <= mine else 0.0), at, BROKER, to))
+
+    for line, main in trace:
+        if line.kind == "sent":
+            leave(line.at, None)
+            where, since, pooled = BROKER, max(line.at, line.more or 0.0), False
+        elif line.kind == "received":
+            leave(line.at, main)
+            where, since, pooled = main, max(line.at, line.more or 0.0), False
+        elif line.kind == "pooled":
+            pooled = pooled or main == where
+        elif line.kind == "got":
+            leave(line.at, None)
+            where = None
+            # Until it has it, or gives up, or its process is dead: then nobody knows.
+            ends = (one.at for one, _m in trace if one.at >= line.at and one.kind in ENDS_ASKING)
+            ended = next(ends, line.at)
+            found.append(_Custody(line.at, ended, main, asks=True))
+    leave(until if not sent.done else min(until, trace[-1][0].at if trace else until), None)
+    return found
+
+
+def _busy(verdict: Verdict, sights: Iterable[Sight]) -> dict[str, Spans]:
+    """When each key was taken: by a body, or by a token on so many nodes that no other gets it."""
+    found: dict[str, Spans] = {}
+    for body in verdict.bodies:
+        found.setdefault(body.resource, []).append((body.begin, body.within))
+    for sight in sights:
+        last = sight.majority_until(NODES - QUORUM + 1)
+        if last:
+            span = (min(sight.first.values()) - SEEN / 2, last + SEEN / 2)
+            found.setdefault(sight.resource, []).append(span)
+    return {key: union(spans) for key, spans in found.items()}
+
+
+def judge_rest(
+    verdict: Verdict,
+    before: Mapping[str, Mapping[str, int]],
+    after: Mapping[str, Mapping[str, int]],
+    unacked: int,
+    at: float,
+) -> None:
+    """At rest: every worker's prefetch window is what it was, and nothing is unacknowledged.
+
+    Args:
+        verdict: What is wrong is added to it.
+        before: What each worker said at the beginning, by its name: see `project.window`.
+        after: The same when all was quiet again.
+        unacked: Messages that the broker holds to be at somebody's.
+        at: When; seconds.
+    """
+    for name, first in before.items():
+        last = after.get(name)
+        if last is None:
+            verdict.problem("prefetch", at, f"{name} does not answer at rest")
+            continue
+        if last["value"] != first["value"] or last["wire"] not in (-1, first["value"]):
+            text = (
+                f"of {name} at rest: {last['value']}, on the wire {last['wire']}; at the start"
+                f" {first['value']}"
+            )
+            verdict.problem("prefetch", at, text)
+    if unacked:
+        verdict.problem("unacknowledged", at, f"{unacked} messages, at rest")

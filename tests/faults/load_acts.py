@@ -1,0 +1,135 @@
+"""What is done to the broker, and with load. Each act is a generator: it waits, then heals."""
+
+from __future__ import annotations
+
+import contextlib
+
+from tests.faults.crew import Crew, Steps
+from tests.faults.feeder import HOT, RESOURCES
+from tests.faults.journal import now
+from tests.faults.messages import ORPHAN
+from tests.faults.proxy import REPLIES, REQUESTS
+from tests.faults.stage import SLOTS
+
+
+class LoadActs(Crew):
+    """Slots that are taken, keys that many want, connections to the broker that end."""
+
+    def busy_slots(self) -> Steps:
+        """All slots of a worker are taken by something else, while many want one key.
+
+        Messages for it lie in the shared queue, so the busy worker gets some of them too.
+        """
+        up = [worker for worker in self.stage.workers if worker.ready]
+        if len(up) < 2:
+            return
+        worker = self.choose.choice(up)
+        with self.chronicle.fault("slots taken") as fault:
+            fault.kind = f"slots taken, {worker.name}"
+            seconds = self.choose.uniform(2.5, 5.0)
+            resource = self.choose.choice(RESOURCES[:HOT])
+            self._contend(resource, many=4)
+            for _slot in range(SLOTS[worker.name]):
+                self.feeder.fill(worker.name, seconds)
+            yield 0.3
+            self._contend(resource, many=20)
+            yield seconds
+
+    def flood(self) -> Steps:
+        """A great many short ones on one key."""
+        with self.chronicle.fault("flood"):
+            self._contend(
+                self.choose.choice(RESOURCES), many=self.choose.choice((100, 300)), seconds=0.02
+            )
+            yield 8.0
+
+    def restart_busy(self) -> Steps:
+        """A worker is told to stop while one body runs long and many wait there."""
+        self._contend(*self.choose.sample(RESOURCES, 2), many=12, seconds=0.3)
+        for worker in self.stage.workers:
+            self.feeder.fill(worker.name, 7.0)
+        yield 0.3
+        yield from self.warm()  # type: ignore[attr-defined]
+
+    def drop_broker(self) -> Steps:
+        """The connections of one worker to its broker, or of all."""
+        all_of_them = self.choose.random() < 0.3
+        workers = self.stage.workers if all_of_them else [self.choose.choice(self.stage.workers)]
+        self._contend(self.choose.choice(RESOURCES), many=8)
+        yield 0.2
+        with contextlib.ExitStack() as stack:
+            for worker in workers:
+                stack.enter_context(self.chronicle.fault("broker connections dropped", worker))
+                worker.way.drops = True
+            yield 0.2
+        yield 2.0
+
+    def cut_broker(self) -> Steps:
+        """Both ways or one, between one worker and its broker."""
+        worker = self.choose.choice(self.stage.workers)
+        with self.chronicle.fault("broker cut", worker):
+            try:
+                worker.way.held = self.choose.choice(({REQUESTS, REPLIES}, {REQUESTS}, {REPLIES}))
+                yield self.choose.uniform(0.5, 3.0)
+            finally:
+                worker.way.heal()
+        yield 1.0
+
+    def restart_broker(self) -> Steps:
+        with self.chronicle.fault("broker restart"):
+            try:
+                self.stage.broker.kill()
+                yield self.choose.uniform(0.0, 1.0)
+            finally:
+                self.stage.broker.start()
+            yield 0.5
+
+    def revoke_later(self) -> Steps:
+        """Tasks with an ETA, some of which are revoked before."""
+        resource = self.choose.choice(RESOURCES)
+        with self.chronicle.fault("ETA tasks revoked"):
+            sent = [self.feeder.later(resource, self.choose.uniform(1.5, 3.0)) for _n in range(4)]
+            yield 0.5
+            for one in sent[:2]:
+                one.expected = "revoked"
+                with contextlib.suppress(Exception):  # the broker may be away
+                    self.stage.app.control.revoke(one.id)
+            yield 3.0
+
+    def kill_producers(self) -> Steps:
+        """Killed anywhere in `delay()`; then one that lives asks for the same."""
+        with self.chronicle.fault("producer kill -9") as fault:
+            for _time in range(3):
+                process = self.stage.producer()
+                fault.pid = process.pid
+                try:
+                    for _look in range(400):
+                        if any(p.pid == process.pid for p in self.stage.journal.processes()):
+                            break
+                        yield 0.05
+                    yield self.choose.uniform(0.1, 1.0)
+                finally:
+                    process.kill()
+                    process.wait()
+            yield ORPHAN + 0.5
+            process = self.stage.producer("1")
+            try:
+                for _look in range(600):
+                    if process.poll() is not None:
+                        break
+                    yield 0.05
+            finally:
+                process.kill()
+                process.wait()
+        yield 1.0
+
+    def purge(self) -> Steps:
+        """What waits in the queue is thrown away, by the operator."""
+        with self.chronicle.fault("purge"):
+            with contextlib.suppress(Exception):
+                self.stage.app.control.purge()
+            until = now()
+            for sent in self.feeder.waiting():
+                if sent.at <= until and not sent.expected:
+                    sent.expected = "purged"
+            yield 0.5

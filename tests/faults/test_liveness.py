@@ -1,0 +1,249 @@
+"""The oracle of liveness, on accounts made by hand: what it must find, and what it must forgive."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.faults.bodies import bodies
+from tests.faults.broker import VISIBILITY
+from tests.faults.chronicle import Fault
+from tests.faults.feeder import Sent
+from tests.faults.journal import Line, Process
+from tests.faults.liveness import FORGIVEN, Waits, judge_liveness, judge_rest
+from tests.faults.oracle import Verdict
+from tests.faults.sentry import Sight
+from tests.faults.stage import TTL
+
+A, B = Process("a", 10, 10, "1"), Process("b", 20, 20, "2")
+A1, B1 = Process("a", 10, 11, "3"), Process("b", 20, 21, "4")
+SLOTS = {"a": 1, "b": 1}
+UNTIL = 60.0
+STUCK = "a key is free and wanted, and nobody takes it"
+HELD_UP = "a no-op waits though a slot is free"
+
+
+def sent(id_: str, resource: str = "f1", task: str = "early", at: float = 2.0, **more: Any) -> Sent:
+    return Sent(id_, task, resource, 0.1, "sleep", at, certain=True, state="SUCCESS", **more)
+
+
+def line(at: float, kind: str, task: str = "", due: float | None = None) -> Line:
+    return Line(at, kind, 1, task, more=due)
+
+
+def ran(process: Process, task: str, begin: float, end: float, resource: str = "f1") -> Any:
+    """A body; without a resource, an unlocked task."""
+    lines = [line(begin, "got", task)]
+    if resource:
+        for at, kind in ((begin, "enter"), (end, "exit")):
+            lines.append(Line(at, kind, 1, task, task, resource, task, None, end + 1.0, True, 0))
+    return process, [*lines, line(end, "done", task)]
+
+
+def judge(*accounts: Any, tasks: list[Sent], **more: Any) -> tuple[list[str], Waits]:
+    lines: dict[Process, list[Line]] = {
+        A: [line(0.0, "connected")],
+        B: [line(0.0, "connected")],
+    }
+    for process, of_one in accounts:
+        lines[process] = sorted([*lines.get(process, []), *of_one], key=lambda one: one.at)
+    alive = {process: UNTIL for process in lines} | more.pop("alive", {})
+    verdict = Verdict(bodies=bodies(lines, alive))
+    ledger = {one.id: one for one in tasks}
+    waits = judge_liveness(
+        verdict, ledger, lines, alive, more.pop("faults", ()), more.pop("sights", ()),
+        more.pop("stalls", ()), SLOTS, UNTIL, **more,
+    )  # fmt: skip
+    return [problem.kind for problem in verdict.problems], waits
+
+
+def test_a_key_that_is_taken_at_once() -> None:
+    account = (A, [line(2.1, "received", "x")])
+    found, waits = judge(account, ran(A1, "x", 2.2, 3.0), tasks=[sent("x")])
+    assert found == []
+    assert waits.wanted == pytest.approx(0.2)
+
+
+def test_a_free_key_waits_with_a_worker_that_has_a_slot() -> None:
+    account = (A, [line(2.1, "received", "x")])
+    assert judge(account, ran(A1, "x", 4.0, 4.1), tasks=[sent("x")])[0] == [STUCK]
+
+
+def test_a_busy_worker_keeps_the_turn_of_a_free_key_from_an_idle_one() -> None:
+    """The finding: A's only slot is taken, A has one of the messages; B has another and waits."""
+    filled = ran(A1, "fill", 1.0, 6.0, resource="")
+    tasks = [sent("x"), sent("y"), sent("fill", "", "fill", 0.5)]
+    accounts = [(A, [line(2.1, "received", "x")]), (B, [line(2.1, "received", "y")]), filled]
+    late = [ran(A1, "x", 6.1, 6.2), ran(B1, "y", 6.3, 6.4)]
+    assert judge(*accounts, *late, tasks=tasks)[0] == [STUCK]
+    at_once = [ran(A1, "x", 6.1, 6.2), ran(B1, "y", 2.3, 2.4)]
+    assert judge(*accounts, *at_once, tasks=tasks)[0] == []
+
+
+def test_a_free_key_waits_in_the_queue() -> None:
+    received = (A, [line(4.0, "received", "x")])
+    assert judge(received, ran(A1, "x", 4.1, 4.2), tasks=[sent("x")], at_once=True)[0] == [STUCK]
+
+
+def test_a_key_is_not_free_while_a_body_runs_or_its_token_is_on_a_quorum() -> None:
+    accounts = [(A, [line(2.1, "received", "x")]), ran(B1, "y", 1.0, 5.0), ran(A1, "x", 5.2, 5.3)]
+    tasks = [sent("x"), sent("y", at=0.9)]
+    assert judge((B, [line(0.95, "received", "y")]), *accounts, tasks=tasks)[0] == []
+    nodes = range(3)
+    left = Sight("f1", "t", dict.fromkeys(nodes, 1.0), dict.fromkeys(nodes, 4.9))
+    accounts = [(A, [line(2.1, "received", "x")]), ran(A1, "x", 5.2, 5.3)]
+    assert judge(*accounts, tasks=[sent("x")], sights=[left])[0] == []
+    left.last[2] = 2.2
+    assert judge(*accounts, tasks=[sent("x")], sights=[left])[0] == [STUCK]
+
+
+def test_attempts_that_meet_a_held_lock_take_no_slot() -> None:
+    """The finding: all that is parked goes to the pool at once, and a no-op waits behind it."""
+    refused = [line(2.0 + 0.1 * n, kind, "x") for n in range(40) for kind in ("got", "done")]
+    waits = (A, [line(2.1, "received", "noop")])
+    after = ran(A1, "noop", 6.2, 6.21, resource="")
+    noop = sent("noop", "", "probe")
+    assert judge((A1, refused), waits, after, tasks=[noop, sent("x")])[0][:1] == [HELD_UP]
+    works = ran(A1, "x", 2.0, 6.1)
+    assert judge(works, waits, after, tasks=[noop, sent("x")])[0] == []
+
+
+def test_a_worker_that_stops_gives_back_what_it_has_not_begun() -> None:
+    stops = (A, [line(2.1, "received", "x"), line(2.2, "stopping"), line(9.0, "disconnected")])
+    back = (B, [line(9.1, "received", "x")])
+    late = ran(B1, "x", 9.2, 9.3)
+    assert judge(stops, back, late, tasks=[sent("x")])[0] == [STUCK]
+    soon = [(B, [line(4.1, "received", "x")]), ran(B1, "x", 4.3, 4.4)]
+    assert judge(stops, *soon, tasks=[sent("x")])[0] == []
+    pooled = (A, [line(2.15, "pooled", "x")])  # Celery's own: it runs what its pool has
+    both = (A, sorted([*stops[1], *pooled[1]], key=lambda one: one.at))
+    assert judge(both, back, late, tasks=[sent("x")])[0] == []
+
+
+# -- what is forgiven, by the rule's name
+
+WAITS = [(A, [line(2.1, "received", "x")]), ran(A1, "x", 4.0, 4.1)]
+THREE = (0, 1, 2)
+
+
+def test_quorum() -> None:
+    def found(*faults: Fault) -> list[str]:
+        return judge(*WAITS, tasks=[sent("x")], faults=faults)[0]
+
+    assert found(Fault("node stop", 1.0, 3.5, nodes=THREE)) == []
+    assert found(Fault("node stop", 1.0, 3.5, nodes=(0, 1))) == [STUCK]
+    assert found(Fault("cut", 1.0, 3.5, "a", nodes=THREE)) == []
+    assert found(Fault("cut", 1.0, 3.5, "b", nodes=THREE)) == [STUCK]
+    two, one = Fault("node stop", 1.0, 3.5, nodes=(0, 1)), Fault("cut", 1.0, 3.5, "a", nodes=(2,))
+    assert found(two, one) == []
+    back = Fault("node kill, back empty", 0.1, 0.5, nodes=THREE)
+    assert found(back) == ([] if 0.5 + 1.1 * TTL > 2.1 else [STUCK])
+    assert found(Fault("node stop", 0.0, 0.05, nodes=THREE)) == [STUCK]
+
+
+def test_machine() -> None:
+    assert judge(*WAITS, tasks=[sent("x")], stalls=[(2.5, 3.5)])[0] == []
+    assert judge(*WAITS, tasks=[sent("x")], starved=lambda _begin, _end: 1.0)[0] == []
+
+
+def test_broker() -> None:
+    away = Fault("broker restart", 2.0, 3.0)
+    assert judge(*WAITS, tasks=[sent("x")], faults=[away])[0] == []
+    lines = [line(2.1, "received", "x"), line(2.2, "disconnected"), line(3.0, "connected")]
+    again = (A, [*lines, line(3.9, "received", "x")])
+    offline = (B, [line(1.0, "disconnected")])
+    assert judge(again, offline, ran(A1, "x", 4.1, 4.2), tasks=[sent("x")])[0] == []
+
+
+def test_child() -> None:
+    dead = Process("a", 10, 12, "9")
+    killed = (dead, [line(1.0, "got", "z"), line(1.1, "done", "z")])
+    assert judge(*WAITS, killed, tasks=[sent("x")], alive={dead: 1.9})[0] == []
+
+
+def test_stopped() -> None:
+    own, other = Fault("child stop", 2.0, 3.0, "a", 11), Fault("child stop", 2.0, 3.0, "b", 21)
+    assert judge(*WAITS, tasks=[sent("x")], faults=[own])[0] == []
+    assert judge(*WAITS, tasks=[sent("x")], faults=[other])[0] == [STUCK]
+
+
+def test_stranded() -> None:
+    dies = (A, [line(2.1, "received", "x")])
+    again = (B, [line(30.0, "received", "x")])
+    late = ran(B1, "x", 30.1, 30.2)
+    alive = {A: 2.5}
+    assert judge(dies, again, late, tasks=[sent("x")], alive=alive)[0] == []
+    assert judge(dies, again, late, tasks=[sent("x")], alive=alive, at_once=True)[0] == [STUCK]
+
+
+def test_who_ends_instead_of_connecting_again_gives_nothing_back() -> None:
+    lost = [line(2.1, "received", "x"), line(2.2, "disconnected")]
+    again = [(B, [line(9.0, "received", "x")]), ran(B1, "x", 9.1, 9.2)]
+    assert judge((A, lost), *again, tasks=[sent("x")], alive={A: 3.0})[0] == []
+    back = (A, [*lost, line(2.5, "connected")])
+    assert judge(back, *again, tasks=[sent("x")])[0] == [STUCK]
+
+
+def test_popped() -> None:
+    """One with every connection, and no more."""
+    full = ran(A1, "fill", 1.0, 6.0, resource="")
+    tasks = [sent("fill", "", "fill", 0.5), sent("x"), sent("y", "f2")]
+    in_the_socket = (A, [line(6.1, "received", "x")])
+    accounts = [full, in_the_socket, ran(A1, "x", 6.2, 6.3)]
+    found, waits = judge(*accounts, tasks=tasks[:2])
+    assert (found, waits.popped) == ([], 1)
+    more = (A, [line(6.1, "received", "x"), line(6.15, "received", "y")])
+    found, waits = judge(
+        full, more, ran(A1, "x", 6.2, 6.3), ran(A1, "y", 6.4, 6.5, "f2"), tasks=tasks
+    )
+    assert (found, waits.popped) == ([STUCK], 1)
+    gone = (A, [line(2.3, "disconnected"), line(2.4, "connected")])
+    late = 2.0 + VISIBILITY
+    back = [(B, [line(late, "received", "x")]), ran(B1, "x", late + 0.1, late + 0.2)]
+    assert judge(gone, *back, tasks=[sent("x")])[0] == []
+    assert judge(*back, tasks=[sent("x")])[0] == [STUCK]
+
+
+def test_prefetched() -> None:
+    filled = ran(A1, "fill", 1.0, 6.0, resource="")
+    accounts = [filled, (A, [line(2.1, "received", "noop")]), ran(A1, "noop", 6.1, 6.2, "")]
+    tasks = [sent("fill", "", "fill", 0.5), sent("noop", "", "probe")]
+    assert judge(*accounts, tasks=tasks)[0] == []
+
+
+def test_eta() -> None:
+    account = (A, [line(2.1, "received", "x", due=3.9)])
+    assert judge(account, ran(A1, "x", 4.0, 4.1), tasks=[sent("x", eta=3.9)])[0] == []
+
+
+def test_pooled() -> None:
+    """That is `test_a_worker_that_stops_gives_back_what_it_has_not_begun`, at its end."""
+
+
+def test_every_rule_of_forgiveness_has_a_test() -> None:
+    assert {name for name in FORGIVEN if f"test_{name}" not in globals()} == set()
+
+
+# -- at rest
+
+
+def window(value: int, wire: int = -1) -> dict[str, int]:
+    return {"value": value, "wire": wire, "slots": 2}
+
+
+@pytest.mark.parametrize(
+    ("after", "unacked", "found"),
+    [
+        ({"a": window(8, 8)}, 0, []),
+        ({"a": window(8)}, 0, []),
+        ({"a": window(1, 1)}, 0, ["prefetch"]),
+        ({"a": window(8, 5)}, 0, ["prefetch"]),
+        ({}, 0, ["prefetch"]),
+        ({"a": window(8, 8)}, 3, ["unacknowledged"]),
+    ],
+)
+def test_at_rest(after: dict[str, dict[str, int]], unacked: int, found: list[str]) -> None:
+    verdict = Verdict()
+    judge_rest(verdict, {"a": window(8, 8)}, after, unacked, 1.0)
+    assert [problem.kind for problem in verdict.problems] == found
