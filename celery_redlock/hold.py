@@ -307,10 +307,10 @@ class HeldLease:
             self._told = left <= 0.0
             raise self.loss()
 
-    def lost_unawares(self) -> bool:
+    def _lost_unawares(self) -> bool:
         """Whether it ended before it was given back, and `ensure()` has not said so."""
         claim = self._claim
-        over = any(outer.lost_unawares() for outer in self._outers)
+        over = any(outer._lost_unawares() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
             # Asked of its deadline before its end: nobody may have looked at the clock since.
             over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
@@ -465,7 +465,7 @@ class Unlocked(HeldLease):
         """Never: it was never had."""
         return False
 
-    def lost_unawares(self) -> bool:
+    def _lost_unawares(self) -> bool:
         """Nor this."""
         return False
 

@@ -161,7 +161,7 @@ class TaskLock:
         if task is not None and not delivered:  # a delivery says more of itself
             held.owner = replace(held._redlock._owner, task=short_id(task.name))
         if options.on_lost == "raise":
-            block = Interruptible(held.loss, held.lost_unawares)
+            block = Interruptible(held.loss, held._lost_unawares)
             held.on_lost = lambda _held: block.strike()
             body = functools.partial(block.run, body)
         elif callable(options.on_lost):

@@ -88,7 +88,9 @@ def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(
         what = r"started \d s ago: it may have forgotten locks, and has no vote for another \d\.\d"
         assert re.fullmatch(rf"{what} s", vote.detail)
         assert vote.detail in str(refusal.value)
-        (line,) = [text for text in log.messages if "has no vote" in text]
+        # Whoever has connected says so, perhaps in another thread.
+        lines = lambda: [text for text in log.messages if "has no vote" in text]  # noqa: E731
+        (line,) = wait_until(lines, 1.0, "it is said")
         assert re.match(rf"node 127\.0\.0\.1:{server.port} {what} s\. ", line)
         with admin(server) as client:  # it was asked, and the request was undone
             wait_until(lambda: not client.keys("*"), 1, "it is undone")

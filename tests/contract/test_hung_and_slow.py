@@ -108,7 +108,7 @@ def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError])
         later=lambda call: call(),
     )
     wire = Wants()
-    node.opened(wire, Facts(), 1.0)
+    node.opened(wire, Facts(), 1.0, 1.0)
     asked = Round(Verb.PEEK, [Claim("r", "token", 10.0, 1)], 1.0, 1.0)
     payload = encode(asked, "p:")
     wire.raises = [wants]

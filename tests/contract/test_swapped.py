@@ -296,7 +296,7 @@ def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_star
         assert "cannot be one and has no vote: it is a replica (READONLY) of" in warning
         redlock.release(redlock.acquire("r"))
         unchecked = lock(three)
-        unchecked.release(unchecked.acquire("r"))
+        unchecked.release(unchecked.acquire("r", wait=5.0))
         errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert any(f":{replicas[0].port} cannot be one: it is a replica" in e for e in errors)
         for ask in ("check", "connect"):

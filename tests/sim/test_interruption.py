@@ -46,7 +46,7 @@ class World:
             clock=lambda: self.now,
             later=lambda _call: None,
         )
-        self.node.opened(Line(self), Facts(), self.now)
+        self.node.opened(Line(self), Facts(), self.now, self.now)
         self.claim.acknowledged(0, self.now, self.now)
         assert self.claim.grant(self.now)
         self.deadline = self.claim.deadline

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -53,19 +52,16 @@ def wire() -> Any:
 
 @pytest.fixture
 def node(wire: Wire) -> Node:
-    node = Node(0, ADDRESS, PREFIX, Guard(False, 30.0, print), [])
-    node.opened(wire, Facts(), 1.0)
+    node = Node(
+        *(0, ADDRESS, PREFIX, Guard(False, 30.0, print), []),
+        clock=lambda: 1.2,
+        later=lambda call: call(),
+    )
+    node.opened(wire, Facts(), 1.0, 1.0)
     return node
 
 
 # -- the nodes -----------------------------------------------------------------------------------
-
-
-def test_a_server_that_began_a_moment_before_the_last_run_was_known_is_another() -> None:
-    """It began half a second before: who answered then was not it, and who knows what it forgot."""
-    facts = replace(Facts.of("run_id:other\r\nrole:master\r\n"), uptime=9.5)
-    guard = Guard(True, 30.0, print)
-    assert guard.began(facts, NOW, ("abc", NOW - 8.0)) == NOW
 
 
 def test_an_answer_that_has_arrived_counts_before_a_newer_extension_is_asked(
@@ -93,7 +89,7 @@ def test_an_old_server_is_not_asked_again_for_an_attempt_that_was_interrupted(
     assert b"SET" in wire.peer.recv(65536)
     mine.ended = True
     wire.peer.sendall(b"-ERR syntax error\r\n")
-    node.receive(1.1)
+    node.receive()
     with pytest.raises(BlockingIOError):
         wire.peer.recv(65536)  # it would be set, and nobody would free it
 
