@@ -50,7 +50,7 @@ def test_a_node_that_was_told_a_marked_release_first_knows_no_plain_one_by_its_d
     fresh.admin, server = valkey.admin, valkey.admin.connection_pool.connection_kwargs
     url = f"redis://127.0.0.1:{server['port']}/0"
     fresh.node = a_node(url)
-    fresh.node.opened(*fresh.node.connect(), monotonic())
+    fresh.node.opened(*fresh.node.connect(), monotonic(), monotonic())
     fresh.ask(Verb.ACQUIRE, claim("mine"))
     with valkey.admin.monitor() as monitor:
         assert fresh.ask(Verb.RELEASE, marked()) is True

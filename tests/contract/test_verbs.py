@@ -124,7 +124,7 @@ class Real(Subject):
         self.admin = redis.Redis.from_url(server.url)
         self.pubsub = self.admin.pubsub()
         self.node = a_node(server.url)
-        self.node.opened(*self.node.connect(), monotonic())
+        self.node.opened(*self.node.connect(), monotonic(), monotonic())
 
     def ask(self, verb: Verb, *claims: Claim) -> Any:
         round_ = Heard(verb, list(claims), monotonic(), 5.0)
@@ -768,7 +768,7 @@ class Wire:
 def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
     node, wire = a_node("redis://127.0.0.1:1"), Wire()
-    node.opened(wire, Facts(), 1.0)
+    node.opened(wire, Facts(), 1.0, 1.0)
     mine = claim()
     attempt = quorum.acquire(mine, 1.0, 0.1)
     asked = next(attempt)
@@ -789,7 +789,7 @@ def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
 def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
     """Two releases by digest after SCRIPT FLUSH: the node dies when the first is sent as text."""
     node, wire = a_node("redis://127.0.0.1:1"), Wire()
-    node.opened(wire, Facts(), 1.0)
+    node.opened(wire, Facts(), 1.0, 1.0)
     for mine in (claim("one"), claim("two")):
         (freeing,) = [next(quorum.release(mine, 1.0, 0.1))]
         node.ask(freeing, encode(freeing, PREFIX), 1.0)

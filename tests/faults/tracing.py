@@ -134,7 +134,7 @@ def install() -> None:
             write("grant", now=now, claims=claims([claim]), deadline=claim.deadline)
 
     def met(
-        _result: None, node: Any, _connection: Any, facts: Any, now: float, **_more: Any
+        _result: None, node: Any, _connection: Any, facts: Any, now: float, *_more: Any
     ) -> None:
         run = short(facts.run_id) if facts.run_id else ""
         write(
