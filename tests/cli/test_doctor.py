@@ -182,7 +182,8 @@ def test_a_node_that_takes_no_writes(healthy: list[str], servers: list[LocalServ
 def test_a_majority_that_was_just_started_has_no_vote(healthy: list[str]) -> None:
     with start_servers(2, config=HOSTS) as fresh:
         urls = [healthy[0], url(fresh[0], 2), url(fresh[1], 3)]
-        code, report = examined(Site(app=shop(urls, redlock_ttl=60)))
+        on = {"redlock_ttl": 60, "redlock_restart_guard": "uptime"}
+        code, report = examined(Site(app=shop(urls, **on)))
         _code, off = examined(Site(app=shop(urls, redlock_restart_guard="off")))
     assert code == 1
     first = report["findings"][0]
@@ -194,7 +195,8 @@ def test_a_majority_that_was_just_started_has_no_vote(healthy: list[str]) -> Non
 def test_a_node_that_forgets_when_it_restarts(healthy: list[str]) -> None:
     with start_servers(1, config=HOSTS) as (forgetful,):
         urls = [*healthy[:2], url(forgetful, 3)]
-        guarded = found(examined(Site(app=shop(urls, redlock_ttl=60)))[1], "warning")
+        on = {"redlock_ttl": 60, "redlock_restart_guard": "uptime"}
+        guarded = found(examined(Site(app=shop(urls, **on)))[1], "warning")
         off = shop(urls, redlock_restart_guard="off")
         unguarded = found(examined(Site(app=off))[1], "warning")
     for warning in (guarded["restart"], unguarded["restart"]):

@@ -110,6 +110,7 @@ class Cluster:
             "broker_connection_retry_on_startup": True,
             "redlock_nodes": [lock_url(node) for node in nodes],
             "redlock_restart_guard": "off",  # they have just been started
+            "redlock_node_timeout": 0.25,  # here and there: conftest.py has another default
             "redlock_wait": 0.1,
             "redlock_retry_backoff": 0.2,
             "redlock_retry_backoff_max": 0.5,

@@ -271,8 +271,7 @@ def test_a_worker_that_refuses_to_start_does_not_say_the_password(
 
 def test_a_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> None:
     with LocalServer(config=["--rename-command", "EVAL", ""]) as mute:
-        nodes = [mute.url, *(node.url for node in cluster.nodes[1:3])]
-        worker = Worker(cluster, ("-c", "1"), {"redlock_nodes": nodes})
+        worker = Worker(cluster, ("-c", "1"), {"redlock_nodes": [mute.url]})
         try:
             assert worker.ended(READY) != 0
             assert f"127.0.0.1:{mute.port} cannot be one: it runs no scripts" in worker.text

@@ -61,10 +61,12 @@ def as_an_operator_sees(cluster: Cluster, node: str) -> dict[str, Any]:
 
 
 def shown(cluster: Cluster, resource: str) -> str:
-    """What `show` says, once the worker has answered it."""
+    """What `show` says to one who may look (docs/cli.md), once the worker has answered it."""
+    app = Celery("tests.worker.operator", set_as_current=False)
+    app.conf.update(cluster.conf, redlock_nodes=[node.url for node in cluster.nodes])
 
     def show() -> str:
-        site = SimpleNamespace(app=cluster.app)
+        site = SimpleNamespace(app=app)
         said = CliRunner().invoke(redlock, ["show", resource], obj=site).output
         return "" if "none answered" in said else said
 

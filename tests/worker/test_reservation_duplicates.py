@@ -247,7 +247,8 @@ def test_a_lock_is_kept_for_its_minimum(cluster: Cluster, worker: Worker, key: s
     first = cluster.send("holding_for", key, "retry")
     assert cluster.result(first) == 1
     one, two = cluster.runs(key)
-    assert f"holding_for[{first.id}] waits" not in worker.text  # the retry did not find it kept
+    # The retry did not find it kept; it may have come before the first try had ended.
+    assert f"holding_for[{first.id}] waits (held" not in worker.text
     left = wait_until(lambda: cluster.redlock.holder(f"k:{key}"), 1.0, "it is kept").expires_in
     assert left is not None and left <= 1.0
     second = cluster.send("holding_for", key)
