@@ -114,12 +114,17 @@ class AdmissionQueue:
                 return False
             return not self._forget_idle(resource, known)
 
-    def called(self, resource: str) -> None:
-        """Note that the nodes have called this worker: the next one may go."""
+    def called(self, resource: str, is_so: bool = True) -> None:
+        """Note that the nodes have called this worker, so that the next one may go.
+
+        Args:
+            resource: What it was called for.
+            is_so: False when the call was handed on to another worker.
+        """
         with self._lock:
             known = self._resources.get(resource)
             if known is not None and known.parked:
-                known.called = True
+                known.called = is_so
 
     def take(self, resource: str, now: float, *, free: bool = False) -> Parked | None:
         """Return the delivery that goes now, if there is one.

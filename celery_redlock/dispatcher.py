@@ -261,6 +261,7 @@ class Dispatcher:
             return False
         if watched.called:  # and nothing has come of it: another may have a slot for it
             watched.called = False
+            self._admission.called(watched.resource, False)
             self._leave(watched, Verb.PASS)
         if not self._has_slot():
             watched.no_slot = now if watched.no_slot is None else watched.no_slot

@@ -84,6 +84,13 @@ def test_a_call_is_kept_until_the_body_here_has_ended(row: Deliveries) -> None:
     assert row.take() == "a"
 
 
+def test_a_call_that_was_handed_on_lets_none_go(row: Deliveries) -> None:
+    row.queue.called("r")
+    row.queue.called("r", False)
+    assert row.ended("first")
+    assert row.take() == ""
+
+
 def test_that_the_nodes_say_it_is_free_counts_at_once_or_not_at_all(row: Deliveries) -> None:
     assert row.take(free=True) == "", "one is with the pool"
     assert row.ended("first")
