@@ -31,7 +31,7 @@ from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state
 
 from .admission import AdmissionQueue, Parked
-from .attempts import ATTEMPTS, MANY, count
+from .attempts import ATTEMPTS, MANY, attempts_of, count
 from .broker import on_last_delivery, unacknowledged_for
 from .dispatcher import Dispatcher
 from .driver import monotonic
@@ -52,6 +52,8 @@ logger = logging.getLogger("celery_redlock.parking")
 LONGEST_S = 600.0
 """Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
 meets the lock and is sent again, or the broker would give it to another worker."""
+SOONEST_S = 0.1
+"""Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
 
@@ -168,7 +170,12 @@ class Parking(bootsteps.StartStopStep):
         now = monotonic()
         since = attempts.get("since")
         since = since if isinstance(since, float) else time.time()
-        longest = min(self._longest, options.retry_deadline or self._longest)
+        longest = self._longest * JITTER.uniform(0.75, 1.0)
+        if options.retry_deadline is not None:
+            # In time to be refused once more; and once before, to learn who is in its way.
+            stuck = attempts_of(request.request_dict)["stuck"]
+            left = options.retry_deadline - stuck if again else options.retry_deadline / 4
+            longest = min(longest, max(left, SOONEST_S))
         self.admission.most = self._prefetch.most
         self._watch(request, resource)
         if self.admission.arrive(
@@ -176,7 +183,7 @@ class Parking(bootsteps.StartStopStep):
             resource,
             now,
             since=since,
-            until=now + longest * JITTER.uniform(0.75, 1.0),
+            until=now + longest,
             urgency=self._urgency(request),
             again=again,
         ):
@@ -223,10 +230,12 @@ class Parking(bootsteps.StartStopStep):
             waited = max(0.0, time.time() - since)
             request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
         logger.info(
-            "%s waits (parked) for %s, which is at work %s",
+            "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),
             printable(resource),
-            "elsewhere" if here is None else "in this worker",
+            ""
+            if here is None
+            else f", which {printable(here.id)} has or asks for here",
         )
 
     def _watch(self, request: Any, resource: str) -> None:

@@ -27,7 +27,8 @@ COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on
 IN_LINE = "in line"
 """The column of those who wait, as far as the nodes know."""
 PARKED = (
-    "tasks that wait parked in workers are not counted: show KEY, or celery -A APP inspect redlock"
+    "a worker is one in line, however many tasks wait parked in it: show KEY, or"
+    " celery -A APP inspect redlock"
 )
 
 timeout_option = click.option(

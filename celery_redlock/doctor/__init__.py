@@ -61,7 +61,10 @@ def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) ->
         from .tasks import ttls_of
 
         guard = app.conf.get("redlock_restart_guard", GLOBAL["restart_guard"].default)
-        guard = "uptime" if guarded(guard, len(redlock.nodes)) else "off"
+        if guarded(guard, len(redlock.nodes)):
+            guard = "uptime"
+        elif guard == "auto":  # nobody can switch on more with so few nodes
+            guard = None
         ttls = ttls_of(app)
     probes = probe(redlock._addresses, redlock.prefix, timeout)
     looks += [one.look for one in probes]

@@ -105,7 +105,7 @@ def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, ke
         kept, revoked = send(cluster, "work", key, 2)
         (expired,) = send(cluster, "work", key, 1, expires=2.5)
         parked(cluster, [kept, revoked], 2)
-        narrow.said(f"work[{revoked.id}] waits (parked) for k:{key}, which is at work ")
+        narrow.said(f"work[{revoked.id}] waits (parked) for k:{key}")
         revoked.revoke()
         assert cluster.state(revoked) == "REVOKED"
         assert cluster.state(expired) == "REVOKED"
