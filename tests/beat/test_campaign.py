@@ -28,6 +28,7 @@ def test_each_tick_is_sent_once_whatever_happens(
     assert PASSWORD not in report.log
 
 
+@pytest.mark.slow
 def test_the_oracle_sees_beats_that_are_not_guarded(
     servers: list[LocalServer], server: LocalServer, tmp_path: Path
 ) -> None:

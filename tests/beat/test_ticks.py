@@ -59,7 +59,11 @@ def test_an_overdue_crontab_is_sent_once(site: Sites) -> None:
 
 @pytest.mark.parametrize(
     ("end", "within"),
-    [("fails", 2.0), ("dies", TTL + 1.0), ("hangs", 2 * TTL + 1.0)],
+    [
+        ("fails", 2.0),
+        pytest.param("dies", TTL + 1.0, marks=pytest.mark.slow),
+        pytest.param("hangs", 2 * TTL + 1.0, marks=pytest.mark.slow),
+    ],
 )
 def test_who_cannot_send_is_replaced(site: Sites, end: str, within: float) -> None:
     """Who holds the tick fails to send it, or dies, or hangs: it is sent all the same, soon."""

@@ -124,6 +124,7 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     assert list(demo.temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
     process = demo.start("--without-locks")
     assert process.wait(timeout=60) == 1
@@ -175,6 +176,7 @@ def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str,
     assert list(demo.temporary.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_timeline_that_cannot_be_written_does_not_hide_the_verdict(demo: Demo) -> None:
     process = demo.start("--timeline", "/nowhere/timeline.svg")
     demo.until_it_works()

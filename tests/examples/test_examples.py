@@ -247,6 +247,7 @@ def test_fastapi_sends_one_task_and_loses_no_apple(
     ]
 
 
+@pytest.mark.slow
 def test_fastapi_says_who_is_at_it_and_that_no_quorum_answers(
     environment: dict[str, str], servers: list[LocalServer]
 ) -> None:

@@ -41,6 +41,7 @@ def test_all_faults_for_a_while(tmp_path: Path) -> None:
     assert report.problems == [], str(report)
 
 
+@pytest.mark.slow
 def test_the_oracle_sees_what_a_minority_quorum_does(tmp_path: Path) -> None:
     report = campaign(tmp_path / "run", 60.0, seed=1, mutant="minority-quorum")
     assert report.first is not None, str(report)

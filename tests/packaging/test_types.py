@@ -74,6 +74,7 @@ def stubs(base: Path) -> Iterator[None]:
         link.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("stubs")
 def test_a_users_project_passes_and_its_mistakes_are_found(check: Callable[[str], str]) -> None:
     """With celery-types, as in the docs."""

@@ -100,7 +100,7 @@ def test_no_state_breaks_a_promise(
     assert states > least
 
 
-OFTEN = ("a minority is a quorum", "a release deletes whatever is there")
+OFTEN = ("a release deletes whatever is there",)
 """The others take up to a quarter of a minute each; `make sim` runs them."""
 
 

@@ -161,7 +161,7 @@ def test_a_copy_runs_soon_after_the_death_of_its_first(
     impatient.check(since=0.0)
 
 
-@pytest.mark.parametrize("backend", ["disabled://", "rpc://"])
+@pytest.mark.parametrize("backend", ["disabled://", pytest.param("rpc://", marks=pytest.mark.slow)])
 def test_a_second_delivery_ends_without_a_result_backend_too(
     impatient: Cluster, backend: str
 ) -> None:

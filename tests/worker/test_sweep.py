@@ -24,6 +24,7 @@ def test_overdue_messages_are_looked_for_every_100_s() -> None:
     assert Channel.unacked_restore_interval * Channel.unacked_restore_throttle == 100
 
 
+@pytest.mark.slow
 def test_two_options_of_the_transport_make_that_seconds(cluster: Cluster, key: str) -> None:
     options = {
         "visibility_timeout": 2,
