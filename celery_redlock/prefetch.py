@@ -77,8 +77,14 @@ class Prefetch:
 
         return callback
 
-    def widen(self, extra: int) -> None:
-        """Make the window wider by `extra` than Celery's own; its loop tells the broker."""
+    def widen(self, parked: int) -> None:
+        """Make the window wider than Celery's own by those that are parked.
+
+        Celery's loop tells the broker. Many are rounded up by an eighth at most: AMQP's answer is
+        waited for in the main thread, and each one parked or gone would be a change.
+        """
+        step = max(1, parked // 8)
+        extra = -(-parked // step) * step
         if extra != self._extra and self.widens:
             self._extra = extra
             self._consumer.qos.prev = None

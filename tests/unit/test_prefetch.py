@@ -59,6 +59,16 @@ def test_the_broker_is_told_of_both(consumer: Consumer, prefetch: Prefetch) -> N
     assert consumer.loop() == 10
 
 
+def test_where_many_are_parked_the_broker_is_seldom_told(
+    consumer: Consumer, prefetch: Prefetch
+) -> None:
+    for parked in (*range(801), *range(799, -1, -1)):
+        prefetch.widen(parked)
+        assert parked <= consumer.loop() - 8 <= parked * 9 / 8
+    assert consumer.told[-1] == 8
+    assert len(consumer.told) < 160
+
+
 def test_what_has_not_changed_is_not_told(consumer: Consumer, prefetch: Prefetch) -> None:
     prefetch.widen(5)
     consumer.loop()
