@@ -83,7 +83,7 @@ class Prefetch:
         Celery's loop tells the broker. Many are rounded up by an eighth at most: AMQP's answer is
         waited for in the main thread, and each one parked or gone would be a change.
         """
-        step = max(1, parked // 8)
+        step = 1 << max(0, parked.bit_length() - 4)
         extra = -(-parked // step) * step
         if extra != self._extra and self.widens:
             self._extra = extra
