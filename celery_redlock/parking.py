@@ -233,9 +233,7 @@ class Parking(bootsteps.StartStopStep):
             "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),
             printable(resource),
-            ""
-            if here is None
-            else f", which {printable(here.id)} has or asks for here",
+            "" if here is None else f", which {printable(here.id)} has or asks for here",
         )
 
     def _watch(self, request: Any, resource: str) -> None:
