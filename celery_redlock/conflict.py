@@ -246,9 +246,7 @@ class Refused:
         self._send(again)
         if self._copy:
             # State RETRY would be that of the first delivery, and might outlive it.
-            ignored: Any = Ignore(str(refusal))
-            ignored.exc = refusal  # as a Retry has it: the main process sees that it was held
-            raise ignored
+            raise Ignore(str(refusal))
         raise Retry(str(refusal), exc=refusal, when=countdown, sig=again)  # type: ignore[arg-type]
 
     def _countdown(self, count: int, parked: bool, refusal: NotAcquired) -> float:

@@ -49,6 +49,8 @@ CALLED_S = 0.1
 """Seconds for which we keep a call for a body of ours that has just released its slot."""
 RENEW_S = 20.0
 """Seconds between two requests that keep our place; the nodes forget it after 60."""
+SWEEP_S = 0.25
+"""Seconds between two sweeps through what is parked."""
 NO_QUORUM_S = 1.0
 """Seconds without a quorum after which deliveries go, one at a time, to do as they are told."""
 
@@ -95,7 +97,7 @@ class Dispatcher:
         proceed: Called with a resource that may be asked for; whether the nodes have just said that
             it is free (else they have called us); and whether its delivery is to join the pool's
             own queue, though no slot is free.
-        sweep: Called about four times a second while anybody is parked.
+        sweep: Called every `SWEEP_S` while anybody is parked.
     """
 
     def __init__(
@@ -130,12 +132,10 @@ class Dispatcher:
         """A delivery was given to the pool: stand in the queue again, for the next one."""
         self._ask(resource, self._queue)
 
-    def close(self, wait: float = 0.0) -> None:
-        """Leave all queues: this worker asks for nothing any more."""
+    def close(self) -> None:
+        """Leave all queues, soon: this worker asks for nothing any more."""
         self._closing = True
         self._bell.ring()
-        if self._thread is not None and wait > 0:
-            self._thread.join(wait)
 
     def _ask(self, resource: str, what: Callable[[_Watched, float], None]) -> None:
         self._asked.append((resource, what))
@@ -166,7 +166,7 @@ class Dispatcher:
                 watched = self._begin(resource, now)
             if watched is not None:
                 what(watched, now)
-        if now - self._swept >= 0.25:
+        if now - self._swept >= SWEEP_S:
             self._swept = now
             self._sweep()
         looks: list[_Watched] = []
@@ -184,7 +184,7 @@ class Dispatcher:
         if not self._watched:
             return 3600.0
         due = min(watched.due for watched in self._watched.values())
-        return max(0.0, min(due, self._swept + 0.25) - monotonic())
+        return max(0.0, min(due, self._swept + SWEEP_S) - monotonic())
 
     # -- What is asked of it ---------------------------------------------------------------------
 

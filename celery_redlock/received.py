@@ -23,7 +23,7 @@ from celery.utils.functional import maybe_list
 from .driver import monotonic
 from .errors import printable
 from .lock import Redlock
-from .reservation import SHORT, Reservation, claim_for, free, prolong
+from .reservation import SHORT, Reservation, claim_of, free, prolong
 
 __all__ = ["hold"]
 
@@ -87,18 +87,13 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
             what = printable(f"{request.name}[{request.id}]"), printable(one.note.resource)
             logger.info("%s is revoked: its reservation of %s is freed", *what)
             redlock = Redlock.from_app(request.app)
-            note = one.note
-            claim = claim_for(redlock, note.resources, note.ttl, token=note.token)
-            free(redlock, claim, redlock.node_timeout)
+            free(redlock, claim_of(redlock, one.note), redlock.node_timeout)
             _forget(request)
         elif now >= one.due:
             due.setdefault(request.app, []).append((request, one))
     for app, several in due.items():
         redlock = Redlock.from_app(app)
-        claims = [
-            claim_for(redlock, one.note.resources, one.note.ttl, token=one.note.token)
-            for _request, one in several
-        ]
+        claims = [claim_of(redlock, one.note) for _request, one in several]
         prolong(redlock, claims, redlock.node_timeout)
         for _request, one in several:
             one.due = monotonic() + one.note.ttl / 3

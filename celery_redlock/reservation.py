@@ -44,6 +44,7 @@ __all__ = [
     "Reservation",
     "adopt",
     "claim_for",
+    "claim_of",
     "free",
     "free_in",
     "free_of",
@@ -161,6 +162,11 @@ def claim_for(
         token = owner.token(os.urandom(16).hex(), time.time())
     names = [name + RESERVED_SUFFIX for name in names_of(resource)]
     return Claim(names, token, ttl, len(redlock._addresses))
+
+
+def claim_of(redlock: Redlock, note: Reservation) -> Claim:
+    """A claim on what a message has reserved, by the token that it brings along."""
+    return claim_for(redlock, note.resources, note.ttl, token=note.token)
 
 
 def take(redlock: Redlock, claim: Claim) -> None:
@@ -287,7 +293,6 @@ def free_soon(redlock: Redlock, note: Reservation) -> None:
     A thread does, for the answers: that process may not have asked the nodes for hours, and a node,
     or a firewall, that has hung up meanwhile is only found out by who reads.
     """
-    claim = claim_for(redlock, note.resources, note.ttl, token=note.token)
-    free_it = partial(free, redlock, claim, redlock.node_timeout)
+    free_it = partial(free, redlock, claim_of(redlock, note), redlock.node_timeout)
     name = f"celery_redlock free {printable(note.resource)}"
     threading.Thread(target=free_it, name=name, daemon=True).start()

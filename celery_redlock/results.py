@@ -35,20 +35,20 @@ def state_of(task: Any, task_id: str) -> str | None:
 
 def has_ended(task: Any, task_id: str) -> bool:
     """Whether the result backend knows that a task has come to its end."""
-    try:
-        return state_of(task, task_id) in states.READY_STATES
-    except Exception:
-        return False  # there is none, or it is away
+    return _stored_end(task, task_id) is not None
 
 
 def end_of(task: Any, task_id: str) -> str | None:
     """The state in which a task has ended, or will without a body; None if it is not known to."""
-    if task_id in _revoked:
-        return states.REVOKED
+    return states.REVOKED if task_id in _revoked else _stored_end(task, task_id)
+
+
+def _stored_end(task: Any, task_id: str) -> str | None:
+    """The state in which a task has ended, as the result backend knows; None if it does not."""
     try:
         state = state_of(task, task_id)
     except Exception:
-        return None  # there is no result backend, or it is away
+        return None  # there is none, or it is away
     return state if state in states.READY_STATES else None
 
 
