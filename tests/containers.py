@@ -20,6 +20,7 @@ import psutil
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 
 from celery_redlock.server import LocalServer
+from tests import forked
 from tests.support import wait_until
 
 READY = 60.0
@@ -63,15 +64,7 @@ class LocalProcess(_Shaped):
     def _start(self) -> subprocess.Popen[bytes]:
         self.begun = self.output.stat().st_size if self.output.exists() else 0
         with open(self.output, "ab") as output:
-            return subprocess.Popen(
-                self._command,
-                cwd=self._cwd,
-                env=self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            return forked.start(self._command, cwd=self._cwd, env=self._env, output=output)
 
     @property
     def status(self) -> str:

@@ -7,6 +7,7 @@ import as all the rest, and is imported by each of the hundred workers and beats
 from __future__ import annotations
 
 import importlib.metadata
+import socket
 import sys
 import types
 
@@ -24,6 +25,10 @@ def others(**asked: str) -> object:
 
 if __name__ == "__main__":
     importlib.metadata.entry_points = others  # type: ignore[assignment]
+    if sys.argv[1] == "--serve":
+        from tests import forked
+
+        forked.serve(socket.socket(fileno=int(sys.argv[2])))
     from celery.__main__ import main
 
     main()

@@ -15,6 +15,7 @@ from typing import Any
 import redis
 
 from celery_redlock.server import LocalServer
+from tests import forked
 from tests.beat.oracle import Message
 from tests.support import wait_until
 
@@ -233,14 +234,11 @@ class Beat:
         }[self.way]
         arguments += ("-s", str(self.schedule), "--scheduler", SCHEDULERS[self.site.kind])
         with open(self.output, "ab") as output:
-            self.process = subprocess.Popen(
+            self.process = forked.start(
                 [sys.executable, *arguments],
                 cwd=ROOT,
                 env=self.site.variables(self.conf, TEST_BEAT=self.name, **self.variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+                output=output,
             )
 
     def started(self) -> None:

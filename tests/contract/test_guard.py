@@ -17,7 +17,7 @@ from celery_redlock.lease import drift
 from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.conftest import as_new
-from tests.support import wait_until
+from tests.support import told_all, wait_until
 
 TTL = 2.0
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
@@ -351,13 +351,16 @@ def test_one_server_under_two_names_is_found_without_info(
                 client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split())
         urls = [f"redis://lock:SECRET@127.0.0.1:{node.port}" for node in (server, one, two)]
         redlock = lock([urls[0], urls[1], f"unix://lock:SECRET@{server.socket_path}"])
-        with pytest.raises(ConfigurationError, match="is the same server as") as refusal:
-            redlock.acquire("r")
-        assert server.socket_path in str(refusal.value) and str(server.port) in str(refusal.value)
+        for ask in (lambda: redlock.connect(30.0), lambda: redlock.acquire("r")):
+            with pytest.raises(ConfigurationError, match="is the same server as") as refusal:
+                ask()
+            assert server.socket_path in str(refusal.value)
+            assert str(server.port) in str(refusal.value)
         # Three that are three do work, without a guard, and that is said once.
         log.clear()
         redlock = lock(urls, ttl=30.0)
         redlock.release(redlock.acquire("r"))
+        told_all(redlock)
         (_line,) = [text for text in log.messages if "does not tell us about itself" in text]
         assert "SECRET" not in log.text
         with admin(one) as client:

@@ -87,7 +87,12 @@ class Waiting:
 
 
 def hearing(redlock: Redlock, servers: list[LocalServer]) -> None:
-    """Or it would try once more when it begins to hear, and might be quicker than who is called."""
+    """Or it would try once more when it begins to hear, and might be quicker than who is called.
+
+    And all nodes are there to be asked: it would not stand in the line of one that comes later.
+    """
+    redlock.connect(30.0)
+    wait_until(lambda: all(node.channel.up for node in redlock._driver.nodes), 30, "all are up")
     with redlock._wakeup.in_line():
         wait_until(lambda: len(redlock._wakeup._attentive) == len(servers), 10, "it hears")
 

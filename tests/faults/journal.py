@@ -5,9 +5,10 @@ is lost when the process is killed. Times are CLOCK_BOOTTIME: one clock for all 
 
 A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when it learns that its
 lease is over; `wrote` after it has written to a fenced register.
-Around bodies, the worker writes `received` and `pooled` (its main process: it has a message, and
-has handed it to the pool), `sent` (whoever publishes a task), `got` and `done` (the process and
-thread that runs it); of itself `connected`, `disconnected` and `stopping`.
+Around bodies, the worker writes `received`, `pooled` and `returned` (its main process: it has a
+message, has handed it to the pool, gives it back to the broker), `sent` (whoever publishes a task),
+`got` and `done` (the process and thread that runs it); of itself `connected`, `disconnected` and
+`stopping`.
 """
 
 from __future__ import annotations

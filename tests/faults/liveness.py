@@ -229,7 +229,7 @@ def _gone(custody: _Custody, ends: list[float]) -> bool:
 def _traces(
     lines: Mapping[Process, Sequence[Line]], ledger: Mapping[str, Sent]
 ) -> dict[str, list[tuple[Line, Main]]]:
-    kinds = ("sent", "received", "pooled", "got", "enter", "done")
+    kinds = ("sent", "received", "pooled", "returned", "got", "enter", "done")
     found: dict[str, list[tuple[Line, Main]]] = {}
     for process, of_one in lines.items():
         for line in of_one:
@@ -397,6 +397,9 @@ def _custodies(
             where, since, pooled = main, max(line.at, line.more or 0.0), False
         elif line.kind == "pooled":
             pooled = pooled or main == where
+        elif line.kind == "returned":
+            leave(line.at, None)
+            where, since, pooled = BROKER, line.at, False
         elif line.kind == "got":
             leave(line.at, None)
             where = None

@@ -37,6 +37,8 @@ ORPHAN = 8.0
 and for the message of one that was not to be worked off."""
 LOCKED = ("early", "late", "skipping")
 """The tasks that want a key."""
+MOVES = ("sent", "received", "returned", "got", "enter")
+"""What tells who has a message: the last of these."""
 BROKER = "broker restart"
 DROPPED = "broker connections dropped"
 KILLS = (BY_ITSELF, "worker kill -9", "worker restart, cold", "worker restart, warm")
@@ -132,8 +134,8 @@ def _end(
         for process, line in trace:
             if line.kind in ("received", "got", "enter") and _ended(process, line.at, faults):
                 return "lost with its killed worker (early acknowledgement)", False
-    moves = [one for one in trace if one[1].kind in ("sent", "received", "got", "enter")]
-    nobody_had_it = not moves or moves[-1][1].kind == "sent"
+    moves = [one for one in trace if one[1].kind in MOVES]
+    nobody_had_it = not moves or moves[-1][1].kind in ("sent", "returned")
     last = moves[-1][1].at if moves else sent.at
     if moves and moves[-1][1].kind == "received":
         process = moves[-1][0]

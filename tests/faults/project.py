@@ -28,6 +28,7 @@ from celery.signals import (
 from celery.worker import WorkController
 from celery.worker.consumer import Tasks
 from celery.worker.control import inspect_command
+from kombu.message import Message
 
 from celery_redlock import SingletonTask, current_lease
 from celery_redlock.errors import LeaseLost
@@ -224,6 +225,20 @@ def _noted(process_task: Any) -> Any:
 
 for name in ("_process_task", "_process_task_sem"):
     setattr(WorkController, name, _noted(getattr(WorkController, name)))
+
+
+def _returned(reject: Any) -> Any:
+    """A way back into the queue, that is written down before another can receive it."""
+
+    def returned(self: Message, requeue: bool = False) -> None:
+        if requeue:
+            pen.write("returned", str(self.headers.get("id", "")))
+        reject(self, requeue=requeue)
+
+    return returned
+
+
+Message.reject = _returned(Message.reject)  # type: ignore[method-assign]
 
 
 class Connection(bootsteps.StartStopStep):

@@ -109,6 +109,17 @@ def test_attempts_that_meet_a_held_lock_take_no_slot() -> None:
     assert judge(works, waits, after, tasks=[noop, sent("x")])[0] == []
 
 
+def test_what_a_worker_gave_back_waits_in_the_queue() -> None:
+    """A is full for a while and gives it back; B takes the key when it is given the message."""
+    filled = ran(A1, "fill", 1.0, 6.0, resource="")
+    back = (A, [line(2.1, "received", "x"), line(2.6, "returned", "x")])
+    tasks = [sent("x"), sent("fill", "", "fill", 0.5)]
+    soon = [(B, [line(3.0, "received", "x")]), ran(B1, "x", 3.1, 3.2)]
+    assert judge(filled, back, *soon, tasks=tasks)[0] == []
+    late = [(B, [line(5.0, "received", "x")]), ran(B1, "x", 5.1, 5.2)]
+    assert judge(filled, back, *late, tasks=tasks, at_once=True)[0] == [STUCK]
+
+
 def test_a_worker_that_stops_gives_back_what_it_has_not_begun() -> None:
     stops = (A, [line(2.1, "received", "x"), line(2.2, "stopping"), line(9.0, "disconnected")])
     back = (B, [line(9.1, "received", "x")])

@@ -340,6 +340,14 @@ def test_what_was_revoked_or_purged_was_so_on_purpose() -> None:
     assert messages(sent(state="PENDING", expected="purged"), "received")[1] == ["LOST"]
 
 
+def test_a_message_that_a_worker_gave_back_goes_with_the_next_connection() -> None:
+    back = ("received", "returned")
+    kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
+    assert messages(sent(state="PENDING"), *back, faults=(kill,))[1] == []
+    assert messages(sent(state="PENDING"), *back)[1] == ["LOST"]
+    assert messages(sent(state="PENDING"), *back, "received", faults=(kill,))[1] == ["LOST"]
+
+
 def test_a_message_that_a_worker_gave_back_is_nobodys() -> None:
     """It was popped again, over a connection that ended."""
     process, lines = A, [Line(1.1, "received", 1, "task"), Line(1.2, "disconnected", 1, "")]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from werkzeug.test import Client
 
@@ -26,12 +27,19 @@ def app(server: LocalServer) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def hearing(app: Celery) -> Iterator[Hearing]:
+def hearing(app: Celery, server: LocalServer) -> Iterator[Hearing]:
     made = Hearing(app)
     made.start()
-    wait_until(lambda: made.since, 30, "it listens")
+    listens(made, server)
     yield made
     made.close()
+
+
+def listens(hearing: Hearing, server: LocalServer) -> None:
+    """Wait until it does: Redis is told a moment after the consumer is ready."""
+    wait_until(lambda: hearing.since, 60, "it listens")
+    with redis.Redis.from_url(server.url) as client:
+        wait_until(client.pubsub_numpat, 30, "Redis knows")
 
 
 def send(app: Celery, name: str = "task-lock-waiting", **fields: Any) -> None:
@@ -72,7 +80,7 @@ def test_it_listens_again_when_the_broker_is_back(
     wait_until(lambda: hearing.error, 30, "it notices")
     assert hearing.since is None and str(server.port) not in hearing.error
     server.start()
-    wait_until(lambda: hearing.since, 60, "it listens again")
+    listens(hearing, server)
     send(app, uuid="a", resource="r")
     wait_until(lambda: hearing.count == 1, 30, "it hears")
 

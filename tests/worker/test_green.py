@@ -19,6 +19,9 @@ from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker
 
+NODE_TIMEOUT = 1.0
+"""Seconds: so long that whoever waited for a node would stand out from a machine that is busy."""
+
 
 @pytest.fixture(scope="module", params=[pool("gevent"), pool("eventlet")])
 def name(request: pytest.FixtureRequest) -> str:
@@ -27,7 +30,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster, name: str) -> Iterator[Worker]:
-    with cluster.worker("-c", "20", "-P", name) as worker:
+    with cluster.worker("-c", "20", "-P", name, redlock_node_timeout=NODE_TIMEOUT) as worker:
         yield worker
         cluster.settled()
 
@@ -59,7 +62,7 @@ def test_others_run_while_one_waits_for_a_quorum(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Nodes that hang: an attempt takes the node timeout, and no other greenlet feels it."""
-    sent = cluster.send("work", key, 1.5)
+    sent = cluster.send("work", key, 3.0)
     cluster.entered(key)
     for node in cluster.nodes[:3]:
         node.pause()
@@ -70,7 +73,7 @@ def test_others_run_while_one_waits_for_a_quorum(
         for node in cluster.nodes[:3]:
             node.resume()
     assert cluster.result(sent) == {"retries": 0, "token": True}
-    runs_on(cluster, key, 0.15)  # the node timeout is 0.25
+    runs_on(cluster, key, NODE_TIMEOUT / 2)
 
 
 def test_greenlets_of_two_workers_take_turns(

@@ -1,0 +1,191 @@
+"""Starts Celery's programs as forks of one process that has imported Celery already.
+
+A worker takes half a second of a core to import Celery, kombu and redis-py, and tests start some
+two hundred workers and beats: a third of all that they compute. So the first start begins a
+process that imports these and nothing else (no app, no settings, no environment of a test), and
+every start is a fork of it. What cannot be one is started as it always was: pools of greenlets,
+which change modules before they are imported, and what asks something of the interpreter itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+MODULE = "tests.run_celery"
+SERVE = "--serve"
+GREEN = ("gevent", "eventlet")
+OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "TZ", "PROMETHEUS_")
+"""How the names of variables begin that are read before, or while, modules are imported."""
+PRELOADED = (
+    *("celery.app.backends", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
+    *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
+    *("celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.consumer"),
+    *("celery.worker.autoscale", "kombu.transport.redis", "celery_redlock.parking"),
+    *("celery_redlock.engine", "celery_redlock.worker", "celery_redlock.keeper", "redis"),
+)
+
+
+class Forked:
+    """A program, as `subprocess.Popen` has them: as much of it as tests ask for."""
+
+    def __init__(self, pid: int, end: socket.socket) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._end = end
+
+    def poll(self) -> int | None:
+        """Its return code; None if it has not ended."""
+        with contextlib.suppress(BlockingIOError):
+            return self._wait(0.0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; its return code.
+
+        Raises:
+            subprocess.TimeoutExpired: It goes on.
+        """
+        try:
+            return self._wait(timeout)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(MODULE, timeout or 0.0) from None
+
+    def _wait(self, timeout: float | None) -> int:
+        if self.returncode is None:
+            self._end.settimeout(timeout)
+            # Nothing comes if the process that would have told is dead; so is this one, then.
+            self.returncode = json.loads(self._end.recv(100) or str(-signal.SIGKILL))
+            self._end.close()
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+_server: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
+"""Of this process. It ends when the socket is closed: with this process."""
+
+
+def start(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own, with its output in a file; a fork if it can be one.
+
+    Args:
+        command: What a shell would be given.
+        cwd: Where it runs.
+        env: All of its environment.
+        output: The file.
+    """
+    if not _can_be_forked(command, env):
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    if not _server:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        arguments = [sys.executable, "-m", MODULE, SERVE, str(theirs.fileno())]
+        with theirs:
+            server = subprocess.Popen(
+                arguments, cwd=cwd, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+            )
+        _server.append((server, ours))
+    end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    request = json.dumps([list(command[3:]), str(cwd), dict(env)]).encode()
+    with theirs:
+        socket.send_fds(_server[0][1], [request], [output.fileno(), theirs.fileno()])
+    forked: Any = Forked(int(end.recv(100)), end)
+    started: subprocess.Popen[bytes] = forked
+    return started
+
+
+def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
+    def of_the_interpreter(variables: Mapping[str, str]) -> dict[str, str]:
+        given = {name: variables[name] for name in variables if name.startswith(OF_THE_INTERPRETER)}
+        given.pop("PYTHONPATH", None)  # the root of the project, which is where we are
+        return given
+
+    return (
+        sys.platform == "linux"
+        and command[:3] == [sys.executable, "-m", MODULE]
+        and not any(name in " ".join(command) for name in GREEN)
+        and of_the_interpreter(env) == of_the_interpreter(os.environ)
+    )
+
+
+def serve(requests: socket.socket) -> None:
+    """Fork for every request, for ever; returns in the forks alone, which are then what was asked.
+
+    Args:
+        requests: Where they come from; at its end, so does this.
+    """
+    for module in PRELOADED:
+        __import__(module)
+    ends: dict[int, tuple[int, socket.socket]] = {}
+    selector = selectors.DefaultSelector()
+    selector.register(requests, selectors.EVENT_READ)
+    while True:
+        for key, _events in selector.select():
+            if key.fd in ends:
+                pid, told = ends.pop(key.fd)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with contextlib.suppress(OSError), told:
+                    told.send(str(code).encode())
+                continue
+            data, (output, end), _flags, _address = socket.recv_fds(requests, 1 << 20, 2)
+            if not data:
+                os._exit(0)
+            pid = os.fork()
+            if pid == 0:
+                selector.close()
+                for descriptor in (requests, *(told for _pid, told in ends.values())):
+                    descriptor.close()
+                for descriptor in (end, *ends):
+                    os.close(descriptor)
+                _become(*json.loads(data), output)
+                return
+            os.close(output)
+            told = socket.socket(fileno=end)
+            told.send(str(pid).encode())
+            pidfd = os.pidfd_open(pid)
+            ends[pidfd] = pid, told
+            selector.register(pidfd, selectors.EVENT_READ)
+
+
+def _become(arguments: list[str], cwd: str, env: dict[str, str], output: int) -> None:
+    """Be as if started anew."""
+    os.setsid()
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv[1:] = arguments
+    time.tzset()
