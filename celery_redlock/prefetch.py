@@ -33,6 +33,8 @@ RENEW_S = 15.0
 """Seconds between two times that we say we are here."""
 LAST_READ_S = 0.2
 """Seconds for which a worker that stops reads what its broker was sending."""
+QOS = (60, 10)
+"""AMQP 0-9-1's number of basic.qos."""
 
 
 class Prefetch:
@@ -57,6 +59,7 @@ class Prefetch:
         app = self._consumer.app  # the window of a quorum queue's running consumer stays as it is
         detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
         self.widens = not (detects and has_quorum_queues(app))
+        _wait_for_no_answer(self._consumer.task_consumer.channel)
         qos = self._consumer.qos
         qos.callback = self._with_extra(qos.callback)
 
@@ -72,7 +75,7 @@ class Prefetch:
                 extra = self._extra
                 # Zero is no limit.
                 result = tell_broker(prefetch_count=prefetch_count and prefetch_count + extra)
-                if extra == self._extra:  # AMQP's waits, and more may have been parked meanwhile
+                if extra == self._extra:  # it may be a thread of the pool, and more be parked now
                     return result
 
         return callback
@@ -80,8 +83,8 @@ class Prefetch:
     def widen(self, parked: int) -> None:
         """Make the window wider than Celery's own by those that are parked.
 
-        Celery's loop tells the broker. Many are rounded up by an eighth at most: AMQP's answer is
-        waited for in the main thread, and each one parked or gone would be a change.
+        Celery's loop tells the broker. Many are rounded up by an eighth at most: each one parked or
+        gone would be a change.
         """
         step = 1 << max(0, parked.bit_length() - 4)
         extra = -(-parked // step) * step
@@ -157,3 +160,21 @@ class Prefetch:
         with qos.channel.conn_or_acquire() as client:
             # Only those that are there (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
+
+
+def _wait_for_no_answer(channel: Any) -> None:
+    """Have an AMQP channel tell its broker of the window, and not wait for the answer.
+
+    py-amqp waits by reading the connection, and two that read it take each other's answers, and
+    halves of frames: either waits on, and the worker with it. The main thread reads it all the
+    time; but Celery tells the broker in threads of the pool as well, while it restores the window
+    after a reconnect, and in a pool of greenlets we do, in the timer's. The answer says nothing: a
+    refusal ends the channel, which the main thread learns. An answer nobody waits for is dropped.
+    """
+    if not hasattr(channel, "send_method"):  # not py-amqp's
+        return
+
+    def basic_qos(size: int, count: int, a_global: bool, argsig: str = "lBb") -> Any:
+        return channel.send_method(QOS, argsig, (size, count, a_global))
+
+    channel.basic_qos = basic_qos

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp import Channel, spec
+from amqp.serialization import loads
 from celery import Celery
 from kombu import Queue
 from kombu.common import QoS
@@ -152,3 +154,43 @@ def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
     assert prefetch.most == (MAX_PARKED if widens else 4)
     prefetch.widen(3)
     assert consumer.loop() == (11 if widens else 8)
+
+
+class Wire:
+    """An AMQP connection that nobody may read but the main loop."""
+
+    confirm_publish = False
+
+    def __init__(self) -> None:
+        self.channels: dict[int, Any] = {}
+        self._used_channel_ids: list[int] = []
+        self.windows: list[int] = []
+
+    def _get_free_channel_id(self) -> int:
+        return 1
+
+    def frame_writer(self, _type: int, _channel: int, method: Any, args: bytes, _body: Any) -> None:
+        assert method == spec.Basic.Qos
+        (_size, count, a_global), _end = loads("lBb", args, 0)
+        assert a_global
+        self.windows.append(count)
+
+    def drain_events(self, **_timeout: Any) -> None:
+        raise AssertionError("two that read one connection take each other's answers")
+
+
+def test_amqp_s_answer_is_not_waited_for() -> None:
+    """Celery tells the broker in threads of the pool, too, while the main thread reads."""
+    consumer, wire = Consumer("amqp"), Wire()
+    channel = Channel(wire)
+    consumer.task_consumer.channel = channel
+    consumer.qos.callback = lambda prefetch_count: channel.basic_qos(0, prefetch_count, True)
+    prefetch = Prefetch(consumer)
+    prefetch.connected()
+    prefetch.widen(3)
+    consumer.loop()
+    assert wire.windows == [11]
+    channel.dispatch_method(spec.Basic.QosOk, b"", None)
+    consumer.qos.increment_eventually()
+    consumer.loop()
+    assert wire.windows == [11, 12]
