@@ -1,0 +1,60 @@
+"""The prefetch window on RabbitMQ, told by other threads than the one that reads the connection."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.contract.proxy import Proxy
+from tests.support import wait_until
+from tests.worker.brokers import settings_of
+from tests.worker.harness import Cluster, pool
+from tests.worker.test_brokers import own_queue
+from tests.worker.test_parking import all_done, parked, send
+from tests.worker.test_parking_bounds import done, occupied
+
+pytestmark = [pytest.mark.worker, pytest.mark.slow]  # at once: unit/test_prefetch.py
+
+
+@pytest.mark.parametrize("name", [pool("gevent"), pool("eventlet")])
+def test_what_is_parked_goes_back_when_the_pool_is_full(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, name: str
+) -> None:
+    """With greenlets the timer's gives it back, while the main one reads the connection."""
+    with (
+        own_queue(cluster, tmp_path, settings_of("classic", rabbitmq)) as other,
+        other.worker("-P", name, "-c", "1") as first,
+        contextlib.ExitStack() as lock,
+    ):
+        lock.enter_context(other.redlock.lock(f"k:{key}"))
+        sent = send(other, "work", key, 20, 0.02, queue=other.queue)
+        parked(other, sent, 20)
+        busy = occupied(other, first, key)
+        first.said("parked tasks are back in their queues")
+        with other.worker("-c", "1"):
+            lock.close()
+            wait_until(lambda: done(other, key) >= 15, 15.0, "15 of 20 have run")
+            other.tell(busy)
+            all_done(other, sent, key)
+
+
+def test_threads_go_on_after_each_cut_of_the_connection(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """Celery restores its window in the pool's threads, and the main thread widens it."""
+    port = urlsplit(rabbitmq).port
+    assert port is not None
+    settings = settings_of("classic", rabbitmq)
+    settings["worker_enable_remote_control"] = False  # its queue may still be the cut connection's
+    with Proxy(port) as proxy, own_queue(cluster, tmp_path, settings) as other:
+        through = rabbitmq.replace(f":{port}/", f":{proxy.port}/")
+        with other.worker("-P", "threads", "-c", "4", broker_url=through) as worker:
+            for cut in range(1, 9):
+                sent = [other.send("work", f"{key}-{cut}-{n % 6}", 0.1) for n in range(36)]
+                other.entered(f"{key}-{cut}-0")
+                proxy.reset()
+                worker.said("Connection to broker lost")
+                assert {other.state(one, 10.0) for one in sent} == {"SUCCESS"}, f"cut {cut}"
