@@ -56,12 +56,21 @@ class Prefetch:
     def connected(self) -> None:
         """There is a new connection, with Celery's own window."""
         self._extra = 0
-        app = self._consumer.app  # the window of a quorum queue's running consumer stays as it is
-        detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
-        self.widens = not (detects and has_quorum_queues(app))
+        self.widens = not self._is_per_consumer
         _wait_for_no_answer(self._consumer.task_consumer.channel)
         qos = self._consumer.qos
         qos.callback = self._with_extra(qos.callback)
+
+    @property
+    def _is_per_consumer(self) -> bool:
+        """Whether Celery sets the window for consumers to come: that of a running one stays."""
+        app, connection = self._consumer.app, self._consumer.connection
+        detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
+        if detects and has_quorum_queues(app):
+            return True
+        # Any queue of RabbitMQ 4, for kombu 5.7.
+        amqp = connection.transport.driver_type == "amqp"
+        return bool(amqp and connection.qos_semantics_matches_spec)
 
     def _with_extra(self, tell_broker: Callable[..., Any]) -> Callable[..., Any]:
         """Return what tells the broker the window: Celery's own count, and ours.

@@ -18,9 +18,14 @@ from celery_redlock.prefetch import MAX_PARKED, Prefetch
 class Consumer:
     """A consumer's window, on a broker that is told of it."""
 
-    def __init__(self, driver: str = "redis", app: Any = None, window: int = 8):
+    def __init__(
+        self, driver: str = "redis", app: Any = None, window: int = 8, rabbitmq: str = "3.13.7"
+    ):
         self.told: list[int] = []
-        self.connection = SimpleNamespace(transport=SimpleNamespace(driver_type=driver))
+        self.connection = SimpleNamespace(
+            transport=SimpleNamespace(driver_type=driver),
+            qos_semantics_matches_spec=driver != "amqp" or rabbitmq >= "4",  # kombu 5.7
+        )
         self.app = app or Celery("shop", set_as_current=False)
         self.task_consumer = SimpleNamespace(channel=SimpleNamespace(qos=None))
         self.window = window
@@ -133,21 +138,22 @@ def test_what_is_parked_while_the_broker_answers_is_told_as_well(
 
 
 @pytest.mark.parametrize(
-    ("driver", "kind", "detect", "widens"),
+    ("driver", "kind", "detect", "rabbitmq", "widens"),
     [
-        ("amqp", "quorum", True, False),
-        ("amqp", "quorum", False, True),
-        ("amqp", "classic", True, True),
-        ("redis", "quorum", True, True),
+        ("amqp", "quorum", True, "3.13.7", False),
+        ("amqp", "quorum", False, "3.13.7", True),
+        ("amqp", "classic", True, "3.13.7", True),
+        ("amqp", "classic", True, "4.3.5", False),
+        ("redis", "quorum", True, "", True),
     ],
 )
 def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
-    driver: str, kind: str, detect: bool, widens: bool
+    driver: str, kind: str, detect: bool, rabbitmq: str, widens: bool
 ) -> None:
     app = Celery("shop", broker=f"{driver}://127.0.0.1:1//", set_as_current=False)
     app.conf.task_queues = [Queue("q", queue_arguments={"x-queue-type": kind})]
     app.conf.worker_detect_quorum_queues = detect
-    consumer = Consumer(driver, app)
+    consumer = Consumer(driver, app, rabbitmq=rabbitmq)
     prefetch = Prefetch(consumer)
     prefetch.connected()
     assert prefetch.widens is widens
