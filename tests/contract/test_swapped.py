@@ -103,7 +103,7 @@ def test_another_server_behind_a_known_address_has_no_vote_for_a_span(
             second = tried(other, "r")
             assert second is None or lease.remaining() == 0, "two holders"
             time.sleep(0.02)
-        assert caplog.text.count("is another server than before, met 0 s ago") >= 2
+        assert caplog.text.count("is another server than before, met ") >= 2
         wait_until(lambda: tried(other, "r"), 3, "they have been known for a span")
 
 
@@ -225,8 +225,12 @@ def test_a_right_that_is_taken_away_is_said_once(
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
 
-def test_who_is_busy_is_not_looked_at(old: list[LocalServer], lock: Callable[..., Redlock]) -> None:
+def test_who_is_busy_is_not_looked_at(
+    old: list[LocalServer], lock: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The hot path: a write that was carried out shows that it is a master."""
+    look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
+    monkeypatch.setattr("celery_redlock.node.LOOK_AFTER", look_after)
     redlock = lock(old[:3])
     redlock.release(redlock.acquire("r"))
 
@@ -235,14 +239,14 @@ def test_who_is_busy_is_not_looked_at(old: list[LocalServer], lock: Callable[...
             return int(client.info("commandstats").get("cmdstat_info", {}).get("calls", 0))
 
     before, begun, count = looks(), time.monotonic(), 0
-    while time.monotonic() < begun + 5 * LOOK_AFTER:
+    while time.monotonic() < begun + 3 * look_after:
         redlock.release(redlock.acquire("r"))
         count += 1
     most = looks() - before - 1
     assert count > 20 and most <= 2, f"{most} looks for {count} locks"  # a busy machine
     before = looks()
     for _ in range(3):
-        time.sleep(1.5 * LOOK_AFTER)  # idle
+        time.sleep(1.5 * look_after)  # idle
         redlock.release(redlock.acquire("r"))
     assert looks() - before == 1 + 3
 
