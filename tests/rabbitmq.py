@@ -70,7 +70,7 @@ def start_rabbitmq(advanced: str = "") -> Iterator[str]:
             directory = Path(tempfile.mkdtemp(prefix="redlock-rabbitmq-"))
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
             port = _free_port()
-            server = _spawn(directory, port, advanced, stack)
+            server = _spawn(directory, port, stack, advanced)
             url = f"amqp://guest:guest@127.0.0.1:{port}//"
             if _answers(port, server):
                 yield url
@@ -80,7 +80,7 @@ def start_rabbitmq(advanced: str = "") -> Iterator[str]:
 
 
 def _spawn(
-    directory: Path, port: int, advanced: str, stack: contextlib.ExitStack
+    directory: Path, port: int, stack: contextlib.ExitStack, advanced: str = ""
 ) -> subprocess.Popen[bytes]:
     """Start it with its epmd, and owe their end to `stack`."""
     epmd_port, distribution_port = _free_port(), _free_port()
