@@ -140,6 +140,12 @@ class Refused:
                 " acks_late=True",
                 resource=self._resource,
             )
+        if said == "replace" and self._options.limit > 1:
+            raise RedlockError(
+                f"{called} returned 'replace', but with limit={self._options.limit} it may revoke"
+                " all who hold it for one place: return 'wait'",
+                resource=self._resource,
+            )
         return said
 
     def conflict(self, policy: str, refusal: ResourceHeld) -> Any:
