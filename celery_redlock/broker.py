@@ -11,10 +11,12 @@ Three things matter to a task that is sent again because its lock is held:
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 __all__ = [
     "delayed_by_broker",
@@ -38,6 +40,27 @@ _PREFIX = re.compile(r"^(?:[01]\.){28}")
 """What Celery puts before the routing key of a message that RabbitMQ delays."""
 
 
+_T = TypeVar("_T")
+
+
+def _once_per_app(look: Callable[[Any], _T]) -> Callable[[Any], _T]:
+    """Look through the queues of an app once, and again when it knows another one.
+
+    They are asked for with every delivery. Queues only come in, by their names; none is changed.
+    """
+    known: weakref.WeakKeyDictionary[Any, tuple[int, _T]] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(look)
+    def once(app: Any) -> _T:
+        queues = len(app.amqp.queues)
+        seen = known.get(app)
+        if seen is None or seen[0] != queues:
+            seen = known[app] = queues, look(app)
+        return seen[1]
+
+    return once
+
+
 def unacknowledged_for(app: Any) -> float:
     """Return for how many seconds a worker may keep a message that it has not acknowledged.
 
@@ -46,11 +69,18 @@ def unacknowledged_for(app: Any) -> float:
     seen by its clients: whoever sets one says so in `broker_transport_options`, as with Redis, by
     `visibility_timeout`; or in the arguments of the queue (`x-consumer-timeout`, milliseconds).
     """
-    given = [_seconds((app.conf.broker_transport_options or {}).get("visibility_timeout"))]
-    for queue in app.amqp.queues.values():
-        milliseconds = _seconds((queue.queue_arguments or {}).get("x-consumer-timeout"))
-        given.append(milliseconds and milliseconds / 1000)
+    visibility = _seconds((app.conf.broker_transport_options or {}).get("visibility_timeout"))
+    given = (visibility, _consumer_timeout(app))
     return min((one for one in given if one is not None), default=UNACKNOWLEDGED)
+
+
+@_once_per_app
+def _consumer_timeout(app: Any) -> float | None:
+    """The shortest that the arguments of an app's queues name; seconds."""
+    arguments = (queue.queue_arguments or {} for queue in app.amqp.queues.values())
+    given = [_seconds(one.get("x-consumer-timeout")) for one in arguments]
+    shortest = min((one for one in given if one is not None), default=None)
+    return shortest and shortest / 1000
 
 
 def delayed_by_broker(app: Any, request: Any) -> bool:
@@ -132,6 +162,7 @@ def on_last_delivery(app: Any, request: Any) -> bool:
     return count >= max(1, limit - 1)
 
 
+@_once_per_app
 def has_quorum_queues(app: Any) -> bool:
     """Whether an app's broker is a RabbitMQ, with a quorum queue among those it knows."""
     try:

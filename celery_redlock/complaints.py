@@ -10,11 +10,11 @@ Pure: times come in, lines go out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 from .quorum import Verb
 
-__all__ = ["Complaints"]
+__all__ = ["Complaints", "Once"]
 
 PAGE = 60.0
 """Seconds between two summaries."""
@@ -109,3 +109,17 @@ class Complaints:
 def refuses(reason: str) -> bool:
     """Whether it is there, and will not have us."""
     return reason.startswith(("AUTH", "NOPERM", "LOADING"))
+
+
+class Once:
+    """Whether a line about a cause is due: one in `PAGE`."""
+
+    def __init__(self) -> None:
+        self._said: dict[Hashable, float] = {}
+
+    def __call__(self, cause: Hashable, now: float) -> bool:
+        """It has come about: whether to say so; then it counts as said."""
+        self._said = {one: at for one, at in self._said.items() if now - at < PAGE}
+        due = cause not in self._said
+        self._said.setdefault(cause, now)
+        return due

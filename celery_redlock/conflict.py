@@ -20,6 +20,7 @@ from .broker import (
     unacknowledged_for,
     without_delays,
 )
+from .complaints import Once
 from .errors import (
     ConfigurationError,
     NotAcquired,
@@ -30,6 +31,7 @@ from .errors import (
 )
 from .lease import Holder
 from .options import CONFLICT_POLICIES, TaskOptions
+from .quorum import Vote
 from .signals import task_skipped
 from .skipped import Skipped
 from .waiting import at_work
@@ -39,6 +41,8 @@ __all__ = ["Refused", "check_rejecting", "is_split"]
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
 
+unavailable = Once()
+"""Whether this process says again that there is no quorum; Celery has two lines an attempt."""
 SPREAD = 1.0
 """Seconds over which tasks are spread that were put off until one moment; each worker reads the
 uptime of a server to a second."""
@@ -140,6 +144,12 @@ class Refused:
                 " acks_late=True",
                 resource=self._resource,
             )
+        if said == "replace" and self._options.limit > 1:
+            raise RedlockError(
+                f"{called} returned 'replace', but with limit={self._options.limit} it may revoke"
+                " all who hold it for one place: return 'wait'",
+                resource=self._resource,
+            )
         return said
 
     def conflict(self, policy: str, refusal: ResourceHeld) -> Any:
@@ -223,6 +233,10 @@ class Refused:
         level = logging.INFO if ordinary else logging.WARNING
         if self._copy and count & (count - 1):
             level = logging.DEBUG  # it looks as long as its first is at work
+        elif isinstance(refusal, QuorumUnavailable):
+            away = frozenset(vote.node for vote in refusal.votes if vote.vote is Vote.SILENT)
+            if not unavailable(away, time.monotonic()) and count > 1:
+                level = logging.DEBUG  # while there is no quorum, every attempt of every task
         logger.log(
             level,
             "%s waits (%s, attempt %d, next in %.1f s): %s",

@@ -76,14 +76,25 @@ def _seconds(least: float = 0.0, *, none: bool = False, zero: bool = False) -> A
     return check
 
 
-def _ttl(value: Any) -> float:
-    seconds: float = _seconds(MIN_TTL)(value)
-    if seconds > DAY:
-        raise ValueError(
-            f"must be at most {DAY:g} (a day): a holder that dies blocks the resource for so long;"
-            " a lease is extended by itself while its task runs, so it can be short"
-        )
-    return seconds
+def _up_to_a_day(seconds: Callable[[Any], float], why: str) -> Callable[[Any], float]:
+    def check(value: Any) -> float:
+        if (given := seconds(value)) > DAY:
+            raise ValueError(f"must be at most {DAY:g} (a day): {why}")
+        return given
+
+    return check
+
+
+_ttl = _up_to_a_day(
+    _seconds(MIN_TTL),
+    "a holder that dies blocks the resource for so long; a lease is extended by itself while its"
+    " task runs, so it can be short",
+)
+_hold_for = _up_to_a_day(
+    _seconds(zero=True),
+    "a node that was restarted has no vote for so long. What must not run again for longer is"
+    " reserved for longer, by scope 'until_expired' and reserve_ttl",
+)
 
 
 def _one_of(*names: str) -> Callable[[Any], Any]:
@@ -190,7 +201,8 @@ _SHARED = (
         "max_lifetime",
         DAY,
         _seconds(none=True),
-        "How long a lock is extended at most, for tasks that hang; seconds, None for ever.",
+        "How long a lock is extended at most, for tasks that hang; seconds, None for ever. Then the"
+        " body is told that its lease is lost, though the ttl be longer.",
     ),
     Option(
         "fencing",
@@ -316,9 +328,9 @@ TASK: Mapping[str, Option] = {
         Option(
             "hold_for",
             0.0,
-            _seconds(zero=True),
+            _hold_for,
             "How long a lock is kept at least, counted from when it was taken, though the body has"
-            " ended before; seconds.",
+            " ended before; seconds, at most a day.",
         ),
         Option(
             "on_conflict",
@@ -334,7 +346,8 @@ TASK: Mapping[str, Option] = {
             "raise",
             _one_of("raise", "skip", "reject"),
             "When `retry_deadline` is over, or the wait of the policies `wait` and `replace`: raise"
-            " ResourceHeld (or QuorumUnavailable), skip the task, or reject its message.",
+            " ResourceHeld (or QuorumUnavailable), skip the task, or reject its message. Refused"
+            " where there is no such time.",
         ),
         Option(
             "on_unavailable",

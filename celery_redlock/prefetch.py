@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from celery.worker import state
@@ -50,7 +51,8 @@ class Prefetch:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._extra = 0
-        self._renewed = 0.0
+        self._renewed = -math.inf
+        self._failing = False
         self.widens = True
 
     def connected(self) -> None:
@@ -131,20 +133,36 @@ class Prefetch:
 
     # -- A Redis broker ---------------------------------------------------------------------------
 
-    def renew(self, requests: Iterable[Any], now: float, *, some_are_new: bool) -> None:
+    def renew(self, requests: Collection[Any], now: float, *, some_are_new: bool) -> None:
         """Say that we still have these messages: for now, not for the visibility timeout.
+
+        Where that fails, the next call tries it again, and the log tells of it once.
 
         Args:
             requests: Whose messages.
             now: Seconds.
             some_are_new: Whether it has not been said of all of them; else it is every `RENEW_S`.
         """
-        if not some_are_new and now - self._renewed < RENEW_S:
+        if not requests or (not some_are_new and now - self._renewed < RENEW_S):
+            return
+        try:
+            qos = self._redis_qos
+            if qos is not None and qos.visibility_timeout > 2 * RETURN_S:
+                self._date(qos, requests, time.time() + RETURN_S - qos.visibility_timeout)
+        except Exception as error:
+            self._renewed = -math.inf
+            if not self._failing:
+                logger.warning(
+                    "the broker cannot be told that parked tasks are to go to another worker soon"
+                    " if this one dies; it is tried again until it can: %r",
+                    error,
+                )
+            self._failing = True
             return
         self._renewed = now
-        qos = self._redis_qos
-        if qos is not None and qos.visibility_timeout > 2 * RETURN_S:
-            self._date(qos, requests, time.time() + RETURN_S - qos.visibility_timeout)
+        if self._failing:
+            logger.info("the broker was told again what is parked here")
+        self._failing = False
 
     def keep(self, request: Any) -> bool:
         """Have a message for the whole visibility timeout; return whether it is still ours."""

@@ -16,6 +16,8 @@ from .options import CONFLICT_POLICIES, GLOBAL, TASK, Option, TaskOptions, check
 
 __all__ = [
     "Settings",
+    "check_deadline",
+    "check_locking",
     "check_reserving",
     "check_several",
     "check_task_options",
@@ -165,6 +167,12 @@ def _consistent(values: Mapping[str, Any], prefix: str) -> None:
             f"{prefix}limit is {limit}, but with {prefix}scope {scope!r} there is one task per key:"
             " for several at a time and one in the queue use 'until_and_while_executing'"
         )
+    if limit > 1 and values.get("on_conflict") == "replace":
+        raise ConfigurationError(
+            f"{prefix}on_conflict 'replace' revokes the holder, and with {prefix}limit={limit}"
+            f" there are {limit}, all of whom it may revoke for one place: use 'wait', or leave"
+            f" {prefix}limit out"
+        )
     if scope == "until_expired" and values.get("on_duplicate") == "replace":
         raise ConfigurationError(
             f"{prefix}on_duplicate 'replace' cannot be had with {prefix}scope 'until_expired':"
@@ -191,6 +199,44 @@ def check_reserving(given: Mapping[str, Any], prefix: str) -> None:
                 f"{prefix}{name} is for a reservation, and {prefix}scope 'while_executing' takes"
                 f" none: set {prefix}scope to 'until_executed' or another that begins with 'until'"
             )
+
+
+def check_locking(given: Mapping[str, Any], prefix: str) -> None:
+    """Options of the lock that a body runs under need a scope that has one.
+
+    Raises:
+        ConfigurationError: There is one without.
+    """
+    if given.get("scope") != "until_executing":
+        return
+    for name in ("on_conflict", "on_deadline", "on_lost", "hold_for", "fencing"):
+        if given.get(name, TASK[name].default) != TASK[name].default:
+            raise ConfigurationError(
+                f"{prefix}{name} is {given[name]!r}, but with {prefix}scope 'until_executing' the"
+                f" body runs under no lock, and nothing reads it: leave it out, or set"
+                f" {prefix}scope to 'until_and_while_executing'"
+            )
+
+
+def check_deadline(given: Mapping[str, Any], options: TaskOptions, prefix: str) -> None:
+    """What is to be done at a deadline needs one: of retrying, or the wait of a policy.
+
+    Args:
+        given: What was declared of this task.
+        options: All of its options.
+        prefix: What the user wrote before each name, for errors.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    end, policy = given.get("on_deadline", "raise"), options.on_conflict
+    waits = callable(policy) or policy in ("wait", "replace")
+    if end != "raise" and not waits and options.retry_deadline is None:
+        raise ConfigurationError(
+            f"{prefix}on_deadline is {end!r}, but there is no deadline: with {prefix}on_conflict"
+            f" {policy!r} it is {prefix}retry_deadline (or redlock_retry_deadline), which is None."
+            f" Set that to the seconds after which to give up, or leave {prefix}on_deadline out"
+        )
 
 
 def _moved(conf: Any) -> str | None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
-from .declared import refuse_second_lock, refuse_unread
+from .declared import given_to_all, refuse_second_lock, refuse_unread
 from .delivery import first_call
 from .errors import ConfigurationError
 from .keys import Templates
@@ -69,10 +70,10 @@ class SingletonTask(BaseTask):
     def annotate(cls) -> None:
         """Celery's: set what `task_annotations` says of this task, its lock's options among it."""
         super().annotate()
-        cls._declare()
+        cls._declare(given_to_all(cls.app))
 
     @classmethod
-    def _declare(cls) -> None:
+    def _declare(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
         for name, value in vars(cls).items():
             misspelt = name in _MISSPELT or name.startswith("redlock_")
@@ -80,7 +81,7 @@ class SingletonTask(BaseTask):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
         try:
-            cls.redlock = TaskLock(cls._declared(), "lock_")
+            cls.redlock = TaskLock(cls._declared(), "lock_", for_all)
         except ConfigurationError as error:
             # A task is made when its app is finalized, far from where it is written.
             raise ConfigurationError(f"{task}: {error}") from None

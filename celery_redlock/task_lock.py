@@ -10,6 +10,7 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from .arrival import Arrival
@@ -23,6 +24,8 @@ from .lease import shown
 from .lock import Redlock
 from .options import TASK, TaskOptions
 from .settings import (
+    check_deadline,
+    check_locking,
     check_reserving,
     check_several,
     check_task_options,
@@ -44,10 +47,18 @@ class TaskLock:
     Args:
         own: The options given to the task, by name, without prefix.
         prefix: What the user wrote before each of these names, for errors.
+        for_all: What `task_annotations` gives to every task, by the names that the user wrote: a
+            task need not read what was not meant for it.
     """
 
-    def __init__(self, own: Mapping[str, Any], prefix: str = "") -> None:
+    def __init__(
+        self,
+        own: Mapping[str, Any],
+        prefix: str = "",
+        for_all: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self._own = check_task_options(own, prefix)
+        self._meant = {n: value for n, value in self._own.items() if prefix + n not in for_all}
         self._prefix = prefix
         self._several = False
         self._keys: dict[tuple[str, bool, Callable[..., Any]], Keys] = {}
@@ -66,6 +77,10 @@ class TaskLock:
                 " calls asyncio.run()"
             )
         check_reserving(self._own, self._prefix)
+        try:
+            check_locking(self._meant, self._prefix)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{name}: {error}") from None
         if self._keys_of(name, function, bound).several:
             self._several = True
             check_several(self._own, self._prefix)
@@ -105,6 +120,7 @@ class TaskLock:
             options = resolve(self._own, read_settings(app))
             if self._several:
                 check_several({"fencing": options.fencing}, "redlock_")
+            check_deadline(self._meant, options, self._prefix)
             self._options[app] = options
         return options
 

@@ -169,11 +169,11 @@ def check(sender: Any = None, **_signal: Any) -> None:
             refuse_unread(task, given_to_all(app))
         if locks or given_names(app.conf):
             read_settings(app)
-        # A lock that is kept for longer than its ttl can be forgotten for longer, too.
-        ttls = [max(lock.options(app).ttl, lock.options(app).hold_for) for lock in locks]
         for task in app.tasks.values():
             if (lock := lock_of(task)) is not None:
-                check_rejecting(task, lock.options(app))
+                check_rejecting(task, _options(task, lock))
+        # A lock that is kept for longer than its ttl can be forgotten for longer, too.
+        ttls = [max(lock.options(app).ttl, lock.options(app).hold_for) for lock in locks]
         if _locking(app):
             redlock = Redlock.from_app(app)
             # Before the pool is forked: the children know what we know of the nodes.
@@ -189,6 +189,13 @@ def check(sender: Any = None, **_signal: Any) -> None:
     except ConfigurationError as error:
         logger.critical("celery_redlock: %s", error)
         raise SystemExit(1) from None
+
+
+def _options(task: Any, lock: TaskLock) -> Any:
+    try:
+        return lock.options(task.app)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{task.name}: {error}") from None
 
 
 def keep(sender: Any = None, **_signal: Any) -> None:

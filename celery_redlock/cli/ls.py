@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import click
 
 from ..entry import Entry
+from ..options import GLOBAL
 from ..survey import survey
 from .site import Site, on_site, table
 from .words import (
@@ -51,15 +53,22 @@ def command(
 
     A snapshot. Exit code 0, also if there are none; 3 if too few nodes answer.
     """
-    seen = survey(site.redlock, match, kinds=kinds_of(kinds, everything), timeout=timeout)
+    from ..doctor.votes import ask, votes_in
+
+    redlock = site.redlock
+    with ThreadPoolExecutor(1) as pool:  # a node that hangs costs the timeout once
+        told = pool.submit(ask, redlock, timeout)
+        seen = survey(redlock, match, kinds=kinds_of(kinds, everything), timeout=timeout)
+        left = votes_in(told.result(), len(redlock.nodes), site.app)
     entries = sorted_by(chosen(seen.entries, task), sort)
     away(seen)
     data = {
         "at": seen.at,
         "nodes": nodes_data(seen.looks),
         "entries": [entry.data() for entry in entries],
+        "votes_in": left,
     }
-    site.say(data, lambda: _text(entries, site.app is not None))
+    site.say(data, lambda: "\n".join(_text(entries, left, has_app=site.app is not None)))
 
 
 def sorted_by(entries: list[Entry], order: str) -> list[Entry]:
@@ -75,12 +84,21 @@ _KEYS = {
 }
 
 
-def _text(entries: list[Entry], has_workers: bool) -> str:
-    if not entries:
-        return "nothing is held"
-    rows = [[*row(entry), str(entry.waiting)] for entry in entries]
-    said = [table([*COLUMNS, IN_LINE], rows), _sum(entries)]
-    return "\n".join([*said, PARKED] if has_workers else said)
+def _text(entries: list[Entry], left: float | None, *, has_app: bool) -> Iterator[str]:
+    if entries:
+        yield table([*COLUMNS, IN_LINE], [[*row(entry), str(entry.waiting)] for entry in entries])
+        yield _sum(entries)
+        if has_app:
+            yield PARKED
+    else:
+        yield "nothing is held"
+    if left is not None:
+        default = f" (for the default ttl of {GLOBAL['ttl'].default:g} s; -A APP knows its own)"
+        yield (
+            f"no quorum has a vote for another {math.ceil(left)} s{'' if has_app else default}:"
+            " nodes that were started a short time ago may have forgotten locks; tasks then go on"
+            " by themselves"
+        )
 
 
 def _sum(entries: list[Entry]) -> str:

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigurationError
-from ..options import GLOBAL, guarded
 from .finding import CHECKS, NEED_APP, OF_APPS, Finding, Report, merged
 from .nodes import examine_nodes
 from .probe import probe
@@ -59,12 +58,9 @@ def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) ->
     guard = None
     if app is not None:
         from .tasks import ttls_of
+        from .votes import guard_of
 
-        guard = app.conf.get("redlock_restart_guard", GLOBAL["restart_guard"].default)
-        if guarded(guard, len(redlock.nodes)):
-            guard = "uptime"
-        elif guard == "auto":  # nobody can switch on more with so few nodes
-            guard = None
+        guard = guard_of(app, len(redlock.nodes))
         ttls = ttls_of(app)
     probes = probe(redlock._addresses, redlock.prefix, timeout)
     looks += [one.look for one in probes]

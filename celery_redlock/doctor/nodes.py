@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from ..guard import Facts
 from ..lease import drift, quorum_of
 from .finding import Finding
 from .probe import Probe, Told, refused_by
 
-__all__ = ["examine_nodes"]
+__all__ = ["examine_nodes", "voteless"]
 
 OLDEST = (6, 2)
 """The oldest Redis whose scripts and commands are known to do."""
@@ -66,7 +67,7 @@ def _votes(probes: Sequence[Probe], ttls: Sequence[float], guard: str | None) ->
     count, needed = len(probes), quorum_of(len(probes))
     answering = [probe.told for probe in probes if probe.told is not None]
     fit = [told for told in answering if not told.facts.misfit]
-    left = sorted(_voteless(told, ttls, guard) for told in fit)
+    left = sorted(voteless(told.facts, ttls, guard) for told in fit)
     if len(answering) < needed:
         yield Finding(
             "wrong",
@@ -310,7 +311,7 @@ def _restart(
         why = "its INFO does not tell when it was started"
         yield Finding("unchecked", "restart", probe.name, why, "look at its configuration")
     elif ttls:
-        left = _voteless(told, ttls, guard)
+        left = voteless(facts, ttls, guard)
         if left:
             since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
             yield Finding(
@@ -323,9 +324,8 @@ def _restart(
             )
 
 
-def _voteless(told: Told, ttls: Sequence[float], guard: str | None) -> float:
+def voteless(facts: Facts, ttls: Sequence[float], guard: str | None) -> float:
     """For how long a worker that meets it now gives it no vote, as `guard.py` has it; seconds."""
-    facts = told.facts
     if guard in (None, "off") or not ttls or facts.durable or facts.uptime is None:
         return 0.0
     span = max(ttls) + drift(max(ttls))

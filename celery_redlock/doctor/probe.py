@@ -21,7 +21,7 @@ from ..handshake import SECTIONS
 from ..replies import reason
 from ..visit import NodeLook, Reader, request, visit
 
-__all__ = ["Probe", "probe", "refused_by"]
+__all__ = ["Probe", "introduce", "probe", "refused_by"]
 
 LIFE = b"10000"
 """Milliseconds for which what is tried stays on a node."""
@@ -109,15 +109,7 @@ def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Pro
 
 def _ask(reader: Reader, prefix: str) -> Told:
     mark, line = (f"{prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
-    sections = reader.ask([request(b"INFO", section.encode()) for section in SECTIONS])
-    denied = next((reason(r) for r in sections if isinstance(r, ResponseError)), "")
-    text = "" if denied else "\n".join(_text(section) for section in sections)
-    facts = Facts.of(text)
-    if facts.appends:
-        (config,) = reader.ask([request(b"CONFIG", b"GET", b"*appendfsync*")])
-        if isinstance(config, list):
-            words = [_text(word) for word in config]
-            facts = Facts.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+    text, facts, denied = introduce(reader)
     ahead = _ahead(reader)
     refused, renamed, writes = _try(reader, mark, line)
     return Told(
@@ -131,6 +123,20 @@ def _ask(reader: Reader, prefix: str) -> Told:
         writes,
         mark,
     )
+
+
+def introduce(reader: Reader) -> tuple[str, Facts, str]:
+    """What INFO says, what the guard makes of it, and why INFO is refused; empty if it is not."""
+    sections = reader.ask([request(b"INFO", section.encode()) for section in SECTIONS])
+    denied = next((reason(r) for r in sections if isinstance(r, ResponseError)), "")
+    text = "" if denied else "\n".join(_text(section) for section in sections)
+    facts = Facts.of(text)
+    if facts.appends:
+        (config,) = reader.ask([request(b"CONFIG", b"GET", b"*appendfsync*")])
+        if isinstance(config, list):
+            words = [_text(word) for word in config]
+            facts = Facts.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+    return text, facts, denied
 
 
 def _ahead(reader: Reader) -> float | None:

@@ -21,14 +21,19 @@ import redis
 from celery import Celery
 from click.testing import CliRunner
 
-from celery_redlock import Redlock
+from celery_redlock import Redlock, SingletonTask
 from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
+from celery_redlock.cli.ls import command as ls
+from celery_redlock.cli.site import Site
 from celery_redlock.cli.watch import Changes
 from celery_redlock.cli.words import span
+from celery_redlock.doctor.votes import votes_in
+from celery_redlock.guard import Facts
 from celery_redlock.lease import Owner
-from celery_redlock.server import LocalServer
+from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import survey
+from tests.cli.clinic import shop
 from tests.support import TOKEN, told_all, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
@@ -97,6 +102,61 @@ def test_ls_json_has_the_documented_shape(redlock: Redlock, cli: Cli) -> None:
     rival = shape["entries"][0]["rivals"][0]
     assert rival.keys() <= shape["entries"][0].keys()
     assert said["entries"][0]["resource"] == "order:1" and len(said["nodes"]) == 5
+
+
+@pytest.mark.defaults
+def test_ls_says_how_long_nodes_that_were_just_started_have_no_vote() -> None:
+    with start_servers(3) as fresh:
+        urls = [server.url for server in fresh]
+        app = shop(urls, redlock_ttl=60)
+
+        @app.task(base=SingletonTask, name="shop.long", shared=False, lock_ttl=90)
+        def long() -> None: ...
+
+        sites = [(Site(app=app), 90), (Site(nodes=urls), 30)]
+
+        def said(site: Site, *options: str) -> str:
+            result = CliRunner().invoke(ls, options, obj=site)
+            assert result.exit_code == 0, result.output
+            assert result.stderr == ""
+            return str(result.stdout)
+
+        for site, ttl in sites:
+            first, last = said(site).splitlines()
+            assert first == "nothing is held"
+            found = re.match(r"no quorum has a vote for another (\d+) s", last)
+            assert found and ttl - 20 < int(found[1]) <= ttl + 2
+            assert ("default ttl of 30 s" in last) is (site.app is None)
+            assert ttl - 20 < json.loads(said(site, "--json"))["votes_in"] < ttl + 2
+        app.conf.redlock_restart_guard = "off"
+        assert said(Site(app=app)) == "nothing is held\n"
+        assert json.loads(said(Site(app=app), "--json"))["votes_in"] is None
+        Redlock.from_app(app).close()
+
+
+@pytest.mark.parametrize(
+    ("uptimes", "seconds"),
+    [
+        ([5, 5, 5], 25.4),
+        ([5, 9, 90], 21.4),  # the second of them makes the quorum
+        ([5, 90, 90], None),
+        ([5, 5], 25.4),  # the third is away, or a replica
+        ([5, 90], 25.4),
+        ([5], None),  # that there is no quorum is said elsewhere
+        ([None, None, None], None),  # its user may not ask
+    ],
+)
+def test_a_quorum_has_a_vote_when_enough_of_its_nodes_have(
+    uptimes: list[float | None], seconds: float | None
+) -> None:
+    app = shop([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)], redlock_restart_guard="uptime")
+    facts = [Facts(uptime=uptime) for uptime in uptimes]
+    found = votes_in(facts, 3, app)
+    assert found == (None if seconds is None else pytest.approx(seconds, abs=0.1))
+    replicas = [Facts(role="slave", uptime=90.0)] * (3 - len(facts))
+    assert votes_in([*replicas, *facts], 3, app) == found
+    app.conf.redlock_restart_guard = "off"
+    assert votes_in(facts, 3, app) is None
 
 
 def test_ls_shows_what_is_asked_for(redlock: Redlock, cli: Cli, servers: Any) -> None:

@@ -135,8 +135,8 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {
-        *("attempts", "broker", "errors", "lease", "options", "signals", "skipped", "waiting"),
-        *("celery", "tenacity"),
+        *("attempts", "broker", "complaints", "errors", "lease", "options", "quorum", "signals"),
+        *("skipped", "waiting", "celery", "tenacity"),
     },
     "delivery": {
         *("attempts", "broker", "commands", "conflict", "errors", "hold", "lease", "options"),

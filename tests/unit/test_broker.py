@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.app.amqp import Queues
 from celery.app.task import Context
 from celery.exceptions import Reject, Retry
 from kombu import Exchange, Queue
@@ -15,6 +16,7 @@ from celery_redlock import conflict
 from celery_redlock.broker import (
     UNACKNOWLEDGED,
     delayed_by_broker,
+    has_quorum_queues,
     later_at,
     on_last_delivery,
     unacknowledged_for,
@@ -113,11 +115,44 @@ def test_the_last_delivery_before_the_broker_drops_it(
 
 def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
     assert unacknowledged_for(rabbit) == UNACKNOWLEDGED == 1800.0
-    rabbit.amqp.queues["topic"].queue_arguments["x-consumer-timeout"] = 90_000
+    rabbit.amqp.queues.add(queue("slow", "direct", **{"x-consumer-timeout": 90_000}))
+    rabbit.amqp.queues.add(queue("slower", "direct", **{"x-consumer-timeout": 95_000}))
     assert unacknowledged_for(rabbit) == 90.0
     rabbit.conf.broker_transport_options = {"visibility_timeout": 40}
     assert unacknowledged_for(rabbit) == 40.0
     rabbit.conf.broker_transport_options = {"visibility_timeout": "forged"}
+    assert unacknowledged_for(rabbit) == 90.0
+
+
+@pytest.mark.parametrize("asked", [unacknowledged_for, has_quorum_queues])
+def test_the_queues_are_looked_through_once(
+    rabbit: Celery, monkeypatch: pytest.MonkeyPatch, asked: Any
+) -> None:
+    """Both are asked with every delivery, and an app may have a thousand queues."""
+    walks: list[str] = []
+
+    class Counted(Queues):
+        def __iter__(self) -> Any:
+            walks.append("iter")
+            return super().__iter__()
+
+        def values(self) -> Any:
+            walks.append("values")
+            return super().values()
+
+    monkeypatch.setattr(rabbit.amqp, "queues_cls", Counted)
+    assert len({asked(rabbit) for _ in range(5)}) == 1
+    assert len(walks) == 1
+
+
+def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
+    """As `app.control.add_consumer` has it done: `select_add`."""
+    rabbit.conf.task_queues = [queue("plain", "direct")]
+    assert not has_quorum_queues(rabbit)
+    arguments = {"x-queue-type": "quorum", "x-consumer-timeout": 90_000}
+    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED
+    rabbit.amqp.queues.select_add("added", queue_arguments=arguments)
+    assert has_quorum_queues(rabbit)
     assert unacknowledged_for(rabbit) == 90.0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from celery_redlock.complaints import CHANGES, PAGE, Complaints
+from celery_redlock.complaints import CHANGES, PAGE, Complaints, Once
 from celery_redlock.quorum import Verb
 
 LATE = "no answer within 0.250 s"
@@ -74,3 +74,11 @@ def test_a_quiet_node_says_nothing_by_the_minute() -> None:
         log.node.answers += 1
         log.node.look(float(second))
     assert log.lines == []
+
+
+def test_of_each_cause_a_line_a_minute() -> None:
+    due = Once()
+    assert due("three are away", 100.0) and due("three others are", 100.0)
+    assert not any(due("three are away", 100.0 + second) for second in range(int(PAGE)))
+    assert due("three are away", 100.0 + PAGE)
+    assert not due("three are away", 101.0 + PAGE), "counted from the line, not from the first"

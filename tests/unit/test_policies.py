@@ -157,6 +157,7 @@ def test_what_is_acknowledged_early_cannot_be_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("celery_redlock.waiting._at_work", [False])  # as the worker leaves it
+    app.conf.redlock_retry_deadline = 60
 
     @app.task(name="early", base=SingletonTask, **{f"lock_{option}": "reject"})
     def task() -> None: ...

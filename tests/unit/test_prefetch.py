@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,3 +201,65 @@ def test_amqp_s_answer_is_not_waited_for() -> None:
     consumer.qos.increment_eventually()
     consumer.loop()
     assert wire.windows == [11, 12]
+
+
+# -- A Redis broker -------------------------------------------------------------------------------
+
+
+class RedisQoS:
+    """What kombu keeps of unacknowledged messages on Redis; `down` is why it cannot."""
+
+    unacked_index_key = "unacked_index"
+    visibility_timeout = 3600.0
+
+    def __init__(self) -> None:
+        self.down: Exception | None = None
+        self.dated: list[list[str]] = []
+        self.channel = SimpleNamespace(conn_or_acquire=lambda: contextlib.nullcontext(self))
+
+    def zadd(self, _key: str, dates: dict[str, float], **_options: Any) -> int:
+        if self.down is not None:
+            raise self.down
+        self.dated.append(list(dates))
+        return len(dates)
+
+
+@pytest.fixture
+def broker(consumer: Consumer) -> RedisQoS:
+    consumer.task_consumer.channel.qos = RedisQoS()
+    return consumer.task_consumer.channel.qos  # type: ignore[no-any-return]
+
+
+def parked(*tags: str) -> list[Any]:
+    return [SimpleNamespace(message=SimpleNamespace(delivery_tag=tag)) for tag in tags]
+
+
+def test_what_is_parked_is_dated_at_once_and_then_each_quarter_of_a_minute(
+    prefetch: Prefetch, broker: RedisQoS
+) -> None:
+    sweeps = [(0.0, False), (0.25, True), (0.5, False), (15.0, False), (15.25, False)]
+    for now, some_are_new in sweeps:
+        prefetch.renew(parked("a"), now, some_are_new=some_are_new)
+    assert len(broker.dated) == 3
+
+
+def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of_it_once(
+    prefetch: Prefetch, broker: RedisQoS, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a worker that is killed within 15 s would strand it for the visibility timeout."""
+    caplog.set_level("INFO")
+    broker.down = ConnectionError("connection reset by peer")
+    for now, some_are_new in ((100.0, True), (100.25, False), (100.5, True), (100.75, False)):
+        prefetch.renew(parked("a", "b"), now, some_are_new=some_are_new)
+    prefetch.renew([], 100.9, some_are_new=False)  # which tells nothing of the broker
+    broker.down = None
+    prefetch.renew(parked("a", "b"), 101.0, some_are_new=False)
+    assert broker.dated == [["a", "b"]]
+    failed, again = [record.getMessage() for record in caplog.records]
+    assert "connection reset by peer" in failed
+    assert "again" in again
+    prefetch.renew(parked("a", "b"), 101.25, some_are_new=False)
+    assert len(broker.dated) == 1, "every 15 s, as before"
+    broker.down = ConnectionError("another outage")
+    prefetch.renew(parked("a", "b"), 117.0, some_are_new=False)
+    assert "another outage" in caplog.text

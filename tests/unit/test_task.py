@@ -32,17 +32,20 @@ from celery_redlock import (
     locked,
 )
 from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.complaints import Once
 from celery_redlock.hold import HeldLease
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.options import TASK
 from celery_redlock.quorum import Verb
 from celery_redlock.task import lock_of, resource_of
+from celery_redlock.testing import FakeClock
 from tests.unit.fake_lock import FakeRedlock
 
 
 @pytest.fixture
 def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
     fake = FakeRedlock(monkeypatch)
+    monkeypatch.setattr("celery_redlock.conflict.unavailable", Once())
     monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda app: fake))
     return fake
 
@@ -553,6 +556,39 @@ def test_unavailable_has_a_count_of_its_own(
     assert record.levelno == logging.WARNING
     assert record.message.count("silent (dead)") == 3
     assert task.ran == []
+
+
+def test_without_a_quorum_each_task_says_so_once_and_a_process_once_a_minute(
+    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Celery says of each attempt that it was received, and that it is retried."""
+    caplog.set_level(logging.INFO)
+    clock, once = FakeClock(), Once()
+    monkeypatch.setattr(
+        "celery_redlock.conflict.unavailable", lambda cause, _now: once(cause, clock())
+    )
+
+    def lines(task: Any, *counts: int, **more: Any) -> int:
+        caplog.clear()
+        for count in counts:
+            deliver(task, **{ATTEMPTS: {"unavailable": count - 1, **more}})
+        return caplog.text.count("waits (unavailable")
+
+    redlock.driver.dead = {0, 1, 2}
+    task = busy()
+    assert lines(task, *range(1, 50)) == 1
+    assert lines(task, 1, 1, 1) == 3, "each task"
+    redlock.driver.dead = {0, 1, 2, 3}
+    assert lines(task, *range(50, 60)) == 1, "another cause"
+    clock.now += 60.0
+    assert lines(task, *range(60, 70)) == 1
+    redlock.driver.dead = set()
+    assert caplog.text.count("attempt 60") == 1
+    caplog.clear()
+    for count in range(3):
+        deliver(task, **{ATTEMPTS: {"held": count}})
+    assert caplog.text.count("waits (held") == 3, "of a held lock there is a line each"
 
 
 def test_unavailable_raise_and_run(

@@ -326,7 +326,7 @@ def _ask(holder: Any, request: Any) -> Any:
 _policies = {"wait": "wait", "reject": "reject", "replace": "replace", "asked": _ask}
 for _name, _given in _policies.items():
     _policy(_given, _name, lock_ttl=8.0)
-    for _how in ("raise", "skip", "reject"):
+    for _how in ("raise", "skip", "reject") if _name != "reject" else ():  # which has no deadline
         _policy(_given, f"{_name}_{_how}", lock_wait=0.5, lock_on_deadline=_how)
 
 deadline_skip = _conflict("deadline_skip", lock_retry_deadline=0.4, lock_on_deadline="skip")

@@ -1,0 +1,60 @@
+"""When a quorum of nodes has a vote, for commands that only look at them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from ..guard import Facts
+from ..lease import quorum_of
+from ..lock import Redlock
+from ..options import DAY, GLOBAL, guarded
+from ..visit import visit
+from .nodes import voteless
+from .probe import introduce
+from .tasks import ttls_of
+
+__all__ = ["ask", "guard_of", "votes_in"]
+
+
+def ask(redlock: Redlock, timeout: float) -> list[Facts]:
+    """What the nodes say of themselves, those that do. It only reads."""
+    _looks, told = visit(redlock._addresses, redlock.prefix, introduce, timeout)
+    return [one[1] for one in told if one is not None]
+
+
+def guard_of(app: Any, nodes: int) -> str | None:
+    """What `redlock_restart_guard` means for so many nodes; None if it protects from nothing."""
+    default = GLOBAL["restart_guard"].default
+    guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
+    if guarded(guard, nodes):
+        return "uptime"
+    return None if guard == "auto" else guard  # nobody can switch on more with so few nodes
+
+
+def votes_in(told: Sequence[Facts], nodes: int, app: Any) -> float | None:
+    """Return the seconds until a quorum has a vote that was started a short time ago.
+
+    Args:
+        told: What the nodes say of themselves, as far as they do.
+        nodes: How many there are.
+        app: Whose ttls are in use; None for the default.
+
+    Returns:
+        None if a quorum has one, or if it is not a matter of time.
+    """
+    fit = [facts for facts in told if not facts.misfit]
+    guard, needed = guard_of(app, nodes), quorum_of(nodes)
+
+    def left(ttls: Sequence[float]) -> float | None:
+        all_left = sorted(voteless(facts, ttls, guard) for facts in fit)
+        return (all_left[needed - 1] or None) if len(all_left) >= needed else None
+
+    if app is None:
+        return left([GLOBAL["ttl"].default])
+    if left([DAY]) is not None:  # else its tasks need not be loaded
+        with contextlib.suppress(Exception):  # what is broken there the doctor says
+            app.loader.import_default_modules()
+            return left(ttls_of(app))
+    return None

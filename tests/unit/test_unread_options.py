@@ -1,0 +1,173 @@
+"""Options of a locked task that nothing of it would read, or that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from celery_redlock import ConfigurationError, RedlockError, SingletonTask, current_lease, locked
+from celery_redlock.doctor.tasks import examine_tasks
+from celery_redlock.lease import Owner
+from celery_redlock.worker import check
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_task import app, deliver, redlock  # noqa: F401
+
+UNLOCKED = "until_executing"
+DEADLINE = {"on_deadline": "skip"}
+
+
+def body() -> int | None:
+    return current_lease().fencing_token
+
+
+def singleton(app: Any, **options: Any) -> Any:  # noqa: F811
+    given = {f"lock_{name}": value for name, value in options.items()}
+    return app.task(name="shop.task", base=SingletonTask, lazy=False, shared=False, **given)(body)
+
+
+def decorated(app: Any, **options: Any) -> Any:  # noqa: F811
+    return app.task(name="shop.task", shared=False)(locked("k", **options)(body))
+
+
+@pytest.fixture(params=[singleton, decorated])
+def declare(app: Any, request: Any) -> Callable[..., Any]:  # noqa: F811
+    return lambda **options: request.param(app, **options)
+
+
+def starts(app: Any) -> bool:  # noqa: F811
+    """Whether a worker starts; then the doctor finds nothing to change."""
+    wrong = [found.what for found in examine_tasks(app) if found.check == "configuration"]
+    try:
+        check(SimpleNamespace(app=app, hostname="here"))
+    except SystemExit:
+        assert len(wrong) == 1
+        return False
+    assert wrong == []
+    return True
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("celery_redlock.waiting._at_work", [False])  # as the worker leaves it
+
+
+# -- when declared --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"scope": UNLOCKED, "on_conflict": "skip"}, ("on_conflict is 'skip'", "under no lock")),
+        ({"scope": UNLOCKED, "on_conflict": print}, ("on_conflict is", "under no lock")),
+        ({"scope": UNLOCKED, "fencing": True}, ("fencing is True", "until_and_while_executing")),
+        ({"scope": UNLOCKED, "hold_for": 5}, ("hold_for is 5", "under no lock")),
+        ({"scope": UNLOCKED, "on_lost": "log"}, ("on_lost is 'log'", "under no lock")),
+        ({"scope": UNLOCKED, **DEADLINE}, ("on_deadline is 'skip'", "under no lock")),
+        ({"limit": 2, "on_conflict": "replace"}, ("'replace'", "limit", "2", "'wait'")),
+        ({"hold_for": 1e9}, ("hold_for must be at most 86400 (a day)", "until_expired")),
+    ],
+    ids=str,
+)
+def test_what_nothing_would_read_is_refused(
+    declare: Callable[..., Any], options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        declare(**options)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"scope": UNLOCKED},
+        {"scope": UNLOCKED, "on_conflict": "retry", "fencing": False, "hold_for": 0},
+        {"scope": UNLOCKED, "on_unavailable": "raise"},  # of who publishes
+        {"scope": "until_and_while_executing", "on_conflict": "skip", "fencing": True},
+        {"limit": 1, "on_conflict": "replace"},
+        {"limit": 2, "on_conflict": "wait"},
+        {"hold_for": 86_400},
+        {"max_lifetime": 5, "ttl": 30},  # its body is told after 5 s
+        {"on_deadline": "raise"},
+        *[{**DEADLINE, "on_conflict": policy} for policy in ("wait", "replace", print)],
+        *[
+            {**DEADLINE, "on_conflict": policy, "retry_deadline": 60}
+            for policy in ("retry", "skip")
+        ],
+    ],
+    ids=str,
+)
+def test_what_something_reads_is_kept(
+    app: Any, declare: Callable[..., Any], options: dict[str, Any]  # noqa: F811
+) -> None:  # fmt: skip
+    declare(**options)
+    assert starts(app)
+
+
+# -- when an app is known -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["retry", "skip", "raise"])
+def test_what_is_to_be_done_at_a_deadline_needs_one(
+    app: Any, declare: Callable[..., Any], policy: str,  # noqa: F811
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    declare(**DEADLINE, on_conflict=policy)
+    assert not starts(app)
+    assert "shop.task: " in caplog.text
+    assert "on_deadline is 'skip'" in caplog.text
+    assert "retry_deadline" in caplog.text
+
+
+def test_an_app_may_set_that_deadline(app: Any, declare: Callable[..., Any]) -> None:  # noqa: F811
+    app.conf.redlock_retry_deadline = 60
+    declare(**DEADLINE)
+    assert starts(app)
+
+
+def test_what_is_set_for_all_need_not_be_read_by_each(
+    app: Any, redlock: FakeRedlock, declare: Callable[..., Any]  # noqa: F811
+) -> None:  # fmt: skip
+    app.conf.redlock_fencing = True
+    app.conf.redlock_max_lifetime = 1
+    app.conf.redlock_retry_deadline = 5
+    task = declare(scope=UNLOCKED, ttl=30)
+    assert starts(app)
+    assert deliver(app.tasks[task.name])[0] is None
+
+
+@pytest.mark.parametrize(
+    "for_all", [{"lock_on_deadline": "skip"}, {"lock_on_conflict": "skip"}, {"lock_fencing": True}]
+)
+@pytest.mark.parametrize("scope", [UNLOCKED, "while_executing"])
+def test_so_it_is_with_annotations_of_all_tasks(
+    app: Any, for_all: dict[str, Any], scope: str  # noqa: F811
+) -> None:  # fmt: skip
+    app.conf.task_annotations = {"*": for_all}
+    singleton(app, scope=scope)
+    assert starts(app)
+
+
+def test_an_annotation_of_one_task_is_its_own(app: Any) -> None:  # noqa: F811
+    app.conf.task_annotations = {"*": {}, "shop.task": {"lock_on_conflict": "skip"}}
+    with pytest.raises(ConfigurationError, match=r"shop\.task: lock_on_conflict is 'skip'"):
+        bool(singleton(app, scope=UNLOCKED))
+
+
+def test_a_function_cannot_ask_for_it_either(
+    app: Any, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    """Of two who hold it, it may be that both are revoked: each look shows one of them."""
+    revoked: list[str] = []
+    monkeypatch.setattr(app.control, "revoke", lambda task_id, **_: revoked.append(task_id))
+    for name in ("one", "other"):
+        redlock.acquire("k", owner=Owner("there", 1, task_id=name), limit=2)
+    task = singleton(
+        app, key="k", limit=2, wait=0.1, on_conflict=lambda _holder, _request: "replace"
+    )
+    result, _info = deliver(task)
+    assert isinstance(result, RedlockError)
+    assert "limit" in str(result)
+    assert revoked == []
