@@ -51,7 +51,8 @@ FORGIVEN: dict[str, str] = {
     " came back without its memory has no vote for a ttl",
     "broker": "the broker is away, or a worker not connected to it: no message moves",
     "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later",
-    "stopped": "a process that is stopped does nothing, and keeps what it was handed",
+    "stopped": "a process that is stopped does nothing: it keeps what it was handed, be it in the"
+    " socket, and what it was about to send",
     "stranded": "what a dead connection or worker had is given back when the broker does so: with"
     " Redis after the visibility timeout (Celery's documented limit), with RabbitMQ at once",
     "popped": "Redis hands one message to a worker that has no room, in the socket; it goes with"
@@ -101,6 +102,7 @@ class _Worker:
     leaves: list[float] = field(default_factory=list)
     stopping: float = float("inf")
     died: float = float("inf")
+    stops: Spans = field(default_factory=list)
     well: Spans = field(default_factory=list)
     free: Spans = field(default_factory=list)
 
@@ -177,6 +179,8 @@ def judge_liveness(
                     popped[got_by] = custody.end  # "popped": one at a time
                     waits.popped += 1
                     where = workers[got_by].free
+            if custody.where == BROKER and got_by is not None:
+                where = without(where, workers[got_by].stops)  # it may lie in the socket
             waits_there = without(both([(custody.begin, custody.end)], where), forgiven)
             spans += ((span, custody.where[0] or "the queue") for span in waits_there)
         if sent.resource:
@@ -300,12 +304,12 @@ def _free(
             taken += _work(of_one, ledger, min(died, until))
             if process.pid != process.main and died < worker.died:
                 taken.append((died, died + CHILD_BACK))  # "child"
-    hindered = [
+    worker.stops = union(
         (fault.begin, (until if fault.end is None else fault.end) + WOKEN)
         for fault in faults
         if fault.worker == main[0] and fault.kind.startswith(STOPS)  # "stopped"
-    ]
-    hindered += _without_quorum(main[0], faults, until)
+    )
+    hindered = [*worker.stops, *_without_quorum(main[0], faults, until)]
     worker.well = without(worker.connected, union(hindered))
     return fewer(taken, slots.get(main[0], 0), worker.well)
 
@@ -391,7 +395,9 @@ def _custodies(
     for line, main in trace:
         if line.kind == "sent":
             leave(line.at, None)
-            where, since, pooled = BROKER, max(line.at, line.more or 0.0), False
+            # Written ahead of the sending, which a stop may keep from happening.
+            stop = next((s for s in workers[main].stops if s[0] - SEEN < line.at < s[1]), (0, 0))
+            where, since, pooled = BROKER, max(line.at, line.more or 0.0, stop[1]), False
         elif line.kind == "received":
             leave(line.at, main)
             where, since, pooled = main, max(line.at, line.more or 0.0), False

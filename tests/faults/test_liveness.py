@@ -109,6 +109,22 @@ def test_attempts_that_meet_a_held_lock_take_no_slot() -> None:
     assert judge(works, waits, after, tasks=[noop, sent("x")])[0] == []
 
 
+def test_what_lies_in_the_socket_of_a_worker_that_is_stopped_is_with_it() -> None:
+    account = [(A, [line(5.1, "received", "x")]), ran(A1, "x", 5.2, 5.3)]
+    stop = Fault("worker stop", 1.9, 5.0, "a", 10)
+    assert judge(*account, tasks=[sent("x")], faults=[stop], at_once=True)[0] == []
+    assert judge(*account, tasks=[sent("x")], at_once=True)[0] == [STUCK]
+
+
+def test_what_a_process_that_is_stopped_was_about_to_send_is_not_sent() -> None:
+    account = [(A1, [line(3.0, "sent", "x")]), (B, [line(6.1, "received", "x")])]
+    account.append(ran(B1, "x", 6.2, 6.3))
+    taken = [(B, [line(2.05, "received", "x")]), (B1, [line(2.1, "got", "x")])]
+    stop = Fault("worker stop", 3.1, 6.0, "a", 10)
+    assert judge(*taken[:1], *account, tasks=[sent("x")], faults=[stop], at_once=True)[0] == []
+    assert judge(*taken[:1], *account, tasks=[sent("x")], at_once=True)[0] == [STUCK]
+
+
 def test_what_a_worker_gave_back_waits_in_the_queue() -> None:
     """A is full for a while and gives it back; B takes the key when it is given the message."""
     filled = ran(A1, "fill", 1.0, 6.0, resource="")
