@@ -29,6 +29,12 @@ if __name__ == "__main__":
         from tests import forked
 
         forked.serve(socket.socket(fileno=int(sys.argv[2])))
+    if "gevent" in sys.argv:
+        # Celery does this, but gevent 26 asks all objects for their class, one of which then
+        # imports kombu: its pause between two tries to connect stops all greenlets.
+        from gevent import monkey
+
+        monkey.patch_all()
     from celery.__main__ import main
 
     main()

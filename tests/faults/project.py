@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -45,6 +46,8 @@ PRODUCED = tuple(f"r{number}" for number in range(4))
 
 app = Celery(NAME)
 app.conf.update(json.loads(os.environ["TEST_CONF"]))
+PAUSE = 1.0 if app.conf.get("task_default_queue_type") == "quorum" else 0.1
+"""Seconds until a task tries again; RabbitMQ delays for whole ones."""
 register = Register(os.environ["TEST_JOURNAL"])
 pen = Pen(os.environ["TEST_JOURNAL"], os.environ["TEST_WORKER"])
 
@@ -157,7 +160,7 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
     if manner == "raise":
         raise ValueError("as asked")
     if manner == "retry" and task.request.retries < 2:
-        raise task.retry(countdown=0.1)
+        raise task.retry(countdown=PAUSE)
     return task.request.retries
 
 
@@ -205,12 +208,18 @@ def received(request: Any = None, **_signal: Any) -> None:
     pen.write("received", request.id, *_due(request.eta))
 
 
+NOTHING = ("", "", "", None, 0.0, False)
+"""The fields of a line between the task's id and `more`."""
+DELAY = re.compile(r"^(?:[01]\.){28}")
+"""What Celery puts before the routing key of a message that RabbitMQ delays: seconds, in bits."""
+
+
 def _due(eta: Any) -> tuple[Any, ...]:
     """The fields of a line that tell when a message is due."""
     if eta is None:
         return ()
     eta = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
-    return "", "", "", None, 0.0, False, round(now() + eta.timestamp() - time.time(), 3)
+    return *NOTHING, round(now() + eta.timestamp() - time.time(), 3)
 
 
 def _noted(process_task: Any) -> Any:
@@ -284,5 +293,9 @@ def done(task_id: str = "", **_signal: Any) -> None:
 
 
 @before_task_publish.connect
-def sent(headers: Any = None, **_signal: Any) -> None:
-    pen.write("sent", headers["id"], *_due(headers.get("eta")))
+def sent(headers: Any = None, routing_key: Any = None, **_signal: Any) -> None:
+    due = _due(headers.get("eta"))
+    delay = DELAY.match(routing_key or "")
+    if not due and delay:
+        due = (*NOTHING, round(now() + int(delay[0].replace(".", ""), 2), 3))
+    pen.write("sent", headers["id"], *due)

@@ -68,7 +68,7 @@ class _Token:
     ttl: float = 0.0
     yes: dict[int, float] = field(default_factory=dict)
     no: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)
+    asked: dict[int, int] = field(default_factory=dict)
     undone: set[int] = field(default_factory=set)
     acknowledged: dict[int, float] = field(default_factory=dict)
     granted: float = math.inf
@@ -121,7 +121,7 @@ class _Checker:
         self._tokens: dict[str, _Token] = {}
         self._order: dict[tuple[Process, int, int], int] = {}
         self._asked_at: dict[tuple[Process, int, tuple[str, float, str]], tuple[int, int]] = {}
-        self._heard: dict[tuple[Process, int], list[float]] = {}
+        self._heard: dict[tuple[Process, int, int], list[float]] = {}
         self._released: set[tuple[Process, int, str]] = set()
         self._memory: dict[tuple[Process, int, int], _Memory] = {}
         self._leases: dict[str, list[_Token]] = {}
@@ -157,7 +157,7 @@ class _Checker:
                 if len(token.rounds) > 1 or token.asked_by not in (None, process):
                     self._breach(1, event, process, f"{what}: a second attempt")
                 token.asked_by = process
-                token.asked.add(node)
+                token.asked[node] = event.link
             if event.verb in SETS and (process, node, digest) in self._released:
                 self._breach(6, event, process, f"{what}: {event.verb} behind its release")
             if event.verb in EXTENDS and token.granted == math.inf:
@@ -210,7 +210,7 @@ class _Checker:
         # When it answered is not known: it may have been read long after that. But it lived when
         # it was asked.
         memory.heard = max(memory.heard, event.sent)
-        self._heard.setdefault((process, node), []).append(event.at)
+        self._heard.setdefault((process, node, link), []).append(event.at)
 
     def _acknowledge(self, token: _Token, node: int, event: Event) -> None:
         if token.granted != math.inf and event.now >= self._allowed(token) + EXACT:
@@ -287,13 +287,15 @@ class _Checker:
                 continue
             if self._died.get(owner, math.inf) < token.last + KEPT:
                 continue
-            # What a node that is away is owed it gets when it is back, if that is within the ttl.
+            # What a node that is away is owed it gets when it is back on that connection, if that is
+            # within the ttl: a driver that has nothing to ask does not look whether it is.
             left = {
                 node
-                for node in token.asked - token.no - token.undone
-                if any(
+                for node, link in token.asked.items()
+                if node not in token.no | token.undone
+                and any(
                     token.last + KEPT < at < token.last + token.ttl
-                    for at in self._heard.get((owner, node), ())
+                    for at in self._heard.get((owner, node, link), ())
                 )
             }
             if left:
