@@ -287,8 +287,8 @@ class _Checker:
                 continue
             if self._died.get(owner, math.inf) < token.last + KEPT:
                 continue
-            # What a node that is away is owed it gets when it is back on that connection, if that is
-            # within the ttl: a driver that has nothing to ask does not look whether it is.
+            # What a node that is away is owed it gets when it is back on that connection, if
+            # within the ttl: a driver that has nothing to ask does not look whether it is back.
             left = {
                 node
                 for node, link in token.asked.items()
