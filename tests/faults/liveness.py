@@ -367,6 +367,8 @@ def _custodies(
 ) -> list[_Custody]:
     """Where a message was from when to when, while nobody worked on it."""
     found: list[_Custody] = []
+    if sent.state == "REVOKED" and not trace:
+        return found  # Celery tells of no message that it discards as soon as it has it
     where: Main | None = BROKER if sent.certain else None
     since = max(sent.at, sent.eta)
     pooled = False
