@@ -369,6 +369,8 @@ def _custodies(
     found: list[_Custody] = []
     if sent.state == "REVOKED" and not trace:
         return found  # Celery tells of no message that it discards as soon as it has it
+    if sent.expected == "purged" and not sent.done:
+        return found  # when that was is not known
     where: Main | None = BROKER if sent.certain else None
     since = max(sent.at, sent.eta)
     pooled = False

@@ -125,6 +125,8 @@ def _end(
         away = _any(faults, BROKER, DROPPED, "broker cut")
         no_cause = why == AWAY and not away and not struck
         return why, sent.error not in ENDS or unasked or no_cause
+    if sent.state == "RETRY" and any(line.kind == "exit" for line in _since_sent(trace)):
+        return "done, and then said to be retried", False
     if waits:
         return "stuck", True
     if not trace and not sent.certain:
@@ -145,6 +147,17 @@ def _end(
     if nobody_had_it and any(_connections(f) and (f.end is None or f.end > last) for f in faults):
         return POPPED, False
     return "LOST", True
+
+
+def _since_sent(trace: list[tuple[Process, Line]]) -> list[Line]:
+    """What became of a message after it was sent for the last time.
+
+    `Task.retry` stores its state when the message is out. Whoever is slow in between may overwrite
+    a failure of the copy; a success Celery's backends keep.
+    """
+    lines = [line for _process, line in trace]
+    last = max((at for at, line in enumerate(lines) if line.kind == "sent"), default=len(lines))
+    return lines[last:]
 
 
 def _ended(process: Process, at: float, faults: Sequence[Fault]) -> bool:

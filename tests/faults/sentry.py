@@ -144,13 +144,14 @@ class Sentry:
         return sum(longest.values())
 
 
-STAYING = ("#fence", "#done")
+STAYING = ("#fence", "#done", "#line")
 
 
 def leftovers(nodes: list[LocalServer]) -> list[str]:
     """All lock keys that are on any node now, as "node: key".
 
-    Fencing tokens stay for days, and marks of what is done for as long as it may come again.
+    Fencing tokens stay for days, and marks of what is done for as long as it may come again. Who
+    was killed, or cut off, as it stood in line is forgotten after a minute.
     """
     found = []
     for number, node in enumerate(nodes):

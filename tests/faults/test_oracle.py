@@ -305,6 +305,12 @@ def test_a_popped_message_goes_with_its_connection(kill: Fault) -> None:
     assert problems == []
 
 
+def test_a_failure_that_a_late_retry_wrote_over_is_no_loss() -> None:
+    again = ("received", "got", "sent", "received", "got", "enter", "exit", "done")
+    assert messages(sent(state="RETRY"), *again)[1] == []
+    assert messages(sent(state="RETRY"), "enter", "exit", "sent", "received", "got")[1] == ["LOST"]
+
+
 def test_a_connection_takes_no_more_than_one_message_with_it() -> None:
     kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
     found = Verdict()
