@@ -142,7 +142,9 @@ class _Checker:
     def _of(self, event: Event) -> Iterator[tuple[str, _Token]]:
         for digest, resource, ttl in event.claims:
             token = self._tokens.setdefault(digest, _Token())
-            token.resource, token.ttl, token.last = resource, ttl, event.at
+            token.resource, token.ttl = resource, ttl
+            if event.kind == "ask":
+                token.last = event.at
             yield digest, token
 
     # -- what was asked
