@@ -59,7 +59,7 @@ LATER = Phase("later", 0.0, 0.0, 0.0, 0.3, only=("revoke_later",))
 """Tasks with an ETA. The same."""
 GENTLE = (
     "pause_nodes", "restart_with_memory", "restart_empty", "client_kill", "script_flush", "flush",
-    "no_room", "no_clients", "long_script", "load", "drop_broker", "revoke_later",
+    "no_room", "no_clients", "long_script", "load", "drop_broker", "revoke_later", "busy_slots",
 )  # fmt: skip
 SHORT = Phase("short", 0.8, 1.0, 2.0, 2.0, only=GENTLE)
 """A little of all, for `make test`."""
