@@ -20,7 +20,7 @@ from typing import Any
 from celery import states
 from celery.exceptions import Reject
 
-from .attempts import is_redelivered, short_id
+from .attempts import is_redelivered, said, short_id
 from .delivery import LEASE, PREDECESSOR, Delivery
 from .driver import monotonic
 from .errors import DuplicateTask, QuorumUnavailable, ResourceHeld, printable
@@ -73,14 +73,10 @@ class Arrival:
         self._request = request
         self._redlock = redlock
         self._options = options
-        note = note_of(request)
         names = names_of(resource)
-        if note is not None and note.resources != names:
-            note = None
-        if note is None:
-            ttl = options.reserve_ttl or HOUR
-            note = Reservation(names, options.scope, options.on_duplicate, ttl)
-        self._note = note
+        ttl = options.reserve_ttl or HOUR
+        declared = Reservation(names, options.scope, options.on_duplicate, ttl)
+        self._note = self._said(names) or declared
         self._claim: Claim | None = None
         self._watched = self._noted = self.passed_on = False
         setattr(request, ARRIVAL, self)
@@ -95,6 +91,12 @@ class Arrival:
         """Of the message."""
         return self._request.id
 
+    def _said(self, names: tuple[str, ...], confirmed: bool = False) -> Reservation | None:
+        """What counts of its header, if that is of this very call's resources."""
+        header, task_id = said(self._request, HEADER), self._request.id
+        note = Reservation.of(header, task_id, self._options, confirmed=confirmed)
+        return note if note is not None and note.resources == names else None
+
     @property
     def _called(self) -> str:
         return printable(f"{self._task.name}[{self._request.id}]")
@@ -106,6 +108,7 @@ class Arrival:
 
     def run(self, held: HeldLease, body: Callable[[], Any]) -> Any:
         """Run the body, as its reservation and then its lock allow."""
+        self._ask_of_its_call()
         if self.scope == "while_executing" or self._note.begun:
             if self.scope == "until_executing":
                 return self._unlocked(body)
@@ -123,6 +126,14 @@ class Arrival:
         if self.scope == "until_and_while_executing":
             return self._deliver(held, lambda: self._begin(body))
         return self._deliver(held, body)
+
+    def _ask_of_its_call(self) -> None:
+        """Where its call reserved more than its task does, ask the nodes whether it is so."""
+        asked = self._said(self._note.resources, confirmed=True)
+        if asked is not None and asked.token and asked.scope != self._note.scope:
+            claim = claim_for(self._redlock, asked.resources, asked.ttl, token=asked.token)
+            if holding(self._redlock, claim) == asked.token:
+                self._note = asked
 
     def _deliver(self, held: HeldLease, body: Callable[[], Any]) -> Any:
         return Delivery(self._task, self._request, held, self._options).run(body)
@@ -228,7 +239,13 @@ class Arrival:
         return free_of(self._redlock, names, owner.task_id, limit) is not False
 
     def _own(self, token: str) -> Owner | None:
-        """It is ours, though the message does not say so."""
+        """A task with our id has it, though the message does not say so.
+
+        An earlier delivery of the message took it, if the broker says that there was one. Else
+        anybody may have used that id: its reservation is left alone, and this one has none.
+        """
+        if not is_redelivered(self._request.delivery_info):
+            return None
         self._tell(token)
         return self._confirm()
 
@@ -369,5 +386,5 @@ def arrival_of(request: Any) -> Arrival | None:
 
 
 def note_of(request: Any) -> Reservation | None:
-    """What the message of a request says of its reservation."""
-    return Reservation.of(request.get(HEADER), request.id) if request is not None else None
+    """What the message of a request has reserved: to free it."""
+    return Reservation.of(said(request, HEADER), request.id) if request is not None else None

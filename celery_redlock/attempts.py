@@ -18,6 +18,7 @@ __all__ = [
     "is_redelivered",
     "mark_copy",
     "receive",
+    "said",
     "serializer_of",
     "short_id",
     "stuck_for",
@@ -42,9 +43,21 @@ LONG = 200
 """Characters of a task's id; Celery's own have 36."""
 
 
+def said(request: Any, name: str) -> Any:
+    """A header of a message: of its headers, or of the request that Celery has made of them.
+
+    There a header may be in the way of a method; and those of protocol 1 are in one of this name.
+    """
+    headers = request if isinstance(request, Mapping) else getattr(request, "__dict__", {})
+    given = headers.get(name)
+    if given is None and isinstance(headers.get("headers"), Mapping):
+        given = headers["headers"].get(name)
+    return given
+
+
 def attempts_of(request: Any) -> dict[str, Any]:
     """How often this message was sent again, and since when."""
-    given = request.get(ATTEMPTS)
+    given = said(request, ATTEMPTS)
     given = given if isinstance(given, Mapping) else {}
     now = time.time()
     since = given.get("since")
@@ -119,7 +132,7 @@ def serializer_of(request: Any) -> str | None:
 
 
 def _receipt(request: Any) -> Mapping[str, Any]:
-    given = request.get(RECEIPT)
+    given = said(request, RECEIPT)
     return given if isinstance(given, Mapping) else {}
 
 
@@ -137,7 +150,10 @@ def count(given: Any, most: int) -> int:
 
 def short_id(task_id: Any) -> str:
     """A task's id as it stands in a token, which must fit into what a connection takes at once."""
-    text = "" if task_id is None else str(task_id)
+    try:
+        text = "" if task_id is None else str(task_id)
+    except (ValueError, RecursionError):  # a number of thousands of digits, a list in a list in...
+        text = f"no id, but a {type(task_id).__name__}"
     if len(text) <= LONG:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]

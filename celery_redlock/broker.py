@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from .attempts import said
+
 __all__ = [
     "delayed_by_broker",
     "has_quorum_queues",
@@ -151,7 +153,7 @@ def on_last_delivery(app: Any, request: Any) -> bool:
 
     One return early: what counts is whether it is sent again before this worker ends.
     """
-    count = request.get("x-delivery-count")
+    count = said(request, "x-delivery-count")
     if type(count) is not int or count < 1:
         return False
     queue = queue_of(app, request)
@@ -174,14 +176,19 @@ def has_quorum_queues(app: Any) -> bool:
 
 
 def _is_delay(death: Any) -> bool:
-    return isinstance(death, Mapping) and DELAYS in str(death.get("queue"))
+    queue = death.get("queue") if isinstance(death, Mapping) else None
+    return isinstance(queue, str) and DELAYS in queue
 
 
 def _came_by(request: Any) -> tuple[str, str]:
     """The exchange and the routing key of a message."""
-    info = request.get("delivery_info")
+    info = said(request, "delivery_info")
     info = info if isinstance(info, Mapping) else {}
-    return str(info.get("exchange") or ""), str(info.get("routing_key") or "")
+    exchange, routing_key = info.get("exchange"), info.get("routing_key")
+    return (
+        exchange if isinstance(exchange, str) else "",
+        routing_key if isinstance(routing_key, str) else "",
+    )
 
 
 def queue_of(app: Any, request: Any) -> Any:

@@ -17,7 +17,16 @@ from typing import Any
 from celery import states
 from celery.exceptions import Ignore
 
-from .attempts import ATTEMPTS, FEW, attempts_of, count, is_redelivered, short_id, waited
+from .attempts import (
+    ATTEMPTS,
+    FEW,
+    attempts_of,
+    count,
+    is_redelivered,
+    said,
+    short_id,
+    waited,
+)
 from .broker import unacknowledged_for, without_delays
 from .commands import MARK_SUFFIX
 from .conflict import Refused, is_split
@@ -206,7 +215,7 @@ class Delivery:
             return False
         if owner.task_id == short_id(self._request.id):
             # `self.replace()` gives its own id to what takes its place.
-            replaced = bool(self._request.get("replaced_task_nesting"))
+            replaced = bool(said(self._request, "replaced_task_nesting"))
             return replaced or owner.retries < count(self._request.retries, FEW)
         return owner.task_id == short_id(self._request.parent_id)
 

@@ -23,7 +23,7 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import bootsteps, signals
@@ -31,7 +31,7 @@ from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state
 
 from .admission import AdmissionQueue, Parked
-from .attempts import ATTEMPTS, MANY, attempts_of, count
+from .attempts import ATTEMPTS, MANY, attempts_of, said
 from .broker import on_last_delivery, unacknowledged_for
 from .dispatcher import Dispatcher
 from .driver import monotonic
@@ -39,6 +39,7 @@ from .errors import printable
 from .lease import Owner
 from .lock import Redlock
 from .monitor import WAITING, told
+from .options import TaskOptions
 from .prefetch import MAX_PARKED, Prefetch
 from .reservation import HEADER, Reservation
 from .settings import enabled, read_settings
@@ -159,22 +160,20 @@ class Parking(bootsteps.StartStopStep):
             resources = resources_of(request.task, request.args, request.kwargs)
         except Exception:
             return False  # the body's process says what is wrong
-        attempts = request.request_dict.get(ATTEMPTS)
-        attempts = attempts if isinstance(attempts, Mapping) else {}
-        again = count(attempts.get("held"), MANY) > 0
-        if len(resources) != 1 or (not again and self._may_be_a_duplicate(request)):
+        attempts = attempts_of(request.request_dict)
+        again = attempts["held"] > 0
+        if len(resources) != 1 or (not again and self._may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
             return False  # given back once more it would be dropped: it goes, and is sent anew
         (resource,) = resources
         now = monotonic()
-        since = attempts.get("since")
-        since = since if isinstance(since, float) else time.time()
+        since = attempts["since"]
         longest = self._longest * JITTER.uniform(0.75, 1.0)
         if options.retry_deadline is not None:
             # In time to be refused once more; and once before, to learn who is in its way.
-            stuck = attempts_of(request.request_dict)["stuck"]
-            left = options.retry_deadline - stuck if again else options.retry_deadline / 4
+            left = options.retry_deadline
+            left = left - attempts["stuck"] if again else left / 4
             longest = min(longest, max(left, SOONEST_S))
         self.admission.most = self._prefetch.most
         self._watch(request, resource)
@@ -189,7 +188,7 @@ class Parking(bootsteps.StartStopStep):
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
-        request.request_dict[ATTEMPTS] = {**attempts, "since": since, "parked": True}
+        request.request_dict[ATTEMPTS] = {**attempts, "parked": True}
         try:
             self._some_are_new = True
             self._prefetch.widen(self._extra)
@@ -202,21 +201,20 @@ class Parking(bootsteps.StartStopStep):
     def _urgency(self, request: Any) -> float:
         """The message's priority: AMQP's larger ones go first, other transports' smaller ones."""
         priority = (request.delivery_info or {}).get("priority")
-        if not isinstance(priority, int):
+        if not isinstance(priority, int) or abs(priority) > MANY:
             return 0.0
         amqp = self._consumer.connection.transport.driver_type == "amqp"
         return float(-priority if amqp else priority)
 
-    def _may_be_a_duplicate(self, request: Any) -> bool:
+    def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
         """Whether its task is reserved, and it is not known to have the reservation.
 
         Then it does not wait its turn: the body's process finds out, and skips it.
         """
-        note = Reservation.of(request.request_dict.get(HEADER), request.id)
+        note = Reservation.of(said(request.request_dict, HEADER), request.id, options)
         if note is not None:
             return note.scope != "while_executing" and not (note.token or note.begun)
-        lock = lock_of(request.task)
-        return lock is not None and lock.options(self._app).scope != "while_executing"
+        return options.scope != "while_executing"
 
     def _say_parked(self, request: Any, resource: str, since: float) -> None:
         """Who holds it is told where that is known: if it is at work here."""

@@ -26,7 +26,7 @@ from celery.result import EagerResult
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
-from .arrival import arrival_of
+from .arrival import Arrival, arrival_of
 from .attempts import LONG, short_id
 from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
 from .lease import Holder
@@ -91,21 +91,22 @@ def wrap(task_class: Any = Task) -> None:
     ) -> Any:
         lock = lock_of(self)
         if lock is None:
-            if "lock" in options:
+            if "lock" in options and not _is_stamp("lock", options):
                 raise ConfigurationError(
                     f"{self.name} takes no lock, so there is nothing that lock= could change for"
                     " one call of it: give it SingletonTask as its base, or @locked"
                 )
             return original(self, args, kwargs, task_id, *rest, **options)
-        given = options.pop("lock", None)
-        again = HEADER in (options.get("headers") or ())
+        given = None if _is_stamp("lock", options) else options.pop("lock", None)
+        headers = options.get("headers")
+        again = isinstance(headers, Mapping) and HEADER in headers
         if given is None and not again and lock.scope not in RESERVING:
             return original(self, args, kwargs, task_id, *rest, **options)
         app = self.app
         conf = app.conf
         wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
         if given is None and again:
-            given = _given_before(options["headers"][HEADER], task_id)
+            given = _given_before(options["headers"][HEADER], task_id, wish)
             wish = replace(wish, **given) if given else wish
         if wish.scope not in RESERVING and not given:
             return original(self, args, kwargs, task_id, *rest, **options)
@@ -158,15 +159,14 @@ class _Publication:
             # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
             return self._send(self._task_id, None)
         wish = self._wish
+        kept = self._kept(names) if self._task_id is not None else None
+        if kept is not None:
+            return kept()
         ttl, lasts = self._times(wish.reserve_ttl)
         note = Reservation(names, wish.scope, wish.on_duplicate, ttl)
         if wish.scope not in RESERVING:  # for this call
             return self._send(self._task_id, note)
         redlock = Redlock.from_app(self._app)
-        if self._task_id is not None:
-            kept = self._kept(redlock, names)
-            if kept is not None:
-                return kept()
         frozen = self._frozen
         task_id = self._task_id or uuid()
         replaced = 0
@@ -225,14 +225,14 @@ class _Publication:
 
     # -- A message that has a reservation ---------------------------------------------------------
 
-    def _kept(self, redlock: Redlock, names: tuple[str, ...]) -> Callable[[], Any] | None:
+    def _kept(self, names: tuple[str, ...]) -> Callable[[], Any] | None:
         """How to send what has a reservation already: a retry, or what takes a task's place."""
         headers = self._options.get("headers")
         given = headers.get(HEADER) if isinstance(headers, Mapping) else None
-        note = Reservation.of(given, self._task_id)
-        arrival = arrival_of(_request())
-        if arrival is not None and arrival.task_id != self._task_id:
-            arrival = None
+        declared = self._lock.options(self._app)
+        # Prolonged where the nodes hold its token, and nowhere else.
+        note = Reservation.of(given, self._task_id, declared, confirmed=True)
+        arrival = self._arrival
         if arrival is not None and (note is None or not note.token):
             note = arrival.note
         if note is None or note.resources != names or not (note.token or note.begun):
@@ -250,6 +250,7 @@ class _Publication:
                     arrival.passed_on = False
                 raise
             if note.scope != "until_expired":
+                redlock = Redlock.from_app(self._app)
                 ttl = min(note.ttl + self._delay(), LONGEST_TTL)
                 prolong(redlock, [claim_for(redlock, names, ttl, token=note.token)])
             return sent
@@ -298,7 +299,9 @@ class _Publication:
 
     def _times(self, reserve_ttl: float | None) -> tuple[float, float]:
         """How long it is reserved from when it may start, and from now; seconds."""
-        expires = self._expires() if reserve_ttl is None else None
+        # What comes again brings its `expires` along, which anybody may have written.
+        said = reserve_ttl is None and self._arrival is None
+        expires = self._expires() if said else None
         ttl = expires if expires is not None else reserve_ttl or HOUR
         lasts = ttl if expires is not None else ttl + self._delay()
         return max(ttl, MIN_TTL), min(max(lasts, MIN_TTL), LONGEST_TTL)
@@ -332,8 +335,10 @@ class _Publication:
 
     @property
     def _frozen(self) -> bool:
-        """Whether others wait for this very message."""
+        """Whether others wait for this very message, or it has been sent before."""
         options = self._options
+        if self._arrival is not None:
+            return True
         if options.get("link") or options.get("link_error"):
             return True  # callbacks of its own
         if options.get("root_id") or options.get("parent_id"):
@@ -341,23 +346,38 @@ class _Publication:
         return self._task_id is not None and any(options.get(name) for name in FROZEN)
 
     @property
+    def _arrival(self) -> Arrival | None:
+        """The delivery of this very message that is at work here."""
+        return _arrival_of(self._task_id)
+
+    @property
     def _called(self) -> str:
         return printable(self._task.name)
 
 
-def _given_before(header: Any, task_id: Any) -> dict[str, Any]:
+def _given_before(header: Any, task_id: Any, declared: TaskOptions) -> dict[str, Any]:
     """What was chosen for a message that is sent again; nothing if it is another's header."""
-    note = Reservation.of(header, task_id)
-    request = _request()
-    if note is None or not (note.token or (request is not None and request.id == task_id)):
+    arrival = _arrival_of(task_id)
+    if arrival is not None:
+        note: Reservation | None = arrival.note
+    else:
+        note = Reservation.of(header, task_id, declared)
+    if note is None or not (note.token or arrival):
         return {}
     return {"scope": note.scope, "on_duplicate": note.on_duplicate}
 
 
-def _request() -> Any:
-    """That of the task which is at work here, if one is."""
+def _is_stamp(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether an option is a stamp: Celery hands on those of a message, whatever they are called"""
+    stamped = options.get("stamped_headers")
+    return isinstance(stamped, (list, tuple, set, frozenset, str, dict)) and name in stamped
+
+
+def _arrival_of(task_id: Any) -> Arrival | None:
+    """The delivery that is at work here, if it is of the message with this id."""
     task = _celery_state._task_stack.top
-    return task.request_stack.top if task is not None else None
+    arrival = arrival_of(task.request_stack.top) if task is not None else None
+    return arrival if arrival is not None and arrival.task_id == task_id else None
 
 
 def _pause(until: float) -> bool:

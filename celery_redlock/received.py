@@ -83,7 +83,7 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
     for request, one in held:
         if request.acknowledged or request.time_start is not None:
             _forget(request)  # its body has begun, or it is over
-        elif request.id in revoked or (revoked_stamps and _is_stamped(request, revoked_stamps)):
+        elif _is_revoked(request, revoked, revoked_stamps):
             what = printable(f"{request.name}[{request.id}]"), printable(one.note.resource)
             logger.info("%s is revoked: its reservation of %s is freed", *what)
             redlock = Redlock.from_app(request.app)
@@ -102,6 +102,14 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
 def _forget(request: Any) -> None:
     with _lock:
         _held.pop(request, None)
+
+
+def _is_revoked(request: Any, revoked: Any, stamps: Mapping[str, Any]) -> bool:
+    """Whether a message is revoked, by its id or by a stamp; not one that has neither."""
+    try:
+        return request.id in revoked or bool(stamps and _is_stamped(request, stamps))
+    except (AttributeError, TypeError):  # forged ones: Celery will refuse it when it is due
+        return False
 
 
 def _is_stamped(request: Any, revoked: Mapping[str, Any]) -> bool:

@@ -29,7 +29,7 @@ from .driver import monotonic
 from .errors import QuorumUnavailable, printable
 from .lease import Claim, Holder, Owner, names_of, shown
 from .names import LONGEST, MOST, Resources
-from .options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from .options import DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
 from .quorum import Verb
 
 if TYPE_CHECKING:
@@ -56,8 +56,16 @@ __all__ = [
 ]
 
 HEADER = "redlock_reservation"
-"""Message header: what its reservation is. Foreign input."""
+"""Message header: what its reservation is. Foreign input: see `Reservation.of`."""
 RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
+_RESERVES = {
+    "while_executing": 0,
+    "until_executing": 1,
+    "until_and_while_executing": 1,
+    "until_executed": 2,
+    "until_expired": 3,
+}
+"""How long a scope keeps others from publishing: not at all, until the body begins, ends, ever."""
 HOUR = 3600.0
 """Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
 SHORT = 10.0
@@ -109,12 +117,26 @@ class Reservation:
         return header
 
     @classmethod
-    def of(cls, given: Any, task_id: Any) -> Reservation | None:
-        """What a message's header says; None if that is nothing, or nonsense.
+    def of(
+        cls,
+        given: Any,
+        task_id: Any,
+        options: TaskOptions | None = None,
+        *,
+        confirmed: bool = False,
+    ) -> Reservation | None:
+        """What counts of a message's header; None if that is nothing, or nonsense.
+
+        Anybody may have written it. So it tells what its message has been through, and what its
+        call asked for, as far as that takes no lock from a body, and keeps no key for longer than
+        its task would. What reserves more than the task does counts where the nodes hold the token:
+        only who may ask them can have put it there.
 
         Args:
             given: The header's value.
             task_id: The message's: another's reservation is none of its.
+            options: Those of its task; None to free what it has, and for nothing else.
+            confirmed: Whether the nodes hold its token, or whoever acts on this will ask them.
         """
         if not isinstance(given, Mapping):
             return None
@@ -126,15 +148,24 @@ class Reservation:
             return None
         if scope not in SCOPES or policy not in DUPLICATE_POLICIES:
             return None
-        if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not math.isfinite(ttl):
+        if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not abs(ttl) < math.inf:
             return None
         if not isinstance(token, str) or len(token) > LONGEST_TOKEN:
             return None
         owner = Owner.of(token) if token else None
         if token and (owner is None or owner.task_id != short_id(task_id)):
             token = ""  # such as of headers that were handed on to another message
-        ttl = min(max(float(ttl), MIN_TTL), LONGEST_TTL)
-        return cls(names_of(names), scope, policy, ttl, token, given.get("begun") is True)
+        # A body that runs without a lock has begun once it is freed, one of another scope has not.
+        begun = given.get("begun") is True and _RESERVES[scope] == 1
+        longest = HOUR
+        if options is not None:
+            longest = options.reserve_ttl or HOUR
+            if scope == "until_executing" != options.scope:
+                scope = "until_and_while_executing"
+            if not confirmed and _RESERVES[scope] > _RESERVES[options.scope]:
+                scope = options.scope
+        ttl = float(min(max(ttl, MIN_TTL), longest))
+        return cls(names_of(names), scope, policy, ttl, token, begun)
 
 
 def claim_for(

@@ -49,7 +49,7 @@ def _stored_end(task: Any, task_id: str) -> str | None:
         state = state_of(task, task_id)
     except Exception:
         return None  # there is none, or it is away
-    return state if state in states.READY_STATES else None
+    return state if isinstance(state, str) and state in states.READY_STATES else None
 
 
 def was_terminated(task_id: str) -> bool:

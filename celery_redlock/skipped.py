@@ -20,7 +20,8 @@ class Skipped(dict[str, Any]):
     def of(cls, result: object) -> Skipped | None:
         """The marker, if `result` is one; else None."""
         if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
-            return cls(str(result.get("resource", "")), str(result.get("holder", "")))
+            resource, holder = result.get("resource"), result.get("holder")
+            return cls(*(one if isinstance(one, str) else "" for one in (resource, holder)))
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:

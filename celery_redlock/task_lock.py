@@ -140,6 +140,12 @@ class TaskLock:
                     f"lock={{{name!r}: ...}}: a call can be given {', '.join(OF_CALL)}; declare"
                     " the others with the task"
                 )
+        if given.get("scope") == "until_executing" != self.scope:
+            raise ConfigurationError(
+                "lock={'scope': 'until_executing'}: the body would run without the lock that its"
+                " task is declared with, and no message can be trusted to say so; declare the scope"
+                " with the task, or give the call 'until_and_while_executing'"
+            )
         own = check_task_options({**self._own, **given})
         check_reserving({"scope": own.get("scope"), **given}, "")
         # The app's settings are not read again: that takes longer than to publish the task.

@@ -19,7 +19,7 @@ from celery import _state, signals, states
 
 from . import inspection
 from .arrival import arrival_of, comes_back, note_of
-from .attempts import is_redelivered, mark_copy, receive
+from .attempts import is_redelivered, mark_copy, receive, said
 from .conflict import check_rejecting
 from .declared import given_to_all, refuse_unread
 from .declared import wrap as watch_declarations
@@ -99,7 +99,7 @@ def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
     """The main process: a message cannot be read, or its task is not known here."""
     headers = getattr(message, "headers", None)
     if isinstance(headers, Mapping):
-        note = Reservation.of(headers.get(HEADER), headers.get("id"))
+        note = Reservation.of(said(headers, HEADER), headers.get("id"))
         if note is not None:
             _free(sender.app, note)
 
@@ -118,10 +118,12 @@ def received(request: Any = None, **_signal: Any) -> None:
     After a lost connection a worker may be given its own message again, and begin with it only when
     the first has ended: too late to meet its lock.
     """
-    if lock_of(request.task) is None:
+    lock = lock_of(request.task)
+    if lock is None:
         return
     receive(request.request_dict, request.content_type)
-    note = Reservation.of(request.request_dict.get(HEADER), request.id)
+    header, options = said(request.request_dict, HEADER), lock.options(request.task.app)
+    note = Reservation.of(header, request.id, options, confirmed=True)
     if note is not None and note.token and note.scope != "until_expired":
         hold(request, note)
     if not is_redelivered(request.delivery_info):
@@ -140,7 +142,7 @@ def _free_at_success(request: Any) -> None:
     Then nothing else tells of its end; and if its first body's process died just before it was to
     free the reservation, nobody has.
     """
-    note = Reservation.of(request.request_dict.get(HEADER), request.id)
+    note = Reservation.of(said(request.request_dict, HEADER), request.id)
     if note is None or not note.token:
         return
     on_success, app = request.on_success, request.app

@@ -110,7 +110,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
     "attempts": {"kombu"},
     "refresh": {"broker", "errors", "task", "celery"},
-    "broker": {"celery", "kombu"},  # inside functions: older ones do not have it
+    "broker": {"attempts", "celery", "kombu"},  # inside functions: older ones do not have it
     "waiting": {"attempts", "options"},
     "admission": set(),
     "dispatcher": {
@@ -119,7 +119,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     "prefetch": {"broker", "celery"},
     "parking": {
         *("admission", "attempts", "broker", "dispatcher", "driver", "errors", "lease", "lock"),
-        *("monitor", "prefetch", "reservation", "settings", "task", "waiting", "celery"),
+        *("monitor", "options", "prefetch", "reservation", "settings", "task", "waiting", "celery"),
     },
     "reservation": {
         *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),

@@ -1,0 +1,311 @@
+"""Headers that somebody forged: what they say of a lock counts for nothing; over fake nodes.
+
+Whoever may publish can run a task with any arguments. He can keep others waiting for it, too, but
+run no body without its lock, keep no key for longer than its own task would, and free nothing.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from kombu.utils.uuid import uuid
+
+from celery_redlock import ConfigurationError, SingletonTask, Skipped
+from celery_redlock import received as held_here
+from celery_redlock.lease import Claim, Owner
+from celery_redlock.options import SCOPES
+from celery_redlock.quorum import Verb
+from celery_redlock.reservation import HEADER, HOUR
+from celery_redlock.worker import received
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_publish import RESERVED, Box, box, take  # noqa: F401
+from tests.unit.test_task import app, deliver, redlock  # noqa: F401
+
+LOCKING = [scope for scope in SCOPES if scope != "until_executing"]
+YEARS = 9e9
+"""285 of them."""
+
+
+class Ran:
+    """What bodies saw of their locks, and of their reservations."""
+
+    def __init__(self, app: Celery, redlock: FakeRedlock) -> None:  # noqa: F811
+        self.app = app
+        self.redlock = redlock
+        self.locked: list[bool] = []
+        self.reserved: list[set[str | None]] = []
+        self.then: Any = None
+
+    def task(self, scope: str, **options: Any) -> Any:
+        @self.app.task(
+            base=SingletonTask,
+            name=f"forged{len(self.app.tasks)}",
+            lock_key="order:{order_id}",
+            lock_scope=scope,
+            **options,
+        )
+        def charge(order_id: Any, note: Any = None) -> str:
+            self.locked.append(not self.redlock.free("order:1"))
+            self.reserved.append(self.redlock.tokens(RESERVED))
+            if self.then is not None:
+                self.then()
+            return "done"
+
+        return charge
+
+
+@pytest.fixture
+def ran(app: Celery, redlock: FakeRedlock) -> Ran:  # noqa: F811
+    return Ran(app, redlock)
+
+
+def token_of(task_id: str = "the-id") -> str:
+    return Owner("there", 7, task_id).token(uuid())
+
+
+def header(scope: str, **more: Any) -> dict[str, Any]:
+    return {
+        "resources": ["order:1"],
+        "scope": scope,
+        "on_duplicate": "existing",
+        "ttl": 60.0,
+        **more,
+    }
+
+
+def reserve(redlock: FakeRedlock, token: str, ttl: float = 100.0) -> None:  # noqa: F811
+    claim = Claim(RESERVED, token, ttl, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+
+
+# -- the lock ------------------------------------------------------------------------------------
+
+SAYS: dict[str, dict[str, Any]] = {
+    "it has begun": {"begun": True},
+    "nothing more": {},
+    "a token": {"token": token_of()},
+    "a token, and that it has begun": {"token": token_of(), "begun": True},
+}
+
+
+@pytest.mark.parametrize("says", SAYS)
+@pytest.mark.parametrize("scope", LOCKING)
+def test_no_header_takes_the_lock_from_a_body(ran: Ran, scope: str, says: str) -> None:
+    task = ran.task(scope)
+    result, _ = deliver(task, 1, **{HEADER: header("until_executing", **SAYS[says])})
+    assert result == "done"
+    assert ran.locked == [True]
+
+
+@pytest.mark.parametrize("scope", LOCKING)
+def test_nor_one_that_the_nodes_bear_out(
+    ran: Ran, redlock: FakeRedlock, scope: str  # noqa: F811
+) -> None:  # fmt: skip
+    """Of a producer that still let a call do without: it waits for its lock now."""
+    token = token_of()
+    reserve(redlock, token)
+    task = ran.task(scope)
+    deliver(task, 1, **{HEADER: header("until_executing", token=token)})
+    assert ran.locked == [True]
+    assert redlock.free(RESERVED)
+
+
+def test_what_is_declared_without_a_lock_may_be_given_one(ran: Ran) -> None:
+    task = ran.task("until_executing")
+    deliver(task, 1)
+    deliver(task, 1, **{HEADER: header("while_executing")})
+    assert ran.locked == [False, True]
+
+
+def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> None:  # noqa: F811
+    for scope in LOCKING:
+        with pytest.raises(ConfigurationError, match="declare"):
+            ran.task(scope).apply_async((1,), lock={"scope": "until_executing"})
+    assert box.messages() == []
+    ran.task("until_executing").apply_async((1,), lock={"scope": "until_executing"})
+
+
+# -- the reservation -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("token", ["", token_of()], ids=["no token", "a token of nobody's"])
+@pytest.mark.parametrize(
+    ("declared", "forged"),
+    [
+        ("while_executing", "until_executed"),
+        ("while_executing", "until_expired"),
+        ("until_executed", "until_expired"),
+        ("until_executing", "until_expired"),
+        ("until_and_while_executing", "until_expired"),
+    ],
+)
+def test_no_header_keeps_a_key_for_longer(
+    ran: Ran, redlock: FakeRedlock, declared: str, forged: str, token: str  # noqa: F811
+) -> None:  # fmt: skip
+    given = header(forged, ttl=YEARS, **({"token": token} if token else {}))
+    result, _ = deliver(ran.task(declared), 1, **{HEADER: given})
+    assert result == "done"
+    assert redlock.free(RESERVED)
+
+
+@pytest.mark.parametrize("token", ["", token_of()], ids=["no token", "a token of nobody's"])
+@pytest.mark.parametrize("declared", ["until_executing", "until_and_while_executing"])
+def test_nor_while_the_body_runs(ran: Ran, declared: str, token: str) -> None:
+    """One more could not be published; and its caller would be given this one's result."""
+    given = header("until_executed", **({"token": token} if token else {}))
+    deliver(ran.task(declared), 1, **{HEADER: given})
+    assert ran.reserved == [{None}]
+
+
+@pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
+def test_where_its_body_is_yet_to_be_reserved_it_has_not_begun(
+    ran: Ran, redlock: FakeRedlock, scope: str  # noqa: F811
+) -> None:  # fmt: skip
+    take(redlock, "first")
+    result, _ = deliver(ran.task(scope), 1, **{HEADER: header(scope, begun=True)})
+    assert Skipped.of(result) is not None
+    assert ran.locked == []
+
+
+@pytest.mark.parametrize(
+    ("scope", "while_running", "after"),
+    [("until_executed", True, False), ("until_expired", True, True)],
+)
+def test_what_a_call_has_reserved_is_borne_out_by_the_nodes(
+    ran: Ran, redlock: FakeRedlock, scope: str, while_running: bool, after: bool  # noqa: F811
+) -> None:  # fmt: skip
+    token = token_of()
+    reserve(redlock, token)
+    deliver(ran.task("while_executing"), 1, **{HEADER: header(scope, token=token)})
+    assert (ran.reserved == [{token}]) is while_running
+    assert (redlock.tokens(RESERVED) == {token}) is after
+
+
+# -- for how long --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reserve_ttl", "own"), [(None, HOUR), (5.0, 5.0), (7200.0, 7200.0)])
+def test_no_header_reserves_for_longer_than_its_task_would(
+    ran: Ran, redlock: FakeRedlock, reserve_ttl: float | None, own: float  # noqa: F811
+) -> None:  # fmt: skip
+    task = ran.task("until_expired", lock_reserve_ttl=reserve_ttl, lock_ttl=1.0)
+    deliver(task, 1, **{HEADER: header("until_expired", ttl=YEARS)})
+    assert not redlock.free(RESERVED)
+    redlock.clock.advance(own + 1.0)
+    assert redlock.free(RESERVED)
+
+
+def test_one_that_comes_back_is_reserved_for_no_longer(
+    ran: Ran,
+    redlock: FakeRedlock,  # noqa: F811
+) -> None:
+    """What is left of it if its worker dies."""
+    token, left = token_of(), []
+    reserve(redlock, token)
+    ran.then = lambda: left.extend(node.held[RESERVED][1] for node in redlock.fakes)
+    task = ran.task("until_executed", acks_late=True, lock_reserve_ttl=40.0)
+    deliver(task, 1, **{HEADER: header("until_executed", ttl=YEARS, token=token)})
+    assert left == [redlock.clock() + 40.0] * 5
+
+
+def test_a_worker_prolongs_it_for_no_longer(
+    ran: Ran, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    asked: list[float] = []
+    monkeypatch.setattr(held_here, "hold", lambda _request, note: asked.append(note.ttl))
+    monkeypatch.setattr("celery_redlock.worker.hold", held_here.hold)
+    request = request_of(ran.task("until_executed"), header("until_executed", ttl=YEARS,
+                                                            token=token_of()))  # fmt: skip
+    received(request)
+    assert asked == [HOUR]
+
+
+def request_of(task: Any, given: Any, **more: Any) -> Any:
+    """As a worker's main process has it."""
+    return SimpleNamespace(
+        task=task, app=task.app, id="the-id", name=task.name, content_type="application/json",
+        request_dict={HEADER: given}, delivery_info={}, args=[1], kwargs={}, acknowledged=False,
+        time_start=None, stamps={}, **more,
+    )  # fmt: skip
+
+
+def test_a_retry_prolongs_it_for_no_longer(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    token = token_of()
+    reserve(redlock, token)
+    task = ran.task("until_executed")
+    given = header("until_executed", ttl=YEARS, token=token)
+    task.apply_async((1,), task_id="the-id", headers={HEADER: given})
+    assert box.header()["token"] == token
+    redlock.clock.advance(HOUR + 1.0)
+    assert redlock.free(RESERVED)
+
+
+def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    """It had none, for the nodes were away; its `expires` is its sender's word."""
+    task = ran.task("until_expired", lock_on_unavailable="run")
+
+    def again() -> None:
+        redlock.driver.dead.clear()
+        task.apply_async((1,), task_id="the-id", expires=YEARS)
+
+    ran.then = again
+    redlock.driver.dead = {0, 1, 2}
+    deliver(task, 1)
+    assert box.header()["token"]
+    redlock.clock.advance(HOUR + 1.0)
+    assert redlock.free(RESERVED)
+
+
+def test_a_stamp_of_that_name_is_no_wish_of_a_call(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    """Celery hands a message's stamps on as options, where it is sent again."""
+    wish = {"scope": "until_expired", "reserve_ttl": YEARS}
+    task = ran.task("while_executing")
+    task.apply_async((1,), task_id="the-id", lock=wish, stamped_headers=["lock"])
+    assert box.message().headers["stamps"]["lock"] == wish
+    assert redlock.free(RESERVED)
+
+
+# -- another's id --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "while_executing"])
+def test_the_id_of_a_task_is_no_key_to_its_reservation(
+    ran: Ran, redlock: FakeRedlock, scope: str  # noqa: F811
+) -> None:  # fmt: skip
+    take(redlock, "the-id")
+    tokens = redlock.tokens(RESERVED)
+    deliver(ran.task(scope), 1)
+    assert ran.locked == [scope != "until_executing"]  # in doubt a duplicate, never a loss
+    assert ran.reserved == [tokens]
+    assert redlock.tokens(RESERVED) == tokens
+
+
+def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
+    ran: Ran,
+    redlock: FakeRedlock,  # noqa: F811
+) -> None:
+    """Sent by name, it had no reservation; its worker took one, and died."""
+    take(redlock, "the-id")
+    deliver(ran.task("until_executed"), 1, delivery_info={"redelivered": True})
+    assert redlock.free(RESERVED)
+
+
+def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    """It meets its lock, and must not be taken for a duplicate of itself where it is published."""
+    take(redlock, "the-id")
+    redlock.acquire("order:1", owner=Owner("there", 7, "the-id"))
+    _, info = deliver(ran.task("until_executed"), 1)
+    assert info.state == "RETRY"
+    assert box.message().headers["id"] == "the-id"

@@ -1,0 +1,327 @@
+"""Headers of any kind: the worker goes on, and the body is locked as it is declared."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery, states
+from celery.utils.collections import LimitedSet
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from celery_redlock import Skipped, quorum
+from celery_redlock.admission import AdmissionQueue
+from celery_redlock.attempts import (
+    ATTEMPTS,
+    FEW,
+    RECEIPT,
+    attempts_of,
+    is_redelivered,
+    mark_copy,
+    receive,
+    serializer_of,
+    short_id,
+    stuck_for,
+    waited,
+)
+from celery_redlock.broker import on_last_delivery, queue_of, without_delays
+from celery_redlock.commands import encode
+from celery_redlock.lease import Owner
+from celery_redlock.options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from celery_redlock.parking import Parking
+from celery_redlock.received import _Held, _look
+from celery_redlock.reservation import HEADER, HOUR, Reservation, claim_of, free
+from celery_redlock.results import end_of
+from celery_redlock.worker import over, received, refused
+from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_forged import Ran, ran, request_of  # noqa: F401
+from tests.unit.test_publish import RESERVED, Box, box  # noqa: F401
+from tests.unit.test_task import app, deliver, redlock  # noqa: F401
+
+CASES = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def nested(depth: int) -> Any:
+    inner: Any = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+numbers = st.integers() | st.floats() | st.sampled_from([10**400, -(10**400), math.inf])
+texts = st.text(alphabet=st.characters(), max_size=9) | st.sampled_from(["", "\ud800", "x" * 2000])
+scalars = st.none() | st.booleans() | numbers | texts
+junk = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+) | st.sampled_from([nested(100), {"a": nested(100)}])
+tokens = st.sampled_from(
+    [Owner("there", 7, "the-id").token("0" * 32), "||²||0||0|", "|h|1|i|0||٣|"]
+)
+
+
+def some(**known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """What looks like the header; each field as it should be, or not, or missing."""
+    fields = {name: values | junk for name, values in known.items()}
+    return st.fixed_dictionaries({}, optional=fields) | junk
+
+
+reservations = some(
+    resources=st.just(["order:1"]),
+    scope=st.sampled_from(SCOPES),
+    on_duplicate=st.sampled_from(DUPLICATE_POLICIES),
+    ttl=numbers,
+    token=tokens,
+    begun=st.just(True),
+)
+attempts = some(
+    held=numbers, unavailable=numbers, since=numbers, stuck=numbers, pause=numbers,
+    holder=texts, copy=st.booleans(), again=st.booleans(), parked=st.booleans(),
+)  # fmt: skip
+
+
+HUGE = {"resources": ["order:1"], "scope": "until_executed", "on_duplicate": "skip",
+        "ttl": 10**400}  # fmt: skip
+BEGUN = {**HUGE, "scope": "until_executing", "begun": True}
+ENDLESS = {**HUGE, "scope": "until_expired", "ttl": 1e10}
+
+
+@pytest.fixture
+def raised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What handlers of signals raise; Celery only logs it."""
+    said: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    loggers = [
+        logging.getLogger(name) for name in ("celery.utils.dispatch.signal", "celery_redlock")
+    ]
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield said
+    for logger in loggers:
+        logger.removeHandler(handler)
+    assert said == []
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+@CASES
+@given(header=reservations, task_id=junk | st.just("the-id"), scope=st.sampled_from(SCOPES))
+def test_of_a_reservation(
+    ran: Ran, redlock: FakeRedlock, header: Any, task_id: Any, scope: str  # noqa: F811
+) -> None:  # fmt: skip
+    task = ran.task(scope)
+    for options in (None, task.redlock.options(ran.app)):
+        note = Reservation.of(header, task_id, options)
+        if note is None:
+            continue
+        assert note.scope in SCOPES and note.on_duplicate in DUPLICATE_POLICIES
+        assert MIN_TTL <= note.ttl <= HOUR
+        if options is not None and scope != "until_executing":
+            assert note.scope != "until_executing"
+        json.dumps(note.header())
+        claim = claim_of(redlock, note)
+        free(redlock, claim, 0.1)
+        assert encode(next(quorum.free(claim, 0.0, 0.1)), "redlock:")
+
+
+@CASES
+@given(given=attempts, receipt=some(at=numbers, content_type=texts), task_id=junk, info=junk)
+def test_of_attempts(given: Any, receipt: Any, task_id: Any, info: Any) -> None:
+    headers = {ATTEMPTS: given, RECEIPT: receipt}
+    read = attempts_of(headers)
+    json.dumps(read, allow_nan=False)
+    assert 0 <= read["held"] <= FEW and read["stuck"] >= 0.0
+    assert stuck_for(headers, read, "holder") >= 0.0
+    assert waited(headers) >= 0.0
+    serializer_of(headers)
+    is_redelivered(info)
+    mark_copy(headers)
+    receive(headers, info)
+    assert len(short_id(task_id)) < 300
+
+
+@pytest.mark.parametrize("task_id", [10**5000, nested(5000)], ids=["a number", "a list"])
+def test_of_an_id_that_has_no_text(task_id: Any) -> None:
+    """Of other serializers: JSON has no such thing."""
+    assert short_id(task_id) == f"no id, but a {type(task_id).__name__}"
+
+
+@CASES
+@given(
+    info=junk | some(exchange=texts, routing_key=texts), count=junk, deaths=junk | some(queue=texts)
+)
+def test_of_the_broker(app: Celery, info: Any, count: Any, deaths: Any) -> None:  # noqa: F811
+    request = {"delivery_info": info, "x-delivery-count": count}
+    queue_of(app, request)
+    on_last_delivery(app, request)
+    without_delays({"x-death": deaths})
+    without_delays({"x-death": [deaths]})
+
+
+@CASES
+@given(result=junk | some(celery_redlock=st.just("skipped"), resource=texts, holder=texts))
+def test_of_a_marker(result: Any) -> None:
+    marker = Skipped.of(result)
+    assert marker is None or isinstance(marker["holder"], str)
+
+
+@CASES
+@given(state=junk | st.sampled_from(sorted(states.READY_STATES)))
+def test_of_a_result(state: Any) -> None:
+    backend = SimpleNamespace(as_uri=lambda: "redis://", get_state=lambda _task_id: state)
+    assert end_of(SimpleNamespace(backend=backend), "id") in (None, *states.READY_STATES)
+
+
+# -- delivering ----------------------------------------------------------------------------------
+
+
+@CASES
+@example(scope="until_executed", header=HUGE, given={}, receipt={}, more={})
+@example(scope="while_executing", header=BEGUN, given={}, receipt={}, more={})
+@example(scope="until_expired", header=ENDLESS, given={}, receipt={}, more={})
+@example(scope="until_executed", header={}, given={}, receipt={}, more={"get": 5})
+@given(
+    scope=st.sampled_from(SCOPES), header=reservations, given=attempts, receipt=junk,
+    more=st.fixed_dictionaries(
+        {}, optional={"parent_id": junk, "replaced_task_nesting": junk, "get": junk,
+                      "retries": junk,
+                      "redlock_lease": junk, "redlock_arrival": junk, "redlock_parks": junk}),
+)  # fmt: skip
+def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
+    ran: Ran,  # noqa: F811
+    redlock: FakeRedlock,  # noqa: F811
+    box: Box,  # noqa: F811
+    raised: list[str],
+    scope: str,
+    header: Any,
+    given: Any,
+    receipt: Any,
+    more: dict[str, Any],
+) -> None:
+    ran.locked.clear()
+    raised.clear()
+    result, info = deliver(
+        ran.task(scope), 1, **{**more, HEADER: header, ATTEMPTS: given, RECEIPT: receipt}
+    )
+    if info is not None:
+        assert "\n" not in str(result)
+        assert ran.locked == []
+    else:
+        assert ran.locked == [True] or (ran.locked == [False] and scope == "until_executing")
+    redlock.clock.advance(HOUR + 1.0)
+    assert redlock.free(RESERVED)
+    assert redlock.free("order:1")
+    assert raised == []
+
+
+# -- a worker's main process ---------------------------------------------------------------------
+
+
+@CASES
+@example("until_executed", HUGE, {}, "id", 0, {}, False)
+@example("while_executing", None, {"held": 1}, "id", 10**400, {}, False)
+@example("while_executing", None, {"held": 1, "since": math.nan}, "id", 0, {}, False)
+@given(
+    scope=st.sampled_from(SCOPES), header=reservations, given=attempts,
+    task_id=junk | st.just("id"),
+    priority=junk, stamps=junk, redelivered=junk,
+)  # fmt: skip
+def test_a_workers_main_process_goes_on(
+    ran: Ran,  # noqa: F811
+    redlock: FakeRedlock,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    scope: str,
+    header: Any,
+    given: Any,
+    task_id: Any,
+    priority: Any,
+    stamps: Any,
+    redelivered: Any,
+) -> None:
+    held: dict[Any, Any] = {}
+    monkeypatch.setattr("celery_redlock.worker.hold", lambda one, note: held.update({one: note}))
+    monkeypatch.setattr("celery.worker.state.revoked_stamps", {"who": ["me"]})
+    monkeypatch.setattr("celery.worker.state.revoked", LimitedSet())
+    monkeypatch.setattr("celery_redlock.reservation.threading.Thread", AtOnce)
+    request = Received(ran.task(scope), header)
+    request.id, request.stamps = task_id, stamps
+    request.request_dict[ATTEMPTS] = given
+    request.delivery_info = {"priority": priority, "redelivered": redelivered}
+    received(request)
+    if held:
+        _look([(one, overdue(note)) for one, note in held.items()])
+    parking = _parking(ran.app)
+    parking._is_parked(request)
+    for parked in parking.admission.parked():
+        assert math.isfinite(parked.since) and math.isfinite(parked.rank[0])
+    refused(sender=request.task, message=SimpleNamespace(headers=request.request_dict))
+    over(sender=request.task, request=SimpleNamespace(id=task_id, **request.request_dict))
+
+
+class AtOnce:
+    """A thread that is over before it begins."""
+
+    def __init__(self, target: Any, **_options: Any) -> None:
+        self.start = target
+
+
+class Received(SimpleNamespace):
+    """A message, as a worker has received it."""
+
+    def __init__(self, task: Any, header: Any) -> None:
+        super().__init__(**vars(request_of(task, header)))
+        self.expires = None
+        self.send_event = self.on_success = self.on_failure = self.on_timeout = lambda *_, **__: (
+            None
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def overdue(note: Reservation) -> _Held:
+    held = _Held(note)
+    held.due = 0.0
+    return held
+
+
+def _parking(app: Celery) -> Any:  # noqa: F811
+    parking: Any = Parking.__new__(Parking)
+    nothing = lambda *_: None  # noqa: E731
+    parking._app, parking._longest, parking._tells = app, 60.0, True
+    parking._prefetch = SimpleNamespace(most=10, widen=nothing)
+    parking._full_since = None
+    parking.admission = AdmissionQueue(10)
+    parking.admission.arrive(object(), "order:1", 0.0, since=0.0, until=0.0)  # it is running
+    parking.dispatcher = SimpleNamespace(watch=nothing)
+    driver = SimpleNamespace(driver_type="amqp")
+    parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))
+    return parking
+
+
+@pytest.mark.parametrize("bad", [{"stamps": 7}, {"stamps": {"who": {}}}, {"id": []}])
+def test_one_that_cannot_be_told_to_be_revoked_keeps_no_other_waiting(
+    ran: Ran, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, bad: Any  # noqa: F811
+) -> None:  # fmt: skip
+    token = Owner("there", 7, "the-id").token("0" * 32)
+    monkeypatch.setattr("celery.worker.state.revoked_stamps", {"who": ["me"]})
+    header = {"resources": ["order:1"], "scope": "until_executed", "on_duplicate": "skip",
+              "ttl": 60.0, "token": token}  # fmt: skip
+    task = ran.task("until_executed")
+    note = Reservation.of(header, "the-id", task.redlock.options(ran.app))
+    assert note is not None
+    forged, other = Received(task, header), Received(task, header)
+    vars(forged).update(bad)
+    _look([(forged, overdue(note)), (other, overdue(note))])
+    assert redlock.driver.rounds == ["renew"]
