@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
+from celery.worker.strategy import proto1_to_proto2
 from kombu.utils.uuid import uuid
 
 from celery_redlock import ConfigurationError, SingletonTask, Skipped
@@ -309,3 +310,20 @@ def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(
     _, info = deliver(ran.task("until_executed"), 1)
     assert info.state == "RETRY"
     assert box.message().headers["id"] == "the-id"
+
+
+def test_a_message_of_protocol_1_has_its_header_elsewhere(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    """And so has what its sender reserved, without being taken at its id's word."""
+    ran.app.conf.task_protocol = 1
+    task = ran.task("until_executed")
+    task.delay(1)
+    message = box.message()
+    assert "id" not in message.headers
+    _body, headers, *_rest = proto1_to_proto2(message, message.decode())
+    (token,) = redlock.tokens(RESERVED)
+    given = {name: headers[name] for name in ("id", "headers")}
+    deliver(task, 1, **given)
+    assert ran.reserved == [{token}]
+    assert redlock.free(RESERVED)

@@ -190,12 +190,10 @@ def test_of_a_result(state: Any) -> None:
 @example(scope="until_executed", header=HUGE, given={}, receipt={}, more={})
 @example(scope="while_executing", header=BEGUN, given={}, receipt={}, more={})
 @example(scope="until_expired", header=ENDLESS, given={}, receipt={}, more={})
-@example(scope="until_executed", header={}, given={}, receipt={}, more={"get": 5})
 @given(
     scope=st.sampled_from(SCOPES), header=reservations, given=attempts, receipt=junk,
     more=st.fixed_dictionaries(
-        {}, optional={"parent_id": junk, "replaced_task_nesting": junk, "get": junk,
-                      "retries": junk,
+        {}, optional={"parent_id": junk, "replaced_task_nesting": junk, "retries": junk,
                       "redlock_lease": junk, "redlock_arrival": junk, "redlock_parks": junk}),
 )  # fmt: skip
 def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
@@ -241,6 +239,7 @@ def test_a_workers_main_process_goes_on(
     ran: Ran,  # noqa: F811
     redlock: FakeRedlock,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
+    raised: list[str],
     scope: str,
     header: Any,
     given: Any,
@@ -249,6 +248,7 @@ def test_a_workers_main_process_goes_on(
     stamps: Any,
     redelivered: Any,
 ) -> None:
+    raised.clear()
     held: dict[Any, Any] = {}
     monkeypatch.setattr("celery_redlock.worker.hold", lambda one, note: held.update({one: note}))
     monkeypatch.setattr("celery.worker.state.revoked_stamps", {"who": ["me"]})
@@ -267,6 +267,7 @@ def test_a_workers_main_process_goes_on(
         assert math.isfinite(parked.since) and math.isfinite(parked.rank[0])
     refused(sender=request.task, message=SimpleNamespace(headers=request.request_dict))
     over(sender=request.task, request=SimpleNamespace(id=task_id, **request.request_dict))
+    assert raised == []
 
 
 class AtOnce:
@@ -303,7 +304,8 @@ def _parking(app: Celery) -> Any:  # noqa: F811
     parking._prefetch = SimpleNamespace(most=10, widen=nothing)
     parking._full_since = None
     parking.admission = AdmissionQueue(10)
-    parking.admission.arrive(object(), "order:1", 0.0, since=0.0, until=0.0)  # it is running
+    running = SimpleNamespace(worker_pid=1, id="running", name="charge")
+    parking.admission.arrive(running, "order:1", 0.0, since=0.0, until=0.0)
     parking.dispatcher = SimpleNamespace(watch=nothing)
     driver = SimpleNamespace(driver_type="amqp")
     parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))

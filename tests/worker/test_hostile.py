@@ -23,6 +23,7 @@ from celery_redlock.key import MAX_BYTES
 from celery_redlock.server import LocalServer
 from tests.support import TOKEN, wait_until
 from tests.worker.harness import READY, TASKS, Cluster, Worker
+from tests.worker.reserving import Reservations
 
 pytestmark = pytest.mark.worker
 
@@ -114,6 +115,24 @@ def test_a_forged_message_takes_its_turn_and_changes_no_lock(
     # Nothing of the worker is broken by it.
     assert cluster.result(cluster.send("work", key))["token"] is True
     assert worker.process.poll() is None
+
+
+def test_a_forged_reservation_takes_the_lock_from_no_body(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    """Nor does it keep the key for as long as it says, or stop the worker."""
+    forged = {"resources": [f"k:{key}"], "scope": "until_executing", "on_duplicate": "skip",
+              "ttl": 10**400, "begun": True}  # fmt: skip
+    holder = cluster.send("work", key, 0.4)
+    cluster.entered(key)
+    publish(cluster, key, {"redlock_reservation": forged})
+    publish(cluster, key, {"redlock_reservation": {**forged, "scope": "until_expired"}})
+    cluster.entered(key, count=3)  # one behind the other: the oracle looks for overlaps
+    assert cluster.result(holder)["retries"] == 0
+    cluster.settled(timeout=10.0)
+    cluster.free(key, within=3.0)
+    reservations.freed(key)
+    assert "Traceback" not in worker.text.rpartition(holder.id)[2]
 
 
 def test_the_id_of_a_running_task_is_no_key_to_its_lock(
