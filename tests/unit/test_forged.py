@@ -15,7 +15,6 @@ from celery.worker.strategy import proto1_to_proto2
 from kombu.utils.uuid import uuid
 
 from celery_redlock import ConfigurationError, SingletonTask, Skipped
-from celery_redlock import received as held_here
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.options import SCOPES
 from celery_redlock.quorum import Verb
@@ -133,6 +132,21 @@ def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> N
 # -- the reservation -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
+def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
+    ran: Ran, redlock: FakeRedlock, box: Box, scope: str  # noqa: F811
+) -> None:  # fmt: skip
+    """The main process holds it, and sends it again (`retry_on_worker_lost`)."""
+    token = token_of()
+    reserve(redlock, token)
+    task = ran.task("while_executing")
+    given = header(scope, token=token, ttl=200.0)
+    task.apply_async((1,), task_id="the-id", headers={HEADER: given})
+    assert box.header() == given
+    redlock.clock.advance(101.0)
+    assert redlock.free(RESERVED) is (scope == "until_expired")
+
+
 @pytest.mark.parametrize("token", ["", token_of()], ids=["no token", "a token of nobody's"])
 @pytest.mark.parametrize(
     ("declared", "forged"),
@@ -213,15 +227,15 @@ def test_one_that_comes_back_is_reserved_for_no_longer(
     assert left == [redlock.clock() + 40.0] * 5
 
 
+@pytest.mark.parametrize("scope", ["until_executed", "while_executing"])
 def test_a_worker_prolongs_it_for_no_longer(
-    ran: Ran, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, scope: str
+) -> None:
+    """Of a call's reservation as well; where the nodes do not hold the token, that is nothing."""
     asked: list[float] = []
-    monkeypatch.setattr(held_here, "hold", lambda _request, note: asked.append(note.ttl))
-    monkeypatch.setattr("celery_redlock.worker.hold", held_here.hold)
-    request = request_of(ran.task("until_executed"), header("until_executed", ttl=YEARS,
-                                                            token=token_of()))  # fmt: skip
-    received(request)
+    monkeypatch.setattr("celery_redlock.worker.hold", lambda _one, note: asked.append(note.ttl))
+    given = header("until_executed", ttl=YEARS, token=token_of())
+    received(request_of(ran.task(scope), given))
     assert asked == [HOUR]
 
 
@@ -274,6 +288,12 @@ def test_a_stamp_of_that_name_is_no_wish_of_a_call(
     task.apply_async((1,), task_id="the-id", lock=wish, stamped_headers=["lock"])
     assert box.message().headers["stamps"]["lock"] == wish
     assert redlock.free(RESERVED)
+
+    @ran.app.task(name="plain")
+    def plain() -> None: ...
+
+    plain.apply_async(lock="blue", stamped_headers=["lock"])
+    assert box.message().headers["stamps"]["lock"] == "blue"
 
 
 # -- another's id --------------------------------------------------------------------------------

@@ -151,10 +151,13 @@ def test_of_attempts(given: Any, receipt: Any, task_id: Any, info: Any) -> None:
     assert len(short_id(task_id)) < 300
 
 
-@pytest.mark.parametrize("task_id", [10**5000, nested(5000)], ids=["a number", "a list"])
-def test_of_an_id_that_has_no_text(task_id: Any) -> None:
+@pytest.mark.parametrize("given", [10**5000, nested(5000)], ids=["a number", "a list"])
+def test_of_what_has_no_text(app: Celery, given: Any) -> None:  # noqa: F811
     """Of other serializers: JSON has no such thing."""
-    assert short_id(task_id) == f"no id, but a {type(task_id).__name__}"
+    assert short_id(given) == f"no id, but a {type(given).__name__}"
+    assert queue_of(app, {"delivery_info": {"exchange": given, "routing_key": given}}) is None
+    assert without_delays({"x-death": [{"queue": given}]}) == {"x-death": [{"queue": given}]}
+    assert Skipped.of({"celery_redlock": "skipped", "resource": given}) == Skipped("", "")
 
 
 @CASES
@@ -310,6 +313,14 @@ def _parking(app: Celery) -> Any:  # noqa: F811
     driver = SimpleNamespace(driver_type="amqp")
     parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))
     return parking
+
+
+@pytest.mark.parametrize("header", [{}, BEGUN, HUGE])
+def test_a_task_that_reserves_nothing_waits_its_turn_whatever_a_header_says(
+    ran: Ran, header: Any  # noqa: F811
+) -> None:  # fmt: skip
+    parking = _parking(ran.app)
+    assert parking._is_parked(Received(ran.task("while_executing"), header))
 
 
 @pytest.mark.parametrize("bad", [{"stamps": 7}, {"stamps": {"who": {}}}, {"id": []}])
