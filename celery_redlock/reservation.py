@@ -155,7 +155,7 @@ class Reservation:
         owner = Owner.of(token) if token else None
         if token and (owner is None or owner.task_id != short_id(task_id)):
             token = ""  # such as of headers that were handed on to another message
-        # A body that runs without a lock has begun once it is freed, one of another scope has not.
+        # Only these scopes free it when the body begins: of another's body this tells nothing.
         begun = given.get("begun") is True and _RESERVES[scope] == 1
         longest = HOUR
         if options is not None:
