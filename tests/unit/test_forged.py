@@ -186,6 +186,18 @@ def test_where_its_body_is_yet_to_be_reserved_it_has_not_begun(
     assert ran.locked == []
 
 
+def test_a_header_speaks_of_its_own_calls_resources(
+    ran: Ran, redlock: FakeRedlock  # noqa: F811
+) -> None:  # fmt: skip
+    token = token_of()
+    reserve(redlock, token)
+    given = header("until_executed", token=token, resources=["order:2"])
+    deliver(ran.task("until_executed"), 1, **{HEADER: given})
+    assert ran.reserved == [{token}]
+    assert redlock.free("order:2#reserved")
+    assert redlock.tokens(RESERVED) == {token}  # the header's token is not this call's
+
+
 @pytest.mark.parametrize(
     ("scope", "while_running", "after"),
     [("until_executed", True, False), ("until_expired", True, True)],
