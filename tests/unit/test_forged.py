@@ -191,11 +191,32 @@ def test_a_header_speaks_of_its_own_calls_resources(
 ) -> None:  # fmt: skip
     token = token_of()
     reserve(redlock, token)
+    ran.then = lambda: ran.reserved.append(redlock.tokens("order:2#reserved"))
     given = header("until_executed", token=token, resources=["order:2"])
     deliver(ran.task("until_executed"), 1, **{HEADER: given})
-    assert ran.reserved == [{token}]
-    assert redlock.free("order:2#reserved")
+    assert ran.reserved == [{token}, {None}]
     assert redlock.tokens(RESERVED) == {token}  # the header's token is not this call's
+
+
+@pytest.mark.parametrize("given", [header("while_executing"), {"scope": []}, None])
+def test_what_a_producer_hands_on_is_no_wish(
+    ran: Ran, redlock: FakeRedlock, box: Box, given: Any  # noqa: F811
+) -> None:  # fmt: skip
+    """Of another message, or of nobody's."""
+    ran.task("until_executed").apply_async((1,), task_id="mine", headers={HEADER: given})
+    assert redlock.tokens(RESERVED) == {box.header()["token"]}
+
+
+def test_what_a_body_publishes_is_not_its_own_message(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    """Only that would be published in any case."""
+    task = ran.task("until_and_while_executing")
+    ran.then = lambda: take(redlock, "first") or sent.append(task.apply_async((1,), task_id="new"))
+    sent: list[Any] = []
+    deliver(task, 1)
+    assert sent[0].id == "first"
+    assert box.messages() == []
 
 
 @pytest.mark.parametrize(
