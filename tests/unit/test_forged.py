@@ -207,6 +207,18 @@ def test_what_a_producer_hands_on_is_no_wish(
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
+def test_what_a_retry_reserves_is_its_tasks_to_say(
+    ran: Ran, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    """With other arguments; what its header says beyond that, no node has borne out."""
+    task = ran.task("until_executed")
+    given = {HEADER: header("until_expired", token=token_of())}
+    ran.then = lambda: task.apply_async((2,), task_id="the-id", headers=given)
+    deliver(task, 1, **given)
+    sent = box.header()
+    assert (sent["resources"], sent["scope"]) == (["order:2"], "until_executed")
+
+
 def test_what_a_body_publishes_is_not_its_own_message(
     ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
 ) -> None:  # fmt: skip
@@ -269,6 +281,8 @@ def test_a_worker_prolongs_it_for_no_longer(
     monkeypatch.setattr("celery_redlock.worker.hold", lambda _one, note: asked.append(note.ttl))
     given = header("until_executed", ttl=YEARS, token=token_of())
     received(request_of(ran.task(scope), given))
+    assert asked == [HOUR]
+    received(request_of(ran.task(scope), {**given, "scope": "until_expired"}))  # never prolonged
     assert asked == [HOUR]
 
 
