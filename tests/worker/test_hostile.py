@@ -120,9 +120,12 @@ def test_a_forged_message_takes_its_turn_and_changes_no_lock(
 def test_a_forged_reservation_takes_the_lock_from_no_body(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """Nor does it keep the key for as long as it says, or stop the worker."""
+    """Nor does it keep the key for as long as it says, or stop the worker.
+
+    It does not say that its body has begun: then it would be parked.
+    """
     forged = {"resources": [f"k:{key}"], "scope": "until_executing", "on_duplicate": "skip",
-              "ttl": 60.0, "begun": True}  # fmt: skip
+              "ttl": 60.0}  # fmt: skip
     holder = cluster.send("work", key, 0.4)
     cluster.entered(key)
     publish(cluster, key, {"redlock_reservation": forged})
