@@ -75,6 +75,7 @@ class Claim:
         ended: The holder gave it back (or never got it): nothing may be extended any more.
         lost: Why it was lost, or None. Never unset.
         proposal: What its fencing token is to be at least; None: it asks for none.
+        ceiling: What its fencing token can be at most; see `quorum.FENCE_AHEAD`.
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
@@ -91,6 +92,7 @@ class Claim:
         "_learnt",
         "below",
         "called",
+        "ceiling",
         "deadline",
         "ended",
         "expiries",
@@ -122,7 +124,7 @@ class Claim:
         self.ended = False
         self.mark: tuple[str, float] | None = None
         self.below = math.inf
-        self.since = self.called = 0
+        self.since = self.called = self.ceiling = 0
         self.proposal: int | None = None
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
