@@ -1,8 +1,7 @@
-"""Fencing tokens where one of five nodes lies upwards, and where clocks are further apart than any."""
+"""Fencing tokens where one of five nodes lies upwards, and where clocks are days apart."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -102,7 +101,7 @@ def test_what_has_been_poisoned_before_is_said_and_not_remembered_for_another_we
     votes = refusal.value.votes
     assert [vote.vote for vote in votes][1:4] == [Vote.SILENT] * 3
     for vote in votes[1:4]:
-        assert re.search(r"more than a day ahead of the clock here; see docs/fencing\.md", vote.detail)
+        assert "more than a day ahead of the clock here; see docs/fencing.md" in vote.detail
     for admin in admins[1:4]:
         assert 0 < admin.pttl(KEY) <= 70_000
         wait_until(lambda a=admin: not a.exists("redlock:r"), 2, "nothing of ours is there")

@@ -6,8 +6,8 @@ another's grant that is counted after it, a connection that breaks between two r
 step is drawn: which message is carried on, which connection breaks, who stops waiting. The code
 that decides is production's: the generators of `quorum.py`, rounds, claims, channels.
 
-Keys do not expire, nothing dies and no node forgets. With a liar, clocks go on, and one node answers
-any number from its own on; whatever it says, the others' numbers stay near the clocks.
+Keys do not expire, nothing dies and no node forgets. With a liar, clocks go on, and one node
+answers any number from its own on; whatever it says, the others' numbers stay near the clocks.
 """
 
 from __future__ import annotations

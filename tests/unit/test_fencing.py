@@ -330,9 +330,7 @@ def test_what_can_be_no_token_is_no_answer(reply: Any) -> None:
         (FENCE_LIMIT - 1, FENCE_LIMIT - 1, FENCE_LIMIT),
     ],
 )
-def test_a_token_is_not_much_ahead_of_the_clock(
-    proposal: int, wall: int | None, most: int
-) -> None:
+def test_a_token_is_not_much_ahead_of_the_clock(proposal: int, wall: int | None, most: int) -> None:
     round_ = next(quorum.acquire(Claim("r", "mine", TTL, 1), NOW, PATIENCE, proposal, wall))
     assert round_.claims[0].ceiling == most
     assert b"\r\n%d\r\n" % most in encode(round_, "app:")  # whoever is honest goes no further
