@@ -19,11 +19,12 @@ from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.site import Site
 from celery_redlock.exporter import exposition, make_registry
+from celery_redlock.inspection import settings_of, tasks_of
 from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import KINDS, survey
 from celery_redlock.web import make_app
-from tests.cli.clinic import shop
+from tests.cli.clinic import examined, shop
 from tests.cli.odd_node import ODD, OddNode, bent
 
 SEEDS = 40
@@ -184,3 +185,24 @@ def test_what_is_no_value_makes_its_node_one_that_does_not_answer(
         assert len(entries) == 7
         owner = entries[WHERE, "lock", 1].owner
         assert owner is not None and owner.task == "shop.charge", odd
+
+
+@pytest.mark.parametrize("part", ["settings", "tasks", "nodes", "error", "waits"])
+def test_a_worker_that_answers_oddly_ends_no_look_at_the_others(
+    servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    """Whoever reaches the broker can answer for a worker."""
+    app = shop([server.url for server in servers[:3]])
+    good = {"settings": settings_of(app), "tasks": tasks_of(app), "waits": []}
+    for odd in (None, 7, [], [7, "x", None], {"x": []}, "x", [["shop.charge"]], ["shop.charge"]):
+        bad = {**good, part: odd}
+        if part == "nodes":
+            bad = {**good, "settings": {**good["settings"], "nodes": odd}}
+        replies = {"bad@h": bad, "other@h": {**good, "settings": {**good["settings"], "ttl": 99}}}
+        monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_, r=replies: (r, ""))
+        _code, report = examined(Site(app=app))
+        said = [one["what"] for one in report["findings"] if one["where"] == "other@h"]
+        assert any("redlock_ttl is 99 there" in what for what in said), (odd, report["findings"])
+        given = ["show", WHERE, "--timeout", "0.5"]
+        shown = CliRunner().invoke(group, given, obj=Site(app=app))
+        assert shown.exit_code == 1 and "it is free" in shown.output, odd
