@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock, current_lease, quorum
-from celery_redlock.commands import FENCE_SUFFIX, decode, encode
+from celery_redlock.commands import FENCE_LIFE, FENCE_SUFFIX, decode, encode
 from celery_redlock.driver import monotonic
 from celery_redlock.errors import NodeError, QuorumUnavailable
 from celery_redlock.hold import Unlocked
@@ -337,6 +337,10 @@ def test_a_token_is_not_much_ahead_of_the_clock(proposal: int, wall: int | None,
     assert decode(round_, most) == most
     with pytest.raises(NodeError, match="no answer"):
         decode(round_, most + 1)
+
+
+def test_a_number_is_forgotten_only_when_clocks_have_passed_it() -> None:
+    assert int(FENCE_LIFE) * 1000 > FENCE_AHEAD
 
 
 # -- What holders see
