@@ -202,9 +202,12 @@ if held and held ~= ARGV[1] then return held end
 local last = redis.pcall('GET', KEYS[2]) or '0'
 if type(last) == 'table' and not string.find(last.err, 'WRONGTYPE') then return last end
 last = tonumber(last)
-if not last or not (last < tonumber(ARGV[5])) then
-  return redis.error_reply('ERR what it has as the last fencing token is no number, or more than a \
-day ahead of the clock here; see docs/fencing.md')
+if not last or not (last < 9007199254740991) then
+  return redis.error_reply('ERR there is something else under the name of the fencing token')
+end
+if last >= tonumber(ARGV[5]) then
+  return redis.error_reply('ERR its last fencing token is more than a day ahead of the clock here; \
+see docs/fencing.md')
 end
 local fence = string.format('%.0f', math.max(tonumber(ARGV[3]), math.floor(last) + 1))
 redis.call('SET', KEYS[2], fence, 'PX', ARGV[4])

@@ -24,7 +24,18 @@ from dataclasses import dataclass, field
 
 from .errors import LeaseLost, printable
 
-__all__ = ["NEVER", "Claim", "Holder", "Lease", "Owner", "drift", "names_of", "quorum_of", "shown"]
+__all__ = [
+    "FENCE_LIMIT",
+    "NEVER",
+    "Claim",
+    "Holder",
+    "Lease",
+    "Owner",
+    "drift",
+    "names_of",
+    "quorum_of",
+    "shown",
+]
 
 NEVER = -math.inf
 
@@ -32,6 +43,9 @@ DRIFT_RATE = 0.01
 """Allowance for clocks that run at different rates (Redis page, "Safety arguments")."""
 DRIFT_FLOOR = 0.002
 """Allowance in seconds for the 1 ms granularity of expiry on a node, at both ends."""
+
+FENCE_LIMIT = 2**53 - 1
+"""Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
 
 def quorum_of(nodes: int) -> int:
@@ -124,8 +138,9 @@ class Claim:
         self.ended = False
         self.mark: tuple[str, float] | None = None
         self.below = math.inf
-        self.since = self.called = self.ceiling = 0
+        self.since = self.called = 0
         self.proposal: int | None = None
+        self.ceiling = FENCE_LIMIT
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
         self._learnt: list[float] | None = None

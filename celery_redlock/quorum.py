@@ -16,12 +16,11 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .lease import Claim, quorum_of
+from .lease import FENCE_LIMIT, Claim, quorum_of
 
 __all__ = [
     "EXTENDING",
     "FENCE_AHEAD",
-    "FENCE_LIMIT",
     "LINING",
     "VOTING",
     "Held",
@@ -106,8 +105,6 @@ FENCE_AHEAD = 86_400 * 1_000_000
 may answer any number, and the largest becomes known to all: one that lies would poison them. More
 than a clock that shows local time for UTC is off; and less than a node remembers a number
 (`commands.FENCE_LIFE`), or one that is forgotten might still be larger than the next."""
-FENCE_LIMIT = 2**53 - 1
-"""Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
 NOT_WAITED_FOR = "not waited for"
 """The detail of a vote that could not have changed the outcome."""

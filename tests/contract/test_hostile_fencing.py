@@ -9,7 +9,8 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.quorum import FENCE_AHEAD, FENCE_LIMIT, Vote
+from celery_redlock.lease import FENCE_LIMIT
+from celery_redlock.quorum import FENCE_AHEAD, Vote
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger
 from tests.contract.test_fencing import HOUR, Skewed, fences, take

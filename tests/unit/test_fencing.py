@@ -18,8 +18,8 @@ from celery_redlock.driver import monotonic
 from celery_redlock.errors import NodeError, QuorumUnavailable
 from celery_redlock.hold import Unlocked
 from celery_redlock.key import KeyMaker
-from celery_redlock.lease import Claim, Lease
-from celery_redlock.quorum import FENCE_AHEAD, FENCE_LIMIT, Round, Verb
+from celery_redlock.lease import FENCE_LIMIT, Claim, Lease
+from celery_redlock.quorum import FENCE_AHEAD, Round, Verb
 from celery_redlock.refusal import refusal
 from celery_redlock.testing import FakeNode
 from celery_redlock.turn import TickClaim
