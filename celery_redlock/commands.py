@@ -46,8 +46,6 @@ DONE = "done"
 """What stands under it."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
 """Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
-FENCE_LIMIT = 2**53 - 1
-"""Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
 # A claim may be of several keys: all of them or none. They stand side by side, the first with its
 # token, the others with nothing. A key of another type is not ours, and no reason to fail the other
@@ -196,7 +194,8 @@ return false"""
 
 # With a fencing token: the key as above, and the last token, raised, in one atomic step. Our own
 # token is here if an earlier answer was lost; a larger number does no harm. '%.0f': Lua would
-# write 1.7e+15. What is no number is not of ours, and overwriting it might lower a token.
+# write 1.7e+15. What is no number is not of ours, and overwriting it might lower a token. One that
+# is too far ahead is as it was: raised once more, it would be remembered for another week.
 ACQUIRE_FENCED = b"""\
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return held end
@@ -205,6 +204,10 @@ if type(last) == 'table' and not string.find(last.err, 'WRONGTYPE') then return 
 last = tonumber(last)
 if not last or not (last < 9007199254740991) then
   return redis.error_reply('ERR there is something else under the name of the fencing token')
+end
+if last >= tonumber(ARGV[5]) then
+  return redis.error_reply('ERR its last fencing token is more than a day ahead of the clock here; \
+see docs/fencing.md')
 end
 local fence = string.format('%.0f', math.max(tonumber(ARGV[3]), math.floor(last) + 1))
 redis.call('SET', KEYS[2], fence, 'PX', ARGV[4])
@@ -284,8 +287,10 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
         return _command(b"EVAL", FENCE, b"2", key, *fence)
     ttl = _milliseconds(claim.ttl)
     if claim.proposal is not None:
-        fence = (key + _FENCE_SUFFIX, token, ttl, b"%d" % claim.proposal)
-        return _command(b"EVAL", ACQUIRE_FENCED, b"2", key, *fence, FENCE_LIFE)
+        span = (b"%d" % claim.proposal, FENCE_LIFE, b"%d" % claim.ceiling)
+        return _command(
+            *(b"EVAL", ACQUIRE_FENCED, b"2", key, key + _FENCE_SUFFIX, token, ttl), *span
+        )
     if plain or len(keys) > 1:
         return _command(b"EVAL", ACQUIRE, count, *keys, token, ttl)
     return _command(b"SET", key, token, b"NX", b"GET", b"PX", ttl)
@@ -306,7 +311,7 @@ def decode(round_: Round, reply: Any) -> Any:
                 return Held(_text(token), round_.claims[0].resources[place])
             if proposal is None:
                 return None if reply is None else _text(reply)
-            if isinstance(reply, int) and not proposal <= reply <= FENCE_LIMIT:
+            if isinstance(reply, int) and not proposal <= reply <= round_.claims[0].ceiling:
                 raise ValueError(reply)
             return reply if isinstance(reply, int) else _text(reply)
         if verb in EXTENDING:

@@ -141,9 +141,10 @@ class Driver:
                 less than `timeout`. More, if the first is far away: see `FAR`.
 
         Raises:
-            ConfigurationError: One server is listed twice, or so many cannot be nodes that there
-                is no quorum. Not raised again once all went well. A minority that cannot be nodes
-                is silent: so a failover, which makes a replica of one, stops nobody.
+            ConfigurationError: So many cannot be nodes that there is no quorum; of two that say
+                that they are one server, neither counts. Not raised again once all went well. A
+                minority that cannot be nodes is silent: so neither a failover, which makes a
+                replica of one, nor a node that lies stops anybody.
         """
         with self._turn:
             if not self._started:
@@ -171,11 +172,11 @@ class Driver:
         if timeout > 0:
             misfits = [node for node in self.nodes if node.misfit]
             if self.strict and not self._ready:
-                twins = [node for node in misfits if node.twin]
-                if twins or len(self.nodes) - len(misfits) < quorum_of(len(self.nodes)):
-                    misfit = (twins or misfits)[0]
+                unfit = {node.index for node in misfits} | {node.twin for node in misfits} - {None}
+                if len(self.nodes) - len(unfit) < quorum_of(len(self.nodes)):
                     self._settle()
-                    raise ConfigurationError(f"node {misfit.name} cannot be one: {misfit.misfit}")
+                    whys = [f"node {node.name} cannot be one: {node.misfit}" for node in misfits]
+                    raise ConfigurationError("; ".join(whys))
             self._ready = True
         self._settle()
 
@@ -421,9 +422,10 @@ class Driver:
                 if late or self._closing.is_set():
                     connection.disconnect()
                     return
-                why = self._misfit(node, facts)
+                twin = self._twin(node, facts)
+                why = facts.misfit if twin is None else _same_as(self.nodes[twin])
                 if why:
-                    node.refuse(connection, why, twin=why != facts.misfit)
+                    node.refuse(connection, why, twin)
                     self._ring()
                     continue
                 node.opened(connection, facts, monotonic(), asked)
@@ -433,13 +435,24 @@ class Driver:
                     self._ring()
                     return
 
-    def _misfit(self, node: Node, facts: Facts) -> str:
-        """Why this cannot be a node; empty if it can."""
-        all_facts = [facts if other is node else other.facts for other in self.nodes]
-        twin = self._guard.twin(node.index, all_facts)
-        if twin is None:
-            return facts.misfit
-        return f"it is the same server as {self.nodes[twin].name}, and would vote twice"
+    def _twin(self, node: Node, facts: Facts) -> int | None:
+        """Another node that has a vote and says that it is this same server.
+
+        Who lies cannot be told. The first keeps its vote, so that a liar silences no more than one
+        other, and none that has been met before it.
+        """
+        voting = [
+            facts if other is node else None if other.misfit else other.facts
+            for other in self.nodes
+        ]
+        return self._guard.twin(node.index, voting)
+
+
+def _same_as(other: Node) -> str:
+    return (
+        f"it is the same server as {other.name}, and would vote twice; or, if they are two servers,"
+        " one of the two lies"
+    )
 
 
 def _refusal() -> RedlockError:

@@ -127,7 +127,11 @@ class Engine:
     def _proposal(self) -> int:
         """What the next fencing token is to be at least: microseconds since 1970, or what follows
         the largest this instance was granted, whatever the wall clock says."""
-        return max(self._last_fence + 1, time.time_ns() // 1000)
+        return max(self._last_fence + 1, self._wall())
+
+    def _wall(self) -> int:
+        """The wall clock, in microseconds since 1970."""
+        return time.time_ns() // 1000
 
     def _claim(
         self, names: Sequence[str], ttl: float | None = None, owner: Owner | None = None
@@ -303,7 +307,8 @@ class Engine:
 
         def operation(now: float) -> quorum.Steps[Round]:
             # The proposal is made after `now`: who is stopped in between asks too late.
-            return quorum.acquire(claim, now, patience, self._proposal() if fencing else None)
+            proposal = self._proposal() if fencing else None
+            return quorum.acquire(claim, now, patience, proposal, self._wall())
 
         ahead = [] if place is None else [partial(quorum.line_up, place)]
 

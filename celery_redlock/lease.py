@@ -24,7 +24,18 @@ from dataclasses import dataclass, field
 
 from .errors import LeaseLost, printable
 
-__all__ = ["NEVER", "Claim", "Holder", "Lease", "Owner", "drift", "names_of", "quorum_of", "shown"]
+__all__ = [
+    "FENCE_LIMIT",
+    "NEVER",
+    "Claim",
+    "Holder",
+    "Lease",
+    "Owner",
+    "drift",
+    "names_of",
+    "quorum_of",
+    "shown",
+]
 
 NEVER = -math.inf
 
@@ -32,6 +43,9 @@ DRIFT_RATE = 0.01
 """Allowance for clocks that run at different rates (Redis page, "Safety arguments")."""
 DRIFT_FLOOR = 0.002
 """Allowance in seconds for the 1 ms granularity of expiry on a node, at both ends."""
+
+FENCE_LIMIT = 2**53 - 1
+"""Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
 
 def quorum_of(nodes: int) -> int:
@@ -75,6 +89,7 @@ class Claim:
         ended: The holder gave it back (or never got it): nothing may be extended any more.
         lost: Why it was lost, or None. Never unset.
         proposal: What its fencing token is to be at least; None: it asks for none.
+        ceiling: What its fencing token can be at most; see `quorum.FENCE_AHEAD`.
         fencing_token: Its fencing token, from before it is granted on; None without one.
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
@@ -91,6 +106,7 @@ class Claim:
         "_learnt",
         "below",
         "called",
+        "ceiling",
         "deadline",
         "ended",
         "expiries",
@@ -124,6 +140,7 @@ class Claim:
         self.below = math.inf
         self.since = self.called = 0
         self.proposal: int | None = None
+        self.ceiling = FENCE_LIMIT
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
         self._learnt: list[float] | None = None

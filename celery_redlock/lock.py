@@ -109,8 +109,8 @@ class Redlock(Engine):
             Warnings, which are then given nowhere else.
 
         Raises:
-            ConfigurationError: Two nodes are one server, or so many of them are replicas or members
-                of a Redis Cluster that no quorum is left. Of fewer there is a warning each.
+            ConfigurationError: So many of them are replicas, members of a Redis Cluster or one
+                server under two names that no quorum is left. Of fewer there is a warning each.
         """
         if ttl is not None:
             self._guard.expect(ttl)

@@ -77,7 +77,7 @@ class Node:
         facts: What it last said of itself, or None before it has.
         unsent: What is yet to be written to the connection.
         misfit: Why it cannot be a node, as it was last seen; empty if it can.
-        twin: Whether that is because it is another node as well.
+        twin: The index of the node that it is as well, where that is why; else None.
         told: Whether listeners are told how it does.
     """
 
@@ -100,7 +100,7 @@ class Node:
         self.unsent = b""
         self.facts: Facts | None = None
         self.misfit = ""
-        self.twin = False
+        self.twin: int | None = None
         self.told = told
         self._clock = clock
         self._later = later
@@ -141,8 +141,8 @@ class Node:
             raise NodeError(reason(error), node=self.name) from None
         return connection, facts
 
-    def refuse(self, connection: Any, why: str, *, twin: bool) -> None:
-        """It is no node, or a `twin` of another; it is silent until it turns out to be one."""
+    def refuse(self, connection: Any, why: str, twin: int | None) -> None:
+        """It is no node, or the `twin` of another; it is silent until it turns out to be one."""
         connection.disconnect()
         if why != self.misfit:
             self._log(logging.ERROR, f"node {self.name} cannot be one: {why}")
@@ -167,7 +167,7 @@ class Node:
         self._later(partial(guard.welcome, self.name, memory, now))
         self._heard, self._looked_at, self._unsure = now, ALWAYS, ""
         self._proved = asked if guard.on and facts.uptime is not None else math.inf
-        self.facts, self.misfit, self.twin = facts, "", False
+        self.facts, self.misfit, self.twin = facts, "", None
         self.connection = connection
         self._replies = Replies()
         self._tls = isinstance(connection._sock, ssl.SSLSocket)

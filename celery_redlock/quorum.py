@@ -16,10 +16,11 @@ from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .lease import Claim, quorum_of
+from .lease import FENCE_LIMIT, Claim, quorum_of
 
 __all__ = [
     "EXTENDING",
+    "FENCE_AHEAD",
     "LINING",
     "VOTING",
     "Held",
@@ -98,6 +99,12 @@ class Held(str):
         held.name = name
         return held
 
+
+FENCE_AHEAD = 86_400 * 1_000_000
+"""Microseconds by which a fencing token may be ahead of the wall clock of who is granted it. A node
+may answer any number, and the largest becomes known to all: one that lies would poison them. More
+than a clock that shows local time for UTC is off; and less than a node remembers a number
+(`commands.FENCE_LIFE`), or one that is forgotten might still be larger than the next."""
 
 NOT_WAITED_FOR = "not waited for"
 """The detail of a vote that could not have changed the outcome."""
@@ -345,7 +352,13 @@ def look(node: int, now: float) -> Round:
     return round_
 
 
-def acquire(claim: Claim, now: float, patience: float, proposal: int | None = None) -> Steps[Round]:
+def acquire(
+    claim: Claim,
+    now: float,
+    patience: float,
+    proposal: int | None = None,
+    wall: int | None = None,
+) -> Steps[Round]:
     """Try once to acquire (Redis page, "The Redlock algorithm"). `claim.held` tells the outcome.
 
     Args:
@@ -354,11 +367,16 @@ def acquire(claim: Claim, now: float, patience: float, proposal: int | None = No
         patience: How long to wait for a quorum; small against the ttl; seconds.
         proposal: What its fencing token is to be at least, by a wall clock that was read *after*
             `now`; None for a lease without one. See `_fence`.
+        wall: That clock, in microseconds since 1970; the proposal, if it is not given. Not the
+            proposal itself, which follows the last token: a liar would raise it step by step.
 
     Returns:
         The round that decided: a FENCE if it came to one, else the ACQUIRE.
     """
     claim.proposal = proposal
+    if proposal is not None:
+        wall = proposal if wall is None else wall
+        claim.ceiling = min(max(proposal, wall + FENCE_AHEAD), FENCE_LIMIT)
     # 2. Ask all nodes, at once, with the same key and token.
     asked = ballot = Round(Verb.ACQUIRE, [claim], now, patience)
     now = yield asked
@@ -390,6 +408,10 @@ def _fence(ballot: Round) -> bool:
     time such a node has no vote. Extensions tell nobody: setting our number again on a node that
     has forgotten our key would help only while we hold it, and the clocks are needed all the same
     for one that forgets after our release.
+
+    No node has a say in this that is more than `FENCE_AHEAD` of our clock: an honest one refuses to
+    go there, and raises nothing; what another answers is no answer. So it is with the quorums above
+    as if these nodes were down.
     """
     claim = ballot.claims[0]
     pairs = zip(ballot.votes, ballot.details, strict=True)

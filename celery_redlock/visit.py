@@ -2,7 +2,8 @@
 
 It only reads: SCAN, GET and PTTL (in a script), ZCARD and ZRANGE. What lies under a key may be
 anything and of any size, so nothing longer than our tokens can be is fetched. A node that hangs
-costs the time that the caller allows, and no other node's answers.
+costs the time that the caller allows, and no other node's answers. So does one that answers what is
+no answer: each is looked at here, so that what is brought home is what it says it is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import redis
 
 from .address import Address
+from .errors import NodeError
 from .replies import reason
 
 __all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
@@ -117,6 +119,9 @@ class Reader:
                 [request(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"%d" % SCAN_COUNT)]
             )
             _expect(reply)
+            pair = isinstance(reply, list) and len(reply) == 2
+            if not (pair and _is_cursor(reply[0]) and _are_bytes(reply[1])):
+                raise _nonsense("SCAN")
             cursor, keys = reply
             for key in keys:
                 if key.startswith(start):
@@ -131,7 +136,11 @@ class Reader:
             count = b"%d" % len(batch)
             (reply,) = self.ask([request(b"EVAL", SEE, count, *[key for _name, key in batch])])
             _expect(reply)
+            if not (isinstance(reply, list) and len(reply) == 2 * len(batch)):
+                raise _nonsense("EVAL")
             for (name, _key), value, left in zip(batch, reply[::2], reply[1::2], strict=True):
+                if not (isinstance(value, bytes) and len(value) <= LONGEST and _is_ttl(left)):
+                    raise _nonsense("EVAL")
                 if left != -2:
                     seen[name] = Seen(value, _seconds(left))
         return seen
@@ -153,8 +162,12 @@ class Reader:
                     continue
                 _expect(count)
                 _expect(members)
+                if not (_is_count(count) and _are_bytes(members) and _is_ttl(left)):
+                    raise _nonsense("ZRANGE")
                 pairs = zip(members[::2], members[1::2], strict=True)
                 first = tuple((member, float(score)) for member, score in pairs)
+                if any(math.isnan(score) for _member, score in first):
+                    raise _nonsense("ZRANGE")
                 lines[name] = Line(count, first, _seconds(left))
         return lines
 
@@ -216,7 +229,7 @@ class _Visit(threading.Thread, Generic[T]):
             self.result, self.look = result, NodeLook(address.name, True, "", rtt)
         except redis.TimeoutError:
             pass  # what is said of it until it answers stays true
-        except (redis.RedisError, OSError) as error:
+        except (redis.RedisError, OSError, NodeError) as error:
             self.look = NodeLook(address.name, False, reason(error))
         except Exception as error:
             # Of whoever is no Redis, or of a credential provider: the text may be anything.
@@ -293,6 +306,27 @@ def _expect(reply: object) -> None:
     """An error reply is none that tells anything of a key: no right to ask, or worse."""
     if isinstance(reply, redis.ResponseError):
         raise reply
+
+
+def _nonsense(command: str) -> NodeError:
+    return NodeError(f"answered {command} with what is no answer to it")
+
+
+def _are_bytes(reply: object) -> bool:
+    return isinstance(reply, list) and all(isinstance(one, bytes) for one in reply)
+
+
+def _is_cursor(reply: object) -> bool:
+    return isinstance(reply, bytes) and reply.isdigit() and len(reply) <= 20
+
+
+def _is_count(reply: object) -> bool:
+    return isinstance(reply, int) and 0 <= reply < 2**63
+
+
+def _is_ttl(reply: object) -> bool:
+    """-2 of a key that is not there, -1 of one without a ttl; else milliseconds."""
+    return isinstance(reply, int) and -2 <= reply < 2**63
 
 
 def _seconds(milliseconds: int) -> float:

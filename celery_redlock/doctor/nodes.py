@@ -65,9 +65,13 @@ def examine_nodes(
 
 def _votes(probes: Sequence[Probe], ttls: Sequence[float], guard: str | None) -> Iterator[Finding]:
     count, needed = len(probes), quorum_of(len(probes))
-    answering = [probe.told for probe in probes if probe.told is not None]
-    fit = [told for told in answering if not told.facts.misfit]
-    left = sorted(voteless(told.facts, ttls, guard) for told in fit)
+    answering = [probe for probe in probes if probe.told is not None]
+    doubles = [(probe.index, other.index) for probe in answering for other in _twins(probe, probes)]
+    seconds = {second for _first, second in doubles}
+    masters = [probe for probe in answering if probe.told and not probe.told.facts.misfit]
+    fit = [probe for probe in masters if probe.index not in {n for pair in doubles for n in pair}]
+    voting = [probe.told for probe in masters if probe.told and probe.index not in seconds]
+    left = sorted(voteless(told.facts, ttls, guard) for told in voting)
     if len(answering) < needed:
         yield Finding(
             "wrong",
@@ -84,7 +88,7 @@ def _votes(probes: Sequence[Probe], ttls: Sequence[float], guard: str | None) ->
             f"{count} nodes",
             f"no quorum: {len(fit)} of {count} nodes are masters of their own, {needed} are needed:"
             " no worker starts, and nothing can be locked",
-            "name their masters in redlock_nodes",
+            "name their masters in redlock_nodes, and each server once",
         )
     elif left[needed - 1]:
         yield Finding(
@@ -114,8 +118,9 @@ def _together(probes: Sequence[Probe]) -> Iterator[Finding]:
                 "wrong",
                 "twins",
                 f"{probe.name} and {other.name}",
-                "they are one server, which would vote twice",
-                "name each server once in redlock_nodes",
+                "they say that they are one server, which would vote twice: one has no vote",
+                "name each server once in redlock_nodes; if they are two, one of them lies:"
+                " replace it",
             )
     by_host: dict[str, list[str]] = {}
     for probe in probes:

@@ -98,8 +98,9 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
             )
             continue
         yield from _differences(worker, settings, theirs)
-        both = set(tasks) & set(reply.get("tasks") or ())
-        other = sorted(name for name in both if tasks[name] != reply["tasks"][name])
+        told = reply.get("tasks")
+        told = told if isinstance(told, Mapping) else {}
+        other = sorted(name for name in set(tasks) & set(told) if tasks[name] != told[name])
         if other:
             yield Finding(
                 "warning",
@@ -117,7 +118,7 @@ def _differences(
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name), theirs.get(name)
         if name == "nodes":  # in whichever order
-            here, there = sorted(here or ()), sorted(there or ())
+            here, there = sorted(here or ()), sorted(map(str, _listed(there)))
         if here != there:
             yield Finding(
                 "wrong" if name in VITAL else "warning",
@@ -127,6 +128,10 @@ def _differences(
                 " looked at" + (": its locks are others" if name in VITAL else ""),
                 "give all programs the same settings, and restart them",
             )
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def _shown(value: Any) -> str:

@@ -32,8 +32,8 @@ class Skewed(Redlock):
 
     skew = 0
 
-    def _proposal(self) -> int:
-        return super()._proposal() + self.skew
+    def _wall(self) -> int:
+        return super()._wall() + self.skew
 
 
 @pytest.fixture

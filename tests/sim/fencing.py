@@ -6,7 +6,8 @@ another's grant that is counted after it, a connection that breaks between two r
 step is drawn: which message is carried on, which connection breaks, who stops waiting. The code
 that decides is production's: the generators of `quorum.py`, rounds, claims, channels.
 
-Keys do not expire, nothing dies and no node forgets.
+Keys do not expire, nothing dies and no node forgets. With a liar, clocks go on, and one node
+answers any number from its own on; whatever it says, the others' numbers stay near the clocks.
 """
 
 from __future__ import annotations
@@ -14,21 +15,42 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 from typing import Any
+from unittest import mock
 
 from celery_redlock import quorum
 from celery_redlock.channel import Channel
 from celery_redlock.lease import Claim
-from celery_redlock.quorum import Round, Steps
+from celery_redlock.quorum import Round, Steps, Verb
 from celery_redlock.testing import FakeNode
 
 NODES = 3
 CLIENTS = 3
 STEPS = 300
 FAR = 1e9
+AHEAD = 1000
+"""How far a token may be ahead of a clock where a node lies: `quorum.FENCE_AHEAD`."""
+REFUSAL = "it is too far ahead"
+"""Stands for the error reply of a server."""
 
 
 class Overtaken(AssertionError):
     """A token is not larger than an earlier one, or two hold the lock."""
+
+
+class Node(FakeNode):
+    """A node that goes no further than it may, as the script of a real one does.
+
+    Attributes:
+        lies: Draws how much larger than its own number the one is that it answers; or None.
+    """
+
+    lies: Random | None = None
+
+    def _acquire_fenced(self, claim: Claim, token: str | None, now: float) -> Any:
+        if self.fences.get("r", 0) >= claim.ceiling:
+            return REFUSAL
+        fence = super()._acquire_fenced(claim, token, now)
+        return fence + (self.lies.choice((0, 1, AHEAD // 2, AHEAD, 10**6)) if self.lies else 0)
 
 
 class Client:
@@ -69,7 +91,7 @@ class Client:
         else:
             self.attempts += 1
             self.claim = Claim("r", f"{self.number}.{self.attempts}", FAR, NODES)
-            self.steps = quorum.acquire(self.claim, 0.0, 1.0, self.proposal())
+            self.steps = quorum.acquire(self.claim, 0.0, 1.0, self.proposal(), self.wall)
         return self._resume(lambda: next(self.steps))  # type: ignore[arg-type]
 
     def _resume(self, step: Any) -> Claim | None:
@@ -98,7 +120,11 @@ class Client:
         """The oldest answer reaches the client."""
         round_, reply = self.replies[index].popleft()
         assert self.channels[index].answered() is round_
-        round_.answer(index, reply, 0.0)
+        number = type(reply) is int and round_.verb is Verb.ACQUIRE
+        if reply == REFUSAL or (number and reply > round_.claims[0].ceiling):
+            round_.silence(index, REFUSAL)  # as `commands.decode` has it
+        else:
+            round_.answer(index, reply, 0.0)
 
     def break_(self, index: int) -> None:
         """A connection is reset, and made anew at once."""
@@ -108,22 +134,31 @@ class Client:
         self.requests[index].extend(self.channels[index].connected(0.0))
 
 
-def run(seed: int) -> int:
+def lied_to(seed: int) -> int:
+    """Run one schedule with a liar; how many grants there were. Raises as `run` does."""
+    with mock.patch.object(quorum, "FENCE_AHEAD", AHEAD):
+        return run(seed, liar=True)
+
+
+def run(seed: int, *, liar: bool = False) -> int:
     """Run one schedule; how many grants there were.
 
     Raises:
-        Overtaken: A token came that was not larger than an earlier one.
+        Overtaken: A token came that was not larger than an earlier one, or was far ahead.
     """
     rng = Random(seed)
-    nodes = [FakeNode() for _ in range(NODES)]
+    nodes = [Node() for _ in range(NODES)]
     for node in nodes:
         node.fences["r"] = rng.randrange(9)  # as failed attempts leave them behind
+    nodes[0].lies = rng if liar else None
     clients = [Client(number, nodes, rng) for number in range(CLIENTS)]
     breaks = rng.choice((0.0, 0.02, 0.1))
     hasty = rng.choice((0.0, 0.02))
     slow = {(c, n) for c in range(CLIENTS) for n in range(NODES) if rng.random() < 0.2}
     last = grants = 0
     for _ in range(STEPS):
+        for one in clients if liar else ():
+            one.wall += 1
         client, index = rng.choice(clients), rng.randrange(NODES)
         if rng.random() < breaks:
             client.break_(index)
@@ -141,6 +176,9 @@ def run(seed: int) -> int:
             if token <= last:
                 raise Overtaken(f"seed {seed}: {claim.token} got {token} after {last}")
             last = token
+            most = max(one.wall for one in clients) + AHEAD
+            if liar and max(token, *(node.fences["r"] for node in nodes)) > most:
+                raise Overtaken(f"seed {seed}: {token} is more than {AHEAD} ahead of all clocks")
             if sum(other.holds for other in clients) > 1:
                 raise Overtaken(f"seed {seed}: two hold the lock")
     return grants

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 import pytest
 
+from celery_redlock import quorum
 from tests.sim import fence_mutants
-from tests.sim.fencing import Overtaken, run
+from tests.sim.fencing import Overtaken, lied_to, run
 
 
 def test_no_token_is_overtaken_in_any_order_of_events() -> None:
     grants = [run(seed) for seed in range(2000)]
     assert sum(grants) > 3000
     assert max(grants) >= 6
+
+
+def test_a_node_that_lies_upwards_neither_overtakes_nor_poisons() -> None:
+    grants = [lied_to(seed) for seed in range(1000)]
+    assert sum(grants) > 1000, sum(grants)
+
+
+def test_a_bound_by_the_last_token_and_not_by_the_clock_is_found() -> None:
+    acquire = quorum.acquire
+
+    def by_token(claim: Any, now: float, patience: float, proposal: Any, _wall: Any) -> Any:
+        return acquire(claim, now, patience, proposal)
+
+    found = pytest.raises(Overtaken, match="ahead of all clocks")
+    with found, mock.patch.object(quorum, "acquire", by_token):
+        for seed in range(200):
+            lied_to(seed)
 
 
 @pytest.mark.parametrize(

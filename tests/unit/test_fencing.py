@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock, current_lease, quorum
-from celery_redlock.commands import FENCE_SUFFIX, decode, encode
+from celery_redlock.commands import FENCE_LIFE, FENCE_SUFFIX, decode, encode
 from celery_redlock.driver import monotonic
 from celery_redlock.errors import NodeError, QuorumUnavailable
 from celery_redlock.hold import Unlocked
 from celery_redlock.key import KeyMaker
-from celery_redlock.lease import Claim, Lease
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.lease import FENCE_LIMIT, Claim, Lease
+from celery_redlock.quorum import FENCE_AHEAD, Round, Verb
 from celery_redlock.refusal import refusal
 from celery_redlock.testing import FakeNode
 from celery_redlock.turn import TickClaim
@@ -311,12 +311,36 @@ def test_the_keys_share_the_prefix() -> None:
     assert words[words.index(b"app:r") + 2] == b"app:r#fence"
 
 
-@pytest.mark.parametrize("reply", [99, 2**53, None, [1], 1.5], ids=str)
+@pytest.mark.parametrize("reply", [99, 101 + FENCE_AHEAD, 2**53, None, [1], 1.5], ids=str)
 def test_what_can_be_no_token_is_no_answer(reply: Any) -> None:
     with pytest.raises(NodeError, match="no answer"):
         decode(fenced(), reply)
-    assert decode(fenced(), 100) == 100
+    for number in (100, 100 + FENCE_AHEAD):
+        assert decode(fenced(), number) == number
     assert decode(fenced(), b"theirs") == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("proposal", "wall", "most"),
+    [
+        (100, 100, 100 + FENCE_AHEAD),
+        (100, None, 100 + FENCE_AHEAD),
+        (500, 100, 100 + FENCE_AHEAD),  # by the clock, and not by the last token
+        (101 + FENCE_AHEAD, 100, 101 + FENCE_AHEAD),  # the clock has stepped back
+        (FENCE_LIMIT - 1, FENCE_LIMIT - 1, FENCE_LIMIT),
+    ],
+)
+def test_a_token_is_not_much_ahead_of_the_clock(proposal: int, wall: int | None, most: int) -> None:
+    round_ = next(quorum.acquire(Claim("r", "mine", TTL, 1), NOW, PATIENCE, proposal, wall))
+    assert round_.claims[0].ceiling == most
+    assert b"\r\n%d\r\n" % most in encode(round_, "app:")  # whoever is honest goes no further
+    assert decode(round_, most) == most
+    with pytest.raises(NodeError, match="no answer"):
+        decode(round_, most + 1)
+
+
+def test_a_number_is_forgotten_only_when_clocks_have_passed_it() -> None:
+    assert int(FENCE_LIFE) * 1000 > FENCE_AHEAD
 
 
 # -- What holders see

@@ -403,3 +403,13 @@ def test_nothing_in_here_waits() -> None:
     steps: Any = quorum.acquire(claim(), NOW, PATIENCE)
     assert next(steps).verb is Verb.ACQUIRE
     steps.close()
+
+
+def test_a_node_that_says_yes_to_everybody_lets_two_majorities_hold_at_once() -> None:
+    """What no Redlock can prevent: it is the one node that the two share."""
+    one, two = claim(token="one"), claim(token="two")
+    for holder, votes in ((one, "yyynn"), (two, "ynnyy")):
+        steps = quorum.acquire(holder, NOW, PATIENCE)
+        ended_by = vote(next(steps), votes)
+        assert ended(steps) is ended_by
+    assert one.held(NOW + 1) and two.held(NOW + 1)

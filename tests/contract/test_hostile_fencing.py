@@ -1,0 +1,139 @@
+"""Fencing tokens where one of five nodes lies upwards, and where clocks are days apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import redis
+
+from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.lease import FENCE_LIMIT
+from celery_redlock.quorum import FENCE_AHEAD, Vote
+from celery_redlock.server import LocalServer
+from tests.cli.clinic import Forger
+from tests.contract.test_fencing import HOUR, Skewed, fences, take
+from tests.support import wait_until
+
+KEY = "redlock:r#fence"
+
+
+@pytest.fixture
+def admins(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
+    clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
+    yield clients
+    for client in clients:
+        client.close()
+
+
+class Liar(Forger):
+    """Sits in front of a node, and says another number than it has raised its own to."""
+
+    def __init__(self, port: int) -> None:
+        self.lie: Callable[[int], int] = int
+        super().__init__(port, rb":\d{16}\r\n", lambda said: b":%d\r\n" % self.lie(int(said[1:-2])))
+
+
+@pytest.fixture
+def liar(servers: list[LocalServer]) -> Iterator[Liar]:
+    with Liar(servers[0].port) as one:
+        yield one
+
+
+@pytest.fixture
+def client(servers: list[LocalServer], liar: Liar) -> Iterator[Callable[..., Skewed]]:
+    """Makes clients of five nodes, the first of which may lie."""
+    made: list[Skewed] = []
+
+    def make(skew: int = 0) -> Skewed:
+        urls = [liar.url, *(server.url for server in servers[1:])]
+        made.append(Skewed(urls, ttl=5.0))
+        made[-1].skew = skew
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def wall() -> int:
+    return time.time_ns() // 1000
+
+
+@pytest.mark.parametrize("number", [FENCE_LIMIT, FENCE_LIMIT - 1, 4 * 10**15])
+def test_a_node_that_answers_the_largest_number_there_is_poisons_nobody(
+    client: Callable[..., Skewed], liar: Liar, admins: list[redis.Redis], number: int
+) -> None:
+    one, two = client(), client()
+    tokens = [take(one)]
+    liar.lie = lambda _said: number
+    for _ in range(3):
+        tokens += [take(one), take(two)]
+    liar.lie = int  # it is replaced
+    tokens += [take(two), take(one)]
+    assert tokens == sorted(set(tokens))
+    assert max(fences(admins)) < wall()
+
+
+def test_a_node_that_answers_as_much_as_it_may_gains_a_day_and_no_more(
+    client: Callable[..., Skewed], liar: Liar, admins: list[redis.Redis]
+) -> None:
+    """Bounded by the clock. Were it by the last token, each grant would add another day."""
+    one, two = client(), client()
+    liar.lie = lambda said: said + FENCE_AHEAD // 2
+    tokens = [take(client) for _ in range(5) for client in (one, two)]
+    liar.lie = int
+    tokens.append(take(two))
+    assert tokens == sorted(set(tokens))
+    assert wall() < max(fences(admins)) < wall() + FENCE_AHEAD
+
+
+def test_what_has_been_poisoned_before_is_said_and_not_remembered_for_another_week(
+    client: Callable[..., Skewed], admins: list[redis.Redis]
+) -> None:
+    one = client()
+    for admin in admins[1:3]:
+        admin.set(KEY, wall() + FENCE_AHEAD + 5 * HOUR, px=70_000)
+    assert take(one) < wall()  # a minority costs nothing
+    admins[3].set(KEY, FENCE_LIMIT - 1, px=70_000)
+    with pytest.raises(QuorumUnavailable) as refusal:
+        one.acquire("r", fencing=True)
+    votes = refusal.value.votes
+    assert [vote.vote for vote in votes][1:4] == [Vote.SILENT] * 3
+    for vote in votes[1:4]:
+        assert "more than a day ahead of the clock here; see docs/fencing.md" in vote.detail
+    for admin in admins[1:4]:
+        assert 0 < admin.pttl(KEY) <= 70_000
+        wait_until(lambda a=admin: not a.exists("redlock:r"), 2, "nothing of ours is there")
+
+
+def test_clocks_that_are_almost_a_day_apart_do_not_matter_while_no_node_lies(
+    client: Callable[..., Skewed],
+) -> None:
+    slow, fast = client(-11 * HOUR), client(12 * HOUR)
+    tokens = [take(one) for one in (slow, fast, slow, slow, fast, slow)]
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_clock_that_is_more_than_a_day_behind_gets_no_token_and_no_smaller_one(
+    client: Callable[..., Skewed],
+) -> None:
+    slow, fast = client(-13 * HOUR), client(12 * HOUR)
+    tokens = [take(slow), take(fast)]
+    with pytest.raises(QuorumUnavailable, match="more than a day ahead of the clock here"):
+        slow.acquire("r", fencing=True)
+    slow.release(slow.acquire("r"))  # it is the token that it cannot have, not the lock
+    slow.skew = 0  # it is set right
+    tokens += [take(slow), take(fast)]
+    assert tokens == sorted(set(tokens))
+
+
+def test_a_clock_that_steps_back_further_than_that_goes_on_with_what_it_was_granted(
+    client: Callable[..., Redlock],
+) -> None:
+    one = client(30 * HOUR)
+    tokens = [take(one)]
+    one.skew = 0
+    tokens += [take(one), take(one)]
+    assert tokens == sorted(set(tokens))

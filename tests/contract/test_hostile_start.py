@@ -1,0 +1,130 @@
+"""A node that claims to be what it is not stops a start only where it leaves no quorum."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+from click.testing import CliRunner
+
+from celery_redlock import ConfigurationError, Redlock
+from celery_redlock.cli.doctor import command as doctor
+from celery_redlock.cli.site import Site
+from celery_redlock.server import LocalServer
+from tests.cli.clinic import Forger, examined, found
+from tests.contract.proxy import Proxy
+from tests.contract.test_bad_nodes import admin
+from tests.support import wait_until
+
+RUN_ID = rb"run_id:[0-9a-f]{40}"
+
+
+class Liar(Forger):
+    """In front of a node. What it says of itself, and how late, can be changed while it runs."""
+
+    def __init__(self, port: int, pattern: bytes, says: bytes) -> None:
+        self.says = says
+        super().__init__(port, pattern, self._say)
+
+    def _say(self, _truth: bytes) -> bytes:
+        time.sleep(self.delay)
+        return self.says
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def run_of(server: LocalServer) -> bytes:
+    with admin(server) as client:
+        return b"run_id:%b" % client.info("server")["run_id"].encode()
+
+
+def name(node: LocalServer | Proxy) -> str:
+    return f"127.0.0.1:{node.port}"
+
+
+def lock(stack: ExitStack, *nodes: LocalServer | Proxy) -> Redlock:
+    made = Redlock([node.url for node in nodes], ttl=5.0, restart_guard="off")
+    stack.callback(made.close)
+    return made
+
+
+def errors(log: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in log.records if r.levelno == logging.ERROR]
+
+
+CLAIMS: dict[str, tuple[bytes, bytes]] = {
+    "a replica": (rb"role:master\r\n", b"role:slave \r\n"),
+    "a cluster's": (rb"cluster_enabled:0", b"cluster_enabled:1"),
+    "another": (RUN_ID, b""),
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+@pytest.mark.parametrize("first", [False, True], ids=["behind the others", "ahead of them"])
+def test_one_liar_among_five_stops_no_start(
+    servers: list[LocalServer],
+    stack: ExitStack,
+    caplog: pytest.LogCaptureFixture,
+    claim: str,
+    first: bool,
+) -> None:
+    pattern, says = CLAIMS[claim]
+    liar = stack.enter_context(Liar(servers[0].port, pattern, says or run_of(servers[1])))
+    blamed = stack.enter_context(Proxy(servers[1].port))
+    late = blamed if first else liar
+    late.mode, late.delay = "slow to connect", 0.2
+    redlock = lock(stack, liar, blamed, *servers[2:])
+    (warning,) = redlock.check(timeout=10.0)
+    assert "cannot be one and has no vote" in warning
+    redlock.release(redlock.acquire("r", wait=2.0))  # not refused, either
+    (error, *_) = wait_until(lambda: errors(caplog), 5, "it is said")
+    if claim == "another":
+        for said in (warning, error):  # who came second has no vote, but is not blamed alone
+            assert name(liar) in said and name(blamed) in said and "one of the two lies" in said
+    else:
+        assert f"node {name(liar)} cannot be one" in warning
+    code, report = examined(Site(nodes=[n.url for n in (liar, blamed, *servers[2:])]))
+    bad = found(report, "wrong")
+    assert code == 1 and set(bad) == {"twins" if claim == "another" else "role"}
+    assert name(liar) in next(iter(bad.values()))["where"]
+
+
+def test_where_it_leaves_no_quorum_the_start_is_refused_and_both_are_named(
+    servers: list[LocalServer], stack: ExitStack
+) -> None:
+    liar = stack.enter_context(Liar(servers[0].port, RUN_ID, run_of(servers[1])))
+    nodes = (liar, servers[1], servers[2])
+    with pytest.raises(ConfigurationError, match="one of the two lies") as refusal:
+        lock(stack, *nodes).check(timeout=10.0)
+    assert name(liar) in str(refusal.value) and name(servers[1]) in str(refusal.value)
+    result = CliRunner().invoke(doctor, [], obj=Site(nodes=[node.url for node in nodes]))
+    assert "no quorum: 1 of 3 nodes are masters of their own, 2 are needed" in result.output
+
+
+def test_a_liar_silences_no_more_than_one_however_often_it_changes_its_name(
+    servers: list[LocalServer], stack: ExitStack
+) -> None:
+    liar = stack.enter_context(Liar(servers[0].port, RUN_ID, run_of(servers[1])))
+    blamed = stack.enter_context(Proxy(1))  # it is away
+    redlock = lock(stack, liar, blamed, *servers[2:])
+    redlock.connect()
+    nodes = redlock._driver.nodes
+    wait_until(lambda: nodes[0].channel.up, 5, "the liar has a vote")
+    blamed.lead_to(servers[1].port)
+    wait_until(lambda: nodes[1].misfit, 5, "the honest one came second")
+    for server in servers[2:]:
+        liar.says = run_of(server)
+        liar.reset()
+
+        def goes_on() -> list[bool]:
+            redlock.release(redlock.acquire("r"))
+            return [bool(node.misfit) for node in nodes] == [True] + 4 * [False]
+
+        wait_until(goes_on, 10, "the liar is out, and the honest one back")
