@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import html
+import re
+import shlex
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,8 +13,10 @@ from werkzeug.test import Client, TestResponse
 
 from celery_redlock import Redlock
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lease import Owner
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
+from tests.support import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
 ASK = "/release?resource=order:1&kind=lock&slot=1&digest="
@@ -257,3 +262,18 @@ def test_what_cannot_work_is_said_at_once(redlock: Redlock, given: Any, said: st
     with pytest.raises(ConfigurationError, match=said) as caught:
         make_app(redlock=redlock, **given)
     assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "words"), [("x; touch /tmp/owned #", ["x; touch /tmp/owned #"]), ("-dnobody", None)]
+)
+def test_the_command_that_stops_a_task_takes_its_id_for_one_word(
+    client: Client, redlock: Redlock, task_id: str, words: list[str] | None
+) -> None:
+    lease = redlock.acquire("order:1", owner=Owner("web-1", 4242, task_id, task="shop.charge"))
+    told_all(redlock)
+    sign_in(client)
+    shown = client.get(ASK + digest(client)).text
+    redlock.release(lease)
+    found = re.findall('<code class="whole">(celery .*?)</code>', shown)
+    assert [shlex.split(html.unescape(line))[6:] for line in found] == ([words] if words else [])
