@@ -313,6 +313,9 @@ def test_what_is_remembered_of_sessions_ends_with_them(
         clock[0] += 3601
 
 
+BEHIND = {"REMOTE_ADDR": "192.0.2.3"}
+
+
 def give(client: Client, token: str, address: str = "192.0.2.1") -> TestResponse:
     return client.post("/login", data={"token": token}, environ_base={"REMOTE_ADDR": address})
 
@@ -341,7 +344,9 @@ def test_tries_at_the_token_are_limited(
         assert inside.get("/", environ_base=base).status_code == 200, "who is in stays in"
         for token, code in [("wrong", 401)] * 10 + [(SECRET, 429)]:
             headers = {"Authorization": f"Bearer {token}"}
-            assert Client(page).get("/metrics", headers=headers).status_code == code
+            asked = Client(page).get("/metrics", headers=headers, environ_base=BEHIND)
+            assert asked.status_code == code
+        assert give(client, SECRET, BEHIND["REMOTE_ADDR"]).status_code == 303, "nor is who signs in"
         clock[0] = 61.0
         assert give(client, SECRET).status_code == 303
     finally:
