@@ -6,6 +6,7 @@ owner; the token itself is read from the nodes again, used, and never shown.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from time import monotonic, sleep
@@ -21,7 +22,7 @@ from .visit import NodeLook, Reader, Seen, visit
 if TYPE_CHECKING:
     from .lock import Redlock
 
-__all__ = ["Freed", "free"]
+__all__ = ["Freed", "free", "stop_command"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,17 @@ def free(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
     if not freed:
         return Freed("changed" if taken else "gone", silent=rest)
     return Freed("freed", freed, rest, taken)
+
+
+def stop_command(task_id: str) -> str:
+    """Return the shell command that stops a task; empty for an id that could be an option of it.
+
+    The id lies on the nodes, where anybody who may write there has put it: as one word, whatever
+    stands in it.
+    """
+    if not task_id or task_id.startswith("-"):
+        return ""
+    return f"celery -A APP control terminate TERM {shlex.quote(task_id)}"
 
 
 def _look(

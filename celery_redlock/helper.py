@@ -5,7 +5,8 @@ is dead. Where there is no main process to do both for its children (threads, so
 program that uses `Redlock` itself), or where that may be killed too, this helper does. It reads the
 board (`board.py`), imports no Celery, and hears of its client's death by the end of its input.
 
-    python -m celery_redlock.helper         # started by `Helper`, which tells it the rest
+It is told the nodes' passwords, so it imports nothing from the directory that it is started in,
+where anybody may have put something.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ STEADY = 5.0
 """Seconds that a helper must live for the next one to be started without delay."""
 AGAIN, AGAIN_MAX = 0.05, 5.0
 """Seconds before it is started again, doubled up to this while it does not live."""
+START = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main()"
+"""What it runs. Not `-m`, which has the working directory first on the path."""
+NEEDED = ("celery_redlock", "redis")
+"""What it imports, and does not come with Python."""
 
 
 class Helper:
@@ -66,14 +71,11 @@ class Helper:
             self._process.stdin.close()
 
     def _spawn(self) -> subprocess.Popen[bytes]:
-        package = str(Path(__file__).parents[1])
-        paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
         process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-I", "-c", START, __name__, *_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             pass_fds=(self._board.fd, self._board.ring),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             start_new_session=True,  # Ctrl-C at a terminal is for the worker
         )
         assert process.stdin is not None
@@ -109,6 +111,22 @@ class Helper:
                 return
 
 
+def _path() -> list[str]:
+    """Return where the helper finds modules: where we do, but for the working directory.
+
+    Where we have ourselves imported from there what it needs, it stands last: after all that has
+    such a name elsewhere, and after Python's own.
+    """
+    try:
+        here = os.path.realpath(os.getcwd())
+    except FileNotFoundError:  # it has been removed
+        here = ""
+    path = [place for place in sys.path if os.path.isabs(place)]
+    path = [place for place in path if os.path.realpath(place) != here]
+    homes = (getattr(sys.modules.get(name), "__file__", None) for name in NEEDED)
+    return list(dict.fromkeys([*path, *(str(Path(home).parents[1]) for home in homes if home)]))
+
+
 def main() -> None:
     """The helper: keep what stands on the board until the client is gone."""
     from .address import parse_nodes
@@ -137,7 +155,3 @@ def _line(fd: int) -> bytes:
             raise SystemExit(1)
         line += data
     return line
-
-
-if __name__ == "__main__":
-    main()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -31,10 +32,24 @@ def register() -> None:
     """Make the command known, where this process runs a worker or asks workers.
 
     Both have imported Celery's own commands; a process that only publishes has not, and is not to.
+    And have Celery tell nobody the passwords of the nodes.
     """
+    _hide_nodes()
     control: Any = sys.modules.get("celery.worker.control")
     if control is not None and NAME not in control.Panel.data:
         control.inspect_command(name=NAME)(redlock)
+
+
+def _hide_nodes() -> None:
+    """Have `redlock_nodes` hidden by `celery inspect conf`, `celery report`, and so by Flower.
+
+    Celery hides settings by words in their names, such as "password". Whoever may ask workers
+    anything would otherwise be told the nodes' passwords by them.
+    """
+    utils: Any = sys.modules.get("celery.app.utils")
+    hidden = getattr(utils, "HIDDEN_SETTINGS", None)
+    if hidden is not None and not hidden.search("redlock_nodes"):
+        utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|REDLOCK_NODES", hidden.flags)
 
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:

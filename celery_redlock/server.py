@@ -250,17 +250,17 @@ class LocalServer:
         """Start the process. It may still fail to get its port: see `_wait_until_it_answers`."""
         binary = self._binary or find_server()
         self.kill()  # the guard of a server that ended by itself
-        if self._dir is None:
-            self._dir = Path(tempfile.mkdtemp(prefix="redlock-"))
-        if self._port is None:
-            self._port = _free_port()
-        command = [binary, "--port", str(self._port), "--bind", "127.0.0.1"]
-        command += ["--dir", str(self._dir), "--save", "", "--appendonly", "no"]
+        self._dir = self._dir or Path(tempfile.mkdtemp(prefix="redlock-"))
+        self._port = self._port or _free_port()
+        command = [binary]
+        if self.password:  # not as an argument: whoever lists processes would read it
+            secret = "".join(f"\\x{byte:02x}" for byte in self.password.encode())
+            (self._dir / "server.conf").write_text(f'requirepass "{secret}"\n')
+            command.append(f"{self._dir}/server.conf")
+        command += ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._dir)]
         if self._unix_socket:
             command += ["--unixsocket", self.socket_path, "--unixsocketperm", "700"]
-        if self.password:
-            command += ["--requirepass", self.password]
-        command += self._config
+        command += ["--save", "", "--appendonly", "no", *self._config]
         # A session of their own: Ctrl-C is for the program, which ends its servers itself.
         guard = subprocess.Popen(
             ["/bin/sh", "-c", _GUARD, "guard", str(self._dir)],

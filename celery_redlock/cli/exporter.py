@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import ipaddress
+import logging
 import signal
+import socket
 import threading
+from collections.abc import Sequence
+from socketserver import ThreadingMixIn
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
 from .site import PROBLEM, SECONDS, Site, listen_option, on_site
 
-__all__ = ["command"]
+__all__ = ["command", "guarded"]
+
+logger = logging.getLogger("celery_redlock.exporter")
+
+SLOW = 10.0
+"""Seconds that a client may take to say what it wants."""
 
 
 @click.command("exporter")
@@ -29,10 +40,23 @@ __all__ = ["command"]
     show_default=True,
     help="Seconds after which a node that has not told all is down.",
 )
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name under which it may be asked, as prom.example.org, or .example.org for all below;"
+    " again for more. Addresses, and names without a dot, always may.",
+)
 @click.option("--once", is_flag=True, help="Print the metrics once, and end. --json does so too.")
 @on_site
 def command(
-    site: Site, listen: tuple[str, int], cache: float, timeout: float, once: bool
+    site: Site,
+    listen: tuple[str, int],
+    cache: float,
+    timeout: float,
+    hosts: Sequence[str],
+    once: bool,
 ) -> int | None:
     """Gauges for Prometheus: held locks, waiting tasks, nodes, keys without a ttl.
 
@@ -45,20 +69,74 @@ def command(
     if once or site.as_json:
         site.say(figures(registry) if site.as_json else None, lambda: exposition(registry).rstrip())
         return None
-    return _serve(registry, *listen)
+    return _serve(registry, *listen, hosts)
 
 
-def _serve(registry: Any, host: str, port: int) -> int | None:
-    from prometheus_client import start_http_server
+def guarded(app: Any, hosts: Sequence[str]) -> Any:
+    """Return a WSGI app that answers only under names that no foreign web site can have.
+
+    A site may point a name of its own at us, and read what its visitors' browsers find here.
+
+    Args:
+        app: What answers.
+        hosts: Names besides addresses and names without a dot.
+    """
+    from ..web.serve import host_in, is_known
+
+    known = [host.lower() for host in (*hosts, socket.gethostname())]
+
+    def answer(environ: dict[str, Any], start: Any) -> Any:
+        name = host_in(environ.get("HTTP_HOST", ""))
+        local = bool(name) and ("." not in name or _is_address(name))
+        if local or is_known(name, known):
+            return app(environ, start)
+        start("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"The exporter is not asked under that host name: --host NAME allows it.\n"]
+
+    return answer
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = SLOW
+
+    def log_message(self, *_said: Any) -> None:
+        """Say nothing of each scrape."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, *_of: Any) -> None:
+        logger.debug("a connection failed", exc_info=True)  # cut, or too slow: no news
+
+
+class _Server6(_Server):
+    address_family = socket.AF_INET6
+
+
+def _serve(registry: Any, host: str, port: int, hosts: Sequence[str]) -> int | None:
+    from prometheus_client import make_wsgi_app
 
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_signal: ended.set())
+    kind = _Server6 if ":" in host else _Server
     try:
-        server, thread = start_http_server(port, host, registry)
+        server = kind((host, port), _Handler)
     except OSError as error:
         click.echo(f"cannot listen on {host}:{port}: {error.strerror or error}", err=True)
         return PROBLEM
+    server.set_app(guarded(make_wsgi_app(registry), [host, *hosts]))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"metrics on http://{shown}:{server.server_port}/metrics", err=True)
     ended.wait()

@@ -9,7 +9,7 @@ import click
 from ..commands import RESERVED_SUFFIX
 from ..entry import Entry, Survey
 from ..errors import printable
-from ..freeing import Freed, free
+from ..freeing import Freed, free, stop_command
 from ..survey import look_at, resource_of
 from .show import described
 from .site import PROBLEM, REFUSED, Site, on_site
@@ -89,8 +89,8 @@ def _warning(entry: Entry) -> list[str]:
         return ["Another beat may then send this tick again."]
     if entry.kind == "foreign":
         return ["No lock of ours: whatever program put it there may rely on it."]
-    task = entry.owner.task_id if entry.owner is not None else ""
-    stop = f" Stop it first: celery -A APP control terminate TERM {task}" if task else ""
+    command = stop_command(entry.owner.task_id) if entry.owner is not None else ""
+    stop = f" Stop it first: {command}" if command else ""
     return [
         "Its holder is not stopped by this. If it lives, its body goes on, and another may run"
         " beside it." + stop,

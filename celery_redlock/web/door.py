@@ -11,30 +11,42 @@ A page on loopback is open to every program of the machine and to every web site
 
 The operator's token is asked for once; a session lasts an hour and is nothing but a cookie: when
 it ends and a MAC over that, keyed by the token, so that any process of a web server can check it.
+Who signs out ends it in the process that is told so, also for whoever has copied the cookie; other
+processes of the same server accept such a copy until the hour is over.
+
+Wrong tokens are counted by address, and too many are not compared any more.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import re
+import ipaddress
+import math
 import secrets
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
+from werkzeug.exceptions import TooManyRequests
 from werkzeug.wrappers import Request, Response
 
 from ..errors import ConfigurationError
+from .serve import host_in, is_known
 
 __all__ = ["Door"]
 
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
 COOKIE = "redlock_session"
 LASTS = 3600
 """Seconds until the token must be given again."""
 SHORTEST = 16
 """Characters of a token: whoever sees a cookie may try tokens on it without asking us."""
+TRIES, WITHIN = 10, 60.0
+"""Wrong tokens that an address may give, and the seconds for which they are counted."""
+MOST_ADDRESSES = 10_000
+"""Addresses that are remembered; of more, those that were wrong longest ago are not."""
 
 
 class Door:
@@ -63,6 +75,9 @@ class Door:
         self.private = private
         self._hosts = None if "*" in hosts else [host.lower() for host in hosts]
         self._token = None if token is None else token.encode("utf-8", "surrogatepass")
+        self._lock = threading.Lock()
+        self._over: dict[str, float] = {}
+        self._wrong: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def serves(self, host: str) -> bool:
         """Whether the page is served under that name: what a browser says as Host, with a port.
@@ -71,23 +86,48 @@ class Door:
         """
         if self._hosts is None:
             return True
-        found = _HOST.fullmatch(host.lower())
-        return found is not None and any(
-            found[1].endswith(known) if known.startswith(".") else found[1] == known
-            for known in self._hosts
-        )
+        return is_known(host_in(host), self._hosts)
 
     @property
     def can_free(self) -> bool:
         """Whether anybody may free a lock."""
         return self._token is not None
 
-    def knows(self, token: str) -> bool:
-        """Whether this is the operator's token."""
+    def knows(self, request: Request, token: str, way: str) -> bool:
+        """Whether this is the operator's token.
+
+        Args:
+            request: Who gives it.
+            token: What is given.
+            way: How. A program that is set up wrongly must not keep people from signing in.
+
+        Raises:
+            TooManyRequests: That address has given too many wrong ones; this one is not looked at.
+        """
+        if self._token is None:
+            return False
+        who, now = (way, _network(request.remote_addr or "")), time.monotonic()
+        with self._lock:  # counted first: many may try at once
+            until, count = self._wrong.pop(who, (0.0, 0))
+            if until <= now:
+                until, count = now + WITHIN, 0
+            self._wrong[who] = until, min(count + 1, TRIES)
+            if len(self._wrong) > MOST_ADDRESSES:
+                self._wrong.popitem(last=False)
+        if count >= TRIES:
+            raise TooManyRequests(
+                "Too many wrong tokens came from your address: try again in a minute.",
+                retry_after=math.ceil(until - now),
+            )
         given = token.encode("utf-8", "surrogatepass")
-        return self._token is not None and hmac.compare_digest(
+        right = hmac.compare_digest(
             hashlib.sha256(given).digest(), hashlib.sha256(self._token).digest()
         )
+        if right:
+            with self._lock:
+                until, count = self._wrong.get(who, (until, 1))
+                self._wrong[who] = until, count - 1
+        return right
 
     def session(self, request: Request) -> str | None:
         """The session of a request that has a valid one."""
@@ -96,14 +136,15 @@ class Door:
         until, _, _nonce = name.partition(".")
         if not name or not _same(mac, self._mac("session", name)):
             return None
-        return cookie if until.isdecimal() and int(until) > time.time() else None
+        lasts = until.isdecimal() and int(until) > time.time()
+        return cookie if lasts and cookie not in self._over else None
 
     def may_read(self, request: Request) -> bool:
         """Whether the page may be shown: to a browser with a session, a program with the token."""
         if not self.private or self.session(request):
             return True
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self.knows(token.strip())
+        return scheme.lower() == "bearer" and self.knows(request, token.strip(), "bearer")
 
     def proof(self, session: str) -> str:
         """What a form of this session carries."""
@@ -142,7 +183,13 @@ class Door:
         )
 
     def let_out(self, request: Request, response: Response) -> None:
-        """Ends a session, in this browser."""
+        """Ends a session: in this browser, and for whoever else has its cookie."""
+        cookie = self.session(request)
+        if cookie is not None:
+            now = time.time()
+            with self._lock:
+                self._over = {one: until for one, until in self._over.items() if until > now}
+                self._over[cookie] = now + LASTS
         response.delete_cookie(
             COOKIE,
             path=f"{request.root_path}/",
@@ -156,6 +203,17 @@ class Door:
             return ""
         said = f"celery_redlock.web {use} {text}".encode("utf-8", "surrogatepass")
         return hmac.new(self._token, said, "sha256").hexdigest()
+
+
+def _network(address: str) -> str:
+    """Return what stands for an address: of IPv6 its network, all of which anybody may have."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def _same(given: str, right: str) -> bool:

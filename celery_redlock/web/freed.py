@@ -37,7 +37,7 @@ def login(ask: Ask) -> Shown | Response:
     if request.method == "POST":
         if not ask.door.from_us(request):
             raise Forbidden("This form was sent by another site.")
-        if ask.door.knows(request.form.get("token", "")):
+        if ask.door.knows(request, request.form.get("token", ""), "form"):
             response = redirect(back, 303)
             ask.door.let_in(request, response)
             return response
@@ -49,7 +49,7 @@ def login(ask: Ask) -> Shown | Response:
 
 
 def logout(ask: Ask) -> Response:
-    """Ends the session in this browser."""
+    """Ends the session."""
     if not ask.door.proven(ask.request):
         raise Forbidden("This form is not of a page of this session: load the page again.")
     response = redirect(ask.urls.build("locks"), 303)

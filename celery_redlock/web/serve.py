@@ -4,19 +4,41 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import ConfigurationError
 
-__all__ = ["LOOPBACK", "check_bind", "is_loopback", "names_for", "serve"]
+__all__ = ["LOOPBACK", "check_bind", "host_in", "is_known", "is_loopback", "names_for", "serve"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 """The names that a browser on this machine has for it."""
 
 THREADS = 8
 """Pages made at a time; each waits for the nodes for a second or two at most."""
+IDLE_CONNECTIONS = 100
+"""Connections that may be open without a whole request; of more, the oldest are closed."""
+MOST_CONNECTIONS = 500
+"""Connections in all: what comes within the second between two such looks finds room."""
+IDLE = 30
+"""Seconds without a byte after which a connection is closed."""
+
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
+
+
+def host_in(header: str) -> str:
+    """Return the name in a Host header, without its port; empty if it is none."""
+    found = _HOST.fullmatch(header.lower())
+    return found[1] if found is not None else ""
+
+
+def is_known(name: str, known: Iterable[str]) -> bool:
+    """Whether a host name is one of some; one that begins with a dot stands for all below it."""
+    return bool(name) and any(
+        name.endswith(one) if one.startswith(".") else name == one for one in known
+    )
 
 
 def is_loopback(host: str) -> bool:
@@ -85,7 +107,12 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         threads=THREADS,
         ident="",
         clear_untrusted_proxy_headers=True,
+        connection_limit=MOST_CONNECTIONS,
+        channel_timeout=IDLE,
+        cleanup_interval=1,
+        asyncore_use_poll=True,  # select() ends at 1024 descriptors of the whole process
     )
+    _make_room(server)
     try:
         name = f"[{host.strip('[]')}]" if family == socket.AF_INET6 else host
         ready(f"http://{name}:{listener.getsockname()[1]}/")
@@ -95,3 +122,17 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
     finally:
         server.close()
         page.close()
+
+
+def _make_room(server: Any) -> None:
+    """Have idle connections give way: who opens many and says nothing must not stop the page."""
+    maintain = server.maintenance
+
+    def maintenance(now: float) -> None:
+        maintain(now)
+        idle = [channel for channel in server.active_channels.values() if not channel.requests]
+        idle.sort(key=lambda channel: channel.creation_time)
+        for channel in idle[: max(0, len(idle) - IDLE_CONNECTIONS)]:
+            channel.will_close = True
+
+    server.maintenance = maintenance

@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from ..errors import printable
+from ..freeing import stop_command
 
 __all__ = ["FILTERS", "clock", "named_in", "quoted", "seconds", "short", "stamp"]
 
@@ -104,6 +105,7 @@ FILTERS: dict[str, Any] = {
     "stamp": stamp,
     "short": short,
     "printable": printable,
+    "stop_command": lambda task_id: stop_command(task_id or ""),
     "quoted": quoted,
     "count": count,
     "plural": plural,

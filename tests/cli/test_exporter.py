@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,9 +19,11 @@ import pytest
 import redis
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
+from werkzeug.test import Client
 
 from celery_redlock import ConfigurationError, Redlock, exporter
 from celery_redlock.cli import main
+from celery_redlock.cli.exporter import guarded
 from celery_redlock.commands import RESERVED_SUFFIX
 from celery_redlock.entry import Entry
 from celery_redlock.exporter import Nodes, exposition, make_registry
@@ -296,6 +299,9 @@ def test_it_answers_until_it_is_told_to_end(servers: list[LocalServer], tmp_path
         assert address is not None
         with urllib.request.urlopen(address[0], timeout=LONG) as answer:
             assert "celery_redlock_quorum_up 1.0" in answer.read().decode()
+        rebound = urllib.request.Request(address[0], headers={"Host": "evil.example"})
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(rebound, timeout=LONG)
         taken = address[0].split("/")[2]
         result = CliRunner().invoke(
             main, ["--nodes", nodes_of(servers), "exporter", "--listen", taken]
@@ -306,3 +312,23 @@ def test_it_answers_until_it_is_told_to_end(servers: list[LocalServer], tmp_path
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        *(("127.0.0.1:9467", 200), ("10.1.2.3", 200), ("[::1]:9467", 200), ("localhost", 200)),
+        *(("redlock-exporter:9467", 200), ("prom.example.org", 200), ("a.shop.svc:9467", 200)),
+        *(("evil.example", 400), ("127.0.0.1.nip.io", 400), ("prom.example.org.evil", 400)),
+        *(("", 400), ("localhost:80@evil.example", 400)),
+    ],
+)
+def test_it_is_asked_under_names_that_no_web_site_can_have(host: str, code: int) -> None:
+    """A web site may point its name at us: what it reads then is not for it."""
+
+    def app(_environ: Any, start: Any) -> Any:
+        start("200 OK", [])
+        return [b"celery_redlock_held 1.0"]
+
+    answer = Client(guarded(app, ["Prom.example.org", ".svc"])).get("/", headers={"Host": host})
+    assert answer.status_code == code and ("held" in answer.text) == (code == 200)

@@ -13,17 +13,26 @@ import pytest
 import redis
 from celery import Celery
 from click.testing import CliRunner
+from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.cli import main, redlock
 from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
+from celery_redlock.survey import look
+from celery_redlock.web import make_app
 from tests.support import ACL_RULE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
 RULES = dict(re.findall(r"^ACL SETUSER redlock-(\w+) (on .*)$", PAGE, re.M))
 LOOKING, OPERATING = RULES["look"].split(), RULES["operator"].split()
-LOOKS = [("ls", "--all"), ("show", "order:1"), ("stats",), ("watch", "--count", "1")]
+LOOKS = [
+    ("ls", "--all"),
+    ("show", "order:1"),
+    ("stats",),
+    ("watch", "--count", "1"),
+    ("exporter", "--once"),
+]
 
 
 @pytest.fixture(params=["the usual server", "redis-server"], scope="module")
@@ -67,8 +76,53 @@ def test_who_looks_needs_no_more_than_the_rule(node: LocalServer, admin: redis.R
     for arguments in LOOKS:
         result = call(node, *arguments)
         assert result.exit_code == 0, result.output
-        assert "pid 1 on h" in result.output or arguments[0] in ("ls", "stats"), result.output
+        assert "pid 1 on h" in result.output or arguments[0] in ("ls", "stats", "exporter"), (
+            result.output
+        )
     assert admin.acl_log() == []
+
+
+def test_who_looks_can_run_no_script_and_still_sees_the_page(
+    node: LocalServer, admin: redis.Redis
+) -> None:
+    allow(admin, LOOKING)
+    url = f"redis://redlock:SECRET@127.0.0.1:{node.port}/0"
+    with redis.Redis.from_url(url) as client, pytest.raises(redis.exceptions.NoPermissionError):
+        client.eval("while true do end", 0)
+    admin.acl_log_reset()
+    lock = Redlock([url], restart_guard="off")
+    page = make_app(redlock=lock)
+    try:
+        shown = Client(page).get("/lock.json?resource=order:1").get_json()
+    finally:
+        page.close()
+        lock.close()
+    assert [entry["host"] for entry in shown["entries"]] == ["h", None], shown
+    assert admin.acl_log() == []
+
+
+def test_a_value_of_any_size_is_not_fetched_by_who_looks(
+    node: LocalServer, admin: redis.Redis
+) -> None:
+    allow(admin, LOOKING)
+    admin.set("redlock:big", "x" * 2**25)
+    admin.config_set("client-output-buffer-limit", "normal 1mb 1mb 0")
+    try:
+        assert "another program's" in call(node, "show", "big").output
+    finally:
+        admin.config_set("client-output-buffer-limit", "normal 0 0 0")
+
+
+def test_explain_sees_as_the_workers_user(node: LocalServer, admin: redis.Redis) -> None:
+    """It asks as the app does; no worker reads keys in the way of those who only look."""
+    allow(admin, ACL_RULE)
+    lock = Redlock([f"redis://redlock:SECRET@127.0.0.1:{node.port}/0"], restart_guard="off")
+    try:
+        admin.delete("redlock:order:1#line")
+        (entry,) = look(lock, "order:1", 20)
+    finally:
+        lock.close()
+    assert entry.owner == Owner("h", 1)
 
 
 @pytest.mark.parametrize("word", [word for word in LOOKING if word.startswith("+")])
@@ -84,7 +138,7 @@ def test_who_looks_can_free_nothing(node: LocalServer, admin: redis.Redis) -> No
     allow(admin, LOOKING)
     result = call(node, "release", "order:1", "--force", "--timeout", "0.5")
     assert result.exit_code == 2, result.output
-    assert "no permissions to run the 'evalsha' command" in result.output
+    assert "no permissions to run the 'eval' command" in result.output
     assert admin.exists("redlock:order:1")
 
 
@@ -97,8 +151,8 @@ def test_an_operator_can_do_all_with_the_rule(node: LocalServer, admin: redis.Re
     assert not admin.exists("redlock:order:1")
 
 
-def test_an_operators_rule_is_the_workers_and_three_words() -> None:
-    assert [*ACL_RULE, "+scan", "+zcard", "+zrange"] == OPERATING
+def test_an_operators_rule_is_the_workers_and_four_words() -> None:
+    assert [*ACL_RULE, "+scan", "+getrange", "+zcard", "+zrange"] == OPERATING
 
 
 def test_with_an_app_its_nodes_and_prefix_are_meant(server: LocalServer) -> None:

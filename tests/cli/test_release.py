@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -241,3 +242,27 @@ def test_nodes_that_are_away_are_said(cli: Cli, servers: list[LocalServer]) -> N
         server.kill()
     assert cli("order:1", "--force").exit_code == 3
     assert there(servers[3:]) == [TOKENS[0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("task_id", "words"),
+    [
+        ("0123-abcd", ["0123-abcd"]),
+        ("x; touch /tmp/owned #", ["x; touch /tmp/owned #"]),
+        ("$(id)`id`'\"$'", ["$(id)`id`'\"$'"]),
+        ("--destination=nobody", None),
+    ],
+)
+def test_the_command_that_stops_a_task_takes_its_id_for_one_word(
+    cli: Cli,
+    servers: list[LocalServer],
+    monkeypatch: pytest.MonkeyPatch,
+    task_id: str,
+    words: list[str] | None,
+) -> None:
+    """Whoever may write to the nodes says what the id is, and an operator copies the line."""
+    put(servers, Owner("web-1", 4242, task_id, task="shop.charge").token("0" * 32, 1.7e9))
+    monkeypatch.setattr(command, "_can_ask", lambda: True)
+    said = cli("order:1", input="n\n").output
+    found = [line.partition("celery -A")[2] for line in said.splitlines() if "terminate" in line]
+    assert [shlex.split(line)[4:] for line in found] == ([words] if words else [])

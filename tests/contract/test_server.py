@@ -6,6 +6,7 @@ import gc
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -436,3 +437,23 @@ def test_a_free_port_is_outside_the_ephemeral_range() -> None:
     assert 18_000 <= port < 32_000
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", port))
+
+
+def test_who_lists_processes_reads_no_password() -> None:
+    word = 'a secret "word" \\ with # all\tof é'
+    with LocalServer(password=word) as server:
+        # As it was started with: later it says something else of itself.
+        assert server._process is not None
+        assert not any("word" in argument for argument in server._process.args)
+        with redis.Redis(port=server.port, password=word) as client:
+            assert client.ping()
+        server.restart()
+        with redis.Redis(port=server.port, password=word) as client:
+            assert client.ping()
+
+
+def test_what_a_server_makes_is_for_its_owner_alone() -> None:
+    with LocalServer(unix_socket=True, password="x") as server:
+        path = Path(server.socket_path)
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700

@@ -25,6 +25,7 @@ TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
 @pytest.fixture
 def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
     lock = Redlock([server.url for server in servers], ttl=20)
+    lock._driver.connect(30.0, rest=30.0)  # a lock is not written to a node that comes later
     yield lock
     lock.close()
 

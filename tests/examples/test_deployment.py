@@ -6,10 +6,12 @@ import configparser
 import itertools
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -19,6 +21,7 @@ from celery_redlock.address import parse_nodes
 from celery_redlock.options import GLOBAL
 from celery_redlock.quorum import quorum_of
 from celery_redlock.server import _free_port, find_server
+from celery_redlock.survey import survey
 from tests.support import ACL_RULE, end_with_parent, wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +119,41 @@ def test_clients_name_every_node_once_and_none_twice(secret: str, user: str) -> 
     assert [str(address.name) for address in parse_nodes(given)] == [
         f"redlock-{number}.redlock:6379" for number in range(nodes["replicas"])
     ]
-    assert all(url.startswith(f"redis://{user}:") for url in given)
+    assert all(url.startswith(f"rediss://{user}:") for url in given)
+    (ca,) = {url.partition("?ssl_ca_certs=")[2] for url in given}
+    pod = PODS["worker" if user == "redlock" else "redlock-exporter"]["template"]["spec"]
+    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+    assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "not a node's key"
+    assert f"{mount['mountPath']}/ca.crt" == ca and mount["name"] == volume["name"]
+
+
+def passwords(user: str) -> list[str]:
+    """Of a user, at each node in turn."""
+    users = [SECRETS["redlock-nodes"][f"redlock-{number}.acl"] for number in range(5)]
+    return [re.findall(rf"^user {user} on >(\w+) ", text, re.M)[0] for text in users]
+
+
+def test_each_node_is_told_a_password_that_no_other_node_takes() -> None:
+    """A node hears it from every client: it must not open the next one."""
+    known = {"redlock": "redlock-client", "redlock-look": "redlock-look"}
+    assert len({word for user in known for word in passwords(user)}) == 10
+    for user, secret in known.items():
+        given = SECRETS[secret]["REDLOCK_NODES"].split(",")
+        assert [urlsplit(url).password for url in given] == passwords(user)
+
+
+def test_a_node_sees_its_own_passwords_and_key_and_no_others() -> None:
+    mounts = {one["mountPath"]: one for one in container("redlock")["volumeMounts"]}
+    own = {path: one["subPathExpr"] for path, one in mounts.items() if "subPathExpr" in one}
+    assert own == {
+        "/etc/redis/users.acl": "$(POD_NAME).acl",
+        "/etc/redis/node.crt": "$(POD_NAME).crt",
+        "/etc/redis/node.key": "$(POD_NAME).key",
+    }
+    whole = {path for path, one in mounts.items() if not {"subPath", "subPathExpr"} & set(one)}
+    assert whole == {"/data"}
+    (name,) = container("redlock")["env"]
+    assert name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
 
 
 def test_only_clients_reach_the_nodes() -> None:
@@ -143,31 +180,41 @@ def test_the_exporter_listens_where_it_is_asked() -> None:
     assert service["ports"][0]["targetPort"] == port["name"]
 
 
-def acl(user: str, page: str) -> str:
+def acl(user: str, page: str, password: str) -> str:
     text = (ROOT / "docs" / page).read_text("utf-8")
     (rule,) = re.findall(rf"^ACL SETUSER {user} (on .*)$", text, re.M)
-    return f"user {user} {rule}"
+    return f"user {user} {rule}".replace(">SECRET", f">{password}")
 
 
-def test_its_users_are_those_of_the_docs() -> None:
-    assert SECRETS["redlock-nodes"]["users.acl"].splitlines() == [
+@pytest.mark.parametrize("number", range(5))
+def test_its_users_are_those_of_the_docs(number: int) -> None:
+    locks, looks = passwords("redlock")[number], passwords("redlock-look")[number]
+    assert SECRETS["redlock-nodes"][f"redlock-{number}.acl"].splitlines() == [
         "user default off",
-        f"{acl('redlock', 'settings.md')} +config|get",  # for appendfsync always
-        acl("redlock-look", "cli.md"),
+        f"{acl('redlock', 'settings.md', locks)} +config|get",  # for appendfsync always
+        acl("redlock-look", "cli.md", looks),
     ]
-    assert acl("redlock", "settings.md").endswith(" ".join(ACL_RULE))
+    assert acl("redlock", "settings.md", "SECRET").endswith(" ".join(ACL_RULE))
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[int]:
-    """A server with the configuration and the users of the manifests: its port."""
+    """A server with configuration, users and certificate of the first node: its port."""
+    if shutil.which("openssl") is None or (binary := shutil.which("redis-server")) is None:
+        pytest.skip("needs openssl and Debian's redis-server: the bundled server has no TLS")
+    text = (ROOT / "docs" / "operating.md").read_text("utf-8")
+    (commands,) = re.findall(r"^```sh\n(openssl .*?)^```$", text, re.M | re.S)
+    subprocess.run(["/bin/sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
+    for end in ("crt", "key"):
+        (tmp_path / f"redlock-0.{end}").rename(tmp_path / f"node.{end}")
     conf = SECRETS["redlock-nodes"]["redis.conf"]
     conf = conf.replace("/data", str(tmp_path)).replace("/etc/redis", str(tmp_path))
     (tmp_path / "redis.conf").write_text(conf)
-    (tmp_path / "users.acl").write_text(SECRETS["redlock-nodes"]["users.acl"])
+    (tmp_path / "users.acl").write_text(SECRETS["redlock-nodes"]["redlock-0.acl"])
     port = _free_port()
+    arguments = ["--tls-port", str(port), "--bind", "127.0.0.1"]
     process = subprocess.Popen(
-        [find_server(), str(tmp_path / "redis.conf"), "--port", str(port), "--bind", "127.0.0.1"],
+        [binary, str(tmp_path / "redis.conf"), *arguments],
         preexec_fn=end_with_parent,
         stdout=subprocess.DEVNULL,
     )
@@ -177,15 +224,35 @@ def node(tmp_path: Path) -> Iterator[int]:
 
 
 @pytest.mark.defaults
-def test_a_node_of_the_manifests_is_trusted_as_soon_as_it_is_started(node: int) -> None:
+@pytest.mark.parametrize("secret", ["redlock-client", "redlock-look"])
+def test_a_node_of_the_manifests_is_trusted_as_soon_as_it_is_started(
+    node: int, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With the restart guard on: its files are written at each command, and it may say so."""
-    (url,) = {url for url in SECRETS["redlock-client"]["REDLOCK_NODES"].split(",") if "-0." in url}
-    redlock = Redlock([url.replace("redlock-0.redlock:6379", f"127.0.0.1:{node}")])
+    url = SECRETS[secret]["REDLOCK_NODES"].split(",")[0]
+    url = url.replace(":6379/", f":{node}/").replace("/etc/redlock", str(tmp_path))
+    find = socket.getaddrinfo
+
+    def found(host: str, *rest: Any, **more: Any) -> Any:
+        return find("127.0.0.1" if host == "redlock-0.redlock" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    redlock = Redlock([url])
     try:
+        if secret == "redlock-look":
+            assert not wait_until(lambda: seen(redlock), 20, "it answers").entries
+            return
         lease = wait_until(lambda: attempt(redlock), 20, "it is trusted")
         assert redlock.release(lease) is True
     finally:
         redlock.close()
+
+
+def seen(redlock: Redlock) -> Any:
+    try:
+        return survey(redlock)
+    except QuorumUnavailable:
+        return None
 
 
 def attempt(redlock: Redlock) -> Any:
@@ -226,13 +293,49 @@ def test_compose_has_five_nodes_with_disks_of_their_own() -> None:
     for name in nodes:
         assert "--appendonly yes --appendfsync always" in services[name]["command"]
         assert "--maxmemory-policy noeviction" in services[name]["command"]
+        assert services[name]["networks"] == ["locks"]
+    for name in (*nodes, "broker"):
+        (config,) = services[name]["configs"]
+        assert services[name]["command"].split()[1] == config["target"]
+        word = f"{name.upper()}_PASSWORD"
+        assert whole["configs"][config["source"]]["content"].startswith(f"requirepass ${{{word}:?")
+        assert word not in services[name]["command"]
+    assert services["broker"]["networks"] == ["tasks"]
+    assert whole["networks"] == {"locks": {"internal": True}, "tasks": {}}
     for name in ("worker", "beat"):
         given = services[name]["environment"]["REDLOCK_NODES"].split(",")
-        assert [str(one.name) for one in parse_nodes(given)] == [f"{node}:6379" for node in nodes]
+        assert given == [f"redis://:${{{node.upper()}_PASSWORD}}@{node}:6379/0" for node in nodes]
+        assert "${BROKER_PASSWORD}" in services[name]["environment"]["CELERY_BROKER_URL"]
+        assert set(services[name]["networks"]) == {"locks", "tasks"}
         assert set(services[name]["depends_on"]) == {"broker", *nodes}
         assert services[name]["command"][0] == "celery"
     assert services["worker"]["stop_grace_period"] == "10m"
     assert services["beat"]["deploy"]["replicas"] == 2
+
+
+def test_a_node_of_compose_starts_with_its_password_and_is_healthy(tmp_path: Path) -> None:
+    whole = yaml.safe_load((EXAMPLES / "compose.yml").read_text("utf-8"))
+    node, word = whole["services"]["node1"], "0123456789abcdef"
+    content = re.sub(r"\$\{NODE1_PASSWORD.*\}", word, whole["configs"]["node1"]["content"])
+    port, path = _free_port(), tmp_path / "redlock.conf"
+    path.write_text(content)
+    options = node["command"].partition("/etc/redlock.conf ")[2].split()
+    process = subprocess.Popen(
+        [find_server(), str(path), *options, "--port", str(port), "--dir", str(tmp_path)],
+        preexec_fn=end_with_parent,
+        stdout=subprocess.DEVNULL,
+    )
+    lock = Redlock([f"redis://:{word}@127.0.0.1:{port}/0"])
+    try:
+        assert lock.release(wait_until(lambda: attempt(lock), 20, "it is trusted")) is True
+        _cmd, program, *check = node["healthcheck"]["test"]
+        if shutil.which(program) is not None:
+            command = [program, "-p", str(port), *check]
+            assert subprocess.run(command, capture_output=True, timeout=20).returncode == 0
+    finally:
+        lock.close()
+        process.kill()
+        process.wait()
 
 
 def unit(name: str) -> configparser.RawConfigParser:

@@ -31,7 +31,7 @@ from celery.worker.consumer import Tasks
 from celery.worker.control import inspect_command
 from kombu.message import Message
 
-from celery_redlock import SingletonTask, current_lease
+from celery_redlock import SingletonTask, current_lease, helper
 from celery_redlock.errors import LeaseLost
 from tests.faults import tracing
 from tests.faults.journal import Pen, now, short
@@ -57,6 +57,10 @@ if os.environ.get("TEST_MUTANT"):
     mutants.plant(os.environ["TEST_MUTANT"])
 
 tracing.install()
+# The helper process writes a trace as well.
+helper.START = helper.START.replace(
+    "; from", "; from tests.faults import tracing; tracing.install(); from", 1
+)
 
 # A worker must not outlive a campaign that is killed.
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

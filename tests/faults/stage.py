@@ -146,8 +146,7 @@ class Stage:
             "TEST_JOURNAL": str(self.bodies),
             "TEST_WORKER": name,
             "TEST_MUTANT": self.mutant,
-            # The second is for a helper process, which is not of our project.
-            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests" / "faults" / "site"))),
+            "PYTHONPATH": str(ROOT),
             "PYTHONFAULTHANDLER": "1",
         }
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import html
+import re
+import shlex
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -10,8 +14,10 @@ from werkzeug.test import Client, TestResponse
 
 from celery_redlock import Redlock
 from celery_redlock.errors import ConfigurationError
+from celery_redlock.lease import Owner
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
+from tests.support import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
 ASK = "/release?resource=order:1&kind=lock&slot=1&digest="
@@ -257,3 +263,102 @@ def test_what_cannot_work_is_said_at_once(redlock: Redlock, given: Any, said: st
     with pytest.raises(ConfigurationError, match=said) as caught:
         make_app(redlock=redlock, **given)
     assert "short" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("task_id", "words"), [("x; touch /tmp/owned #", ["x; touch /tmp/owned #"]), ("-dnobody", None)]
+)
+def test_the_command_that_stops_a_task_takes_its_id_for_one_word(
+    client: Client, redlock: Redlock, task_id: str, words: list[str] | None
+) -> None:
+    lease = redlock.acquire("order:1", owner=Owner("web-1", 4242, task_id, task="shop.charge"))
+    told_all(redlock)
+    sign_in(client)
+    shown = client.get(ASK + digest(client)).text
+    redlock.release(lease)
+    found = re.findall('<code class="whole">(celery .*?)</code>', shown)
+    assert [shlex.split(html.unescape(line))[6:] for line in found] == ([words] if words else [])
+
+
+def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
+    client: Client, page: Page, holds: Any
+) -> None:
+    holds("order:1")
+    url = ASK + digest(client)
+    other = Client(page)
+    sign_in(other)
+    sign_in(client)
+    copied = client.get_cookie("redlock_session")
+    word = proof(client.get("/"))
+    assert copied is not None
+    client.post("/logout", data={"proof": word})
+    client.set_cookie("redlock_session", copied.value)
+    assert client.get(url).status_code == 303
+    assert client.post(url, data={"proof": word}).status_code == 403
+    assert other.get(url).status_code == 200, "another session goes on"
+
+
+def test_what_is_remembered_of_sessions_ends_with_them(
+    client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(
+        "celery_redlock.web.door.time",
+        SimpleNamespace(time=lambda: 1.7e9 + clock[0], monotonic=lambda: clock[0]),
+    )
+    for _ in range(3):
+        sign_in(client)
+        client.post("/logout", data={"proof": proof(client.get("/"))})
+        assert len(page.door._over) == 1
+        clock[0] += 3601
+
+
+BEHIND = {"REMOTE_ADDR": "192.0.2.3"}
+
+
+def give(client: Client, token: str, address: str = "192.0.2.1") -> TestResponse:
+    return client.post("/login", data={"token": token}, environ_base={"REMOTE_ADDR": address})
+
+
+def test_tries_at_the_token_are_limited(
+    redlock: Redlock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(
+        "celery_redlock.web.door.time",
+        SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: clock[0]),
+    )
+    page = make_app(redlock=redlock, token=SECRET, private=True, idle=None)
+    try:
+        client, inside = Client(page), Client(page)
+        assert [give(inside, SECRET).status_code for _ in range(30)] == [303] * 30
+        assert [give(client, "wrong").status_code for _ in range(10)] == [403] * 10
+        refused = give(client, SECRET)
+        assert refused.status_code == 429 and refused.headers["Retry-After"] == "60"
+        assert "Set-Cookie" not in refused.headers and SECRET not in refused.text
+        lines = len(caplog.records)
+        give(client, "wrong")
+        assert len(caplog.records) == lines, "what is not looked at fills no log"
+        assert give(client, SECRET, "192.0.2.2").status_code == 303, "others are let in"
+        base = {"REMOTE_ADDR": "192.0.2.1"}
+        assert inside.get("/", environ_base=base).status_code == 200, "who is in stays in"
+        for token, code in [("wrong", 401)] * 10 + [(SECRET, 429)]:
+            headers = {"Authorization": f"Bearer {token}"}
+            asked = Client(page).get("/metrics", headers=headers, environ_base=BEHIND)
+            assert asked.status_code == code
+        assert give(client, SECRET, BEHIND["REMOTE_ADDR"]).status_code == 303, "nor is who signs in"
+        clock[0] = 61.0
+        assert give(client, SECRET).status_code == 303
+    finally:
+        page.close()
+
+
+def test_a_network_of_addresses_is_one_and_what_is_remembered_is_bounded(
+    client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("celery_redlock.web.door.MOST_ADDRESSES", 20)
+    codes = [give(client, "wrong", f"2001:db8::{number:x}").status_code for number in range(11)]
+    assert codes == [403] * 10 + [429]
+    for number in range(30):
+        give(client, "wrong", f"192.0.2.{number}")
+    assert len(page.door._wrong) == 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -15,7 +16,8 @@ from click.testing import CliRunner
 
 from celery_redlock.cli import main
 from celery_redlock.server import LocalServer
-from celery_redlock.web.serve import check_bind, is_loopback, names_for
+from celery_redlock.web.serve import check_bind, host_in, is_known, is_loopback, names_for
+from tests.support import wait_until
 from tests.web.conftest import SECRET
 
 NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3")
@@ -45,6 +47,47 @@ def test_it_serves_and_ends_by_an_interrupt(servers: list[LocalServer]) -> None:
         finally:
             process.kill()
     assert process.returncode == 0 and "Traceback" not in errors and SECRET not in errors
+
+
+def test_idle_connections_do_not_stop_the_page() -> None:
+    """Half of a request is said on each, and a byte more now and then, as by who means harm."""
+    code = "from celery_redlock.cli import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *NODES, "web", "--listen", "127.0.0.1:0", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    opened: list[socket.socket] = []
+    try:
+        assert process.stdout is not None
+        url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
+        port = int(url.rsplit(":", 1)[1].strip("/"))
+        for _ in range(200):
+            opened.append(socket.create_connection(("127.0.0.1", port)))
+            opened[-1].sendall(b"GET /nodes HTTP/1.1\r\nHost: lo")
+
+        def closed() -> int:
+            count = 0
+            for one in opened:
+                try:
+                    one.sendall(b"c")
+                    count += not one.recv(1, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    count += 1
+            return count
+
+        with urllib.request.urlopen(f"{url}static/style.css", timeout=10) as answer:
+            assert answer.status == 200
+        wait_until(lambda: closed() >= 100, 20, "the oldest have given way")
+        assert closed() < 150, "all are closed"
+    finally:
+        process.kill()
+        process.communicate()
+        for one in opened:
+            one.close()
 
 
 def call(*arguments: str, **env: str) -> Any:
@@ -112,3 +155,20 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert 'pip install "celery-redlock[web]"' in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ("Ops.Example.org:80", "ops.example.org"),
+        ("[::1]:8933", "[::1]"),
+        ("a@b", ""),
+        ("a b", ""),
+        ("", ""),
+        ("a:123456", ""),
+    ],
+)
+def test_a_host_header_is_a_name_or_nothing(header: str, name: str) -> None:
+    assert host_in(header) == name
+    assert is_known(name, [".example.org", "[::1]"]) is bool(name)
+    assert not is_known(name, ["", "example.org"])

@@ -1,0 +1,80 @@
+"""What people and programs around us are told, or can make us do. See docs/hostile.md."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.app import utils
+from celery.worker import control
+from hypothesis import given
+from hypothesis import strategies as st
+
+from celery_redlock import LeaseLost, SingletonTask, inspection
+from celery_redlock.lease import Lease, Owner, token_digest
+from celery_redlock.testing import FakeClock
+
+ANY = st.text() | st.text(alphabet="|%7C25\x00\ud800 0").map(str)
+
+
+@pytest.mark.parametrize("how", ["report", "inspect conf", "inspect report"])
+def test_celery_tells_nobody_the_passwords_of_the_nodes(how: str) -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://redlock:S3CRET@h:6379/0"]
+    app.task(lambda: None, name="charge", base=SingletonTask)
+    state: Any = SimpleNamespace(app=app)
+    told = {
+        "report": app.bugreport,
+        "inspect conf": lambda: json.dumps(control.conf(state)),
+        "inspect report": lambda: json.dumps(control.report(state)),
+    }[how]()
+    assert "redlock_nodes" in told and "S3CRET" not in told
+
+
+def test_what_celery_hides_itself_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utils, "HIDDEN_SETTINGS", re.compile("API|TOKEN", re.IGNORECASE))
+    inspection.register()
+    inspection.register()
+    assert utils.HIDDEN_SETTINGS.pattern == "API|TOKEN|REDLOCK_NODES"
+    hidden = utils.filter_hidden_settings({"x_token": "a", "CELERY_REDLOCK_NODES": "b", "y": "c"})
+    assert {name for name, value in hidden.items() if "***" in value} == {
+        "x_token",
+        "CELERY_REDLOCK_NODES",
+    }
+
+
+@given(st.builds(Owner, st.text(), st.integers(0, 2**40), ANY, st.integers(0, 99), task=ANY))
+def test_an_owner_is_read_back_from_its_token_whatever_its_names(owner: Owner) -> None:
+    host = owner.host.replace("|", "")
+    found = Owner.of(owner.token("0" * 32, 1.7e9))
+    assert found is not None and found.since == 1.7e9
+    assert (found.host, found.pid, found.task_id, found.retries, found.task) == (
+        *(host, owner.pid, owner.task_id, owner.retries, owner.task),
+    )
+
+
+@given(
+    ANY
+    | st.lists(ANY | st.from_regex(r"\d{1,30}", fullmatch=True), min_size=7, max_size=9).map(
+        "|".join
+    )
+)
+def test_a_value_of_anybodys_is_an_owner_or_none(value: str) -> None:
+    found = Owner.of(value)
+    digest = token_digest(value)
+    assert len(digest) == 8
+    if found is not None:
+        assert str(found).isprintable()
+        assert min(found.pid, found.retries, found.since) >= 0
+
+
+def test_no_pickle_of_a_loss_holds_a_token() -> None:
+    lease = Lease("order:1", "the-token", 8.0, 10.0, FakeClock)
+    loss = LeaseLost("lost", resource="order:1", lease=lease, owner=Owner("h", 1))
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        assert b"the-token" not in pickle.dumps(loss, protocol)
