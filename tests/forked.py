@@ -9,6 +9,7 @@ which change modules before they are imported, and what asks something of the in
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -114,6 +115,7 @@ def start(
                 arguments, cwd=cwd, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         _server.append((server, ours))
+        atexit.register(_end)
     end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = json.dumps([list(command[3:]), str(cwd), dict(env)]).encode()
     with theirs:
@@ -121,6 +123,13 @@ def start(
     forked: Any = Forked(int(end.recv(100)), end)
     started: subprocess.Popen[bytes] = forked
     return started
+
+
+def _end() -> None:
+    for server, requests in _server:
+        requests.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(5.0)
 
 
 def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
