@@ -25,6 +25,7 @@ __all__ = [
     "base_of",
     "decode",
     "encode",
+    "seconds_left",
 ]
 
 FOREIGN = "<not a lock>"
@@ -46,6 +47,9 @@ DONE = "done"
 """What stands under it."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
 """Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
+LONGEST_TTL = 10 * 365 * 86_400.0
+"""Seconds that we believe a key may have left, of another program: nothing of ours is waited for as
+long, and a larger number would be more than some clocks and threads can take."""
 FENCE_LIMIT = 2**53 - 1
 """Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
@@ -301,8 +305,10 @@ def decode(round_: Round, reply: Any) -> Any:
     try:
         if verb is Verb.ACQUIRE:
             proposal = round_.claims[0].proposal
-            if isinstance(reply, list):
+            if isinstance(reply, list) and proposal is None:
                 token, place = reply
+                if place < 0:
+                    raise ValueError(place)
                 return Held(_text(token), round_.claims[0].resources[place])
             if proposal is None:
                 return None if reply is None else _text(reply)
@@ -321,9 +327,9 @@ def decode(round_: Round, reply: Any) -> Any:
             answers = [_one([next(places) for _ in c.resources]) for c in round_.claims]
             if next(places, seen) is seen:
                 return answers if len(answers) > 1 else answers[0]
-        elif isinstance(reply, int):
+        elif isinstance(reply, int) and 0 <= reply <= (3 if verb is Verb.RELEASE else 1):
             return reply if reply > 1 else reply > 0
-    except (TypeError, ValueError, AttributeError, IndexError, StopIteration):
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, StopIteration):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
 
@@ -334,11 +340,25 @@ def base_of(name: str) -> str:
     return base if number.isascii() and number.isdecimal() else name
 
 
+def seconds_left(milliseconds: int) -> float:
+    """What PTTL says of a key that is there: infinite if it has no ttl, `LONGEST_TTL` at most.
+
+    Raises:
+        ValueError: No server says so.
+    """
+    if milliseconds < 0:
+        if milliseconds == -1:
+            return math.inf
+        if milliseconds != -2:  # which is: it has just gone
+            raise ValueError(milliseconds)
+    return min(max(0, milliseconds) / 1000, LONGEST_TTL)
+
+
 def _seen(token: bytes | None, milliseconds: int) -> tuple[str, float] | None:
     """What a node holds under one key: a token, and for how long yet in seconds."""
     if token is None:
         return None
-    return _text(token), math.inf if milliseconds == -1 else milliseconds / 1000
+    return _text(token), seconds_left(milliseconds)
 
 
 def _one(seen: list[tuple[str, float] | None]) -> tuple[str, float] | None:

@@ -19,7 +19,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import redis
 
 from .address import Address
-from .replies import reason
+from .commands import seconds_left
+from .replies import Parser, reason
 
 __all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
 
@@ -33,6 +34,10 @@ SCAN_COUNT = 1000
 """Keys that a node looks at per step of a SCAN: well below a millisecond of its time."""
 LONGEST_VISIT = 10
 """By how many times the timeout a node may take longer in all, as long as it answers."""
+LARGEST = 4 * 2**20
+"""Bytes of the longest reply to a visit: a batch of the longest values is half of it."""
+BUDGET = 128 * 2**20
+"""Bytes that are read of one node in one visit, see `replies.Replies`: about 300 000 locks."""
 BATCH = 500
 """Keys that are asked for at a time: a node's other clients have their turn in between."""
 
@@ -95,6 +100,13 @@ class Line(NamedTuple):
     left: float
 
 
+class _Parser(Parser):
+    """Reads what a node tells of all its keys."""
+
+    largest = LARGEST
+    budget = BUDGET
+
+
 class Reader:
     """Reads one node, over one connection.
 
@@ -133,7 +145,7 @@ class Reader:
             _expect(reply)
             for (name, _key), value, left in zip(batch, reply[::2], reply[1::2], strict=True):
                 if left != -2:
-                    seen[name] = Seen(value, _seconds(left))
+                    seen[name] = Seen(value, seconds_left(left))
         return seen
 
     def lines(self, keys: Mapping[str, bytes], most: int) -> dict[str, Line]:
@@ -155,7 +167,7 @@ class Reader:
                 _expect(members)
                 pairs = zip(members[::2], members[1::2], strict=True)
                 first = tuple((member, float(score)) for member, score in pairs)
-                lines[name] = Line(count, first, _seconds(left))
+                lines[name] = Line(count, first, seconds_left(left))
         return lines
 
     def rtt(self, key: bytes) -> float:
@@ -206,6 +218,7 @@ class _Visit(threading.Thread, Generic[T]):
         arguments: dict[str, Any] = dict(address.arguments)
         connecting = min(arguments.get("socket_connect_timeout", self._timeout), self._timeout)
         arguments.update(socket_timeout=self._timeout, socket_connect_timeout=connecting)
+        arguments["parser_class"] = _Parser
         connection = None
         try:
             self._connection = connection = address.connection_class(**arguments)
@@ -293,10 +306,6 @@ def _expect(reply: object) -> None:
     """An error reply is none that tells anything of a key: no right to ask, or worse."""
     if isinstance(reply, redis.ResponseError):
         raise reply
-
-
-def _seconds(milliseconds: int) -> float:
-    return math.inf if milliseconds == -1 else milliseconds / 1000
 
 
 def _glob_escaped(text: bytes) -> bytes:
