@@ -50,6 +50,9 @@ FENCE_LIFE = b"%d" % (7 * 86_400_000)
 LONGEST_TTL = 10 * 365 * 86_400.0
 """Seconds that we believe a key may have left, of another program: nothing of ours is waited for as
 long, and a larger number would be more than some clocks and threads can take."""
+LONGEST_INFO = 16384
+"""Bytes of what a node says of its replication, with a hundred replicas. It is asked for between
+two requests, and everybody waits while it is read."""
 FENCE_LIMIT = 2**53 - 1
 """Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
 
@@ -320,7 +323,8 @@ def decode(round_: Round, reply: Any) -> Any:
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):
                 return votes
         elif verb is Verb.LOOK:
-            return _text(reply)
+            if len(reply) <= LONGEST_INFO:
+                return _text(reply)
         elif verb is Verb.PEEK:
             seen = [_seen(*pair) for pair in zip(reply[::2], reply[1::2], strict=True)]
             places = iter(seen)

@@ -36,8 +36,9 @@ LONGEST_VISIT = 10
 """By how many times the timeout a node may take longer in all, as long as it answers."""
 LARGEST = 4 * 2**20
 """Bytes of the longest reply to a visit: a batch of the longest values is half of it."""
-BUDGET = 128 * 2**20
-"""Bytes that are read of one node in one visit, see `replies.Replies`: about 300 000 locks."""
+BUDGET = 64 * 2**20
+"""Bytes that are read of one node in one visit, see `replies.Replies`: about 150 000 locks, which
+take up to twice as much memory."""
 BATCH = 500
 """Keys that are asked for at a time: a node's other clients have their turn in between."""
 

@@ -302,11 +302,12 @@ class _Ear:
             self._clogged = now if self._clogged is None else self._clogged
             if now - self._clogged > STALLED:
                 self._hang_up()
-        except OSError:
+        except BaseException as error:
+            # A time limit may strike between the socket and the buffer, with any exception: no
+            # system call raises without a number.
             self._hang_up()
-        except BaseException:
-            self._hang_up()  # struck when it was sent, and still in the buffer
-            raise
+            if not isinstance(error, OSError) or error.errno is None:
+                raise
         finally:
             self._sending = False
 
