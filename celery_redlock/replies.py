@@ -193,7 +193,7 @@ class Replies:
                 return line
             raise InvalidResponse("a status, where an answer is due")
         else:
-            raise InvalidResponse("not the protocol")
+            raise InvalidResponse("not the protocol: is it the port of another program?")
         if length == -1:
             return None
         raise InvalidResponse("not the protocol: a length below zero")

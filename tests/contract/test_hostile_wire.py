@@ -79,6 +79,29 @@ def test_no_handshake_is_read_to_its_end_however_long(
             redlock.close()
 
 
+def test_a_handshake_with_an_answer_too_many_makes_no_connection(
+    servers: list[LocalServer],
+) -> None:
+    """What came unasked would be the first lock's answer."""
+    answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
+    with Impostor(servers[0].port, answers, (b"\r\nINFO\r\n",)) as impostor:
+        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+        channel = redlock._driver.nodes[0].channel
+        try:
+            redlock.connect()
+            wait_until(lambda: channel.up, 5, "it is a node")
+            impostor.reply = answers + b"$-1\r\n"
+            impostor.reset()
+
+            def refused() -> bool:
+                redlock.release(redlock.acquire("r"))
+                return "nobody asked for" in (channel.down or "")
+
+            wait_until(refused, 5, "it is none")
+        finally:
+            redlock.close()
+
+
 def test_no_announcement_is_read_to_its_end_however_long(servers: list[LocalServer]) -> None:
     with Impostor(servers[0].port, flood(b"*3\r\n$7\r\n"), (b"SUBSCRIBE\r\n",)) as impostor:
         wakeup = Wakeup(parse_nodes([impostor.url]), "p:")
