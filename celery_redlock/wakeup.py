@@ -38,9 +38,6 @@ logger = logging.getLogger("celery_redlock.wakeup")
 RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
-MOST = 1000
-"""Commands that a node may leave unconfirmed before it is given up, besides one for each name that
-is waited for."""
 STALLED = 1.0
 """Seconds for which a node may not read what it is told, before it is given up."""
 IDLE, SLICE = 1.0, 0.01
@@ -281,9 +278,6 @@ class _Ear:
         if self.connection is None:
             return
         self._unconfirmed += len(channels)
-        if self._unconfirmed > MOST + len(self._wakeup._waiters):
-            self._hang_up()
-            return
         for piece in self.connection.pack_command(command, *channels):
             self._unsent += piece
         self._send()
@@ -295,7 +289,7 @@ class _Ear:
         self._sending = True
         try:
             while self._unsent and self.connection is not None:
-                del self._unsent[: self._socket.send(bytes(self._unsent))]
+                del self._unsent[: self._socket.send(bytes(self._unsent[:SIZE]))]
             self._clogged = None
         except WAITS:
             now = monotonic()
@@ -350,6 +344,8 @@ class _Ear:
             with self._wakeup._lock:
                 if self._unsent:
                     self._send()
+                if self.connection is None:
+                    raise NodeError("given up: it does not read, or we are closing")
                 try:
                     data = stream.recv(SIZE) if readable else None
                 except WAITS:
