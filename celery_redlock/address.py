@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import redis
-from redis._parsers import _RESP2Parser
 from redis.backoff import NoBackoff
 from redis.connection import (
     AbstractConnection,
@@ -27,6 +26,7 @@ from redis.connection import (
 from redis.retry import Retry
 
 from .errors import ConfigurationError
+from .replies import Parser
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]
 
@@ -160,7 +160,7 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
         # Nothing may be sent twice, nothing may be sent that we did not ask for.
         retry=Retry(NoBackoff(), 0),
         protocol=2,
-        parser_class=_RESP2Parser,
+        parser_class=Parser,
         health_check_interval=0,
         decode_responses=False,
         client_name="celery_redlock",  # TLS 1.3 needs some command in the handshake

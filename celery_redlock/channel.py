@@ -13,7 +13,8 @@ undoes can never be overtaken by it. From this follow the rules kept here:
 - A node that is down is silent at once; nobody waits for a connection attempt that has failed.
   Only while the first attempt after a break is under way (a server that closes idle connections
   breaks one that way, and is back in a millisecond) are rounds held back for it.
-- A node that answers nothing is asked nothing new, lest requests pile up in front of it.
+- A node that answers nothing is asked nothing new, lest requests pile up in front of it; nor is one
+  that does not read what it is asked, whatever it answers.
 
 Pure: the simulated world of the tests drives this very code.
 """
@@ -47,6 +48,7 @@ class Channel:
         up: Whether there is a connection to write to.
         down: Why there is none and none to be expected soon, or None.
         unanswered: The rounds written and not answered, oldest first.
+        clogged: Since when its connection has not taken all that was written; None if it has.
     """
 
     def __init__(self, node: int) -> None:
@@ -54,6 +56,7 @@ class Channel:
         self.up = False
         self.down: str | None = None
         self.unanswered: deque[Round] = deque()
+        self.clogged: float | None = None
         self._opened = -math.inf
         self._waiting: list[Round] = []
         self._owed: dict[str, Round] = {}
@@ -61,8 +64,11 @@ class Channel:
     def ask(self, round_: Round, now: float) -> bool:
         """Take up a round. True: write it to the connection now, in this very order."""
         if self.up:
-            if self.unanswered and self.stalled(now) and not self._pending_release(round_):
-                round_.silence(self.node, f"no answer for {now - self.unanswered[0].sent:.1f} s")
+            if self.stalled(now) and not self._pending_release(round_):
+                why = "it does not read what it is asked"
+                if self.unanswered:
+                    why = f"no answer for {now - self.unanswered[0].sent:.1f} s"
+                round_.silence(self.node, why)
                 return False
             self._written(round_)
             return True
@@ -85,7 +91,9 @@ class Channel:
         return self.unanswered.popleft()
 
     def stalled(self, now: float) -> bool:
-        """Whether the oldest request has gone unanswered for so long that none should follow."""
+        """Whether it has not answered, or not read, for so long that no request should follow."""
+        if self.clogged is not None and now - self.clogged > STALLED:
+            return True
         # A release that was owed is older than the connection: the node is late by neither.
         unanswered = self.unanswered
         return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > STALLED
@@ -101,7 +109,7 @@ class Channel:
             waiting.remove(round_)
         self._owed.clear()
         self._waiting.clear()
-        self.up, self.down, self._opened = True, None, now
+        self.up, self.down, self._opened, self.clogged = True, None, now, None
         for round_ in (*owed, *waiting):
             self._written(round_)
         return [*owed, *waiting]

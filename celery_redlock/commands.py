@@ -25,6 +25,7 @@ __all__ = [
     "base_of",
     "decode",
     "encode",
+    "seconds_left",
 ]
 
 FOREIGN = "<not a lock>"
@@ -46,6 +47,12 @@ DONE = "done"
 """What stands under it."""
 FENCE_LIFE = b"%d" % (7 * 86_400_000)
 """Milliseconds a node remembers it: as long as a write may be late, and then clocks have moved."""
+LONGEST_TTL = 10 * 365 * 86_400.0
+"""Seconds that we believe a key may have left, of another program: nothing of ours is waited for as
+long, and a larger number would be more than some clocks and threads can take."""
+LONGEST_INFO = 16384
+"""Bytes of what a node says of its replication, with a hundred replicas. It is asked for between
+two requests, and everybody waits while it is read."""
 
 # A claim may be of several keys: all of them or none. They stand side by side, the first with its
 # token, the others with nothing. A key of another type is not ours, and no reason to fail the other
@@ -306,8 +313,10 @@ def decode(round_: Round, reply: Any) -> Any:
     try:
         if verb is Verb.ACQUIRE:
             proposal = round_.claims[0].proposal
-            if isinstance(reply, list):
+            if isinstance(reply, list) and proposal is None:
                 token, place = reply
+                if place < 0:
+                    raise ValueError(place)
                 return Held(_text(token), round_.claims[0].resources[place])
             if proposal is None:
                 return None if reply is None else _text(reply)
@@ -319,16 +328,17 @@ def decode(round_: Round, reply: Any) -> Any:
             if len(votes) == len(round_.claims) and set(votes) <= set("012"):
                 return votes
         elif verb is Verb.LOOK:
-            return _text(reply)
+            if len(reply) <= LONGEST_INFO:
+                return _text(reply)
         elif verb is Verb.PEEK:
             seen = [_seen(*pair) for pair in zip(reply[::2], reply[1::2], strict=True)]
             places = iter(seen)
             answers = [_one([next(places) for _ in c.resources]) for c in round_.claims]
             if next(places, seen) is seen:
                 return answers if len(answers) > 1 else answers[0]
-        elif isinstance(reply, int):
+        elif isinstance(reply, int) and 0 <= reply <= (3 if verb is Verb.RELEASE else 1):
             return reply if reply > 1 else reply > 0
-    except (TypeError, ValueError, AttributeError, IndexError, StopIteration):
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, StopIteration):
         pass
     raise NodeError(f"answered {verb.value} with a {type(reply).__name__} that is no answer to it")
 
@@ -339,11 +349,25 @@ def base_of(name: str) -> str:
     return base if number.isascii() and number.isdecimal() else name
 
 
+def seconds_left(milliseconds: int) -> float:
+    """What PTTL says of a key that is there: infinite if it has no ttl, `LONGEST_TTL` at most.
+
+    Raises:
+        ValueError: No server says so.
+    """
+    if milliseconds < 0:
+        if milliseconds == -1:
+            return math.inf
+        if milliseconds != -2:  # which is: it has just gone
+            raise ValueError(milliseconds)
+    return min(max(0, milliseconds) / 1000, LONGEST_TTL)
+
+
 def _seen(token: bytes | None, milliseconds: int) -> tuple[str, float] | None:
     """What a node holds under one key: a token, and for how long yet in seconds."""
     if token is None:
         return None
-    return _text(token), math.inf if milliseconds == -1 else milliseconds / 1000
+    return _text(token), seconds_left(milliseconds)
 
 
 def _one(seen: list[tuple[str, float] | None]) -> tuple[str, float] | None:

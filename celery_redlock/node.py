@@ -1,8 +1,8 @@
 """One Redis master: its connection, what is written to it, whom its answers belong to.
 
-The connection is redis-py's own, for TLS, ACL and all the rest of making one, and so is the parser
-of replies. But we write to all nodes before we read from any, and never wait for one of them: once
-it is connected, its socket is ours. What is written and read on it stands in `commands.py`.
+The connection is redis-py's own, for TLS, ACL and all the rest of making one. But we write to all
+nodes before we read from any, and never wait for one of them: once it is connected, its socket is
+ours. What is written and read on it stands in `commands.py`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from .events import emit_node, heard_nodes
 from .green import native_rlock
 from .guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
 from .handshake import introduce
+from .polling import WAITS
 from .quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
 from .replies import SIZE, Replies, reason
 
@@ -55,11 +55,6 @@ def close_round(round_: Round, reason: str) -> list[int]:
 
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
-
-
-WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Not now. A TLS connection may have to read before it can write, and the other way round, when it
-changes its keys."""
 
 
 class Node:
@@ -97,7 +92,7 @@ class Node:
         self.name = address.name
         self.channel = Channel(index)
         self.connection: Any = None
-        self.unsent = b""
+        self.unsent: bytes | bytearray = b""
         self.facts: Facts | None = None
         self.misfit = ""
         self.twin: int | None = None
@@ -116,7 +111,6 @@ class Node:
         self._old_server = False
         self.failures = 0
         self._replies: Replies | None = None
-        self._tls = False
         self._proven = self._flaps = self._loaded = False
         self._opened = self._seen = 0.0
         self._complaints = Complaints(self.name, self._log)
@@ -135,6 +129,8 @@ class Node:
             facts = introduce(
                 connection, guarded=self._guard.on, index=self.index, nonces=self._nonces
             )
+            if connection.can_read():
+                raise NodeError("it sent what nobody asked for")
             connection._sock.setblocking(False)
         except Exception as error:  # a credential provider's, too
             connection.disconnect()
@@ -170,7 +166,6 @@ class Node:
         self.facts, self.misfit, self.twin = facts, "", None
         self.connection = connection
         self._replies = Replies()
-        self._tls = isinstance(connection._sock, ssl.SSLSocket)
         self._proven = self._loaded = False
         self._opened = self._seen = now
         if not self._flaps:
@@ -249,16 +244,17 @@ class Node:
     def receive(self) -> None:
         """Read what has arrived, and hand each answer to its round."""
         try:
-            while self.connection is not None:
-                data = self.connection._sock.recv(SIZE)
-                # Behind it: whoever is stopped between a look at the clock and the answer would
-                # take one that came too late for one that came in time.
-                now = self._seen = self._clock()
-                if not data:
-                    raise NodeError("connection closed by the server")
-                self._take(data, now)
-                if not self._tls:
-                    return  # the poll tells if there is more
+            if self.connection is None:
+                return
+            # No more than one read, however much there is: the poll tells of the rest, TLS hands
+            # out no less than a record at a time, and others have their turn in between.
+            data = self.connection._sock.recv(SIZE)
+            # Behind it: whoever is stopped between a look at the clock and the answer would take
+            # one that came too late for one that came in time.
+            now = self._seen = self._clock()
+            if not data:
+                raise NodeError("connection closed by the server")
+            self._take(data, now)
         except WAITS:
             return
         except (redis.RedisError, OSError, NodeError) as error:
@@ -303,7 +299,7 @@ class Node:
             elif verb in FREEING and (data == b":1\r\n" or data == b":0\r\n"):
                 self._answer(unanswered.popleft(), data == b":1\r\n", now)
                 return
-        for reply in self._replies.feed(data):
+        for reply in self._replies.feed(data, now):
             if self.connection is None:
                 return  # it broke when one of the replies was followed up
             if not unanswered:
@@ -403,14 +399,21 @@ class Node:
             return
         try:
             sent = self.connection._sock.send(self.unsent)
-            self.unsent = self.unsent[sent:]
+            if sent == len(self.unsent):
+                self.unsent, self.channel.clogged = b"", None
+            elif isinstance(self.unsent, bytearray):
+                del self.unsent[:sent]
+            else:
+                self.unsent = bytearray(self.unsent[sent:])  # to which much may be added
         except WAITS:
-            return
+            pass
         except OSError as error:
             self._broke(error)
         except BaseException:
             self._drop("interrupted", blame=False)
             raise
+        if self.unsent and self.channel.clogged is None:
+            self.channel.clogged = self._seen
 
     def _broke(self, error: Exception) -> None:
         """A read or a write failed: the node's fault, or a time limit's that struck in it."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import select
+import ssl
 
 from .green import READABLE, poll
 
-__all__ = ["Poll"]
+__all__ = ["WAITS", "Poll"]
+
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+"""Not now. A TLS connection may have to read before it can write, and the other way round, when it
+changes its keys."""
 
 
 class Poll:

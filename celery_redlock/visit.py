@@ -21,8 +21,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import redis
 
 from .address import Address
+from .commands import seconds_left
 from .errors import NodeError
-from .replies import reason
+from .replies import Parser, reason
 
 __all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
 
@@ -36,6 +37,11 @@ SCAN_COUNT = 1000
 """Keys that a node looks at per step of a SCAN: well below a millisecond of its time."""
 LONGEST_VISIT = 10
 """By how many times the timeout a node may take longer in all, as long as it answers."""
+LARGEST = 4 * 2**20
+"""Bytes of the longest reply to a visit: a batch of the longest values is half of it."""
+BUDGET = 64 * 2**20
+"""Bytes that are read of one node in one visit, see `replies.Replies`: about 150 000 locks, which
+take up to twice as much memory."""
 BATCH = 500
 """Keys that are asked for at a time: a node's other clients have their turn in between."""
 
@@ -98,6 +104,13 @@ class Line(NamedTuple):
     left: float
 
 
+class _Parser(Parser):
+    """Reads what a node tells of all its keys."""
+
+    largest = LARGEST
+    budget = BUDGET
+
+
 class Reader:
     """Reads one node, over one connection.
 
@@ -155,7 +168,7 @@ class Reader:
                 if len(value) > LONGEST:
                     value = FOREIGN
                 if left != -2:
-                    seen[name] = Seen(value, _seconds(left))
+                    seen[name] = Seen(value, seconds_left(left))
         return seen
 
     def lines(self, keys: Mapping[str, bytes], most: int) -> dict[str, Line]:
@@ -181,7 +194,7 @@ class Reader:
                 first = tuple((member, float(score)) for member, score in pairs)
                 if any(math.isnan(score) for _member, score in first):
                     raise _nonsense("ZRANGE")
-                lines[name] = Line(count, first, _seconds(left))
+                lines[name] = Line(count, first, seconds_left(left))
         return lines
 
     def rtt(self, key: bytes) -> float:
@@ -232,6 +245,7 @@ class _Visit(threading.Thread, Generic[T]):
         arguments: dict[str, Any] = dict(address.arguments)
         connecting = min(arguments.get("socket_connect_timeout", self._timeout), self._timeout)
         arguments.update(socket_timeout=self._timeout, socket_connect_timeout=connecting)
+        arguments["parser_class"] = _Parser
         connection = None
         try:
             self._connection = connection = address.connection_class(**arguments)
@@ -340,10 +354,6 @@ def _is_count(reply: object) -> bool:
 def _is_ttl(reply: object) -> bool:
     """-2 of a key that is not there, -1 of one without a ttl; else milliseconds."""
     return isinstance(reply, int) and -2 <= reply < 2**63
-
-
-def _seconds(milliseconds: int) -> float:
-    return math.inf if milliseconds == -1 else milliseconds / 1000
 
 
 def _glob_escaped(text: bytes) -> bytes:

@@ -26,6 +26,7 @@ from .commands import LINE_SUFFIX
 from .errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import quorum_of
 from .line import JITTER, POLL, POLL_MAX, Place, split
+from .polling import WAITS, Poll
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Waiter", "Wakeup"]
@@ -37,9 +38,10 @@ logger = logging.getLogger("celery_redlock.wakeup")
 RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
-MOST = 1000
-"""Commands that a node may leave unconfirmed before it is given up, besides one for each name that
-is waited for: a write must never block."""
+STALLED = 1.0
+"""Seconds for which a node may not read what it is told, before it is given up."""
+IDLE, SLICE = 1.0, 0.01
+"""Seconds of waiting for a node at a time; and while it has not read all that it was told."""
 
 
 class Waiter:
@@ -239,7 +241,11 @@ class Wakeup:
 
 
 class _Ear:
-    """Listens to one node, in a thread of its own; writes are made with the lock held."""
+    """Listens to one node, in a thread of its own.
+
+    Anybody writes, and none ever waits for the node: all is done with the lock held, on a socket
+    that does not block. What it does not take at once is sent by the thread.
+    """
 
     def __init__(self, wakeup: Wakeup, node: int, address: Address) -> None:
         self.node = node
@@ -249,6 +255,9 @@ class _Ear:
         self._address = address
         self._closing = threading.Event()
         self._unconfirmed = 0
+        self._unsent = bytearray()
+        self._clogged: float | None = None
+        self._sending = False
 
     def start(self) -> None:
         name = f"celery_redlock listen {self._address.name}"
@@ -258,7 +267,10 @@ class _Ear:
         self.connection = connection
         # redis-py forgets its socket as soon as a read fails, in the reader's thread, at any time.
         self._socket = connection._sock
+        self._socket.setblocking(False)
         self._unconfirmed = 0
+        self._unsent.clear()
+        self._clogged = None
         if self._closing.is_set():
             self._hang_up()
 
@@ -266,14 +278,32 @@ class _Ear:
         if self.connection is None:
             return
         self._unconfirmed += len(channels)
-        if self._unconfirmed > MOST + len(self._wakeup._waiters):
-            self._hang_up()
-            return
-        packed = self.connection.pack_command(command, *channels)
+        for piece in self.connection.pack_command(command, *channels):
+            self._unsent += piece
+        self._send()
+
+    def _send(self) -> None:
+        """Write as much as the socket takes."""
+        if self._sending:
+            return  # a signal handler's, in the midst of another: that one goes on with it
+        self._sending = True
         try:
-            self._socket.sendall(b"".join(packed))
-        except OSError:
+            while self._unsent and self.connection is not None:
+                del self._unsent[: self._socket.send(bytes(self._unsent[:SIZE]))]
+            self._clogged = None
+        except WAITS:
+            now = monotonic()
+            self._clogged = now if self._clogged is None else self._clogged
+            if now - self._clogged > STALLED:
+                self._hang_up()
+        except BaseException as error:
+            # A time limit may strike between the socket and the buffer, with any exception: no
+            # system call raises without a number.
             self._hang_up()
+            if not isinstance(error, OSError) or error.errno is None:
+                raise
+        finally:
+            self._sending = False
 
     def close(self) -> None:
         self._closing.set()
@@ -291,7 +321,8 @@ class _Ear:
             connection = self._address.connection()
             try:
                 connection.connect()
-                connection._sock.settimeout(None)
+                if connection.can_read():
+                    raise NodeError("it sent what nobody asked for")
                 self._wakeup._subscribe_all(self, connection)
                 self._listen(self._socket)
             except Exception as error:  # also a credential provider's
@@ -304,24 +335,47 @@ class _Ear:
 
     def _listen(self, stream: Any) -> None:
         """Hand on what is announced, until the connection ends."""
-        replies = Replies()
+        replies, poll = Replies(), Poll()
+        poll.watch(self.node, stream.fileno())
         channel = self._wakeup.channel
         call = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
         while True:
-            data = stream.recv(SIZE)
+            readable = poll.wait(SLICE if self._unsent else IDLE)
+            with self._wakeup._lock:
+                if self._unsent:
+                    self._send()
+                if self.connection is None:
+                    raise NodeError("given up: it does not read, or we are closing")
+                try:
+                    data = stream.recv(SIZE) if readable else None
+                except WAITS:
+                    continue
+            if data is None:
+                continue
             if not data:
                 raise NodeError("connection closed by the server")
             if data.startswith(call) and data.count(b"\r\n") == 7 and not replies.partial:
                 # A shortcut: a waiter waits for this.
                 self._wakeup._hear(self.node, channel, data.split(b"\r\n")[6])
                 continue
-            for reply in replies.feed(data):
+            for reply in replies.feed(data, monotonic()):
                 if isinstance(reply, Exception):
                     raise reply
-                kind, channel, what = reply
-                if kind != b"message":
-                    self._unconfirmed -= 1
-                if kind == b"subscribe" and channel == self._wakeup.channel:
-                    self._wakeup._attend(self.node)
-                elif kind != b"unsubscribe":
-                    self._wakeup._hear(self.node, channel, what)
+                self._told(*reply)
+
+    def _told(self, kind: bytes, channel: bytes, what: Any) -> None:
+        """Hand on one announcement, or one confirmation."""
+        if kind == b"message":
+            self._wakeup._hear(self.node, channel, what)
+            return
+        with self._wakeup._lock:
+            self._unconfirmed -= 1
+            if self._unconfirmed < 0 or kind not in (b"subscribe", b"unsubscribe"):
+                # It would be written to without end, if these were believed.
+                raise NodeError("it confirms what nobody asked for")
+        if kind == b"unsubscribe":
+            return
+        if channel == self._wakeup.channel:
+            self._wakeup._attend(self.node)
+        else:
+            self._wakeup._hear(self.node, channel, what)

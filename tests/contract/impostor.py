@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tests.contract.proxy import Proxy
 
@@ -20,17 +20,25 @@ class Impostor(Proxy):
     """Sits in front of a server.
 
     Attributes:
-        reply: What it answers to a lock's requests, or makes of them; None to pass them on. An
-            empty one closes the connection.
+        reply: What it answers to a lock's requests, or makes of them, in one piece or several;
+            None to pass them on. An empty one closes the connection.
+        words: What the requests contain that it answers itself: those of a lock, if not told.
         hangs_up: Close behind every such answer.
         asked: How many such requests it was sent.
+        sent: Bytes of its answers that the other side took.
     """
 
-    def __init__(self, port: int, reply: bytes | Callable[[bytes], bytes] | None = None) -> None:
+    def __init__(
+        self,
+        port: int,
+        reply: bytes | Callable[[bytes], bytes | Iterable[bytes]] | None = None,
+        words: tuple[bytes, ...] = (),
+    ) -> None:
         super().__init__(port)
         self.reply = reply
+        self.words = words
         self.hangs_up = False
-        self.asked = 0
+        self.asked = self.sent = 0
 
     def say(self, data: bytes) -> None:
         """Send something to every client, unasked."""
@@ -42,13 +50,15 @@ class Impostor(Proxy):
         with contextlib.suppress(OSError):
             while data := client.recv(1_048_576):
                 self.requests += 1
-                lock = any(words in data for words in ASKED) and HANDSHAKE not in data
-                if self.reply is None or not lock:
+                mine = any(words in data for words in self.words or ASKED)
+                if self.reply is None or not mine or (HANDSHAKE in data and not self.words):
                     server.sendall(data)
                     continue
                 self.asked += 1
                 reply = self.reply(data) if callable(self.reply) else self.reply
-                client.sendall(reply)
+                for piece in [reply] if isinstance(reply, bytes) else reply:
+                    client.sendall(piece)
+                    self.sent += len(piece)
                 if self.hangs_up or not reply:
                     break
         for one in (client, server):

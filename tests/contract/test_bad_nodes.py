@@ -157,7 +157,7 @@ AILMENTS: dict[str, tuple[Ailing, str]] = {
     "answers nothing": (proxied("mute"), "no answer"),
     "answers after the decision": (proxied("late", 1.5 * PATIENCE), "no answer"),
     "answers rubbish": (proxied("rubbish"), "no answer to it"),
-    "is no Redis": (no_redis, "."),
+    "is no Redis": (no_redis, "another program"),
 }
 
 

@@ -195,7 +195,16 @@ def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) 
 
 
 @pytest.mark.parametrize(
-    "reply", [b"*0\r\n", b"*1\r\n*0\r\n", b"*2\r\n$7\r\nmessage\r\n*0\r\n", b":1\r\n", b"+OK\r\n"]
+    "reply",
+    [
+        b"*0\r\n",
+        b"*1\r\n*0\r\n",
+        b"*2\r\n$7\r\nmessage\r\n*0\r\n",
+        b":1\r\n",
+        b"+OK\r\n",
+        b"*3\r\n$9\r\nsubscribe\r\n$3\r\np:r\r\n:1\r\n",  # which was asked for once
+        b"*3\r\n$11\r\nunsubscribe\r\n$3\r\np:r\r\n:0\r\n",
+    ],
 )
 def test_a_listener_survives_what_is_no_message(reply: bytes, servers: list[LocalServer]) -> None:
     with Impostor(servers[0].port) as impostor:

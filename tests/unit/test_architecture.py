@@ -53,7 +53,7 @@ ALLOWED: dict[str, set[str]] = {
     "options": {"errors", "address"},  # address: inside a function, see below
     "settings": {"errors", "options"},
     "events": {"errors", "lease"},
-    "address": {"errors", "redis"},
+    "address": {"errors", "redis", "replies"},
     "bell": set(),
     "polling": {"green"},
     "complaints": {"quorum"},
@@ -68,7 +68,7 @@ ALLOWED: dict[str, set[str]] = {
     "handshake": {"errors", "guard", "replies", "redis"},
     "node": {
         *("address", "channel", "commands", "complaints", "errors", "events", "green", "guard"),
-        *("handshake", "quorum", "replies", "redis"),
+        *("handshake", "polling", "quorum", "replies", "redis"),
     },
     "driver": {
         *("address", "bell", "commands", "errors", "guard", "lease", "node", "polling", "quorum"),
@@ -79,7 +79,8 @@ ALLOWED: dict[str, set[str]] = {
     "outage": {"errors"},
     "line": {"bell", "errors"},
     "wakeup": {
-        *("address", "bell", "commands", "errors", "lease", "line", "replies", "redis", "tenacity"),
+        *("address", "bell", "commands", "errors", "lease", "line", "polling", "replies"),
+        *("redis", "tenacity"),
     },
     "hold": {"driver", "errors", "events", "lease", "names", "refusal"},
     "engine": {

@@ -10,7 +10,9 @@ import pytest
 from celery_redlock.channel import OWED
 from celery_redlock.key import MAX_BYTES
 from celery_redlock.names import LONGEST
-from celery_redlock.replies import LARGEST
+from celery_redlock.replies import LARGEST, PATIENCE
+from celery_redlock.visit import BUDGET
+from celery_redlock.visit import LARGEST as LARGEST_LOOK
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")
@@ -37,6 +39,8 @@ def test_every_row_names_a_test() -> None:
     "words",
     [
         f"after {LARGEST} bytes",
+        f"read {LARGEST_LOOK >> 20} MiB of a reply and {BUDGET >> 20} MiB of a node",
+        f"After {PATIENCE:g} seconds the connection",
         f"more than {LONGEST} characters",
         f"at most {MAX_BYTES} printable ASCII bytes",
         f"| {OWED}; of more the oldest",

@@ -1,0 +1,207 @@
+"""A node that sends without end, or reads nothing: it costs a process neither memory nor time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from celery_redlock import Redlock, survey, visit
+from celery_redlock.address import parse_nodes
+from celery_redlock.server import LocalServer
+from celery_redlock.wakeup import STALLED, Wakeup
+from tests.contract.impostor import Impostor
+from tests.machine import brief
+from tests.support import wait_until
+
+BUFFERED = 20 * 2**20
+"""Bytes that the system may hold between the two: these are taken, and read by nobody."""
+FLOOD = 200 * 2**20
+
+
+LONG_TTL = b"*2\r\n$1\r\na\r\n:1" + b"0" * 400 + b"\r\n"
+
+
+def test_a_ttl_of_401_digits_is_that_nodes_silence_and_ends_no_waiter(
+    servers: list[LocalServer],
+) -> None:
+    """It ended the thread of each waiter with an OverflowError."""
+    with ExitStack() as stack:
+        impostor = stack.enter_context(Impostor(servers[0].port, LONG_TTL, (b"local seen = {}",)))
+        urls = [impostor.url, servers[1].url, servers[2].url]
+        ours, others = Redlock(urls, ttl=5.0), Redlock(urls, ttl=5.0)
+        stack.callback(ours.close)
+        stack.callback(others.close)
+        lease = others.acquire("r")
+        waiting = threading.Thread(target=others.release, args=(lease,))
+        timer = threading.Timer(0.8, waiting.start)
+        timer.start()
+        begin = time.monotonic()
+        mine = ours.acquire("r", wait=10.0)  # it asks, meanwhile, for how long the other has it
+        brief(time.monotonic() - begin, 2.0, "waiting for the release", since=begin)
+        assert impostor.asked > 0
+        holder = ours.holder("r")
+        assert holder is not None and holder.nodes == 2
+        assert ours.release(mine)
+        timer.join()
+        waiting.join()
+
+
+def flood(header: bytes) -> Callable[[bytes], Iterator[bytes]]:
+    def reply(_request: bytes) -> Iterator[bytes]:
+        yield header
+        for _ in range(FLOOD // 65536):
+            yield b"x" * 65536
+
+    return reply
+
+
+FLOODS = [b"$1500000000\r\n", b"*100000000\r\n", b"-ERR ", b"+", b":"]
+
+
+@pytest.mark.parametrize("header", FLOODS)
+def test_no_handshake_is_read_to_its_end_however_long(
+    header: bytes, servers: list[LocalServer]
+) -> None:
+    """An INFO of 1.5 GB took each client from 31 to 1 432 MiB."""
+    with Impostor(servers[0].port, flood(header), (b"\r\nINFO\r\n",)) as impostor:
+        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+        try:
+            redlock.release(redlock.acquire("r"))
+            wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
+            assert impostor.sent / (impostor.connections - 1) < BUFFERED
+        finally:
+            redlock.close()
+
+
+def test_a_handshake_with_an_answer_too_many_makes_no_connection(
+    servers: list[LocalServer],
+) -> None:
+    """What came unasked would be the first lock's answer."""
+    answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
+    with Impostor(servers[0].port, answers, (b"\r\nINFO\r\n",)) as impostor:
+        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+        channel = redlock._driver.nodes[0].channel
+        try:
+            redlock.connect()
+            wait_until(lambda: channel.up, 5, "it is a node")
+            impostor.reply = answers + b"$-1\r\n"
+            impostor.reset()
+
+            def refused() -> bool:
+                redlock.release(redlock.acquire("r"))
+                return "nobody asked for" in (channel.down or "")
+
+            wait_until(refused, 5, "it is none")
+        finally:
+            redlock.close()
+
+
+def test_no_announcement_is_read_to_its_end_however_long(servers: list[LocalServer]) -> None:
+    with Impostor(servers[0].port, flood(b"*3\r\n$7\r\n"), (b"SUBSCRIBE\r\n",)) as impostor:
+        wakeup = Wakeup(parse_nodes([impostor.url]), "p:")
+        try:
+            with wakeup.waiting("r"):
+                wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
+            assert impostor.sent / (impostor.connections - 1) < BUFFERED
+        finally:
+            wakeup.close()
+
+
+@pytest.mark.parametrize("header", FLOODS)
+def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: list[LocalServer]) -> None:
+    with Impostor(servers[0].port, flood(header), (b"\r\nSCAN\r\n",)) as impostor:
+        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+        try:
+            with redlock.lock("r"):
+                seen = survey.survey(redlock)
+        finally:
+            redlock.close()
+        assert [entry.resource for entry in seen.entries] == ["r"], "the others tell"
+        assert [node.reachable for node in seen.looks] == [False, True, True]
+        assert impostor.sent < BUFFERED
+
+
+def test_a_look_that_finds_ever_more_keys_is_given_up(
+    servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(visit._Parser, "budget", 2**20)
+    keys = b"".join(b"$12\r\nredlock:%04d\r\n" % number for number in range(1000))
+    scanned = b"*2\r\n$1\r\n7\r\n*1000\r\n" + keys
+    with Impostor(servers[0].port, scanned, (b"\r\nSCAN\r\n",)) as impostor:
+        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+        try:
+            seen = survey.survey(redlock)
+        finally:
+            redlock.close()
+        assert "more than is read" in seen.looks[0].error
+        assert impostor.sent < 2**20
+
+
+class Deaf(Impostor):
+    """Reads no more once it was told to subscribe; says what `confirm` gives until that ends."""
+
+    def __init__(self, port: int, confirm: Callable[[], Iterator[bytes]]) -> None:
+        super().__init__(port)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self._confirm = confirm
+
+    def _requests(self, client: socket.socket, server: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                if b"SUBSCRIBE" in data:
+                    for piece in self._confirm():
+                        client.sendall(piece)
+                    break
+                server.sendall(data)
+
+
+CONFIRMED = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
+MANY = 6000
+"""Waiters, of two commands each: more than the buffers of a connection take."""
+
+
+@pytest.mark.parametrize("only_what_was_asked", [True, False])
+def test_a_node_that_reads_nothing_holds_up_no_waiter(
+    only_what_was_asked: bool, servers: list[LocalServer]
+) -> None:
+    """All waiters of the process stood still for 10.5 s, time and again."""
+    done = False
+
+    def confirm() -> Iterator[bytes]:
+        while not done:
+            # Most it can do: to be believed. What it did not read it cannot know.
+            count = max(0, ears[0]._unconfirmed) if only_what_was_asked else 100
+            if count:
+                yield CONFIRMED * count
+            time.sleep(0.001)
+
+    with Deaf(servers[0].port, confirm) as impostor:
+        wakeup = Wakeup(parse_nodes([impostor.url, servers[1].url, servers[2].url]), "p:")
+        ears = wakeup._ears
+        try:
+            with wakeup.waiting("first") as waiter:
+                wait_until(lambda: waiter.informed, 5, "it listens to the others")
+            begin, times = time.monotonic(), []
+            for number in range(MANY):
+                begun = time.monotonic()
+                with wakeup.waiting(f"{number}:" + "n" * 480):
+                    pass
+                times.append(time.monotonic() - begun)
+            brief(max(times), 0.5, "a waiter's beginning and end", since=begin)
+
+            def given_up() -> bool:
+                with wakeup.waiting("last"):
+                    return impostor.connections > 1
+
+            wait_until(given_up, 10 * STALLED, "it is given up")
+            with wakeup.waiting("second") as waiter:
+                wait_until(lambda: waiter.informed, 5, "it listens to the others still")
+        finally:
+            done = True
+            wakeup.close()

@@ -1,0 +1,356 @@
+"""What a node sends: read once, believed only where it fits, and bounded in every direction."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
+
+from celery_redlock import refusal
+from celery_redlock.address import parse_nodes
+from celery_redlock.commands import LONGEST_TTL, decode, encode
+from celery_redlock.errors import NodeError
+from celery_redlock.guard import Facts, Guard
+from celery_redlock.lease import Claim
+from celery_redlock.node import Node
+from celery_redlock.quorum import EXTENDING, Round, Verb, Vote, look
+from celery_redlock.replies import LARGEST, PATIENCE, Parser, Replies
+from celery_redlock.visit import BATCH, LONGEST, _Parser
+from celery_redlock.visit import LARGEST as LARGEST_LOOK
+from tests.unit.test_edges import Wire
+
+NODES = ["one", "two", "three"]
+TOKEN = b"stamp|host|1|task|0|name|0|nonce"
+
+
+# -- the reader ------------------------------------------------------------------------------------
+
+
+def wire(value: Any) -> bytes:
+    """A value as a server writes it."""
+    if value is None:
+        return b"$-1\r\n"
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if isinstance(value, bytes):
+        return b"$%d\r\n%b\r\n" % (len(value), value)
+    if isinstance(value, Exception):
+        return b"-%b\r\n" % str(value).encode()
+    return b"*%d\r\n" % len(value) + b"".join(map(wire, value))
+
+
+INTEGERS = st.integers() | st.sampled_from([-(2**63), 2**63 - 1, 2**63, 10**400, -(10**400), -2])
+SCALARS = (
+    st.none()
+    | INTEGERS
+    | st.binary(max_size=40)
+    | st.sampled_from([TOKEN, b"", b"1", b"0" * 3, b"12"])
+)
+VALUES = SCALARS | st.lists(SCALARS | st.lists(SCALARS, max_size=3), max_size=8)
+SENDABLE = st.recursive(
+    st.none() | st.integers(-(2**63), 2**63 - 1) | st.binary(max_size=80),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=12,
+).filter(lambda value: depth(value) <= 2)
+
+
+def depth(value: Any) -> int:
+    return 1 + max(map(depth, value), default=0) if isinstance(value, list) else 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(SENDABLE, max_size=5), st.data())
+def test_replies_are_the_same_however_they_are_cut(values: list[Any], data: st.DataObject) -> None:
+    stream = b"".join(map(wire, values))
+    cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
+    replies = Replies()
+    read = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        read += list(replies.feed(stream[start:end]))
+    assert read == values
+    assert not replies.partial
+    drop_by_drop = Replies()
+    assert [r for byte in stream for r in drop_by_drop.feed(bytes([byte]))] == values
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | st.text("*$:-+0123456789\r\n", max_size=60).map(str.encode))
+def test_any_bytes_are_replies_or_end_the_connection(data: bytes) -> None:
+    for replies in (Replies(), Replies(statuses=True, budget=1000)):
+        with contextlib.suppress(RedisError):
+            list(replies.feed(data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b":%d\r\n" % 10**400,
+        b":%d\r\n" % 2**63,
+        b":1_000\r\n",
+        b": 1\r\n",
+        b":\r\n",
+        b":+1\r\n",
+        b"$1e3\r\n",
+        b"$-2\r\n",
+        b"*-2\r\n",
+        b"$1\r\nabc",
+        b"$%d\r\n" % LARGEST,
+        b"*%d\r\n" % (LARGEST // 4),
+        b"*1\r\n*1\r\n*1\r\n:1\r\n",
+        b"+OK\r\n",
+        b"%1\r\n",
+    ],
+)
+def test_what_no_server_means_is_refused_at_its_first_line(data: bytes) -> None:
+    with pytest.raises(InvalidResponse):
+        list(Replies().feed(data))
+
+
+def test_a_reply_of_any_length_is_given_up_when_it_is_too_long() -> None:
+    for begin in (b"-ERR ", b":", b"*100\r\n-ERR "):
+        replies = Replies()
+        with pytest.raises(InvalidResponse, match=f"more than {LARGEST} bytes"):
+            list(replies.feed(begin))
+            for _ in range(20):
+                list(replies.feed(b"x" * 4096))
+
+
+def test_a_reply_that_drips_is_read_once() -> None:
+    """It was parsed anew with each byte: 1 200 locks a second fell to 14."""
+    reply = wire([TOKEN * 4, 9999] * 200)
+    begun = time.process_time()
+    whole = list(Replies().feed(reply))
+    at_once = time.process_time() - begun
+    replies, read = Replies(), []
+    begun = time.process_time()
+    for byte in reply:
+        read += list(replies.feed(bytes([byte])))
+    assert read == whole
+    dripped = time.process_time() - begun
+    assert dripped < max(1.0, 500 * at_once), "a microsecond or two a byte"
+
+
+def test_half_a_reply_is_not_waited_for_longer_than_a_lost_packet() -> None:
+    replies = Replies()
+    assert list(replies.feed(b"*2\r\n:1\r\n:2\r\n*2\r\n", 10.0)) == [[1, 2]]
+    assert list(replies.feed(b":", 10.0 + PATIENCE / 2)) == []
+    assert list(replies.feed(b"1\r\n:2\r\n$", 10.0 + PATIENCE)) == [[1, 2]]
+    assert list(replies.feed(b"5", 10.0 + 2 * PATIENCE)) == [], "another reply, and its own time"
+    with pytest.raises(InvalidResponse, match="half a reply"):
+        list(replies.feed(b"\r\n", 10.1 + 2 * PATIENCE))
+
+
+def test_all_replies_together_have_a_budget() -> None:
+    replies = Replies(budget=1000)
+    assert list(replies.feed(wire([1, 2, 3]))) == [[1, 2, 3]]
+    with pytest.raises(InvalidResponse, match="more than is read"):
+        for _ in range(10):
+            list(replies.feed(wire([b""] * 3)))
+    with pytest.raises(InvalidResponse, match="more than is read"):
+        list(Replies(budget=1000).feed(b"*100\r\n"))
+
+
+def test_a_look_has_room_for_a_batch_of_the_longest_values() -> None:
+    replies = Replies(largest=_Parser.largest)
+    ((*_read,),) = [list(replies.feed(wire([b"x" * LONGEST, 9999] * BATCH)))]
+    assert _Parser.largest == LARGEST_LOOK
+
+
+# -- for redis-py's connections --------------------------------------------------------------------
+
+
+class Peer:
+    """What a parser knows of a connection, and its other end."""
+
+    def __init__(self, timeout: float) -> None:
+        self._sock, self.other = socket.socketpair()
+        self.socket_timeout = timeout
+        self.parser = Parser()
+        self.parser.on_connect(self)
+
+    def close(self) -> None:
+        self._sock.close()
+        self.other.close()
+
+
+def test_a_parser_returns_one_reply_a_time_and_tells_of_too_many() -> None:
+    peer = Peer(1.0)
+    peer.other.sendall(b"+OK\r\n:1\r\n-NOPERM no\r\n")
+    assert peer.parser.read_response() == b"OK"
+    assert peer.parser.can_read()
+    assert peer.parser.read_response() == 1
+    error = peer.parser.read_response()
+    assert isinstance(error, ResponseError) and not peer.parser.can_read()
+    peer.other.close()
+    with pytest.raises(RedisError, match="closed"):
+        peer.parser.read_response()
+    peer.close()
+
+
+def test_a_parser_waits_for_a_reply_no_longer_for_each_of_its_bytes() -> None:
+    peer, done = Peer(0.2), threading.Event()
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            peer.other.sendall(b"$1000\r\n")
+            while not done.wait(0.02):
+                peer.other.sendall(b"x")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            peer.parser.read_response()
+        assert time.monotonic() - begun < 2.0
+    finally:
+        done.set()
+        dripping.join()
+        peer.close()
+
+
+# -- the verbs -------------------------------------------------------------------------------------
+
+
+def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
+    if verb is Verb.LOOK:
+        return look(0, 100.0)
+    resources = tuple(f"r{n}" for n in range(names))
+    made = [Claim(resources, f"token{n}", 10.0, len(NODES)) for n in range(claims)]
+    if fenced:
+        made[0].proposal = made[0].fencing_token = 1_700_000_000_000_000
+    return Round(verb, made, 100.0, 1.0)
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.sampled_from(list(Verb)),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.booleans(),
+    st.lists(VALUES, min_size=3, max_size=3),
+)
+def test_any_answer_fits_or_is_that_nodes_silence(
+    verb: Verb, claims: int, names: int, fenced: bool, values: list[Any]
+) -> None:
+    single = verb not in (*EXTENDING, Verb.PEEK)
+    fenced = fenced and verb in (Verb.ACQUIRE, Verb.FENCE)
+    round_ = asked(verb, 1 if single else claims, 1 if fenced else names, fenced)
+    for node, value in zip(round_.targets, values, strict=False):
+        try:
+            answer = decode(round_, value)  # also of numbers that the reader never hands out
+        except NodeError as error:
+            round_.silence(node, str(error))
+            continue
+        if verb is Verb.LOOK:
+            assert Facts.of(answer) is not None
+            return
+        round_.answer(node, answer, 100.5)
+    round_.close("late")
+    if verb is Verb.ACQUIRE and round_.yes < round_.quorum:
+        assert str(refusal.refusal("r0", round_, NODES, 10.0))
+    if verb is Verb.PEEK and round_.yes >= round_.quorum:
+        for number in range(len(round_.claims)):
+            left = refusal.free_in(round_, number)
+            assert 0 <= left <= LONGEST_TTL or left == math.inf
+        refusal.free(round_)
+        if len(round_.claims) > 1:
+            assert str(refusal.all_held("r0", round_, NODES, None))
+    if verb is Verb.RELEASE:
+        assert round_.details.count("called") <= len(NODES)
+
+
+@pytest.mark.parametrize("verb", list(Verb))
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b":%d\r\n" % 10**400,
+        b"*2\r\n$1\r\na\r\n:%d\r\n" % 10**400,
+        b"*2\r\n$1\r\na\r\n:%d\r\n" % -(10**17),
+        b"*2\r\n$1\r\na\r\n:-1\r\n*0\r\n",
+        b"*1\r\n-ERR x\r\n",
+        b":4\r\n",
+        b":-1\r\n",
+    ],
+)
+def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, reply: bytes) -> None:
+    """It may be anybody's thread, with a round of its own for other nodes."""
+    line = Wire()
+    node = Node(
+        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, 30.0, print), []),
+        clock=lambda: 100.2,
+        later=lambda call: call(),
+    )
+    node.opened(line, Facts(), 100.0, 100.0)
+    round_ = asked(verb, 1, 1, False)
+    node.ask(round_, encode(round_, "p:"), 100.0)
+    line.peer.sendall(reply)
+    node.receive()
+    another_key = reply.startswith(b"*2\r\n$1\r\na\r\n:") and verb in (Verb.PEEK, Verb.LOOK)
+    assert node.connection is None or another_key
+    assert round_.votes[0] in (None, Vote.SILENT) or another_key
+    node.close()
+
+
+def test_a_ttl_that_no_clock_can_take_is_a_long_one() -> None:
+    round_ = asked(Verb.PEEK, 1, 1, False)
+    assert decode(round_, [TOKEN, 2**63 - 1]) == (TOKEN.decode(), LONGEST_TTL)
+    assert decode(round_, [TOKEN, -2]) == (TOKEN.decode(), 0.0)
+    assert decode(round_, [TOKEN, -1]) == (TOKEN.decode(), math.inf)
+    for wrong in (-3, b"1", None, []):
+        with pytest.raises(NodeError):
+            decode(round_, [TOKEN, wrong])
+
+
+def test_what_a_node_says_of_itself_between_two_requests_is_short() -> None:
+    round_ = asked(Verb.LOOK, 1, 1, False)
+    honest = (
+        b"role:master\r\n" + b"slave0:ip=10.0.0.1,port=6379,state=online,offset=1,lag=0\r\n" * 100
+    )
+    assert Facts.of(decode(round_, honest)).role == "master"
+    with pytest.raises(NodeError):
+        decode(round_, honest + b"a:\r\n" * 8000)
+
+
+# -- a node that does not read ---------------------------------------------------------------------
+
+
+def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more() -> None:
+    """Blindly, what it can guess. What it is asked would pile up here for ever."""
+    now = [100.0]
+    line = Wire()
+    line._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    node = Node(
+        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, 30.0, print), []),
+        clock=lambda: now[0],
+        later=lambda call: call(),
+    )
+    node.opened(line, Facts(), now[0], now[0])
+    most = 0
+    for _ in range(5000):
+        round_ = Round(Verb.PEEK, [Claim("r", "token", 10.0, 1)], now[0], 1.0)
+        node.ask(round_, encode(round_, "p:"), now[0])
+        if round_.votes[0] is None:
+            line.peer.sendall(b"*2\r\n$-1\r\n:-2\r\n")
+            node.receive()
+        now[0] += 0.001
+        most = max(most, len(node.unsent))
+    assert most < 600_000, "of one second"
+    assert round_.votes == [Vote.SILENT] and "does not read" in str(round_.details[0])
+    # It reads again, and is asked again.
+    while node.unsent:
+        with contextlib.suppress(BlockingIOError):
+            line.peer.recv(1_000_000)
+        node.flush()
+    round_ = Round(Verb.PEEK, [Claim("r", "token", 10.0, 1)], now[0], 1.0)
+    node.ask(round_, encode(round_, "p:"), now[0])
+    assert round_.votes == [None]
+    line.disconnect()
