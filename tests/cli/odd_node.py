@@ -31,7 +31,7 @@ ODD: tuple[Any, ...] = (
     *([], [[]], [b"0", [b"x", 5, [], None]], [None] * 3, [[[[b"deep"]]]]),
     redis.ResponseError("ERR \x1b[2J odd"),
 )
-LOOKS = (b"SCAN", b"ZCARD", b"ZRANGE", b"PTTL", b"TIME", b"INFO", b"CONFIG", b"GET")
+LOOKS = (b"SCAN", b"ZCARD", b"ZRANGE", b"PTTL", b"TIME", b"INFO", b"CONFIG", b"GET", b"GETRANGE")
 """What observers ask, besides their script."""
 
 
