@@ -48,7 +48,8 @@ class Channel:
         up: Whether there is a connection to write to.
         down: Why there is none and none to be expected soon, or None.
         unanswered: The rounds written and not answered, oldest first.
-        clogged: Since when its connection has not taken all that was written; None if it has.
+        clogged: Since when its connection has taken nothing of what is to be written; None if it
+            has taken all.
     """
 
     def __init__(self, node: int) -> None:

@@ -53,6 +53,9 @@ def close_round(round_: Round, reason: str) -> list[int]:
         return round_.close(reason)
 
 
+UNSENT = 8 * 2**20
+"""Bytes that a node may leave unread before it is asked nothing new, though it goes on reading: as
+much as 30 000 extensions."""
 SETTLED = 1.0
 """Seconds a connection must live, if nothing was answered on it, to have been a good one."""
 
@@ -397,6 +400,7 @@ class Node:
         """Write what the socket has not taken yet."""
         if self.connection is None:
             return
+        sent = 0
         try:
             sent = self.connection._sock.send(self.unsent)
             if sent == len(self.unsent):
@@ -412,8 +416,8 @@ class Node:
         except BaseException:
             self._drop("interrupted", blame=False)
             raise
-        if self.unsent and self.channel.clogged is None:
-            self.channel.clogged = self._seen
+        if self.unsent and (sent or self.channel.clogged is None):
+            self.channel.clogged = self._clock() if len(self.unsent) < UNSENT else ALWAYS
 
     def _broke(self, error: Exception) -> None:
         """A read or a write failed: the node's fault, or a time limit's that struck in it."""

@@ -39,8 +39,10 @@ RETRY = 1.0
 """Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
 
 STALLED = 1.0
-"""Seconds for which a node may not read what it is told, before it is given up."""
-IDLE, SLICE = 1.0, 0.01
+"""Seconds for which a node may read nothing of what it is told, before it is given up."""
+UNSENT = 4 * 2**20
+"""Bytes that it may leave unread, though it goes on reading: of 8 000 long names."""
+IDLE, SLICE = 1.0, 0.002
 """Seconds of waiting for a node at a time; and while it has not read all that it was told."""
 
 
@@ -290,11 +292,11 @@ class _Ear:
         try:
             while self._unsent and self.connection is not None:
                 del self._unsent[: self._socket.send(bytes(self._unsent[:SIZE]))]
-            self._clogged = None
+                self._clogged = None
         except WAITS:
             now = monotonic()
             self._clogged = now if self._clogged is None else self._clogged
-            if now - self._clogged > STALLED:
+            if now - self._clogged > STALLED or len(self._unsent) > UNSENT:
                 self._hang_up()
         except BaseException as error:
             # A time limit may strike between the socket and the buffer, with any exception: no

@@ -168,22 +168,32 @@ MANY = 6000
 
 @pytest.mark.parametrize("only_what_was_asked", [True, False])
 def test_a_node_that_reads_nothing_holds_up_no_waiter(
-    only_what_was_asked: bool, servers: list[LocalServer]
+    only_what_was_asked: bool, servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All waiters of the process stood still for 10.5 s, time and again."""
-    done = False
+    told, done = 0, False
 
     def confirm() -> Iterator[bytes]:
+        confirmed = 0
         while not done:
-            # Most it can do: to be believed. What it did not read it cannot know.
-            count = max(0, ears[0]._unconfirmed) if only_what_was_asked else 100
+            # The most it can do is to be believed: what it does not read it can only guess.
+            count = told - confirmed if only_what_was_asked else 100
+            confirmed += count
             if count:
                 yield CONFIRMED * count
             time.sleep(0.001)
 
     with Deaf(servers[0].port, confirm) as impostor:
         wakeup = Wakeup(parse_nodes([impostor.url, servers[1].url, servers[2].url]), "p:")
-        ears = wakeup._ears
+        ear = wakeup._ears[0]
+        tell = ear.tell
+
+        def counted(command: bytes, *channels: bytes) -> None:
+            nonlocal told
+            told += len(channels) if ear.connection is not None else 0
+            tell(command, *channels)
+
+        monkeypatch.setattr(ear, "tell", counted)
         try:
             with wakeup.waiting("first") as waiter:
                 wait_until(lambda: waiter.informed, 5, "it listens to the others")
@@ -199,9 +209,29 @@ def test_a_node_that_reads_nothing_holds_up_no_waiter(
                 with wakeup.waiting("last"):
                     return impostor.connections > 1
 
-            wait_until(given_up, 10 * STALLED, "it is given up")
+            wait_until(given_up, 5 * STALLED, "it is given up")
             with wakeup.waiting("second") as waiter:
                 wait_until(lambda: waiter.informed, 5, "it listens to the others still")
         finally:
             done = True
             wakeup.close()
+
+
+def test_what_a_socket_does_not_take_at_once_is_told_all_the_same(
+    servers: list[LocalServer],
+) -> None:
+    wakeup = Wakeup(parse_nodes([servers[0].url]), "p:")
+    (ear,) = wakeup._ears
+    try:
+        with wakeup.waiting("first") as waiter:
+            wait_until(lambda: waiter.informed, 5, "it listens")
+            connection = ear.connection
+            ear._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            names = [f"{number}:" + "n" * 500 for number in range(2000)]
+            with wakeup.waiting(*names) as waiter:
+                assert ear._unsent
+                wait_until(lambda: waiter.informed, 5, "it listens for these as well")
+            wait_until(lambda: not ear._unconfirmed, 5, "it was told that they wait no more")
+            assert ear.connection is connection
+    finally:
+        wakeup.close()
