@@ -27,7 +27,7 @@ from celery_redlock.web import make_app
 from tests.cli.clinic import examined, shop
 from tests.cli.odd_node import ODD, OddNode, bent
 
-SEEDS = 40
+SEEDS = 16
 ODD_VALUES = [odd for odd in ODD if type(odd) is bytes and len(odd) <= 4096]
 TOKEN = Owner("web-1", 4242, "0123-abcd", task="shop.charge").token("0" * 32, 1.7e9)
 WHERE = "order:1"

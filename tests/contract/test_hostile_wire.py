@@ -45,8 +45,12 @@ def test_a_ttl_of_401_digits_is_that_nodes_silence_and_ends_no_waiter(
         mine = ours.acquire("r", wait=10.0)  # it asks, meanwhile, for how long the other has it
         brief(time.monotonic() - begin, 2.0, "waiting for the release", since=begin)
         assert impostor.asked > 0
-        holder = ours.holder("r")
-        assert holder is not None and holder.nodes == 2
+
+        def on_two() -> bool:  # the third may be told behind the other two
+            holder = ours.holder("r")
+            return holder is not None and holder.nodes == 2
+
+        wait_until(on_two, 5.0, "the impostor's word does not count")
         assert ours.release(mine)
         timer.join()
         waiting.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -45,7 +46,9 @@ from tests.unit.test_publish import RESERVED, Box, box  # noqa: F401
 from tests.unit.test_task import app, deliver, redlock  # noqa: F401
 
 CASES = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=int(os.environ.get("KEY_CASES", 40)),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

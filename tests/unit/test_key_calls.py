@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from celery_redlock.key import KeyMaker
 from tests.unit.test_key_properties import fold
 
-CASES = int(os.environ.get("KEY_CASES", 500))
+CASES = int(os.environ.get("KEY_CASES", 200))
 """`make test-all` has more, and so has `test_key_properties.py`."""
 
 

@@ -21,7 +21,7 @@ from kombu.utils import json
 
 from celery_redlock.key import MAX_BYTES, KeyMaker, canonical
 
-CASES = settings(max_examples=int(os.environ.get("KEY_CASES", 300)), deadline=None)
+CASES = settings(max_examples=int(os.environ.get("KEY_CASES", 150)), deadline=None)
 TOKEN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%+")
 
 # Few characters, and those that mean something: collisions would be found at once.
