@@ -49,6 +49,7 @@ class Monitor:
         for _ in range(2):  # a node learns the script of a release from its first client
             with cluster.redlock.lock("first"):
                 pass
+        self._node = f"0100007F:{cluster.nodes[0].port:04X}"
         self._client = redis.Redis(port=cluster.nodes[0].port, socket_timeout=None)
         self._seen: list[tuple[str, str]] = []
         self._pids: dict[str, int] = {}
@@ -82,15 +83,15 @@ class Monitor:
                 self._seen.append((source, line["command"]))
 
     def _find(self, port: str) -> None:
-        """Whose connection this is; the port may have been another's.
+        """Whose connection this is; the port may have been another's, or be one's to another server.
 
         Among our own descendants only: a look at all processes of the machine takes so long that
         whose it is may be dead meanwhile.
         """
         self._pids.pop(port, None)
         local = f"0100007F:{int(port):04X}"
-        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-        inodes = {f"socket:[{line.split()[9]}]" for line in lines if line.split()[1] == local}
+        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        inodes = {f"socket:[{line[9]}]" for line in lines if line[1:3] == [local, self._node]}
         me = psutil.Process()
         for process in (me, *reversed(me.children(recursive=True))):
             with contextlib.suppress(OSError):
