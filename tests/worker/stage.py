@@ -83,7 +83,7 @@ class Monitor:
                 self._seen.append((source, line["command"]))
 
     def _find(self, port: str) -> None:
-        """Whose connection this is; the port may have been another's, or be one's to another server.
+        """Whose connection this is; the port may have been another's, or be one's elsewhere.
 
         Among our own descendants only: a look at all processes of the machine takes so long that
         whose it is may be dead meanwhile.
