@@ -126,6 +126,15 @@ def servers() -> Iterator[list[LocalServer]]:
         yield five
 
 
+@pytest.fixture
+def admins(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
+    """A client for each of the servers, that reads text."""
+    clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
+    yield clients
+    for client in clients:
+        client.close()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LocalServer]:
     """One more server, a sixth where a test uses `servers` as well: a broker, a single node."""

@@ -98,15 +98,7 @@ def start(
         output: The file.
     """
     if not _can_be_forked(command, env):
-        return subprocess.Popen(
-            command,
-            cwd=cwd,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        return start_anew(command, cwd=cwd, env=env, output=output)
     if not _server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [sys.executable, "-m", MODULE, SERVE, str(theirs.fileno())]
@@ -123,6 +115,21 @@ def start(
     forked: Any = Forked(int(end.recv(100)), end)
     started: subprocess.Popen[bytes] = forked
     return started
+
+
+def start_anew(
+    command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    """As `start`, but with nothing imported: for who changes modules before others read them."""
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def _end() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import redis
 
 from celery_redlock.visit import SEE
+from tests.contract.proxy import Front
 
 __all__ = ["ODD", "OddNode", "bent"]
 
@@ -51,41 +52,22 @@ def bent(reply: Any, rng: Random) -> Any:
     return bent_one
 
 
-class OddNode:
-    """Listens on a free port, and passes requests on to the server at `port`.
+class OddNode(Front):
+    """Passes requests on, and answers them with something else.
 
     Attributes:
         odd: Makes of a request's words and its true reply what is answered to who looks.
-        port: Where clients find it.
     """
 
     def __init__(self, port: int) -> None:
-        self._server = port
         self.odd: Callable[[list[bytes], Any], Any] = lambda _words, reply: reply
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+        super().__init__(port)
 
-    @property
-    def url(self) -> str:
-        """Where clients find it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def __enter__(self) -> OddNode:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _address = self._listener.accept()
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+    def _take(self, client: socket.socket) -> None:
+        threading.Thread(target=self._serve, args=(client,), daemon=True).start()
 
     def _serve(self, client: socket.socket) -> None:
-        upstream = redis.Connection(port=self._server, protocol=2)
+        upstream = redis.Connection(port=self._port, protocol=2)
         with client, client.makefile("rb") as requests, contextlib.suppress(OSError, ValueError):
             while head := requests.readline():
                 words = []

@@ -6,11 +6,50 @@ import contextlib
 import socket
 import threading
 import time
+from typing import TypeVar
 
-__all__ = ["Proxy"]
+__all__ = ["Front", "Proxy"]
+
+T = TypeVar("T", bound="Front")
 
 
-class Proxy:
+class Front:
+    """Stands in front of the server at `port`, at a free port of 127.0.0.1.
+
+    Attributes:
+        port: Where clients find it.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def __enter__(self: T) -> T:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _address = self._listener.accept()
+                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._take(client)
+
+    def _take(self, client: socket.socket) -> None:
+        """Begin to serve a client; must not wait."""
+        raise NotImplementedError
+
+
+class Proxy(Front):
     """Listens on a free port of 127.0.0.1 and passes everything on to `port`.
 
     What it does to replies can be changed at any time; it holds for the next bytes:
@@ -32,26 +71,15 @@ class Proxy:
     """
 
     def __init__(self, port: int, *, then: str = "pass", delay: float = 0.0) -> None:
-        self._port = port
         self.mode = "pass"
         self.then = then
         self.delay = delay
         self.connections = self.requests = 0
         self._open: list[socket.socket] = []
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        """Where clients find it."""
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def __enter__(self) -> Proxy:
-        return self
+        super().__init__(port)
 
     def __exit__(self, *_error: object) -> None:
-        self._listener.close()
+        super().__exit__()
         self.reset()
 
     def reset(self) -> None:
@@ -64,20 +92,16 @@ class Proxy:
         self._port = port
         self.reset()
 
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _address = self._listener.accept()
-                client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                try:
-                    server = socket.create_connection(("127.0.0.1", self._port))
-                except OSError:
-                    _close(client)
-                    continue
-                self.connections += 1
-                self._open += [client, server]
-                for target in (self._requests, self._replies):
-                    threading.Thread(target=target, args=(client, server), daemon=True).start()
+    def _take(self, client: socket.socket) -> None:
+        try:
+            server = socket.create_connection(("127.0.0.1", self._port))
+        except OSError:
+            _close(client)
+            return
+        self.connections += 1
+        self._open += [client, server]
+        for target in (self._requests, self._replies):
+            threading.Thread(target=target, args=(client, server), daemon=True).start()
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):

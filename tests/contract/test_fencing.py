@@ -47,14 +47,6 @@ def clients(servers: list[LocalServer]) -> Iterator[list[Skewed]]:
         client.close()
 
 
-@pytest.fixture
-def admins(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
-    clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
-    yield clients
-    for client in clients:
-        client.close()
-
-
 def fences(admins: list[redis.Redis]) -> list[int]:
     return [int(admin.get("redlock:r#fence") or 0) for admin in admins]
 

@@ -19,14 +19,6 @@ from tests.support import wait_until
 KEY = "redlock:r#fence"
 
 
-@pytest.fixture
-def admins(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
-    clients = [redis.Redis(port=server.port, decode_responses=True) for server in servers]
-    yield clients
-    for client in clients:
-        client.close()
-
-
 class Liar(Forger):
     """Sits in front of a node, and says another number than it has raised its own to."""
 

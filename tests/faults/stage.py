@@ -23,6 +23,7 @@ from celery_redlock.server import LocalServer
 from tests.faults.broker import broker as make_broker
 from tests.faults.journal import Journal
 from tests.faults.proxy import Link, Network
+from tests.forked import start_anew
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "tests.faults.project"
@@ -223,15 +224,8 @@ class Worker:
         command += ["-n", f"{self.name}@faults", *self._arguments]
         command += ["-Q", f"celery,only-{self.name}"]
         with open(self.output, "ab") as output:
-            self.process = subprocess.Popen(
-                command,
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            # Mutants are planted, and traces begun, before others import what they change.
+            self.process = start_anew(command, cwd=ROOT, env=environment, output=output)
         self.stopped = False
 
     def children(self, *, helper: bool = False) -> list[int]:

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import uuid
@@ -27,6 +26,7 @@ from celery import chain, chord
 from kombu.exceptions import OperationalError
 
 from celery_redlock import Skipped
+from tests.forked import start_anew
 from tests.peers.harness import Site
 from tests.peers.project import SHORT
 from tests.support import wait_until
@@ -320,16 +320,7 @@ def two_beats(site: Site, path: Path) -> Iterator[None]:
         command = [sys.executable, "-m", "tests.run_celery", "-A", site.tasks, "beat", "--pidfile="]
         command += ["-l", "INFO", "-s", f"{output}.schedule"]
         with open(output, "wb") as file:
-            beats.append(
-                subprocess.Popen(
-                    command,
-                    cwd=ROOT,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+            beats.append(start_anew(command, cwd=ROOT, env=environment, output=file))
     try:
         wait_until(lambda: all("tick" in one.read_text() for one in logs), 30.0, "both have ticked")
         yield
