@@ -79,11 +79,18 @@ class LocalProcess(_Shaped):
         if number not in (None, signals.SIGKILL):
             self.process.send_signal(number)
             return
-        family = [psutil.Process(self.process.pid)] if self.process.poll() is None else []
-        for process in family and [*family[0].children(recursive=True), *family]:
+        for process in self._family() if self.process.poll() is None else ():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self.process.wait(10.0)
+
+    def _family(self) -> list[psutil.Process]:
+        """Its children and itself; none if it ends meanwhile: a fork is not ours to wait for."""
+        try:
+            process = psutil.Process(self.process.pid)
+            return [*process.children(recursive=True), process]
+        except psutil.NoSuchProcess:
+            return []
 
     def restart(self, timeout: float = 10.0) -> None:
         """Ask it to end, kill it if it does not in time, start it again."""

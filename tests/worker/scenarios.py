@@ -157,7 +157,7 @@ ENDINGS = (
     Ending("cold shutdown, early ack", args=(LONG,), act=cold, worker={}, by=(BODY, *DEATH),
            state=as_it_takes_it("RETRY", "PENDING or FAILURE", (5, 5))),
     Ending("cold shutdown, early ack (Celery fails at it, and ends)", args=(LONG,), act=cold,
-           state="PENDING", worker={}, pools=("gevent", "eventlet"), since=(5, 5)),
+           state="PENDING or RETRY", worker={}, pools=("gevent", "eventlet"), since=(5, 5)),
     Ending("cold shutdown, early ack (Celery fails in the body)", args=(LONG,), act=cold,
            state="FAILURE", worker={}, pools=("solo",), since=(5, 7)),
     Ending("cold shutdown, late ack", "late", args=(LONG,), act=cold_then_another, runs=2,

@@ -86,14 +86,15 @@ class Monitor:
         """Whose connection this is; the port may have been another's, or be one's elsewhere.
 
         Among our own descendants only: a look at all processes of the machine takes so long that
-        whose it is may be dead meanwhile.
+        whose it is may be dead meanwhile. Parents before their children, which have what was open
+        when they were forked: a worker forks for `uname`, and in gevent's way, that takes a while.
         """
         self._pids.pop(port, None)
         local = f"0100007F:{int(port):04X}"
         lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
         inodes = {f"socket:[{line[9]}]" for line in lines if line[1:3] == [local, self._node]}
         me = psutil.Process()
-        for process in (me, *reversed(me.children(recursive=True))):
+        for process in (me, *me.children(recursive=True)):
             with contextlib.suppress(OSError):
                 for fd in os.listdir(f"/proc/{process.pid}/fd"):
                     with contextlib.suppress(OSError):
@@ -115,6 +116,10 @@ class Monitor:
         self._caught_up()
         lines = [(source, words.split(" ")) for source, words in self._seen]
         return [(source, words) for source, words in lines if f"redlock:{resource}" in words]
+
+    def about(self, resource: str) -> list[tuple[str, int, list[str]]]:
+        """What was said about one resource: by which connection, of which process."""
+        return [(one, self._pids.get(one, GONE), words) for one, words in self._about(resource)]
 
     def taken(self, resource: str) -> int:
         """How often a lock on a resource was asked for."""
@@ -250,6 +255,14 @@ class Stage:
             return KEEPER if "helper]" in line else MAIN
         return self.process(pid)
 
+    def told(self) -> str:
+        """What the node was told of it, by whom."""
+        mine = {os.getpid(): "test", self.worker.process.pid: "worker"}
+        return "\n".join(
+            f"{mine.get(pid, pid)} {source} {' '.join(words)[:200]}"
+            for source, pid, words in self.monitor.about(f"k:{self.key}")
+        )
+
     def extenders(self) -> set[int]:
         """The processes that extended the task's first lock."""
         return self.monitor.extended_by(f"k:{self.key}", self.sent.id)
@@ -285,22 +298,31 @@ def play(
     """
     with _worker(ending, cluster, pool, worker) as worker:
         stage = Stage(cluster, monitor, worker, key)
-        if ending.played is not None:
-            return ending.played(stage, ending)
-        stage.begin(ending.task, *ending.args, **ending.options)
-        ending.act(stage)
-        freed = stage.freed(ending.within)
-        by = stage.by()
-        assert by in ending.by, f"freed by the {by}"
-        if pool in ending.unacknowledged:
-            assert cluster.client.hlen("unacked") == 1
-            cluster.client.delete("unacked", "unacked_index")
-        message = stage.over(ending.state, ending.runs)
-        if pool in ending.unacknowledged:
-            message += ", will be delivered again"
-        assert stage.overlaps() == 0
-        cluster.free(key)
-        return Row(freed, by, stage.overlaps(), message)
+        try:
+            return _played(ending, stage, pool)
+        except AssertionError:
+            print(stage.worker.text[-4000:], stage.told(), sep="\n")
+            raise
+
+
+def _played(ending: Ending, stage: Stage, pool: str) -> Row:
+    if ending.played is not None:
+        return ending.played(stage, ending)
+    stage.begin(ending.task, *ending.args, **ending.options)
+    ending.act(stage)
+    freed = stage.freed(ending.within)
+    by = stage.by()
+    assert by in ending.by, f"freed by the {by}"
+    client = stage.cluster.client
+    if pool in ending.unacknowledged:
+        assert client.hlen("unacked") == 1
+        client.delete("unacked", "unacked_index")
+    message = stage.over(ending.state, ending.runs)
+    if pool in ending.unacknowledged:
+        message += ", will be delivered again"
+    assert stage.overlaps() == 0
+    stage.cluster.free(stage.key)
+    return Row(freed, by, stage.overlaps(), message)
 
 
 @contextlib.contextmanager
