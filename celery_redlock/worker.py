@@ -126,6 +126,8 @@ def received(request: Any = None, **_signal: Any) -> None:
     note = Reservation.of(header, request.id, options, confirmed=True)
     if note is not None and note.token and note.scope != "until_expired":
         hold(request, note)
+        if request.task.acks_late:
+            _free_if_untold(request, note)
     if not is_redelivered(request.delivery_info):
         return
     _free_at_success(request)
@@ -134,6 +136,24 @@ def received(request: Any = None, **_signal: Any) -> None:
     at_work = (other for other in tuple(state.active_requests) if other is not request)
     if any(other.id == request.id for other in at_work):
         mark_copy(request.request_dict)
+
+
+def _free_if_untold(request: Any, note: Reservation) -> None:
+    """Free it also where Celery acknowledges a message and then fails to say that its body failed.
+
+    Before 5.7 it does so when a body has raised SystemExit, which it cannot store as a result.
+    """
+    on_failure, app = request.on_failure, request.app
+
+    def failed(*outcome: Any, **more: Any) -> Any:
+        try:
+            return on_failure(*outcome, **more)
+        except BaseException:
+            if request.acknowledged:
+                _free(app, note)
+            raise
+
+    request.on_failure = failed
 
 
 def _free_at_success(request: Any) -> None:
