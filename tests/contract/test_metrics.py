@@ -105,7 +105,7 @@ def test_the_time_that_a_node_takes(
 
 
 def test_extensions_that_succeed(lock: Callable[..., Redlock], value: Callable[..., float]) -> None:
-    with lock(ttl=1.0).lock("r"):
+    with lock(ttl=2.0).lock("r"):
         wait_until(lambda: value("extend_total", task="", outcome="extended"), LONG, "an extension")
 
 

@@ -28,6 +28,10 @@ from tests.support import told_all, wait_until
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 
+SHORT = 2.0
+"""Seconds of a ttl that is to be extended meanwhile: a busy machine may stop us for one."""
+
+
 def in_child(work: Callable[[], Any]) -> Any:
     """What `work` returns in a forked child, or the error it met there."""
     receiver, sender = os.pipe()
@@ -136,8 +140,10 @@ def test_a_child_that_leaves_the_parents_block_frees_nothing(
         block.__exit__(None, None, None)
 
     told_all(redlock)
+    before = [bool(keys(url)) for url in urls]  # a node that is slow to connect is told later
     in_child(child)
-    assert all(keys(url) for url in urls)
+    assert all(keys(url) for url, had in zip(urls, before, strict=True) if had)
+    assert sum(before) >= 2
     assert not held.lost
     block.__exit__(None, None, None)
     assert not any(keys(url) for url in urls)
@@ -166,11 +172,11 @@ def test_a_childs_connections_are_its_own_and_the_parents_stay(
 
 
 def test_the_parents_watchdog_goes_on_and_the_child_has_its_own(redlock: Redlock) -> None:
-    with redlock.lock("r", ttl=0.5) as held:
+    with redlock.lock("r", ttl=SHORT) as held:
         old = held.lease
 
         def child() -> bool:
-            with redlock.lock("s", ttl=0.5) as mine:
+            with redlock.lock("s", ttl=SHORT) as mine:
                 first = mine.lease.deadline
                 wait_until(lambda: mine.lease.deadline > first, 5, "it is extended in the child")
                 return not mine.lost
