@@ -140,7 +140,7 @@ def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
     assert demo.processes() == []
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_signal_ends_it_and_nothing_is_left(demo: Demo, name: str) -> None:
     process = demo.start()
     demo.until_it_works()
@@ -161,7 +161,11 @@ def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"), [("worker", "worker has ended"), ("beat", "beat-1 has ended")]
+    ("command", "told"),
+    [
+        ("worker", "worker has ended"),
+        pytest.param("beat", "beat-1 has ended", marks=pytest.mark.slow),
+    ],
 )
 def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str, told: str) -> None:
     process = demo.start()
