@@ -23,6 +23,7 @@ import redis
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
+from celery_redlock.lease import Owner
 from tests.machine import in_time
 from tests.support import wait_until
 from tests.worker import log
@@ -141,14 +142,16 @@ class Monitor:
 
     def freed_by(self, resource: str, task: str) -> int | None:
         """The process that freed the first lock of a task; None if it was its ttl."""
-        token = asker = ""
+        token = setter = asker = ""
         for source, words in self._about(resource):
             if source != "lua":
                 asker = source if token in words else ""
                 if not token and words[0].upper() == "SET" and task in words[2]:
-                    token = words[2]
+                    token, setter = words[2], source
             elif asker and words[0].upper() == "DEL":
-                return self._pids.get(asker, GONE)
+                owner = Owner.of(token)
+                assert owner is not None
+                return owner.pid if asker == setter else self._pids.get(asker, GONE)
         return None
 
 
