@@ -41,7 +41,7 @@ def fresh(sight: Sight, **given: Any) -> Fresh[int]:
 
 
 def test_nobody_looks_before_somebody_asks(sight: Sight) -> None:
-    looking = fresh(sight, idle=0.01)
+    looking = fresh(sight, every=60)
     assert sight.count == 0
     assert looking.get(30).what == 1
     looking.close()
