@@ -19,7 +19,7 @@ from celery_redlock.freeing import free
 from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import look
-from tests.support import TOKEN, wait_until
+from tests.support import TOKEN, all_connected, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
 TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
@@ -31,7 +31,7 @@ Cli = Callable[..., Any]
 @pytest.fixture
 def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
     lock = Redlock([server.url for server in servers], ttl=20)
-    yield lock
+    yield all_connected(lock)
     lock.close()
 
 

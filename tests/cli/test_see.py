@@ -34,7 +34,7 @@ from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import survey
 from tests.cli.clinic import shop
-from tests.support import TOKEN, told_all, wait_until
+from tests.support import TOKEN, all_connected, told_all, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
 OTHER = Owner("web-2", 17, "4567-ef01", task="shop.refund")
@@ -46,7 +46,7 @@ Cli = Callable[..., Any]
 @pytest.fixture
 def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
     lock = Redlock([server.url for server in servers], ttl=20)
-    yield lock
+    yield all_connected(lock)
     lock.close()
 
 

@@ -22,7 +22,7 @@ from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer
 from tests.contract.impostor import Impostor
-from tests.support import ACL_RULE, wait_until
+from tests.support import ACL_RULE, all_connected, wait_until
 
 TTL = 30.0
 """Long: nothing that goes away in these tests has expired."""
@@ -161,9 +161,7 @@ def make(
             urls = [one.server.url for one in ailing]
             redlock = Redlock([*urls, *(s.url for s in servers[: 3 - count])], ttl=TTL)
             stack.callback(redlock.close)
-            redlock.connect()
-            wait_until(lambda: all(n.channel.up for n in redlock._driver.nodes), 5, "all are up")
-            return redlock, ailing
+            return all_connected(redlock), ailing
 
         yield made
 

@@ -21,7 +21,7 @@ from celery_redlock.node import Node
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from tests.machine import in_time
-from tests.support import wait_until
+from tests.support import all_connected, wait_until
 
 WAITER = """
 import sys
@@ -91,8 +91,7 @@ def hearing(redlock: Redlock, servers: list[LocalServer]) -> None:
 
     And all nodes are there to be asked: it would not stand in the line of one that comes later.
     """
-    redlock.connect(30.0)
-    wait_until(lambda: all(node.channel.up for node in redlock._driver.nodes), 30, "all are up")
+    all_connected(redlock)
     with redlock._wakeup.in_line():
         wait_until(lambda: len(redlock._wakeup._attentive) == len(servers), 10, "it hears")
 

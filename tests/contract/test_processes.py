@@ -22,7 +22,7 @@ from celery_redlock import (
     node,
 )
 from celery_redlock.server import LocalServer
-from tests.support import told_all, wait_until
+from tests.support import all_connected, told_all, wait_until
 
 # Python 3.12 warns of every fork of a process with threads; that it works is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -59,9 +59,7 @@ def urls(servers: list[LocalServer]) -> list[str]:
 @pytest.fixture
 def redlock(urls: list[str]) -> Any:
     made = Redlock(urls, ttl=30.0)
-    made.connect()
-    wait_until(lambda: all(n.channel.up for n in made._driver.nodes), 30.0, "all are connected")
-    yield made
+    yield all_connected(made)
     made.close()
 
 
@@ -158,7 +156,7 @@ def test_a_childs_connections_are_its_own_and_the_parents_stay(
 
     def child() -> list[int]:
         other = redlock.acquire("s")
-        wait_until(lambda: all(n.channel.up for n in redlock._driver.nodes), 5, "all connected")
+        all_connected(redlock)
         now = [clients(url) for url in urls]
         assert all(mine > theirs for mine, theirs in zip(now, parents, strict=True))
         assert redlock.release(other) is True

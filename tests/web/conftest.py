@@ -14,7 +14,7 @@ from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
-from tests.support import told_all
+from tests.support import all_connected, told_all
 
 SECRET = "a-token-of-an-operator"
 Holds = Callable[..., Any]
@@ -23,7 +23,7 @@ Holds = Callable[..., Any]
 @pytest.fixture
 def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
     made = Redlock([server.url for server in servers], restart_guard="off")
-    yield made
+    yield all_connected(made)
     made.close()
 
 
