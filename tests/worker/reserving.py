@@ -97,7 +97,10 @@ class Reservations:
 
     def of(self, key: str) -> str:
         """The task that has it, by a quorum; empty if none has."""
-        ids = [owner.task_id for token in self.tokens(key) if (owner := Owner.of(token))]
+        return self._owner(self.tokens(key))
+
+    def _owner(self, tokens: list[str]) -> str:
+        ids = [owner.task_id for token in tokens if (owner := Owner.of(token))]
         return next((one for one in ids if ids.count(one) >= 3), "")
 
     def left(self, key: str) -> float:
@@ -111,7 +114,8 @@ class Reservations:
 
     def kept(self, key: str, task: Any) -> None:
         """It is still that task's."""
-        assert self.of(key) == task.id
+        tokens = self.tokens(key)
+        assert self._owner(tokens) == task.id, f"{task.id} has it on these nodes: {tokens}"
 
     def freed(self, key: str, within: float = 3.0) -> None:
         wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
