@@ -107,10 +107,10 @@ class Reservations:
         """Seconds until it expires, on the node that keeps it longest."""
         return max(node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes) / 1000
 
-    def forget(self, key: str) -> None:
-        """All nodes lose it: it has expired, or somebody has taken its place."""
+    def forget(self, key: str, *, lock: bool = False) -> None:
+        """All nodes lose it, and the body's lock: expired, or somebody has taken its place."""
         for node in self._nodes:
-            node.delete(f"redlock:k:{key}#reserved")
+            node.delete(f"redlock:k:{key}#reserved", *[f"redlock:k:{key}"] * lock)
 
     def kept(self, key: str, task: Any) -> None:
         """It is still that task's."""
