@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import functools
 import math
+import numbers
 import re
 import weakref
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any, TypeVar
+
+from celery.utils.time import maybe_iso8601, maybe_make_aware
 
 from .attempts import said
 
@@ -26,6 +30,7 @@ __all__ = [
     "later_at",
     "on_last_delivery",
     "queue_of",
+    "seconds_until",
     "unacknowledged_for",
     "without_delays",
 ]
@@ -100,6 +105,23 @@ def delayed_by_broker(app: Any, request: Any) -> bool:
         return bool(queue.exchange.type != "direct")
     types = {one.exchange.type for one in app.amqp.queues.values() if one.exchange.name == exchange}
     return bool(types) and "direct" not in types
+
+
+def seconds_until(app: Any, when: Any) -> float | None:
+    """Return the seconds to a time, or of a span, as Celery reads it; None if it takes none."""
+    try:
+        if when is None:
+            return None
+        if isinstance(when, str):
+            when = maybe_iso8601(when)
+        if isinstance(when, datetime):
+            aware = maybe_make_aware(when, app.timezone)
+            return float((aware - maybe_make_aware(app.now())).total_seconds())
+        if isinstance(when, numbers.Real):
+            return float(when)
+    except (ValueError, OverflowError, TypeError):
+        pass
+    return None
 
 
 def later_at(app: Any, request: Any, countdown: float) -> dict[str, Any]:

@@ -28,11 +28,11 @@ from .attempts import (
     waited,
 )
 from .broker import unacknowledged_for, without_delays
-from .commands import MARK_SUFFIX
 from .conflict import Refused, is_split
 from .errors import QuorumUnavailable, ResourceHeld, printable
 from .hold import HeldLease, Unlocked, release_leftovers
 from .lease import Owner
+from .names import mark_of
 from .options import TaskOptions
 from .results import has_ended, state_of
 from .signals import task_skipped
@@ -78,9 +78,6 @@ class Delivery:
             or is_redelivered(request.delivery_info)
             or waited(request) >= unacknowledged_for(task.app)
         )
-        if self._again or task.acks_late:
-            mark = f"{short_id(request.id)}:{count(request.retries, FEW)}{MARK_SUFFIX}"
-            held.mark = mark, max(MARK_LIFE, 2 * options.retry_backoff_max)
         self._stamp = os.urandom(8).hex()
         held.owner = Owner(
             socket.gethostname(),
@@ -90,6 +87,9 @@ class Delivery:
             stamp=self._stamp,
             task=short_id(task.name),
         )
+        if self._again or task.acks_late:
+            life = max(MARK_LIFE, 2 * options.retry_backoff_max)
+            held.mark = mark_of(held.owner, held.resources), life
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
 
@@ -248,10 +248,14 @@ class Delivery:
         return owner is not None and self._same(owner)
 
     def _same(self, owner: Owner) -> bool:
-        """Whether a lock is held for this very message, by another delivery of it."""
+        """Whether a lock is held for this very message, by another delivery of it.
+
+        Of another task it is another message, whoever gave it this id.
+        """
         same_try = owner.retries == count(self._request.retries, FEW)
         same_id = owner.task_id == short_id(self._request.id)
-        return same_try and same_id and owner.stamp != self._stamp
+        same_task = owner.task == short_id(self._task.name)
+        return same_try and same_id and same_task and owner.stamp != self._stamp
 
     def _succeeded(self) -> bool:
         """Whether the result backend knows that the first delivery has come to its end."""

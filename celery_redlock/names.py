@@ -6,14 +6,15 @@ be named so.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 
 from .commands import FENCE_SUFFIX, LINE_SUFFIX, MARK_SUFFIX, RESERVED_SUFFIX, SLOT_SUFFIX
 from .errors import ConfigurationError
-from .lease import names_of, shown
+from .lease import Owner, names_of, shown
 
-__all__ = ["Resources", "check_alone", "checked_names", "slots"]
+__all__ = ["Resources", "check_alone", "checked_names", "mark_of", "slots"]
 
 LONGEST = 512
 """Characters of a resource's name. What a node's connection takes at once is finite."""
@@ -106,6 +107,17 @@ def check_alone(names: Sequence[str], *, fencing: bool, limit: int) -> None:
             " grants of that one alone; for several resources give fencing=False, or lock them one"
             " after the other"
         )
+
+
+def mark_of(owner: Owner, resources: Sequence[str]) -> str:
+    """The name of the mark that says that a delivery is done.
+
+    Anybody who may publish can give any task the id of another. So it names the task and what that
+    locks, too, in a digest: of a delivery of another task, or under another lock, it says nothing.
+    """
+    work = ascii((owner.task, tuple(resources)))  # the same text in every version of Python
+    digest = hashlib.sha256(work.encode()).hexdigest()[:16]
+    return f"{owner.task_id}:{owner.retries}:{digest}{MARK_SUFFIX}"
 
 
 def slots(name: str, limit: int) -> list[str]:

@@ -315,7 +315,8 @@ TASK: Mapping[str, Option] = {
             _seconds(MIN_TTL, none=True),
             "How long the nodes keep a reservation, counted from the message's ETA; seconds. A"
             " worker that holds the message prolongs it. None: until the message expires, else an"
-            " hour.",
+            " hour. By its call (`lock=`, ETA, `expires`) it lasts for 31 days from now at most, or"
+            " for as long as is declared here, if that is longer.",
         ),
         Option(
             "on_duplicate",

@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import functools
 import logging
-import numbers
 import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from celery import _state, states
 from celery.app.task import Task
 from celery.result import EagerResult
-from celery.utils.time import maybe_iso8601, maybe_make_aware
 from kombu.utils.uuid import uuid
 
 from .arrival import Arrival, arrival_of
 from .attempts import LONG, short_id
+from .broker import seconds_until
 from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
 from .lease import Holder
 from .lock import Redlock
@@ -35,13 +33,13 @@ from .options import MIN_TTL, TaskOptions
 from .reservation import (
     HEADER,
     HOUR,
-    LONGEST_TTL,
     RESERVING,
     SHORT,
     Reservation,
     claim_for,
     free_of,
     give_up,
+    longest_of,
     prolong,
     take,
 )
@@ -162,7 +160,7 @@ class _Publication:
         kept = self._kept(names) if self._task_id is not None else None
         if kept is not None:
             return kept()
-        ttl, lasts = self._times(wish.reserve_ttl)
+        ttl, lasts = self._times()
         note = Reservation(names, wish.scope, wish.on_duplicate, ttl)
         if wish.scope not in RESERVING:  # for this call
             return self._send(self._task_id, note)
@@ -251,7 +249,7 @@ class _Publication:
                 raise
             if note.scope != "until_expired":
                 redlock = Redlock.from_app(self._app)
-                ttl = min(note.ttl + self._delay(), LONGEST_TTL)
+                ttl = min(note.ttl + self._delay(), longest_of(declared))
                 prolong(redlock, [claim_for(redlock, names, ttl, token=note.token)])
             return sent
 
@@ -297,39 +295,36 @@ class _Publication:
 
     # -- Times -----------------------------------------------------------------------------------
 
-    def _times(self, reserve_ttl: float | None) -> tuple[float, float]:
-        """How long it is reserved from when it may start, and from now; seconds."""
+    def _times(self) -> tuple[float, float]:
+        """How long it is reserved from when it may start, and from now; seconds.
+
+        Raises:
+            ConfigurationError: The call asks for too long.
+        """
+        reserve_ttl, longest = self._wish.reserve_ttl, longest_of(self._lock.options(self._app))
+        if reserve_ttl is not None and reserve_ttl > longest:
+            error = (
+                f"{self._called}: one call can reserve its key for {longest:g} s at most, and not"
+                f" for {reserve_ttl:g}: declare such a lock_reserve_ttl with the task"
+            )
+            if not self._frozen:
+                raise ConfigurationError(error)
+            logger.warning("%s; it is reserved for %g s", error, longest)  # others wait for it
         # What comes again brings its `expires` along, which anybody may have written.
         said = reserve_ttl is None and self._arrival is None
         expires = self._expires() if said else None
         ttl = expires if expires is not None else reserve_ttl or HOUR
         lasts = ttl if expires is not None else ttl + self._delay()
-        return max(ttl, MIN_TTL), min(max(lasts, MIN_TTL), LONGEST_TTL)
+        return min(max(ttl, MIN_TTL), longest), min(max(lasts, MIN_TTL), longest)
 
     def _delay(self) -> float:
         """Seconds until it may start."""
         later = self._options.get("countdown") or self._options.get("eta")
-        return max(0.0, self._seconds(later) or 0.0)
+        return max(0.0, seconds_until(self._app, later) or 0.0)
 
     def _expires(self) -> float | None:
         """Seconds until it expires; None if it does not."""
-        return self._seconds(self._options.get("expires", self._task.expires))
-
-    def _seconds(self, when: Any) -> float | None:
-        """From now on, as Celery reads it; None for what it will not take."""
-        try:
-            if when is None:
-                return None
-            if isinstance(when, str):
-                when = maybe_iso8601(when)
-            if isinstance(when, datetime):
-                aware = maybe_make_aware(when, self._app.timezone)
-                return float((aware - maybe_make_aware(self._app.now())).total_seconds())
-            if isinstance(when, numbers.Real):
-                return float(when)
-        except (ValueError, OverflowError, TypeError):
-            pass
-        return None
+        return seconds_until(self._app, self._options.get("expires", self._task.expires))
 
     # --------------------------------------------------------------------------------------------
 

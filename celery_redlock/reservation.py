@@ -29,7 +29,7 @@ from .driver import monotonic
 from .errors import QuorumUnavailable, printable
 from .lease import Claim, Holder, Owner, names_of, shown
 from .names import LONGEST, MOST, Resources
-from .options import DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
+from .options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
 from .quorum import Verb
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER",
     "HOUR",
-    "LONGEST_TTL",
     "RESERVING",
     "SHORT",
     "Reservation",
@@ -50,6 +49,7 @@ __all__ = [
     "free_of",
     "free_soon",
     "give_up",
+    "longest_of",
     "prolong",
     "start",
     "take",
@@ -71,8 +71,11 @@ HOUR = 3600.0
 SHORT = 10.0
 """Seconds for which it is taken at most while its message is not out: a producer that is killed in
 between blocks its key for so long."""
-LONGEST_TTL = 1e10
-"""Seconds; an ETA in three hundred years."""
+MONTH = 31 * DAY
+"""Seconds from now for which one call can reserve its key, by its ETA, `expires` or `reserve_ttl`:
+workers publish the callbacks that a message brings, as it says, and anybody may have written it. It
+would block the key for centuries. Who means it declares it. A worker that holds the message
+prolongs its reservation; elsewhere there may be a duplicate in the queue after this time."""
 LONGEST_TOKEN = 1000
 """Characters."""
 
@@ -166,6 +169,11 @@ class Reservation:
                 scope = options.scope
         ttl = float(min(max(ttl, MIN_TTL), longest))
         return cls(names_of(names), scope, policy, ttl, token, begun)
+
+
+def longest_of(declared: TaskOptions) -> float:
+    """How long one call of a task can reserve its key, in seconds from now."""
+    return max(MONTH, declared.reserve_ttl or 0.0)
 
 
 def claim_for(

@@ -24,6 +24,7 @@ from .commands import (
 from .entry import KINDS, Entry, NodeLook, Rival, Survey
 from .errors import QuorumUnavailable
 from .lease import Owner, quorum_of, token_digest
+from .names import mark_of
 from .options import MOST_SLOTS
 from .quorum import NodeVote, Vote
 from .visit import FOREIGN, Line, Reader, Seen, visit
@@ -149,9 +150,10 @@ def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
         seen = reader.read(keys)
         line = resource + LINE_SUFFIX
         lines = reader.lines({line: keys[line]} if line in seen else {}, IN_LINE)
-        # A mark bears the name of the task that is done, not of what it had locked.
+        # A mark bears the id of the task that is done, and of what it had locked only a digest: of
+        # one that locks more than this, `survey` finds it.
         owners = (Owner.of(_token(found.value)) for found in seen.values())
-        marks = {f"{o.task_id}:{o.retries}{MARK_SUFFIX}" for o in owners if o and o.task_id}
+        marks = {mark_of(owner, (resource,)) for owner in owners if owner and owner.task_id}
         seen.update(reader.read({name: _key(redlock, name) for name in sorted(marks)}))
         return _Haul(seen, lines)
 

@@ -134,8 +134,13 @@ def received(request: Any = None, **_signal: Any) -> None:
     from celery.worker import state  # of no use to producers
 
     at_work = (other for other in tuple(state.active_requests) if other is not request)
-    if any(other.id == request.id for other in at_work):
+    if any(_same_message(other, request) for other in at_work):
         mark_copy(request.request_dict)
+
+
+def _same_message(one: Any, other: Any) -> bool:
+    """Whether two requests are deliveries of one message: an id can be given to several."""
+    return bool(one.id == other.id and one.name == other.name and one.body == other.body)
 
 
 def _free_if_untold(request: Any, note: Reservation) -> None:

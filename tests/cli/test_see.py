@@ -31,6 +31,7 @@ from celery_redlock.cli.words import span
 from celery_redlock.doctor.votes import votes_in
 from celery_redlock.guard import Facts
 from celery_redlock.lease import Owner
+from celery_redlock.names import mark_of
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import survey
 from tests.cli.clinic import shop
@@ -205,7 +206,8 @@ def test_show_tells_all_of_one_key(redlock: Redlock, cli: Cli, servers: Any) -> 
     put(servers[3:4], "redlock:order:1", OTHER.token("0" * 32, 1.7e9), ex=60)
     put(servers, "redlock:order:1#reserved", TOKENS[1])
     put(servers, "redlock:order:1#fence", "17")
-    put(servers, "redlock:0123-abcd:0#done", "done")
+    mark = mark_of(OWNER, ["order:1"])
+    put(servers, "redlock:" + mark, "done")
     by_name, by_key = cli("show", "order:1"), cli("show", "redlock:order:1#slot2")
     assert by_name.exit_code == by_key.exit_code == 0
     assert by_name.stdout.splitlines()[0] == by_key.stdout.splitlines()[0] == "order:1"
@@ -217,7 +219,7 @@ def test_show_tells_all_of_one_key(redlock: Redlock, cli: Cli, servers: Any) -> 
     assert f"on 127.0.0.1:{servers[3].port}\n" in text
     assert "reservation: shop.charge" in text
     assert "fencing token last granted: 17" in text
-    assert "done: 0123-abcd:0 on 5 of 5 nodes" in text
+    assert f"done: {mark[:-5]} on 5 of 5 nodes" in text
     assert not TOKEN.search(text)
 
 

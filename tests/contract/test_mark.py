@@ -13,7 +13,7 @@ from celery_redlock.names import slots
 from celery_redlock.quorum import Verb
 from tests.contract.test_verbs import Real, Subject, a_node, claim, debian, node, valkey  # noqa: F401
 
-MARK = "the-id:0#done"
+MARK = "the-id:0:0123456789abcdef#done"
 
 
 def marked(resource: Any = "r", token: str = "mine") -> Claim:

@@ -13,12 +13,14 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.commands import DONE
 from celery_redlock.lease import Owner, token_digest
+from celery_redlock.names import mark_of
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
 from celery_redlock.visit import Reader, visit
 from tests.support import TOKEN, told_all, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
+MARK = mark_of(OWNER, ["order:1"])
 TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
 
 
@@ -74,14 +76,14 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
         client.set("redlock:a#reserved", TOKENS[0], px=9000)
         client.set("redlock:beat:app:entry:every-5s", beat, px=9000)
         client.set("redlock:beat:mine", TOKENS[1], px=9000)
-        client.set("redlock:0123-abcd:0#done", DONE, px=9000)
+        client.set("redlock:" + MARK, DONE, px=9000)
         client.set("redlock:a#fence", "17", px=9000)
         client.zadd("redlock:a#line", {"redlock:#line:ff:1": 1.7e15})
         client.set("redlock:b", "somebody else's", px=9000)
         client.set("redlock:nonce:" + "0" * 32, "1", px=9000)
         client.set("elsewhere", "x")
     assert [(e.resource, e.kind) for e in found(redlock)] == [
-        ("0123-abcd:0", "mark"),
+        (MARK.removesuffix("#done"), "mark"),
         ("a", "reservation"),
         ("a", "fence"),
         ("a", "line"),
@@ -264,10 +266,10 @@ def test_a_look_finds_all_slots_and_the_holders_mark(
 ) -> None:
     for client in clients:
         client.set("redlock:order:1#slot100", TOKENS[0], px=9000)
-        client.set("redlock:0123-abcd:0#done", DONE, px=9000)
+        client.set("redlock:" + MARK, DONE, px=9000)
         client.set("redlock:order:10", TOKENS[0], px=9000)
     assert [(e.resource, e.kind, e.slot) for e in look(redlock, "order:1")] == [
-        ("0123-abcd:0", "mark", 1),
+        (MARK.removesuffix("#done"), "mark", 1),
         ("order:1", "lock", 100),
     ]
     assert look(redlock, "order") == ()

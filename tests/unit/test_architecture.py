@@ -132,7 +132,7 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("options", "reservation", "results", "signals", "skipped", "celery"),
     },
     "publish": {
-        *("arrival", "attempts", "errors", "lease", "lock", "options", "reservation"),
+        *("arrival", "attempts", "broker", "errors", "lease", "lock", "options", "reservation"),
         *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
     },
     "conflict": {
@@ -140,7 +140,7 @@ CELERY_SIDE: dict[str, set[str]] = {
         *("skipped", "waiting", "celery", "tenacity"),
     },
     "delivery": {
-        *("attempts", "broker", "commands", "conflict", "errors", "hold", "lease", "options"),
+        *("attempts", "broker", "conflict", "errors", "hold", "lease", "names", "options"),
         *("results", "signals", "celery"),
     },
     "task_lock": {

@@ -24,10 +24,11 @@ from celery_redlock.attempts import ATTEMPTS, RECEIPT
 from celery_redlock.commands import DONE
 from celery_redlock.delivery import Delivery
 from celery_redlock.lease import Claim, Owner
+from celery_redlock.names import mark_of
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
-MARK = "the-id:0#done"
+MARK = mark_of(Owner("here", 1, "the-id", task="t"), ["k"])
 AGAIN = {"delivery_info": {"redelivered": True}}
 COPY = {ATTEMPTS: {"copy": True}}
 
@@ -35,8 +36,10 @@ COPY = {ATTEMPTS: {"copy": True}}
 @pytest.fixture
 def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
     def declare(**options: Any) -> Any:
-        @app.task(name=f"t{len(app.tasks)}", base=SingletonTask, bind=True, lock_key="k",
-                  **{"acks_late": True, "ignore_result": True, **options})  # fmt: skip
+        app.tasks.pop("t", None)
+        options = {"name": "t", "lock_key": "k", "acks_late": True, **options}
+
+        @app.task(base=SingletonTask, bind=True, ignore_result=True, **options)
         def task(self: Any, then: Any = None) -> str:
             if isinstance(then, BaseException):
                 raise then
@@ -149,8 +152,26 @@ def test_a_retry_is_another_delivery_than_the_one_before(
     task = declare()
     assert ran(deliver(task, retries=0))
     assert ran(deliver(task, retries=1, **AGAIN))
-    assert marks(redlock, "the-id:1#done") == 5
+    assert marks(redlock, MARK.replace(":0:", ":1:")) == 5
     assert not ran(deliver(task, retries=1, **AGAIN))
+
+
+@pytest.mark.parametrize(
+    "other", [{"name": "another"}, {"lock_key": "another"}, {"lock_key": ["then"]}], ids=repr
+)
+def test_what_another_task_did_or_under_another_key_is_not_done(declare: Any, other: Any) -> None:
+    """Whoever may publish can give his message the id of any task."""
+    assert ran(deliver(declare(**other)))
+    task = declare()
+    assert ran(deliver(task, **AGAIN))
+    assert not ran(deliver(task, **AGAIN))
+
+
+def test_a_task_of_several_resources_is_done_with_all_of_them(declare: Any) -> None:
+    task = declare(lock_key=lambda then=None: ["a", f"b:{then}"])
+    assert ran(deliver(task))
+    assert not ran(deliver(task, **AGAIN))
+    assert ran(deliver(task, "another", **AGAIN))
 
 
 def test_what_was_acknowledged_early_is_marked_only_where_it_came_again(
@@ -246,7 +267,7 @@ def test_a_late_one_that_meets_its_other_delivery_is_a_copy(
     redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
 ) -> None:  # fmt: skip
     """It was kept for so long that the broker gave its message to another worker, too."""
-    redlock.acquire("k", owner=Owner("there", 1, task_id="the-id"))
+    redlock.acquire("k", owner=Owner("there", 1, task_id="the-id", task="t"))
     task = declare(lock_on_conflict="skip")
     assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 1801.0}}))
     (again,) = sent
@@ -308,7 +329,7 @@ def test_with_a_limit_a_copy_does_not_take_another_slot(
 
     monkeypatch.setattr(Delivery, "__init__", limited)
     task = declare(lock_on_conflict="skip")
-    first = redlock.acquire("k", owner=Owner("there", 1, task_id="the-id"), limit=3)
+    first = redlock.acquire("k", owner=Owner("there", 1, task_id="the-id", task="t"), limit=3)
     other = redlock.acquire("k", owner=Owner("there", 1, task_id="other"), limit=3)
     assert not ran(deliver(task, **AGAIN))
     (again,) = sent

@@ -18,7 +18,7 @@ from celery_redlock import ConfigurationError, SingletonTask, Skipped
 from celery_redlock.lease import Claim, Owner
 from celery_redlock.options import SCOPES
 from celery_redlock.quorum import Verb
-from celery_redlock.reservation import HEADER, HOUR
+from celery_redlock.reservation import HEADER, HOUR, MONTH
 from celery_redlock.worker import received
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_publish import RESERVED, Box, box, take  # noqa: F401
@@ -306,6 +306,10 @@ def test_a_retry_prolongs_it_for_no_longer(
     assert box.header()["token"] == token
     redlock.clock.advance(HOUR + 1.0)
     assert redlock.free(RESERVED)
+    reserve(redlock, token)
+    task.apply_async((1,), task_id="the-id", headers={HEADER: given}, countdown=1e9)
+    redlock.clock.advance(MONTH + 1.0)
+    assert redlock.free(RESERVED)
 
 
 def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
@@ -323,6 +327,34 @@ def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
     deliver(task, 1)
     assert box.header()["token"]
     redlock.clock.advance(HOUR + 1.0)
+    assert redlock.free(RESERVED)
+
+
+def test_a_call_reserves_for_no_longer_than_a_month_unless_its_task_says_so(
+    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
+) -> None:  # fmt: skip
+    wish = {"reserve_ttl": YEARS}
+    with pytest.raises(ConfigurationError, match="declare such a lock_reserve_ttl with the task"):
+        ran.task("until_executed").apply_async((1,), lock=wish)
+    assert box.messages() == [] and redlock.free(RESERVED)
+    ran.task("until_executed", lock_reserve_ttl=YEARS).apply_async((1,), lock=wish)
+    redlock.clock.advance(YEARS - 1.0)
+    assert not redlock.free(RESERVED)
+
+
+@pytest.mark.parametrize(
+    "wish", [{"lock": {"reserve_ttl": YEARS}}, {"countdown": 1e9}, {"expires": 1e9}], ids=repr
+)
+def test_nor_does_a_callback_and_the_task_that_brings_it_succeeds(
+    ran: Ran, redlock: FakeRedlock, box: Box, wish: Any, caplog: pytest.LogCaptureFixture  # noqa: F811
+) -> None:  # fmt: skip
+    callback = ran.task("until_executed").si(1).set(**wish)
+    assert deliver(ran.task("while_executing"), 2, callbacks=[callback])[0] == "done"
+    assert box.header()["ttl"] <= MONTH
+    assert len(caplog.messages) == ("lock" in wish)
+    redlock.clock.advance(MONTH - 1.0)
+    assert not redlock.free(RESERVED)
+    redlock.clock.advance(1.001)
     assert redlock.free(RESERVED)
 
 

@@ -28,7 +28,7 @@ from celery_redlock.attempts import LONG
 from celery_redlock.lease import Claim, Holder, Owner
 from celery_redlock.publish import wrap
 from celery_redlock.quorum import Verb
-from celery_redlock.reservation import HEADER, SHORT, Reservation
+from celery_redlock.reservation import HEADER, MONTH, SHORT, Reservation
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, redlock  # noqa: F401
 
@@ -107,6 +107,7 @@ def test_it_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> 
     assert redlock.watchdog.watched == {}
 
 
+YEAR = 365 * 86_400.0
 NOW = datetime.now(timezone.utc)
 TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
     # name: options of the task, of the call, how long it is reserved from its ETA on, and from now
@@ -127,6 +128,15 @@ TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
     "reserve_ttl and countdown": ({"lock_reserve_ttl": 30}, {"countdown": 60}, 30.0, 90.0),
     "expires before": ({"lock_reserve_ttl": 30}, {"expires": 10}, 30.0, 30.0),
     "expires after": ({"lock_reserve_ttl": 30}, {"expires": 100}, 30.0, 30.0),
+    "eta in many years": ({}, {"eta": NOW + timedelta(days=9000)}, 3600.0, MONTH),
+    "countdown of many years": ({}, {"countdown": 1e9}, 3600.0, MONTH),
+    "expires in many years": ({}, {"expires": 1e9}, MONTH, MONTH),
+    "reserve_ttl of the call, a month": ({}, {"lock": {"reserve_ttl": MONTH}}, MONTH, MONTH),
+    "a year, declared": ({"lock_reserve_ttl": YEAR}, {}, YEAR, YEAR),
+    "a year, of both": (
+        *({"lock_reserve_ttl": YEAR}, {"lock": {"reserve_ttl": YEAR}, "countdown": 1e9}),
+        *(YEAR, YEAR),
+    ),
     "for less than seconds": ({"lock_reserve_ttl": 2}, {}, 2.0, 2.0),
 }
 
