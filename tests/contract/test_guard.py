@@ -365,6 +365,8 @@ def test_one_server_under_two_names_is_found_without_info(
             assert server.socket_path in str(refusal.value)
             assert str(server.port) in str(refusal.value)
         # Three that are three do work, without a guard, and that is said once.
+        wait_until(lambda: "is the same server as" in log.text, 5.0, "it is said of the others")
+        redlock.close()
         log.clear()
         redlock = lock(urls, ttl=30.0)
         redlock.release(redlock.acquire("r"))

@@ -356,7 +356,7 @@ def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
     with ExitStack() as stack:
         config = ["--maxmemory-policy", "allkeys-random"]
         nodes = [stack.enter_context(LocalServer(config=config)) for _ in range(3)]
-        redlock = Redlock([node.url for node in nodes], ttl=9.0)
+        redlock = all_connected(Redlock([node.url for node in nodes], ttl=9.0))
         stack.callback(redlock.close)
         with redlock.lock("r") as lease, admin(nodes[0]) as client:
             wait_until(lambda: client.exists("redlock:r"), 5, "it is set")
