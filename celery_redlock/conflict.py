@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tenacity
-from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
-from kombu.exceptions import OperationalError
+from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
