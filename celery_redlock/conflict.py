@@ -11,8 +11,6 @@ from typing import Any
 
 import tenacity
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id, stuck_for
 from .broker import (
@@ -62,7 +60,7 @@ SEND = 10.0
 the broker at once it would come back at once: a loop, which a quorum queue ends by dropping it."""
 PASSING = (
     *(OperationalError, OSError),  # what Celery makes of whatever a broker raises
-    *(RedisConnectionError, RedisTimeoutError),  # of a result backend, which is told of it
+    RuntimeError,  # and of a result backend that is away: pools of threads tell it of the message
     QuorumUnavailable,  # of a reservation
 )
 """What may pass, of all that keeps a message from being sent."""

@@ -137,7 +137,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "conflict": {
         *("attempts", "broker", "complaints", "errors", "lease", "options", "quorum", "signals"),
-        *("skipped", "waiting", "celery", "redis", "tenacity"),
+        *("skipped", "waiting", "celery", "tenacity"),
     },
     "delivery": {
         *("attempts", "broker", "conflict", "errors", "hold", "lease", "names", "options"),

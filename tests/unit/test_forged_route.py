@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import EncodeError, OperationalError
 from kombu.transport.virtual import Channel
@@ -82,6 +83,15 @@ def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
     monkeypatch.setattr(conflict, "SEND", 0.0)
     result, _account = deliver(busy(acks_late=True), delivery_info=info)
     assert isinstance(result, Reject if info in GENUINE else OperationalError)
+
+
+def test_a_result_backend_that_is_away_may_come_back() -> None:
+    """A pool of threads subscribes to the result before the message is sent."""
+    app = Celery("away", broker="memory://", set_as_current=False)  # noqa: F811
+    app.conf.result_backend = "redis://127.0.0.1:1/1"
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    with pytest.raises(conflict.PASSING):
+        app.send_task("any")
 
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE + GENUINE, ids=str)
