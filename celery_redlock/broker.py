@@ -27,7 +27,9 @@ from .attempts import said
 __all__ = [
     "delayed_by_broker",
     "has_quorum_queues",
+    "has_way_back",
     "later_at",
+    "misaddressed",
     "on_last_delivery",
     "queue_of",
     "seconds_until",
@@ -202,15 +204,37 @@ def _is_delay(death: Any) -> bool:
     return isinstance(queue, str) and DELAYS in queue
 
 
+def misaddressed(request: Any) -> bool:
+    """Whether a message says that it came by what no exchange or routing key can be.
+
+    A message on Redis says so itself, as whoever wrote it pleased.
+    """
+    return any(by and not isinstance(by, str) for by in _said_to_come_by(request))
+
+
+def has_way_back(request: Any) -> bool:
+    """Whether a message can be given back: on Redis kombu returns it to where it says it came from.
+
+    Where that is no queue's name, kombu raises in the worker's main process, which ends it.
+    """
+    exchange, routing_key = _said_to_come_by(request)
+    named = isinstance(routing_key, str) and bool(exchange or routing_key)
+    return named and not misaddressed(request)
+
+
 def _came_by(request: Any) -> tuple[str, str]:
     """The exchange and the routing key of a message."""
-    info = said(request, "delivery_info")
-    info = info if isinstance(info, Mapping) else {}
-    exchange, routing_key = info.get("exchange"), info.get("routing_key")
+    exchange, routing_key = _said_to_come_by(request)
     return (
         exchange if isinstance(exchange, str) else "",
         routing_key if isinstance(routing_key, str) else "",
     )
+
+
+def _said_to_come_by(request: Any) -> tuple[Any, Any]:
+    info = said(request, "delivery_info")
+    info = info if isinstance(info, Mapping) else {}
+    return info.get("exchange"), info.get("routing_key")
 
 
 def queue_of(app: Any, request: Any) -> Any:

@@ -32,7 +32,7 @@ from celery.worker import state
 
 from .admission import AdmissionQueue, Parked
 from .attempts import ATTEMPTS, MANY, attempts_of, said
-from .broker import on_last_delivery, unacknowledged_for
+from .broker import has_way_back, on_last_delivery, unacknowledged_for
 from .dispatcher import Dispatcher
 from .driver import monotonic
 from .errors import printable
@@ -166,6 +166,8 @@ class Parking(bootsteps.StartStopStep):
             return False
         if on_last_delivery(self._app, request.request_dict):
             return False  # given back once more it would be dropped: it goes, and is sent anew
+        if not has_way_back(request.request_dict):
+            return False
         (resource,) = resources
         now = monotonic()
         since = attempts["since"]

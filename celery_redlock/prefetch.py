@@ -129,7 +129,8 @@ class Prefetch:
             consumer.task_consumer.cancel()  # or they would come back to us
             self.give_back(requests)
             # Redis may have answered our last BRPOP with one of them: kombu gives it back.
-            consumer.connection.drain_events(timeout=LAST_READ_S)
+            with contextlib.suppress(ValueError):  # its loop has died, and closed what it polls
+                consumer.connection.drain_events(timeout=LAST_READ_S)
 
     # -- A Redis broker ---------------------------------------------------------------------------
 

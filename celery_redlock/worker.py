@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from celery import _state, signals, states
+from celery.exceptions import Retry
 
 from . import inspection
 from .arrival import arrival_of, comes_back, note_of
@@ -24,7 +25,7 @@ from .conflict import check_rejecting
 from .declared import given_to_all, refuse_unread
 from .declared import wrap as watch_declarations
 from .delivery import lease_of
-from .errors import ConfigurationError
+from .errors import ConfigurationError, NotAcquired
 from .lease import quorum_of
 from .lock import Redlock
 from .publish import wrap
@@ -84,6 +85,10 @@ def end(sender: Any = None, state: str | None = None, retval: Any = None, **_sig
         note = note_of(request)
         if note is not None and not comes_back(sender, state, retval):
             _free(sender.app, note)
+    if isinstance(retval, Retry) and isinstance(retval.exc, NotAcquired):
+        # Each holds frames that hold it, and Celery's copy of them all: half a megabyte, which
+        # would wait for a full collection.
+        retval.__traceback__ = retval.exc.__traceback__ = None
 
 
 def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:

@@ -11,6 +11,7 @@ from celery.app.amqp import Queues
 from celery.app.task import Context
 from celery.exceptions import Reject, Retry
 from kombu import Exchange, Queue
+from kombu.exceptions import OperationalError
 
 from celery_redlock import conflict
 from celery_redlock.broker import (
@@ -177,7 +178,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, app: Any) -> list[int]:  # noqa: F8
     def send(*_args: Any, **_options: Any) -> None:
         left[0] -= 1
         if left[0] >= 0:
-            raise ValueError("cannot be sent")
+            raise OperationalError("away")
 
     monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
     monkeypatch.setattr(conflict, "SEND", 0.05)
@@ -193,16 +194,19 @@ def test_what_cannot_be_sent_is_tried_again(
     result, _info = deliver(busy())
     assert isinstance(result, Retry)
     assert failing == [-1]
-    assert caplog.text.count("cannot be sent again (ValueError('cannot be sent'))") == 1
+    assert caplog.text.count("cannot be sent again (OperationalError('away'))") == 1
 
 
 def test_it_goes_back_to_the_broker_unless_that_would_drop_it(
     failing: list[int], busy: Any  # noqa: F811
 ) -> None:  # fmt: skip
     late = busy(acks_late=True)
-    result, _info = deliver(late)
+    came = {"exchange": "", "routing_key": "celery"}
+    result, _info = deliver(late, delivery_info=came)
     assert isinstance(result, Reject) and result.requeue
-    result, info = deliver(late, **{"x-delivery-count": 19})
-    assert isinstance(result, ValueError)
+    result, info = deliver(late, delivery_info=came, **{"x-delivery-count": 19})
+    assert isinstance(result, OperationalError)
     assert info.state == "FAILURE"
-    assert isinstance(deliver(busy())[0], ValueError)  # acknowledged: the broker has it no more
+    assert isinstance(
+        deliver(busy())[0], OperationalError
+    )  # acknowledged: the broker has it no more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from amqp import Channel, spec
@@ -12,6 +13,7 @@ from amqp.serialization import loads
 from celery import VERSION, Celery
 from kombu import Queue
 from kombu.common import QoS
+from kombu.utils.eventio import poll
 
 from celery_redlock.prefetch import MAX_PARKED, Prefetch
 
@@ -31,6 +33,7 @@ class Consumer:
         self.task_consumer = SimpleNamespace(channel=SimpleNamespace(qos=None))
         self.window = window
         self.qos: Any = None
+        self.connection_errors: Any = ()
         self.connect()
 
     def connect(self) -> None:
@@ -266,3 +269,18 @@ def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of
     broker.down = ConnectionError("another outage")
     prefetch.renew(parked("a", "b"), 117.0, some_are_new=False)
     assert "another outage" in caplog.text
+
+
+def test_a_worker_whose_main_loop_has_died_stops_without_a_second_error(
+    consumer: Consumer, prefetch: Prefetch
+) -> None:
+    """The loop has closed its poller, which kombu's transport for Redis still reads by."""
+    poller = poll()
+    poller.close()
+    told: list[str] = []
+    consumer.connection.connection_errors = ()
+    consumer.connection.drain_events = lambda timeout: poller.poll(timeout)
+    consumer.task_consumer.cancel = lambda: told.append("cancelled")
+    message = SimpleNamespace(reject_log_error=lambda *_, **__: told.append("back"))
+    prefetch.stop([Mock(id="parked", message=message)])
+    assert told == ["cancelled", "back"]

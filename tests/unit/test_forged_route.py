@@ -1,0 +1,117 @@
+"""Messages that say they came by what is no queue: kombu returns a message on Redis to there."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery import Celery
+from celery.exceptions import Reject, Retry
+from kombu.exceptions import EncodeError, OperationalError
+from kombu.transport.virtual import Channel
+from redis.client import Pipeline
+
+from celery_redlock import conflict
+from celery_redlock.broker import has_way_back
+from celery_redlock.errors import RedlockError
+from tests.unit.test_forged import Ran, ran  # noqa: F401
+from tests.unit.test_forged_fuzz import Received, _parking
+from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
+
+FORGED = [
+    {"exchange": "", "routing_key": ["x"]},
+    {"exchange": "", "routing_key": 1.5},
+    {"exchange": None, "routing_key": {"x": "y"}},
+    {"exchange": ["x"], "routing_key": "celery"},
+    {"exchange": 7, "routing_key": None},
+]
+NOWHERE = [{"exchange": "", "routing_key": ""}, {"exchange": None, "routing_key": None}, {}]
+GENUINE = [
+    {"exchange": "", "routing_key": "celery"},
+    {"exchange": None, "routing_key": "celery"},
+    {"exchange": "celery", "routing_key": "celery"},
+    {"exchange": "fanout", "routing_key": ""},
+]
+
+
+@pytest.mark.parametrize("acks_late", [False, True])
+@pytest.mark.parametrize("info", FORGED, ids=str)
+def test_one_that_cannot_be_sent_again_fails_at_once_and_is_not_given_back(
+    busy: Any, sent: list[Any], info: Any, acks_late: bool  # noqa: F811
+) -> None:  # fmt: skip
+    result, account = deliver(busy(acks_late=acks_late), delivery_info=info)
+    assert sent == []
+    assert isinstance(result, RedlockError) and "no text" in str(result)
+    assert account.state == "FAILURE"
+
+
+@pytest.mark.parametrize("info", NOWHERE + GENUINE, ids=str)
+def test_one_that_says_no_queue_is_sent_where_any_task_is_sent(
+    busy: Any, sent: list[Any], info: Any  # noqa: F811
+) -> None:  # fmt: skip
+    assert isinstance(deliver(busy(acks_late=True), delivery_info=info)[0], Retry)
+    assert len(sent) == 1
+
+
+@pytest.mark.parametrize("error", [TypeError("x"), ValueError("x"), EncodeError("x")], ids=repr)
+def test_what_will_not_pass_is_not_tried_again(
+    busy: Any, monkeypatch: pytest.MonkeyPatch, error: Exception  # noqa: F811
+) -> None:  # fmt: skip
+    tried: list[int] = []
+
+    def send(*_args: Any, **_options: Any) -> None:
+        tried.append(1)
+        raise error
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
+    monkeypatch.setattr(conflict, "SEND", 0.5)
+    result, account = deliver(busy(acks_late=True), delivery_info=GENUINE[0])
+    assert tried == [1]
+    assert isinstance(result, RedlockError) and repr(error) in str(result)
+    assert account.state == "FAILURE"
+
+
+@pytest.mark.parametrize("info", NOWHERE + GENUINE, ids=str)
+def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
+    busy: Any, monkeypatch: pytest.MonkeyPatch, info: Any  # noqa: F811
+) -> None:  # fmt: skip
+    def send(*_args: Any, **_options: Any) -> None:
+        raise OperationalError("away")
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
+    monkeypatch.setattr(conflict, "SEND", 0.0)
+    result, _account = deliver(busy(acks_late=True), delivery_info=info)
+    assert isinstance(result, Reject if info in GENUINE else OperationalError)
+
+
+def test_a_result_backend_that_is_away_may_come_back() -> None:
+    """A pool of threads subscribes to the result before the message is sent."""
+    app = Celery("away", broker="memory://", set_as_current=False)  # noqa: F811
+    app.conf.result_backend = "redis://127.0.0.1:1/1"
+    app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
+    with pytest.raises(conflict.PASSING):
+        app.send_task("any")
+
+
+@pytest.mark.parametrize("info", FORGED + NOWHERE + GENUINE, ids=str)
+def test_what_is_parked_can_be_given_back(ran: Ran, info: Any) -> None:  # noqa: F811
+    request = Received(ran.task("while_executing"), {})
+    request.request_dict["delivery_info"] = info
+    assert _parking(ran.app)._is_parked(request) is (info in GENUINE)
+
+
+@pytest.mark.parametrize("info", FORGED + NOWHERE[:2] + GENUINE, ids=str)
+def test_kombu_and_redis_take_back_what_has_a_way_back(info: Any) -> None:
+    """Otherwise they raise; or they drop it."""
+    channel: Any = Channel.__new__(Channel)
+    exchange = SimpleNamespace(lookup=lambda _table, _exchange, key, _default: {key})
+    channel.typeof = lambda name: {"celery": exchange, "fanout": exchange}[name]
+    channel.get_table = lambda _name: []
+    try:
+        queues = channel._lookup(info["exchange"], info["routing_key"])
+        Pipeline(None, {}, False, None).execute_command("LPUSH", *queues)
+        packed = bool(queues) and all(isinstance(one, str) for one in queues)
+    except TypeError:
+        packed = False
+    assert has_way_back({"delivery_info": info}) is packed

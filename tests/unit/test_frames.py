@@ -1,0 +1,36 @@
+"""What a delivery that is sent again leaves behind until a full collection: no frames."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+from celery.exceptions import Retry
+
+from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def frames() -> list[FrameType]:
+    """Of deliveries; each has its result, and Celery's copy of the traceback in it."""
+    every = (one for one in gc.get_objects() if type(one) is FrameType)
+    return [frame for frame in every if frame.f_code.co_name == "trace_task"]
+
+
+def test_its_frames_are_gone_with_it(
+    busy: Any, sent: list[Any], uncollected: None  # noqa: F811
+) -> None:  # fmt: skip
+    task = busy()
+    assert all(isinstance(deliver(task)[0], Retry) for _ in range(3))
+    assert len(sent) == 3
+    assert frames() == []
