@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tenacity
+from amqp.exceptions import AMQPError
 from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
 
 from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id, stuck_for
@@ -59,7 +60,8 @@ SEND = 10.0
 """Seconds for which a message that cannot be sent again is tried again, in its slot. Given back to
 the broker at once it would come back at once: a loop, which a quorum queue ends by dropping it."""
 PASSING = (
-    *(OperationalError, OSError),  # what Celery makes of whatever a broker raises
+    *(OperationalError, OSError),  # what Celery makes of what a broker raises, as a rule
+    AMQPError,  # what RabbitMQ refuses for good, until somebody gives a right or a queue back
     RuntimeError,  # and of a result backend that is away: pools of threads tell it of the message
     QuorumUnavailable,  # of a reservation
 )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused
 from celery import Celery
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import EncodeError, OperationalError
@@ -83,6 +84,18 @@ def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
     monkeypatch.setattr(conflict, "SEND", 0.0)
     result, _account = deliver(busy(acks_late=True), delivery_info=info)
     assert isinstance(result, Reject if info in GENUINE else OperationalError)
+
+
+def test_what_a_rabbitmq_refuses_may_be_allowed_again(
+    busy: Any, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    def send(*_: Any, **__: Any) -> None:
+        raise AccessRefused("ACCESS_REFUSED")
+
+    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
+    monkeypatch.setattr(conflict, "SEND", 0.0)
+    result, _account = deliver(busy(acks_late=True), delivery_info=GENUINE[0])
+    assert isinstance(result, Reject)
 
 
 def test_a_result_backend_that_is_away_may_come_back() -> None:
