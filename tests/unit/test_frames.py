@@ -30,7 +30,7 @@ def frames() -> list[FrameType]:
 def test_its_frames_are_gone_with_it(
     busy: Any, sent: list[Any], uncollected: None  # noqa: F811
 ) -> None:  # fmt: skip
-    task = busy()
+    task, before = busy(), len(frames())  # an error that another test keeps has its own
     assert all(isinstance(deliver(task)[0], Retry) for _ in range(3))
     assert len(sent) == 3
-    assert frames() == []
+    assert len(frames()) == before
