@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from tests.faults.journal import now
 from tests.faults.stage import Worker
+
+SWAPPED = "node swapped"
 
 
 @dataclass
@@ -32,6 +34,17 @@ class Fault:
 
     def touches(self, begin: float, end: float) -> bool:
         return self.begin <= end and (self.end is None or self.end >= begin)
+
+
+def unseen_swap(faults: Iterable[Fault], begin: float, end: float, *born: float) -> bool:
+    """Whether other servers stood behind addresses meanwhile, unknown to who began after that.
+
+    It meets them, or the first ones again, for the first time: `docs/guarantees.md` says so.
+    """
+    return any(
+        fault.kind == SWAPPED and fault.touches(begin - 0.5, end) and max(born) > fault.begin
+        for fault in faults
+    )
 
 
 @dataclass

@@ -125,6 +125,11 @@ class Process:
     pid: int
     started: str
 
+    @property
+    def born(self) -> float:
+        """When it began; seconds."""
+        return int(self.started) / os.sysconf("SC_CLK_TCK")
+
     def alive(self) -> bool:
         return start_time(self.pid) == self.started
 

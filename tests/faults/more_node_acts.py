@@ -15,6 +15,7 @@ from pathlib import Path
 import redis
 
 from celery_redlock.server import LocalServer, find_server
+from tests.faults.chronicle import SWAPPED
 from tests.faults.crew import Steps
 from tests.faults.feeder import RESOURCES
 from tests.faults.node_acts import NodeActs
@@ -38,7 +39,7 @@ class MoreNodeActs(NodeActs):
             spares = {number: stack.enter_context(LocalServer()) for number in numbers}
             yield 1.6 * TTL
             yield from self._busy(*wanted, seconds=2.5 * TTL)
-            with self.chronicle.fault("node swapped", nodes=numbers):
+            with self.chronicle.fault(SWAPPED, nodes=numbers):
                 try:
                     self._behind({number: spares[number] for number in numbers})
                     self._contend(*wanted, many=3)

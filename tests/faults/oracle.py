@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.bodies import REFUSED, Body, bodies
-from tests.faults.chronicle import Fault
+from tests.faults.chronicle import Fault, unseen_swap
 from tests.faults.journal import Line, Process
 from tests.faults.sentry import Sight
 from tests.faults.stage import BACKOFF_MAX, HELPED, NODES, TTL
@@ -127,6 +127,8 @@ def judge(
         for lie, at in body.lies.items():
             if lie == REFUSED and _forgotten(body.begin - TTL, at, faults):
                 verdict.limit("a write refused, a node was flushed")
+            elif lie == REFUSED and unseen_swap(faults, body.begin - TTL, at, *_born(lines, at)):
+                verdict.limit("a write refused, servers were swapped before a process began")
             else:
                 verdict.problem("untrue", at, f"{lie}: {body}")
         for _refusal in range(body.refused):
@@ -143,6 +145,11 @@ def judge(
     return verdict
 
 
+def _born(lines: Mapping[Process, Sequence[Line]], until: float) -> list[float]:
+    """When processes began."""
+    return [process.born for process in lines if process.born < until]
+
+
 def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> None:
     """Of one resource, by begin."""
     open_: list[Body] = []
@@ -154,6 +161,10 @@ def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> 
                 verdict.limit("overlap past a validity")
             elif _forgotten(earlier.begin, body.begin, faults):
                 verdict.limit("overlap within both validities, a node was flushed")
+            elif unseen_swap(
+                faults, earlier.begin, body.begin, earlier.process.born, body.process.born
+            ):
+                verdict.limit("overlap within both validities, swapped before a process began")
             else:
                 verdict.problem("overlap within both validities", body.begin, text)
         open_.append(body)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.chronicle import Fault
+from tests.faults.chronicle import SWAPPED, Fault, unseen_swap
 from tests.faults.journal import Process
 from tests.faults.tracing import Event
 
@@ -116,6 +116,7 @@ class _Checker:
         self._events = _merged(traces)
         self._quorum = nodes // 2 + 1
         self._faults = [fault for fault in faults if fault.kind.startswith(FORGETS)]
+        self._swaps = [fault for fault in faults if fault.kind == SWAPPED]
         self._died = died
         self._guard = guard
         self._tokens: dict[str, _Token] = {}
@@ -244,7 +245,7 @@ class _Checker:
                 if earlier is token:
                     continue
                 end = min(earlier.over, earlier.deadline, self._died_of(earlier))
-                if event.now < end and not self._forgotten(earlier.granted, event.now):
+                if event.now < end and not self._forgotten(earlier, event.now, process):
                     self._breach(11, event, process, f"{what}: another's lasts until {end:.6f}")
             self._leases[token.resource].append(token)
             del self._leases[token.resource][:-50]
@@ -268,8 +269,11 @@ class _Checker:
     def _died_of(self, token: _Token) -> float:
         return self._died.get(token.asked_by, math.inf) if token.asked_by else math.inf
 
-    def _forgotten(self, begin: float, end: float) -> bool:
-        return any(fault.touches(begin - 0.5, end) for fault in self._faults)
+    def _forgotten(self, earlier: _Token, end: float, process: Process) -> bool:
+        begin = earlier.granted
+        born = [one.born for one in (process, earlier.asked_by) if one is not None]
+        flushed = any(fault.touches(begin - 0.5, end) for fault in self._faults)
+        return flushed or unseen_swap(self._swaps, begin, end, *born)
 
     def _met(self, process: Process, event: Event) -> None:
         memory = self._memory.setdefault((process, event.node, event.link), _Memory())

@@ -96,6 +96,15 @@ def test_a_flush_between_the_grants_breaks_a_premise() -> None:
     assert kinds(*accounts, faults=[Fault("node stop", 1.5, 1.6, nodes=(3,))]) == OVERLAP
 
 
+def test_a_process_that_began_after_a_swap_cannot_know_of_it() -> None:
+    young = Process("three", 30, 31, "140")
+    swap = Fault("node swapped", 1.2, 1.7, nodes=(2, 3, 4))
+    first = (A, body(A, 1.0, 2.0))
+    assert kinds(first, (young, body(young, 1.9, 2.5)), faults=[swap]) == []
+    assert kinds(first, (B, body(B, 1.9, 2.5)), faults=[swap]) == OVERLAP
+    assert kinds(first, (young, body(young, 1.9, 2.5))) == OVERLAP
+
+
 def test_a_killed_body_claims_as_long_as_it_was_seen_alive() -> None:
     killed = body(A, 1.0, 1.5, exits=False)
     assert kinds((A, killed), (B, body(B, 1.6, 2.0))) == []

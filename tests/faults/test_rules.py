@@ -190,6 +190,13 @@ def test_what_is_no_breach() -> None:
     assert broken(apart, END) == []
     flushed = [Fault("FLUSHALL", 1.3, 1.3, nodes=(0,))]
     assert broken([*lease(A, "t", 1.0), *lease(B, "u", 1.5)], END, faults=flushed) == []
+    young = Process("c", 30, 31, "140")
+    swapped = [Fault("node swapped", 1.2, 1.45, nodes=(2, 3, 4))]
+    unknown = [*lease(A, "t", 1.0), *lease(young, "u", 1.5)]
+    assert broken(unknown, END, faults=swapped) == []
+    assert broken(unknown, END) == [11]
+    known = [*lease(A, "t", 1.0), *lease(B, "u", 1.5)]
+    assert broken(known, END, faults=swapped) == [11]
 
 
 def test_an_extension_of_a_keeper_counts_for_the_holder() -> None:
