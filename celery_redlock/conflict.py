@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import tenacity
-from amqp.exceptions import AMQPError
-from celery.exceptions import Ignore, OperationalError, Reject, Retry, SoftTimeLimitExceeded
+from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
 from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id, stuck_for
 from .broker import (
@@ -59,13 +58,6 @@ looks costs two rounds and a message."""
 SEND = 10.0
 """Seconds for which a message that cannot be sent again is tried again, in its slot. Given back to
 the broker at once it would come back at once: a loop, which a quorum queue ends by dropping it."""
-PASSING = (
-    *(OperationalError, OSError),  # what Celery makes of what a broker raises, as a rule
-    AMQPError,  # what RabbitMQ refuses for good, until somebody gives a right or a queue back
-    RuntimeError,  # and of a result backend that is away: pools of threads tell it of the message
-    QuorumUnavailable,  # of a reservation
-)
-"""What may pass, of all that keeps a message from being sent."""
 PARKED = 0.3
 """Seconds before a task is delivered again, at most, where workers park what meets a held lock."""
 LOOK = 0.5
@@ -291,12 +283,12 @@ class Refused:
         return float(math.ceil(countdown)) if by_broker else countdown
 
     def _send(self, again: Any) -> None:
-        """Send it; where that fails for a reason that may pass, for a while.
+        """Send it; where that fails, for a while: kombu raises anything as its connection breaks.
 
         Raises:
             Reject: It cannot be sent, but given back to the broker: it was not acknowledged yet.
             RedlockError: It can never be sent.
-            Exception: It cannot be sent now, nor given back.
+            Exception: It cannot be sent, nor given back.
         """
         if misaddressed(self._request):
             raise RedlockError(
@@ -308,25 +300,21 @@ class Refused:
             for attempt in tenacity.Retrying(
                 stop=tenacity.stop_after_delay(SEND),
                 wait=tenacity.wait_random_exponential(0.2, max=2.0),
-                retry=tenacity.retry_if_exception_type(PASSING),
+                retry=tenacity.retry_if_not_exception_type(SoftTimeLimitExceeded),
                 before_sleep=self._cannot_send,
                 reraise=True,
             ):
                 with attempt:
                     again.apply_async()
-        except PASSING as error:
+        except SoftTimeLimitExceeded:
+            raise
+        except Exception as error:
             # With late acknowledgement the message can go back to the broker; otherwise, and if the
             # broker would drop it, the task must fail, for all to see: not be lost without a word.
             dropped = on_last_delivery(self._task.app, self._request)
             if self._task.acks_late and has_way_back(self._request) and not dropped:
                 raise Reject(error, requeue=True) from error
             raise
-        except (SoftTimeLimitExceeded, RedlockError):
-            raise
-        except Exception as error:
-            raise RedlockError(
-                f"{self._called} cannot be sent again: {error!r}", resource=self._resource
-            ) from error
 
     def _cannot_send(self, attempt: tenacity.RetryCallState) -> None:
         if attempt.attempt_number == 1 and attempt.outcome is not None:

@@ -137,7 +137,7 @@ CELERY_SIDE: dict[str, set[str]] = {
     },
     "conflict": {
         *("attempts", "broker", "complaints", "errors", "lease", "options", "quorum", "signals"),
-        *("skipped", "waiting", "celery", "tenacity", "amqp"),  # which kombu always brings
+        *("skipped", "waiting", "celery", "tenacity"),
     },
     "delivery": {
         *("attempts", "broker", "conflict", "errors", "hold", "lease", "names", "options"),
@@ -172,7 +172,7 @@ CELERY_SIDE: dict[str, set[str]] = {
 }
 FOR_USERS = {*("asserts", "disabled", "memory", "pytest_plugin", "redirect", "stage", "target")}
 """Of `testing`: what is for a project's own tests, and knows locks, tasks and servers."""
-CELERY = {"amqp", "billiard", "celery", "kombu"}
+CELERY = {"celery", "kombu", "billiard"}
 NOT_FOR_CORE = CELERY | {"rich", "click", "pydantic"}
 
 
