@@ -78,13 +78,12 @@ class Delivery:
             or is_redelivered(request.delivery_info)
             or waited(request) >= unacknowledged_for(task.app)
         )
-        self._stamp = os.urandom(8).hex()
-        held.owner = Owner(
+        held.owner = self._owner = Owner(
             socket.gethostname(),
             os.getpid(),
             task_id=short_id(request.id),
             retries=count(request.retries, FEW),
-            stamp=self._stamp,
+            stamp=os.urandom(8).hex(),
             task=short_id(task.name),
         )
         if self._again or task.acks_late:
@@ -252,10 +251,9 @@ class Delivery:
 
         Of another task it is another message, whoever gave it this id.
         """
-        same_try = owner.retries == count(self._request.retries, FEW)
-        same_id = owner.task_id == short_id(self._request.id)
-        same_task = owner.task == short_id(self._task.name)
-        return same_try and same_id and same_task and owner.stamp != self._stamp
+        mine = self._owner
+        same = (owner.task_id, owner.retries, owner.task) == (mine.task_id, mine.retries, mine.task)
+        return same and owner.stamp != mine.stamp
 
     def _succeeded(self) -> bool:
         """Whether the result backend knows that the first delivery has come to its end."""

@@ -127,7 +127,9 @@ def judge(
         for lie, at in body.lies.items():
             if lie == REFUSED and _forgotten(body.begin - TTL, at, faults):
                 verdict.limit("a write refused, a node was flushed")
-            elif lie == REFUSED and unseen_swap(faults, body.begin - TTL, at, *_born(lines, at)):
+            elif lie == REFUSED and unseen_swap(
+                faults, body.begin - TTL, at, *_born(verdict.bodies, body.resource, at)
+            ):
                 verdict.limit("a write refused, servers were swapped before a process began")
             else:
                 verdict.problem("untrue", at, f"{lie}: {body}")
@@ -145,9 +147,10 @@ def judge(
     return verdict
 
 
-def _born(lines: Mapping[Process, Sequence[Line]], until: float) -> list[float]:
-    """When processes began."""
-    return [process.born for process in lines if process.born < until]
+def _born(every: Iterable[Body], resource: str, until: float) -> list[float]:
+    """When the processes began whose bodies had a resource."""
+    those = (body for body in every if body.resource == resource and body.begin <= until)
+    return [body.process.born for body in those]
 
 
 def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tests.faults.chronicle import SWAPPED, Fault, unseen_swap
+from tests.faults.chronicle import Fault, unseen_swap
 from tests.faults.journal import Process
 from tests.faults.tracing import Event
 
@@ -115,8 +115,7 @@ class _Checker:
     ) -> None:
         self._events = _merged(traces)
         self._quorum = nodes // 2 + 1
-        self._faults = [fault for fault in faults if fault.kind.startswith(FORGETS)]
-        self._swaps = [fault for fault in faults if fault.kind == SWAPPED]
+        self._faults = faults
         self._died = died
         self._guard = guard
         self._tokens: dict[str, _Token] = {}
@@ -272,8 +271,11 @@ class _Checker:
     def _forgotten(self, earlier: _Token, end: float, process: Process) -> bool:
         begin = earlier.granted
         born = [one.born for one in (process, earlier.asked_by) if one is not None]
-        flushed = any(fault.touches(begin - 0.5, end) for fault in self._faults)
-        return flushed or unseen_swap(self._swaps, begin, end, *born)
+        flushed = any(
+            fault.kind.startswith(FORGETS) and fault.touches(begin - 0.5, end)
+            for fault in self._faults
+        )
+        return flushed or unseen_swap(self._faults, begin, end, *born)
 
     def _met(self, process: Process, event: Event) -> None:
         memory = self._memory.setdefault((process, event.node, event.link), _Memory())

@@ -174,6 +174,18 @@ def test_a_write_that_is_refused(held: bool, found: list[str]) -> None:
     assert result.limits == {"a write that came too late was refused by the fence": 1}
 
 
+@pytest.mark.parametrize(("resource", "found"), [("f1", []), ("f2", ["untrue"])])
+def test_a_write_refused_after_a_swap_that_one_of_that_resource_could_not_know_of(
+    resource: str, found: list[str]
+) -> None:
+    lines = body(A, 1.0, 1.9, fence=7)
+    lines.insert(-1, lines[-2]._replace(kind="wrote", held=True, more=False))
+    young = Process("three", 30, 31, "140")
+    other = body(young, 1.7, 2.5, fence=8, resource=resource)
+    swap = Fault("node swapped", 1.2, 1.65, nodes=(2, 3, 4))
+    assert kinds((A, lines), (young, other), faults=[swap]) == found
+
+
 # -- keys on nodes
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from amqp.exceptions import AccessRefused
 from celery import Celery
 from celery.app.amqp import Queues
 from celery.app.task import Context
@@ -170,23 +171,43 @@ def test_what_a_worker_would_hold_waits_for_a_quarter_of_that(
     assert 1.5 < max(again.options["countdown"] for again in sent) <= 2.0
 
 
+BREAKS = [
+    OperationalError("away"),
+    AttributeError(
+        "'NoneType' object has no attribute 'client'"
+    ),  # kombu's, of a broken connection
+    AccessRefused("ACCESS_REFUSED"),
+    RuntimeError("Retry limit exceeded"),  # Celery's, of a result backend that is away
+    TypeError("'NoneType' object is not iterable"),
+]
+
+
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch, app: Any) -> list[int]:  # noqa: F811
+def error() -> Exception:
+    """What sending raises, unless a test says otherwise."""
+    return BREAKS[0]
+
+
+@pytest.fixture
+def failing(
+    monkeypatch: pytest.MonkeyPatch, app: Any, error: Exception  # noqa: F811
+) -> list[int]:  # fmt: skip
     """How often it fails yet to send; and no time is spent on trying."""
     left = [10**6]
 
     def send(*_args: Any, **_options: Any) -> None:
         left[0] -= 1
         if left[0] >= 0:
-            raise OperationalError("away")
+            raise error
 
     monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
     monkeypatch.setattr(conflict, "SEND", 0.05)
     return left
 
 
+@pytest.mark.parametrize("error", BREAKS, ids=repr)
 def test_what_cannot_be_sent_is_tried_again(
-    failing: list[int], busy: Any, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
+    failing: list[int], error: Exception, busy: Any, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(conflict, "SEND", 5.0)
@@ -194,7 +215,7 @@ def test_what_cannot_be_sent_is_tried_again(
     result, _info = deliver(busy())
     assert isinstance(result, Retry)
     assert failing == [-1]
-    assert caplog.text.count("cannot be sent again (OperationalError('away'))") == 1
+    assert caplog.text.count(f"cannot be sent again ({error!r})") == 1
 
 
 def test_it_goes_back_to_the_broker_unless_that_would_drop_it(

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from amqp.exceptions import AccessRefused
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel
@@ -65,32 +64,6 @@ def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
     monkeypatch.setattr(conflict, "SEND", 0.0)
     result, _account = deliver(busy(acks_late=True), delivery_info=info)
     assert isinstance(result, Reject if info in GENUINE else OperationalError)
-
-
-BREAKS = [
-    AttributeError(
-        "'NoneType' object has no attribute 'client'"
-    ),  # kombu's, of a broken connection
-    AccessRefused("ACCESS_REFUSED"),
-    RuntimeError("Retry limit exceeded"),  # Celery's, of a result backend that is away
-    TypeError("'NoneType' object is not iterable"),
-]
-
-
-@pytest.mark.parametrize("error", BREAKS, ids=repr)
-def test_whatever_it_is_that_breaks_it_may_pass(
-    busy: Any, monkeypatch: pytest.MonkeyPatch, error: Exception  # noqa: F811
-) -> None:  # fmt: skip
-    tried: list[int] = []
-
-    def send(*_args: Any, **_options: Any) -> None:
-        tried.append(1)
-        if len(tried) == 1:
-            raise error
-
-    monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
-    result, _account = deliver(busy(), delivery_info=GENUINE[0])
-    assert isinstance(result, Retry) and len(tried) == 2
 
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE + GENUINE, ids=str)
