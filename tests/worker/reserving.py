@@ -118,4 +118,8 @@ class Reservations:
         assert self._owner(tokens) == task.id, f"{task.id} has it on these nodes: {tokens}"
 
     def freed(self, key: str, within: float = 3.0) -> None:
-        wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
+        try:
+            wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
+        except AssertionError as error:
+            left = [node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes]
+            raise AssertionError(f"{error}; {self.tokens(key)}, ms left on each node: {left}") from None

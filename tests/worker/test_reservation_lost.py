@@ -245,7 +245,7 @@ def test_it_is_prolonged_while_a_worker_has_its_message(
         assert reservations.left(key) <= 2.0
         locked.close()
         assert Skipped.of(cluster.result(sent)) is None
-    reservations.freed(key)
+        reservations.freed(key)
 
 
 def shorten(cluster: Cluster, key: str, seconds: float) -> None:
@@ -368,5 +368,5 @@ def test_the_clock_of_its_producer_decides_nothing(
     reservations.kept(key, sent)
     with cluster.worker("-c", "1", queue=key):
         assert cluster.state(sent) == "SUCCESS"
+        reservations.freed(key)  # while it lives: it is killed, and its result is stored before that
     assert len(cluster.runs(key)) == 1
-    reservations.freed(key)
