@@ -54,9 +54,13 @@ class Address:
     arguments: Mapping[str, Any] = field(repr=False)
     unverified: bool = False
 
-    def connection(self) -> Any:
-        """A new connection of redis-py's (most of whose methods have no types), not connected."""
-        return self.connection_class(**self.arguments)
+    def connection(self, **changed: Any) -> Any:
+        """A new connection of redis-py's (most of whose methods have no types), not connected.
+
+        Args:
+            changed: Arguments that it is to have in place of its own.
+        """
+        return self.connection_class(**{**self.arguments, **changed})
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:

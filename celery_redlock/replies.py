@@ -41,6 +41,9 @@ DEEPEST = 2
 PATIENCE = 2.0
 """Seconds from the first byte of a reply to its last one: a packet that was lost is there by then.
 Waiting for the first byte is another matter: see `channel.py`."""
+HANDSHAKE = 5
+"""Timeouts that a whole handshake may take, which is a dozen replies: one that came from the other
+side of the world has taken half of that."""
 OVERHEAD = 64
 """Bytes that an item of an array may cost us besides its own: on the wire an empty list is four."""
 
@@ -211,15 +214,18 @@ class Replies:
 class Parser:
     """Reads for a connection of redis-py's, which waits for each reply.
 
-    A reply must be there in the connection's timeout, from its request on: not each piece of it.
+    A reply must be there in the connection's timeout, from its request on: not each piece of it;
+    and the last in `longest` times that, from the connection's beginning on.
 
     Attributes:
         largest: Bytes of the longest reply.
         budget: Bytes of all replies together: see `Replies`.
+        longest: How many timeouts all of them may take.
     """
 
     largest = LARGEST
     budget = math.inf
+    longest: float = HANDSHAKE
 
     def __init__(self, socket_read_size: int = SIZE) -> None:
         self._socket: Any = None
@@ -228,6 +234,7 @@ class Parser:
     def on_connect(self, connection: Any) -> None:
         """Read from a connection that has been made."""
         self._socket, self._timeout = connection._sock, connection.socket_timeout
+        self._end = monotonic() + self.longest * self._timeout
 
     def on_disconnect(self) -> None:
         """Forget the connection, and what has come from it."""
@@ -248,7 +255,7 @@ class Parser:
             TimeoutError: It is not there in time.
             redis.RedisError: See `Replies.feed`; or the connection was closed.
         """
-        stream, until = self._socket, monotonic() + self._timeout
+        stream, until = self._socket, min(monotonic() + self._timeout, self._end)
         try:
             while not self._ready:
                 if stream is None or (left := until - monotonic()) <= 0:

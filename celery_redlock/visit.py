@@ -109,6 +109,7 @@ class _Parser(Parser):
 
     largest = LARGEST
     budget = BUDGET
+    longest = LONGEST_VISIT
 
 
 class Reader:
@@ -241,14 +242,14 @@ class _Visit(threading.Thread, Generic[T]):
         self.look = NodeLook(address.name, False, f"no answer within {timeout:g} s")
 
     def run(self) -> None:
-        address = self._address
-        arguments: dict[str, Any] = dict(address.arguments)
-        connecting = min(arguments.get("socket_connect_timeout", self._timeout), self._timeout)
-        arguments.update(socket_timeout=self._timeout, socket_connect_timeout=connecting)
-        arguments["parser_class"] = _Parser
-        connection = None
+        address, connection = self._address, None
+        connecting = address.arguments.get("socket_connect_timeout", self._timeout)
         try:
-            self._connection = connection = address.connection_class(**arguments)
+            self._connection = connection = address.connection(
+                socket_timeout=self._timeout,
+                socket_connect_timeout=min(connecting, self._timeout),
+                parser_class=_Parser,
+            )
             connection.connect()
             self._reader = reader = Reader(connection)
             rtt = reader.rtt(self._key)

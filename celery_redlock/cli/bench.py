@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import secrets
 import select
 import threading
@@ -17,6 +18,7 @@ from ..address import Address
 from ..errors import NotAcquired, QuorumUnavailable
 from ..lease import quorum_of
 from ..lock import Redlock
+from ..replies import Parser
 from ..settings import read_settings
 from ..survey import survey
 from .site import NO_QUORUM, Site, on_site, table
@@ -156,6 +158,12 @@ def _work(
         acquired.taken.append(granted - begun)
 
 
+class _Trips(Parser):
+    """Reads for as long as is measured: a handshake has an end."""
+
+    longest = math.inf
+
+
 class _Bare:
     """Asks nodes the cheapest question there is, all at once, until a quorum has answered."""
 
@@ -169,7 +177,7 @@ class _Bare:
         connections = []
         try:
             for address in self._addresses:
-                connection = address.connection()
+                connection = address.connection(parser_class=_Trips)
                 with contextlib.suppress(Exception):
                     connection.connect()
                     connections.append(connection)

@@ -22,8 +22,10 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock import Redlock, SingletonTask
+from celery_redlock.address import parse_nodes
 from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
+from celery_redlock.cli.bench import _Bare
 from celery_redlock.cli.ls import command as ls
 from celery_redlock.cli.site import Site
 from celery_redlock.cli.watch import Changes
@@ -32,6 +34,7 @@ from celery_redlock.doctor.votes import votes_in
 from celery_redlock.guard import Facts
 from celery_redlock.lease import Owner
 from celery_redlock.names import mark_of
+from celery_redlock.replies import Parser
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import survey
 from tests.cli.clinic import shop
@@ -459,6 +462,14 @@ def test_a_bench_measures_and_leaves_nothing(cli: Cli, servers: list[LocalServer
     for server in servers:
         with redis.Redis(port=server.port) as client:
             assert client.keys() == []
+
+
+def test_a_bench_lasts_longer_than_a_handshake_may(
+    servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Parser, "longest", 0.5)  # of one second each
+    addresses = parse_nodes([server.url for server in servers])
+    assert _Bare(addresses, "key").measure(0.8).taken
 
 
 def test_a_bench_without_a_quorum_says_so(cli: Cli, servers: list[LocalServer]) -> None:

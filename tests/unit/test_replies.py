@@ -23,7 +23,7 @@ from celery_redlock.guard import Facts, Guard
 from celery_redlock.lease import Claim
 from celery_redlock.node import Node
 from celery_redlock.quorum import EXTENDING, Round, Verb, Vote, look
-from celery_redlock.replies import LARGEST, PATIENCE, Parser, Replies
+from celery_redlock.replies import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
 from celery_redlock.visit import BATCH, LONGEST, _Parser
 from celery_redlock.visit import LARGEST as LARGEST_LOOK
 from tests.unit.test_edges import Wire
@@ -214,6 +214,29 @@ def test_a_parser_waits_for_a_reply_no_longer_for_each_of_its_bytes() -> None:
         with pytest.raises(TimeoutError):
             peer.parser.read_response()
         assert time.monotonic() - begun < 2.0
+    finally:
+        done.set()
+        dripping.join()
+        peer.close()
+
+
+def test_a_parser_waits_no_longer_for_many_replies_each_of_which_is_in_time() -> None:
+    peer, done, read = Peer(0.2), threading.Event(), 0
+
+    def drip() -> None:
+        with contextlib.suppress(OSError):
+            while not done.wait(0.1):
+                peer.other.sendall(b"+OK\r\n")
+
+    dripping = threading.Thread(target=drip)
+    dripping.start()
+    begun = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError):
+            while read < 100:
+                assert peer.parser.read_response() == b"OK"
+                read += 1
+        assert time.monotonic() - begun < 0.2 * HANDSHAKE + 1.0
     finally:
         done.set()
         dripping.join()

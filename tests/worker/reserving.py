@@ -122,4 +122,6 @@ class Reservations:
             wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
         except AssertionError as error:
             left = [node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes]
-            raise AssertionError(f"{error}; {self.tokens(key)}, ms left on each node: {left}") from None
+            raise AssertionError(
+                f"{error}; {self.tokens(key)}, ms left on each node: {left}"
+            ) from None

@@ -368,5 +368,5 @@ def test_the_clock_of_its_producer_decides_nothing(
     reservations.kept(key, sent)
     with cluster.worker("-c", "1", queue=key):
         assert cluster.state(sent) == "SUCCESS"
-        reservations.freed(key)  # while it lives: it is killed, and its result is stored before that
+        reservations.freed(key)  # its result is stored before that, and at its end it is killed
     assert len(cluster.runs(key)) == 1
