@@ -126,6 +126,11 @@ class Monitor:
         """How often a lock on a resource was asked for."""
         return sum(words[0].upper() == "SET" for _source, words in self._about(resource))
 
+    def asked_by(self, resource: str, task: str) -> bool:
+        """Whether a task has asked this node for its lock."""
+        asked = [words for _source, words in self._about(resource) if words[0].upper() == "SET"]
+        return any(task in words[2] for words in asked)
+
     def deleted(self, resource: str) -> int:
         """How often its key was deleted by whose it was."""
         return sum(words[0].upper() == "DEL" for _source, words in self._about(resource))
@@ -145,7 +150,7 @@ class Monitor:
         token = setter = asker = ""
         for source, words in self._about(resource):
             if source != "lua":
-                asker = source if token in words else ""
+                asker = source if token and token in words else ""
                 if not token and words[0].upper() == "SET" and task in words[2]:
                     token, setter = words[2], source
             elif asker and words[0].upper() == "DEL":
@@ -229,6 +234,9 @@ class Stage:
         """
         self.sent = self.cluster.send(task, self.key, *args, **options)
         self.cluster.entered(self.key)
+        with contextlib.suppress(AssertionError):  # or the other may be first on this node
+            resource, task = f"k:{self.key}", self.sent.id
+            wait_until(lambda: self.monitor.asked_by(resource, task), 0.2, "this node is asked")
         self.contender = self.cluster.contend(self.key, quiet=quiet)
 
     def freed(self, within: float) -> float:
