@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.stats import paired_ratio, table
 from celery_redlock import Redlock, signals
-from celery_redlock.engine import Engine
+from celery_redlock.engine import LockClient
 from celery_redlock.events import heard
 from celery_redlock.names import checked_names
 
@@ -61,7 +61,7 @@ def _lock(redlock: Redlock) -> float:
 def _unheard() -> float:
     """Seconds that one lock spends on what is there for listeners, if there are none."""
 
-    class Quick(Engine):
+    class Quick(LockClient):
         def __init__(self) -> None: ...
 
         def _ask(self, *_arguments: Any) -> Any:
@@ -75,7 +75,7 @@ def _unheard() -> float:
 
     # It looks at three more places: when granted, when refused, when released.
     looks = 3 * per_call(heard)
-    told = per_call(lambda: quick._acquire(*said))
+    told = per_call(lambda: quick.acquire(*said))
     return told - per_call(lambda: quick._ask(*said, checked_names(names))) + looks
 
 

@@ -14,7 +14,8 @@ from .errors import (
     RedlockError,
     ResourceHeld,
 )
-from .lease import Holder, Lease
+from .lease import Lease
+from .values import Holder
 
 if TYPE_CHECKING:
     from .hold import HeldLease, current_lease

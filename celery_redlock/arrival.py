@@ -21,11 +21,11 @@ from celery import states
 from celery.exceptions import Reject
 
 from .attempts import is_redelivered, said, short_id
+from .claim import Claim
+from .clock import monotonic
 from .delivery import LEASE, PREDECESSOR, Delivery
-from .driver import monotonic
-from .errors import DuplicateTask, QuorumUnavailable, ResourceHeld, printable
+from .errors import DuplicateTask, QuorumUnavailable, ResourceHeld
 from .hold import HeldLease, Unlocked
-from .lease import Claim, Owner, names_of
 from .lock import Redlock
 from .names import Resources
 from .options import TaskOptions
@@ -44,6 +44,7 @@ from .reservation import (
 from .results import end_of
 from .signals import task_skipped
 from .skipped import Skipped
+from .values import Owner, names_of, printable
 
 __all__ = ["Arrival", "arrival_of", "comes_back", "note_of"]
 
@@ -299,13 +300,13 @@ class Arrival:
     def _post(self, claim: Claim) -> None:
         if not self._survives and self.scope == "until_executed":
             self._noted = True
-            self._redlock._custody.post(claim)
+            self._redlock.client.custody.post(claim)
 
     def _watch(self, claim: Claim) -> None:
         self._watched = True
-        self._redlock._watchdog.watch(claim, self._lost, self._options.max_lifetime)
+        self._redlock.client.watchdog.watch(claim, self._lost, self._options.max_lifetime)
         if self._noted:
-            self._redlock._custody.hold(claim, self._options.max_lifetime)
+            self._redlock.client.custody.hold(claim, self._options.max_lifetime)
 
     def _lost(self, claim: Claim) -> None:
         """Its lock still excludes others; only the queue may fill again."""
@@ -314,12 +315,12 @@ class Arrival:
 
     def _strike_off(self, claim: Claim) -> None:
         if self._noted:
-            self._redlock._custody.strike_off(claim)
+            self._redlock.client.custody.strike_off(claim)
 
     def _drop(self, claim: Claim) -> None:
         """No longer keep it alive; what is on the nodes stays there."""
         if self._watched:
-            self._redlock._watchdog.drop(claim)
+            self._redlock.client.watchdog.drop(claim)
         self._watched = False
         self._strike_off(claim)
 
@@ -342,7 +343,7 @@ class Arrival:
             held: The lock.
             again: Whether the message will be delivered again: it must find its lock free.
         """
-        claim = None if isinstance(held, Unlocked) else held._claim
+        claim = None if isinstance(held, Unlocked) else held.claim
         now = monotonic()
         if self._options.hold_for and not again and claim is not None and claim.held(now):
             left = (claim.granted_at or now) + self._options.hold_for - now
@@ -362,9 +363,9 @@ class Arrival:
             self._drop(claim)
             return
         if self._watched:
-            self._redlock._watchdog.drop(claim)
+            self._redlock.client.watchdog.drop(claim)
         if self._noted:
-            self._redlock._custody.leave(claim)
+            self._redlock.client.custody.leave(claim)
         free(self._redlock, claim)
         self._strike_off(claim)
 

@@ -19,12 +19,12 @@ from typing import Any
 
 from celery.schedules import schedstate
 
-from .driver import monotonic
+from .clock import monotonic
 from .errors import ConfigurationError, QuorumUnavailable
-from .lease import quorum_of
 from .lock import Redlock
 from .settings import given_names, read_settings
 from .turn import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
+from .values import quorum_of
 
 __all__ = ["Guard", "guard"]
 

@@ -23,19 +23,11 @@ from .broker import (
     without_delays,
 )
 from .complaints import Once
-from .errors import (
-    ConfigurationError,
-    NotAcquired,
-    QuorumUnavailable,
-    RedlockError,
-    ResourceHeld,
-    printable,
-)
-from .lease import Holder
+from .errors import ConfigurationError, NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
 from .options import CONFLICT_POLICIES, TaskOptions
-from .quorum import Vote
 from .signals import task_skipped
 from .skipped import Skipped
+from .values import Holder, Vote, printable
 from .waiting import at_work
 
 __all__ = ["Refused", "check_rejecting", "is_split"]

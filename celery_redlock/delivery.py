@@ -29,13 +29,13 @@ from .attempts import (
 )
 from .broker import unacknowledged_for, without_delays
 from .conflict import Refused, is_split
-from .errors import QuorumUnavailable, ResourceHeld, printable
-from .hold import HeldLease, Unlocked, release_leftovers
-from .lease import Owner
+from .errors import QuorumUnavailable, ResourceHeld
+from .hold import HeldLease, Unlocked, look_up, release_leftovers
 from .names import mark_of
 from .options import TaskOptions
 from .results import has_ended, state_of
 from .signals import task_skipped
+from .values import Owner, printable
 
 __all__ = ["LEASE", "Delivery", "first_call", "lease_of"]
 
@@ -112,7 +112,7 @@ class Delivery:
         except QuorumUnavailable as refusal:
             if self._options.on_unavailable == "run":
                 logger.warning("%s runs WITHOUT its lock: %s", self._name, refusal)
-                lease: HeldLease = Unlocked(self._held.resources, self._held._redlock)
+                lease: HeldLease = Unlocked(self._held.resources, self._held.redlock)
                 setattr(self._request, LEASE, lease)
                 with lease:
                     return body()
@@ -140,7 +140,7 @@ class Delivery:
     def _acquire(self) -> None:
         """Try to take the lock, for as long as who holds it is to be waited for."""
         # A replacement, and who has yet to ask what to do, wait for nobody before.
-        wait = 0.0 if self._options.on_conflict == "replace" else self._held._wait
+        wait = 0.0 if self._options.on_conflict == "replace" else self._held.wait
         patience = self._options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)
@@ -176,7 +176,7 @@ class Delivery:
         if not self._again:
             return False
         try:
-            done, others = self._held._look_up()
+            done, others = look_up(self._held)
         except QuorumUnavailable as error:
             if self._options.on_unavailable == "retry":
                 raise

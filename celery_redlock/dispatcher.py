@@ -24,12 +24,13 @@ from contextlib import ExitStack
 from . import quorum, refusal
 from .admission import AdmissionQueue
 from .bell import Bell
-from .driver import BATCH, monotonic
-from .errors import printable
-from .lease import Claim
+from .claim import Claim
+from .clock import monotonic
+from .driver import BATCH
 from .line import FEW, Place
 from .lock import Redlock
 from .quorum import Verb
+from .values import printable
 
 __all__ = ["Dispatcher"]
 
@@ -190,9 +191,9 @@ class Dispatcher:
 
     def _begin(self, resource: str, now: float) -> _Watched:
         exits = ExitStack()
-        place = exits.enter_context(self._redlock._wakeup.in_line())
+        place = exits.enter_context(self._redlock.client.wakeup.in_line())
         place.news = _Call(self._bell)
-        claim = Claim(resource, place.member, self._redlock.ttl, len(self._redlock._addresses))
+        claim = Claim(resource, place.member, self._redlock.ttl, len(self._redlock.nodes))
         watched = self._watched[resource] = _Watched(resource, place, claim, exits)
         self._queue(watched, now)
         return watched
@@ -217,7 +218,7 @@ class Dispatcher:
         self._leave(watched, Verb.QUEUE)
 
     def _leave(self, watched: _Watched, verb: Verb) -> None:
-        self._redlock._driver.run(lambda now: quorum.leave(watched.claim, now, verb))
+        self._redlock.client.driver.run(lambda now: quorum.leave(watched.claim, now, verb))
 
     def _unwatch(self, watched: _Watched) -> None:
         self._watched.pop(watched.resource, None)
@@ -276,8 +277,9 @@ class Dispatcher:
     def _look(self, looks: Sequence[_Watched]) -> None:
         """Ask which of some resources are free, and let those go."""
         redlock = self._redlock
-        claims = [redlock._claim([watched.resource]) for watched in looks]
-        ballot = redlock._driver.run(lambda now: quorum.survey(claims, now, redlock.node_timeout))
+        claims = [redlock.client.new_claim([watched.resource]) for watched in looks]
+        patience = redlock.node_timeout
+        ballot = redlock.client.driver.run(lambda now: quorum.survey(claims, now, patience))
         now = monotonic()
         for number, watched in enumerate(looks):
             watched.due = now + JITTER.uniform(*LOOK_S)

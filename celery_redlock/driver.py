@@ -21,7 +21,6 @@ import logging
 import random
 import secrets
 import threading
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -30,15 +29,17 @@ from typing import TypeVar
 
 from .address import Address
 from .bell import Bell
+from .claim import Claim
+from .clock import monotonic
 from .commands import encode
 from .errors import ConfigurationError, NodeError, RedlockError
 from .guard import Facts, Guard
-from .lease import Claim, quorum_of
 from .node import Node, close_round
 from .polling import Poll
 from .quorum import Round, Steps, Verb, extend
+from .values import quorum_of
 
-__all__ = ["Driver", "monotonic"]
+__all__ = ["Driver"]
 
 logger = logging.getLogger("celery_redlock.node")
 
@@ -67,19 +68,6 @@ in a socket's buffer."""
 
 LEAVING = (Verb.RELEASE, Verb.UNDO, Verb.LEAVE, Verb.PASS)
 """What can be asked later as well, and its answer be done without."""
-
-
-def _clock() -> int:
-    # Counts on while the machine is suspended, or a lease would outlive its nodes' patience.
-    return getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-_CLOCK = _clock()
-
-
-def monotonic() -> float:
-    """Seconds on the clock of leases. Never steps; counts time spent suspended where it can."""
-    return time.clock_gettime(_CLOCK)
 
 
 class Driver:

@@ -19,23 +19,26 @@ from functools import partial
 
 from . import quorum, refusal
 from .address import Address
+from .claim import Claim
+from .clock import monotonic
 from .commands import DONE, base_of
 from .custody import Custody
-from .driver import Driver, monotonic
+from .driver import Driver
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .events import Ask, emit, heard
 from .green import patched
 from .guard import Guard
-from .lease import NEVER, Claim, Lease, Owner, quorum_of, shown
+from .lease import NEVER, Lease
 from .line import JITTER, STAND_BACK
 from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
-from .quorum import Round, Verb, Vote
+from .quorum import Round, Verb
+from .values import Owner, Vote, quorum_of, shown
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 
-__all__ = ["Engine"]
+__all__ = ["LockClient"]
 
 node_logger = logging.getLogger("celery_redlock.node")
 
@@ -43,7 +46,7 @@ MANY = 1000
 """Leases after which those left to expire are forgotten."""
 
 
-class Engine:
+class LockClient:
     """The claims of one process on one set of nodes, and the parts that serve them.
 
     Args:
@@ -66,47 +69,47 @@ class Engine:
         guarded: bool,
         custody: Custody,
     ) -> None:
-        self._addresses = addresses
+        self.addresses = addresses
         self.ttl = ttl
         self.prefix = prefix
         self.node_timeout = node_timeout
         self.fencing = fencing
         self._last_fence = 0
-        self._custody = custody
-        self._guard = Guard(guarded, ttl, node_logger.warning)
-        self._checked = False
-        self._start()
-        _instances.add(self)
+        self.custody = custody
+        self.guard = Guard(guarded, ttl, node_logger.warning)
+        self.checked = False
+        self.start_afresh()
+        instances.add(self)
 
-    def _start(self) -> None:
+    def start_afresh(self) -> None:
         """Begin afresh in this process: no connection, no thread, no lease."""
-        self._owner = Owner(socket.gethostname(), os.getpid())
-        self._driver = Driver(
-            *(self._addresses, self.prefix, self._guard),
-            strict=not self._checked,
+        self.owner = Owner(socket.gethostname(), os.getpid())
+        self.driver = Driver(
+            *(self.addresses, self.prefix, self.guard),
+            strict=not self.checked,
             node_timeout=self.node_timeout,
         )
-        self._wakeup = Wakeup(self._addresses, self.prefix)
-        self._watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
+        self.wakeup = Wakeup(self.addresses, self.prefix)
+        self.watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
         if patched():
             # It only extends.
-            driver = partial(Driver, self._addresses, self.prefix, strict=False, told=False)
-            self._watchdog = NativeWatchdog(
+            driver = partial(Driver, self.addresses, self.prefix, strict=False, told=False)
+            self.watchdog = NativeWatchdog(
                 driver, self._renew, self._renewed, self._extend, monotonic
             )
-        self._claims: dict[str, Claim] = {}
+        self.claims: dict[str, Claim] = {}
         self._called: dict[str, float] = {}
         self._many = MANY
 
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes' addresses, without credentials."""
-        return tuple(address.name for address in self._addresses)
+        return tuple(address.name for address in self.addresses)
 
-    def _patience(self, ttl: float) -> float:
+    def patience(self, ttl: float) -> float:
         return min(self.node_timeout, ttl / 10)
 
-    def _lease(self, claim: Claim) -> Lease:
+    def lease_of(self, claim: Claim) -> Lease:
         return Lease(
             claim.resource,
             claim.token,
@@ -118,7 +121,7 @@ class Engine:
             claim.granted_at or 0.0,
         )
 
-    def _fenced(self, fencing: bool | None, names: Sequence[str], limit: int = 1) -> bool:
+    def fenced(self, fencing: bool | None, names: Sequence[str], limit: int = 1) -> bool:
         fenced = self.fencing if fencing is None else bool(check_option("fencing", fencing))
         check_option("limit", limit)
         check_alone(names, fencing=fenced, limit=limit)
@@ -133,16 +136,16 @@ class Engine:
         """The wall clock, in microseconds since 1970."""
         return time.time_ns() // 1000
 
-    def _claim(
+    def new_claim(
         self, names: Sequence[str], ttl: float | None = None, owner: Owner | None = None
     ) -> Claim:
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
-        if ttl > self._guard.longest:
-            self._guard.expect(ttl)
-        token = (owner or self._owner).token(os.urandom(16).hex(), time.time())
-        return Claim(names, token, ttl, len(self._addresses))
+        if ttl > self.guard.longest:
+            self.guard.expect(ttl)
+        token = (owner or self.owner).token(os.urandom(16).hex(), time.time())
+        return Claim(names, token, ttl, len(self.addresses))
 
-    def _acquire(
+    def acquire(
         self,
         resource: Resources,
         ttl: float | None,
@@ -165,8 +168,8 @@ class Engine:
             adopt(claim)
 
         def tell(lease: Lease | None, refusal: NotAcquired | None) -> None:
-            count = len(self._addresses)
-            asked = (shown(names), owner or self._owner, lease, refusal, monotonic() - began)
+            count = len(self.addresses)
+            asked = (shown(names), owner or self.owner, lease, refusal, monotonic() - began)
             emit("asked", Ask(*asked, attempts, count, quorum_of(count)))
 
         try:
@@ -174,7 +177,7 @@ class Engine:
         except NotAcquired as refusal:
             tell(None, refusal)
             raise
-        tell(self._lease(claim), None)
+        tell(self.lease_of(claim), None)
         return claim
 
     def _ask(
@@ -192,7 +195,7 @@ class Engine:
             check_alone(names, fencing=fencing, limit=limit)
 
         def attempt(names: Sequence[str], shown_as: str = "", place: Claim | None = None) -> Claim:
-            claim = self._claim(names, ttl, owner)
+            claim = self.new_claim(names, ttl, owner)
             claim.resource = shown_as or claim.resource
             return self._attempt(claim, adopt, patience, fencing, place)
 
@@ -200,11 +203,11 @@ class Engine:
             try:
                 if limit > 1:
                     if place is not None:
-                        self._driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
+                        self.driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
                     return self._attempt_slots(names[0], limit, attempt, known_full)
                 return attempt(names, place=place)
             except NotAcquired as error:
-                raise self._refused(error) from None
+                raise self.refused(error) from None
 
         standing_back = wait > 0 and len(names) == 1 and self._stand_back(names[0])
         if not standing_back:
@@ -217,7 +220,7 @@ class Engine:
                     raise
         if len(names) == 1:
             return self._acquire_in_line(names[0], wait, limit, once, standing_back)
-        with self._wakeup.waiting(*names) as waiter:
+        with self.wakeup.waiting(*names) as waiter:
             in_the_way = names
 
             def again() -> Claim:
@@ -232,7 +235,7 @@ class Engine:
                     raise
 
             def free_in() -> float:
-                return refusal.free_in(self._peek(in_the_way, limit))
+                return refusal.free_in(self.peek(in_the_way, limit))
 
             return waiter.retry(again, wait, free_in)
 
@@ -245,29 +248,29 @@ class Engine:
         standing_back: bool,
     ) -> Claim:
         """Stand in line for a resource until one of its releases is for us."""
-        place = Claim(name, "", self.ttl, len(self._addresses))
+        place = Claim(name, "", self.ttl, len(self.addresses))
         verb = Verb.PASS
 
-        with self._wakeup.in_line() as waiter:
+        with self.wakeup.in_line() as waiter:
             place.token, place.since = waiter.member, waiter.since
             try:
                 if standing_back:
                     waiter.forget()
-                    self._driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
+                    self.driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
                     waiter.wait(min(wait, JITTER.uniform(*STAND_BACK)))
                 claim = waiter.retry(
                     lambda queue: once(place=place if queue else None),
                     wait,
-                    lambda: refusal.free_in(self._peek(name, limit)),
+                    lambda: refusal.free_in(self.peek(name, limit)),
                 )
                 verb = Verb.LEAVE
                 return claim
             finally:
-                there = set(range(len(self._addresses)))
+                there = set(range(len(self.addresses)))
                 if verb is Verb.LEAVE:
                     there.difference_update(waiter.left_by)
                 if there:
-                    self._driver.run(lambda now: quorum.leave(place, now, verb, there))
+                    self.driver.run(lambda now: quorum.leave(place, now, verb, there))
 
     def _attempt_slots(
         self,
@@ -281,7 +284,7 @@ class Engine:
         if not known_full:
             with contextlib.suppress(ResourceHeld):
                 return attempt([JITTER.choice(names)], name)
-        ballot = self._peek(name, limit)
+        ballot = self.peek(name, limit)
         free = refusal.free(ballot)
         JITTER.shuffle(free)
         lost = None
@@ -303,7 +306,7 @@ class Engine:
         """One attempt, whose claim is `claim`; ahead of it, that of a place in line."""
         adopt(claim)
         self._remember(claim)
-        patience = self._patience(claim.ttl) if patience is None else patience
+        patience = self.patience(claim.ttl) if patience is None else patience
 
         def operation(now: float) -> quorum.Steps[Round]:
             # The proposal is made after `now`: who is stopped in between asks too late.
@@ -313,22 +316,22 @@ class Engine:
         ahead = [] if place is None else [partial(quorum.line_up, place)]
 
         try:
-            ballot = self._driver.run(operation, *ahead)
+            ballot = self.driver.run(operation, *ahead)
         except BaseException:
             if claim.ended:  # struck while it was being undone: some nodes may not know of it
-                self._driver.run(lambda now: quorum.undo(claim, now))
+                self.driver.run(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
             claim.silent = refusal.silent(ballot)
             if fencing:
                 self._last_fence = max(self._last_fence, claim.fencing_token or 0)
             if heard():
-                emit("acquired", self._lease(claim))
+                emit("acquired", self.lease_of(claim))
             return claim
         self._forget(claim)
         error = refusal.refusal(claim.resource, ballot, self.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
-            look = self._driver.run(lambda now: quorum.peek(claim, now, patience))
+            look = self.driver.run(lambda now: quorum.peek(claim, now, patience))
             keys = [self.prefix + name for name in claim.resources]
             error = refusal.if_for_ever(error, look, self.nodes, keys)
         raise error
@@ -338,26 +341,26 @@ class Engine:
         return monotonic() < self._called.pop(name, 0.0) + STAND_BACK[0]
 
     def _remember(self, claim: Claim) -> None:
-        self._claims[claim.token] = claim
-        if len(self._claims) > self._many:
+        self.claims[claim.token] = claim
+        if len(self.claims) > self._many:
             now = monotonic()
             # Leases that were left to expire.
-            for token, old in list(self._claims.items()):
+            for token, old in list(self.claims.items()):
                 if old.granted_at is not None and not old.held(now):
-                    self._claims.pop(token, None)
-            self._many = MANY + 2 * len(self._claims)
+                    self.claims.pop(token, None)
+            self._many = MANY + 2 * len(self.claims)
 
     def _forget(self, claim: Claim) -> None:
-        self._claims.pop(claim.token, None)
-        self._custody.strike_off(claim)
+        self.claims.pop(claim.token, None)
+        self.custody.strike_off(claim)
 
-    def _release(self, claim: Claim) -> bool:
-        self._watchdog.drop(claim)
-        self._custody.leave(claim)
+    def release(self, claim: Claim) -> bool:
+        self.watchdog.drop(claim)
+        self.custody.leave(claim)
         try:
-            held = self._driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
+            held = self.driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
         except BaseException:
-            self._driver.run(lambda now: quorum.release(claim, now, 0.0))
+            self.driver.run(lambda now: quorum.release(claim, now, 0.0))
             raise
         finally:
             self._forget(claim)
@@ -366,32 +369,32 @@ class Engine:
                 self._called.clear()
             self._called[base_of(claim.resource)] = monotonic()
         if heard() and claim.granted_at is not None:
-            emit("released", self._lease(claim), held)
+            emit("released", self.lease_of(claim), held)
         return held
 
-    def _keep(self, claim: Claim, seconds: float, patience: float | None) -> bool:
+    def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
         """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""
-        self._watchdog.drop(claim)
+        self.watchdog.drop(claim)
         if not claim.held(monotonic()):
-            self._release(claim)  # set again now, it would keep the next holder out
+            self.release(claim)  # set again now, it would keep the next holder out
             return False
-        self._custody.strike_off(claim)  # nor may a keeper shorten it again
-        self._guard.expect(max(MIN_TTL, seconds))
+        self.custody.strike_off(claim)  # nor may a keeper shorten it again
+        self.guard.expect(max(MIN_TTL, seconds))
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience
-            ballot = self._driver.run(lambda now: quorum.extend([claim], now, patience))
+            ballot = self.driver.run(lambda now: quorum.extend([claim], now, patience))
         finally:
             claim.ended = True
-            self._claims.pop(claim.token, None)
+            self.claims.pop(claim.token, None)
         if claim.mark is not None:
             # Nothing is released that could bring it along: a release of what is not held does.
-            bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self._addresses))
+            bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self.addresses))
             bearer.mark = claim.mark
-            self._driver.run(lambda now: quorum.release(bearer, now, 0.0))
+            self.driver.run(lambda now: quorum.release(bearer, now, 0.0))
         return bool(ballot.confirmed())
 
-    def _look_up(
+    def look_up(
         self, mark: str, claim: Claim | None, names: Sequence[str]
     ) -> tuple[bool, set[str]]:
         """Whether a node knows a mark that was set at a release; and what lies under `names`.
@@ -404,20 +407,20 @@ class Engine:
         Raises:
             QuorumUnavailable: None knows it, and one that granted `claim` does not answer.
         """
-        asked = [Claim(name, "", self.ttl, len(self._addresses)) for name in (mark, *names)]
-        ballot = self._driver.run(lambda now: quorum.survey(asked, now, self.node_timeout))
+        asked = [Claim(name, "", self.ttl, len(self.addresses)) for name in (mark, *names)]
+        ballot = self.driver.run(lambda now: quorum.survey(asked, now, self.node_timeout))
         found = [refusal.seen(ballot, number) for number in range(len(asked))]
         marked = any(held is not None and held[0] == DONE for held in found[0])
-        granted = claim.expiries if claim is not None else [NEVER] * len(self._addresses)
+        granted = claim.expiries if claim is not None else [NEVER] * len(self.addresses)
         for vote, expiry in zip(ballot.votes, granted, strict=True):
             if not marked and expiry != NEVER and vote is not Vote.YES:
                 told = "a node that granted the lock does not tell whether the task is done"
-                raise self._refused(refusal.unavailable(mark, ballot, self.nodes, told))
+                raise self.refused(refusal.unavailable(mark, ballot, self.nodes, told))
         return marked, {held[0] for seen in found[1:] for held in seen if held is not None}
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""
-        renewed = self._renew(claims, self._driver, Verb.EXTEND)
+        renewed = self._renew(claims, self.driver, Verb.EXTEND)
         self._renewed(renewed, claims)
         return renewed
 
@@ -426,8 +429,8 @@ class Engine:
     ) -> list[Claim]:
         now = monotonic()
         # The first of them to end is to be told in time, and the next that is due has its turn.
-        patience = min(min(c.deadline - now, self._patience(c.ttl)) for c in claims)
-        patience = max(0.001, min(patience, self._watchdog.next_due - now))
+        patience = min(min(c.deadline - now, self.patience(c.ttl)) for c in claims)
+        patience = max(0.001, min(patience, self.watchdog.next_due - now))
         ballots = driver.extend(claims, patience, verb)
         for ballot in ballots:
             silent = refusal.silent(ballot)
@@ -435,7 +438,7 @@ class Engine:
                 claim.silent = silent
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         for claim in renewed:
-            self._custody.renewed(claim)
+            self.custody.renewed(claim)
         return renewed
 
     def _renewed(self, renewed: Sequence[Claim], asked: Sequence[Claim]) -> None:
@@ -443,23 +446,23 @@ class Engine:
             tokens = {claim.token for claim in renewed}
             for claim in asked:
                 if claim.token in tokens:
-                    emit("extended", self._lease(claim))
+                    emit("extended", self.lease_of(claim))
                 elif not claim.ended:
-                    emit("not_extended", self._lease(claim))
+                    emit("not_extended", self.lease_of(claim))
 
-    def _peek(self, resource: Resources, limit: int = 1, timeout: float | None = None) -> Round:
+    def peek(self, resource: Resources, limit: int = 1, timeout: float | None = None) -> Round:
         """Ask who holds a resource, or each of its slots."""
         names = checked_names(resource)
-        claims = [self._claim(names)]
+        claims = [self.new_claim(names)]
         if limit > 1:
-            claims = [self._claim([slot]) for slot in slots(names[0], limit)]
+            claims = [self.new_claim([slot]) for slot in slots(names[0], limit)]
         patience = self.node_timeout if timeout is None else timeout
-        ballot = self._driver.run(lambda now: quorum.survey(claims, now, patience))
+        ballot = self.driver.run(lambda now: quorum.survey(claims, now, patience))
         if ballot.yes < ballot.quorum:
             raise refusal.unavailable(shown(names), ballot, self.nodes)
         return ballot
 
-    def _refused(self, error: NotAcquired) -> NotAcquired:
+    def refused(self, error: NotAcquired) -> NotAcquired:
         if isinstance(error, ResourceHeld):
             emit("held", error.resource, error.holder)
         else:
@@ -467,14 +470,14 @@ class Engine:
         return error
 
 
-_instances: weakref.WeakSet[Engine] = weakref.WeakSet()
+instances: weakref.WeakSet[LockClient] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
     """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
-    for engine in list(_instances):
-        engine._custody.forked()
-        engine._start()
+    for engine in list(instances):
+        engine.custody.forked()
+        engine.start_afresh()
 
 
 os.register_at_fork(after_in_child=_after_fork)

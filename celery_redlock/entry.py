@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .lease import Owner
+from .values import Owner
 from .visit import NodeLook
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]

@@ -12,9 +12,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from .values import printable
+
 if TYPE_CHECKING:
-    from .lease import Holder, Lease, Owner
-    from .quorum import NodeVote
+    from .lease import Lease
+    from .values import Holder, NodeVote, Owner
 
 __all__ = [
     "ConfigurationError",
@@ -25,18 +27,7 @@ __all__ = [
     "QuorumUnavailable",
     "RedlockError",
     "ResourceHeld",
-    "printable",
 ]
-
-
-def printable(text: str) -> str:
-    """`text` as it may stand in a log: what a terminal would obey, or cannot encode, is escaped.
-
-    Names of resources, ids of tasks and what nodes answer are foreign text.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class RedlockError(Exception):

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import LeaseLost, NotAcquired
-from .lease import Lease, Owner
+from .lease import Lease
+from .values import Owner
 
 __all__ = [
     *("Ask", "Listener", "emit", "emit_node", "heard", "heard_nodes", "subscribe", "unsubscribe"),

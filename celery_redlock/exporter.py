@@ -19,10 +19,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .entry import KINDS, Entry, Survey
-from .errors import ConfigurationError, QuorumUnavailable, printable
-from .lease import Owner, quorum_of
-from .quorum import Vote
+from .errors import ConfigurationError, QuorumUnavailable
 from .survey import survey
+from .values import Owner, Vote, printable, quorum_of
 
 if TYPE_CHECKING:
     from .lock import Redlock

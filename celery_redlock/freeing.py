@@ -13,10 +13,11 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 from . import quorum
+from .claim import Claim
 from .entry import Entry
 from .errors import QuorumUnavailable
-from .lease import Claim, Owner, quorum_of, token_digest
 from .quorum import Round
+from .values import Owner, quorum_of, token_digest
 from .visit import NodeLook, Reader, Seen, visit
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _look(
     def errand(reader: Reader) -> dict[str, Seen]:
         return reader.read({entry.key: key})
 
-    looks, found = visit(redlock._addresses, redlock.prefix, errand, timeout)
+    looks, found = visit(redlock.client.addresses, redlock.prefix, errand, timeout)
     seen = [one.get(entry.key) if one is not None else None for one in found]
     return looks, [None if one is None else _text(one.value) for one in seen]
 
@@ -136,5 +137,5 @@ def _is_shown(entry: Entry, value: str) -> bool:
 
 def _free(redlock: Redlock, entry: Entry, token: str, timeout: float) -> Round:
     name = entry.key[len(redlock.prefix) :]
-    claim = Claim(name, token, redlock.ttl, len(redlock._addresses))
-    return redlock._driver.run(lambda now: quorum.free(claim, now, timeout))
+    claim = Claim(name, token, redlock.ttl, len(redlock.client.addresses))
+    return redlock.client.driver.run(lambda now: quorum.free(claim, now, timeout))

@@ -21,17 +21,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .driver import monotonic
-from .errors import ConfigurationError, LeaseLost, RedlockError, printable
+from .claim import Claim
+from .clock import monotonic
+from .errors import ConfigurationError, LeaseLost, RedlockError
 from .events import emit
-from .lease import Claim, Lease, Owner, names_of, shown
+from .lease import Lease
 from .names import slots
 from .refusal import last_votes
+from .values import Owner, names_of, printable, shown
 
 if TYPE_CHECKING:
     from .lock import Redlock
 
-__all__ = ["HeldLease", "Unlocked", "current_lease"]
+__all__ = ["HeldLease", "Unlocked", "current_lease", "look_up", "lost_unawares", "mark_done"]
 
 logger = logging.getLogger("celery_redlock")
 
@@ -93,9 +95,9 @@ class HeldLease:
     ) -> None:
         self.resources = names_of(resource)
         self.resource = shown(self.resources)
-        self._redlock = redlock
+        self.redlock = redlock
         self._ttl = ttl
-        self._wait = wait
+        self.wait = wait
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self.owner = owner
@@ -104,7 +106,7 @@ class HeldLease:
         self.limit = limit
         self._pid = os.getpid()
         self._user = _user()
-        self._claim: Claim | None = None
+        self.claim: Claim | None = None
         self._held_for: float | None = None
         self._told = False
         self.task = ""
@@ -140,7 +142,7 @@ class HeldLease:
         if rest:
             self.acquire()
         else:
-            self._claim = None
+            self.claim = None
             _stack.set((*_stack.get(), self))
         return self
 
@@ -166,9 +168,9 @@ class HeldLease:
         """
         # From here on release() undoes whatever has been written, however this is interrupted.
         self._pid, self._user = os.getpid(), _user()
-        wait = self._wait if wait is None else wait
+        wait = self.wait if wait is None else wait
         try:
-            claim = self._redlock._acquire(
+            claim = self.redlock.client.acquire(
                 self._own,
                 self._ttl,
                 wait,
@@ -179,8 +181,8 @@ class HeldLease:
                 self.limit,
             )
             _stack.set((*_stack.get(), self))
-            self._redlock._watchdog.watch(claim, self._lost, self.max_lifetime)
-            self._redlock._custody.hold(claim, self.max_lifetime)
+            self.redlock.client.watchdog.watch(claim, self._lost, self.max_lifetime)
+            self.redlock.client.custody.hold(claim, self.max_lifetime)
         except BaseException:
             self.release()
             raise
@@ -194,12 +196,12 @@ class HeldLease:
             raise
 
     def _give_back(self) -> bool:
-        claim = self._claim
+        claim = self.claim
         held = False
         if claim is not None and not claim.ended and self._pid == os.getpid():
-            held = self._redlock._release(claim)
+            held = self.redlock.client.release(claim)
         if claim is not None:
-            self._redlock._custody.strike_off(claim)
+            self.redlock.client.custody.strike_off(claim)
         self._leave()
         return held
 
@@ -227,31 +229,9 @@ class HeldLease:
         claim = self._held()
         kept = False
         if not claim.ended and self._pid == os.getpid():
-            kept = self._redlock._keep(claim, seconds, timeout)
+            kept = self.redlock.client.hold_for(claim, seconds, timeout)
         self._leave()
         return kept
-
-    def _done(self) -> None:
-        """Its work is done: leave the mark, when it is given back."""
-        if self._claim is not None:
-            self._claim.mark = self.mark
-
-    def _look_up(self) -> tuple[bool, list[Owner]]:
-        """Whether its mark is there already, of one who held it before; and who else holds it.
-
-        Raises:
-            QuorumUnavailable: That cannot be told.
-        """
-        if self.mark is None:
-            return False, []
-        claim = self._claim
-        names = slots(self.resources[0], self.limit) if self.limit > 1 else self.resources
-        if claim is None or not claim.held(monotonic()):
-            claim = None
-        else:
-            names = [name for name in names if name not in claim.resources]
-        marked, tokens = self._redlock._look_up(self.mark[0], claim, names)
-        return marked, [owner for token in tokens if (owner := Owner.of(token)) is not None]
 
     def _leave(self) -> None:
         """No longer what this thread's work runs under."""
@@ -271,7 +251,7 @@ class HeldLease:
     @property
     def lease(self) -> Lease:
         """The lease as it stands now; a value, which no extension changes."""
-        lease = self._redlock._lease(self._held())
+        lease = self.redlock.client.lease_of(self._held())
         if not self._outers:
             return lease
         deadline = min(lease.deadline, *(outer.lease.deadline for outer in self._outers))
@@ -284,7 +264,7 @@ class HeldLease:
 
     def remaining(self) -> float:
         """Seconds that are certainly left, if no further extension succeeds."""
-        claim = self._claim
+        claim = self.claim
         now = monotonic()
         if self._outers:
             shared = min(outer.remaining() for outer in self._outers)
@@ -309,7 +289,7 @@ class HeldLease:
 
     def _lost_unawares(self) -> bool:
         """Whether it ended before it was given back, and `ensure()` has not said so."""
-        claim = self._claim
+        claim = self.claim
         over = any(outer._lost_unawares() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
             # Asked of its deadline before its end: nobody may have looked at the clock since.
@@ -333,7 +313,7 @@ class HeldLease:
             owner=Owner.of(claim.token),
             task=self.task,
             held_for=self._held_for,
-            votes=last_votes(claim, self._redlock.nodes),
+            votes=last_votes(claim, self.redlock.nodes),
         )
 
     def _enclosing(self) -> tuple[tuple[HeldLease, ...], tuple[str, ...]]:
@@ -341,7 +321,7 @@ class HeldLease:
         outers: list[HeldLease] = []
         rest = self.resources
         for held in reversed(_stack.get()):
-            if held._redlock is self._redlock and held._ours():
+            if held.redlock is self.redlock and held._ours():
                 left = tuple(name for name in rest if name not in held.resources)
                 if len(left) < len(rest):
                     outers.append(held)
@@ -353,19 +333,19 @@ class HeldLease:
         return self._pid == os.getpid() and self._user == _user()
 
     def _adopt(self, claim: Claim) -> None:
-        self._claim = claim
-        self._redlock._custody.post(claim)
+        self.claim = claim
+        self.redlock.client.custody.post(claim)
 
     def _held(self) -> Claim:
-        if self._claim is None and self._outers:
+        if self.claim is None and self._outers:
             return self._outers[0]._held()
-        if self._claim is None:
+        if self.claim is None:
             raise RedlockError(f"{self.resource} was never acquired", resource=self.resource)
-        return self._claim
+        return self.claim
 
     def _lost(self, claim: Claim) -> None:
         """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
-        self._redlock._custody.strike_off(claim)
+        self.redlock.client.custody.strike_off(claim)
         loss = self.loss()
         self._say_lost(loss)
         emit("lost", loss)
@@ -420,12 +400,12 @@ class Unlocked(HeldLease):
     def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
         self.resources = names_of(resource)
         self.resource = shown(self.resources)
-        self._redlock = redlock
+        self.redlock = redlock
         self._outers = ()
         self._shared = 0
         self.limit = 1
         self.owner = None
-        self.mark = self._claim = None
+        self.mark = self.claim = None
         self._pid, self._user = os.getpid(), _user()
 
     def __enter__(self) -> HeldLease:
@@ -472,3 +452,35 @@ class Unlocked(HeldLease):
     def remaining(self) -> float:
         """For ever."""
         return math.inf
+
+
+# What is no user's business.
+
+
+def mark_done(held: HeldLease) -> None:
+    """The work under a lock is done: leave its mark, when it is given back."""
+    if held.claim is not None:
+        held.claim.mark = held.mark
+
+
+def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
+    """Whether a lock's mark is there already, of one who held it before; and who else holds it.
+
+    Raises:
+        QuorumUnavailable: That cannot be told.
+    """
+    if held.mark is None:
+        return False, []
+    claim = held.claim
+    names = slots(held.resources[0], held.limit) if held.limit > 1 else held.resources
+    if claim is None or not claim.held(monotonic()):
+        claim = None
+    else:
+        names = [name for name in names if name not in claim.resources]
+    marked, tokens = held.redlock.client.look_up(held.mark[0], claim, names)
+    return marked, [owner for token in tokens if (owner := Owner.of(token)) is not None]
+
+
+def lost_unawares(held: HeldLease) -> bool:
+    """Whether a lock ended before it was given back, and `ensure()` has not said so."""
+    return held._lost_unawares()

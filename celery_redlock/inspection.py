@@ -85,18 +85,18 @@ def _answer(settings: Mapping[str, Any], app: Any, holds: Any, waits: Any) -> di
 
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
+    from .clock import monotonic
     from .commands import RESERVED_SUFFIX, base_of
-    from .driver import monotonic
-    from .lease import Owner, shown
+    from .values import Owner, shown
 
     now, wall = monotonic(), time.time()
     seen: set[str] = set()
-    board = redlock._custody.board
+    board = redlock.client.custody.board
     noted = _notes(board, len(redlock.nodes)) if board is not None else ()
     # A copy: other threads take locks and give them back meanwhile.
     own = (
         (claim.token, claim.resources, claim.deadline, claim.fencing_token)
-        for claim in list(redlock._claims.values())
+        for claim in list(redlock.client.claims.values())
         if claim.granted_at is not None and not claim.ended and claim.lost is None
     )
     for token, resources, deadline, fence in (*noted, *own):
@@ -117,7 +117,7 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 
 def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
     """What stands on the board as held, whichever process has written it."""
-    from .lease import Claim
+    from .claim import Claim
 
     for block, _pid in board.blocks():
         for note in board.notes(block):
@@ -166,7 +166,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
 
 def _wanted(request: Any) -> str:
     """What a delivery that is at work is to hold; empty for nothing."""
-    from .task import lock_of, resource_of
+    from .task_lock import lock_of, resource_of
 
     try:
         lock = lock_of(request.task)
@@ -210,13 +210,13 @@ def digest_of(settings: Mapping[str, Any]) -> str:
 
 def tasks_of(app: Any) -> dict[str, str]:
     """A short name of how each locked task is declared: workers that have it must agree."""
-    from .task import lock_of
+    from .task_lock import lock_of
 
     found = {}
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
         if lock is not None:
-            how = [(each, _plain(value)) for each, value in sorted(lock._own.items())]
+            how = [(each, _plain(value)) for each, value in sorted(lock.own.items())]
             found[name] = _digest(repr((how, list(inspect.signature(task.run).parameters))))
     return found
 

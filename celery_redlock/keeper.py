@@ -26,11 +26,14 @@ from functools import partial
 
 from . import quorum
 from .board import Board, Note
+from .claim import Claim
+from .clock import monotonic
 from .commands import RESERVED_SUFFIX
-from .driver import Driver, monotonic
+from .driver import Driver
 from .events import emit, heard
-from .lease import Claim, Lease, Owner
+from .lease import Lease
 from .quorum import Verb
+from .values import Owner
 
 __all__ = ["Keeper"]
 

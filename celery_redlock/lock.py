@@ -11,23 +11,26 @@ from typing import Any
 
 from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
+from .claim import Claim
+from .clock import monotonic
 from .custody import Custody
-from .driver import Driver, monotonic
-from .engine import Engine
+from .driver import Driver
+from .engine import LockClient
 from .errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from .events import emit
 from .hold import HeldLease
-from .lease import Claim, Holder, Lease, Owner
+from .lease import Lease
 from .names import Resources, checked_names
 from .options import check_option, guarded
 from .settings import read_settings
+from .values import Holder, Owner
 
 __all__ = ["Redlock"]
 
 logger = logging.getLogger("celery_redlock.lock")
 
 
-class Redlock(Engine):
+class Redlock:
     """A lock over N independent Redis masters, held by a quorum of them.
 
     Nothing connects before the first use. Instances are safe to share between threads, and may be
@@ -73,7 +76,7 @@ class Redlock(Engine):
         helper = None
         if check_option("keeper", keeper) == "process":
             helper = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
-        super().__init__(
+        self.client = LockClient(
             addresses,
             check_option("ttl", ttl),
             check_option("prefix", prefix),
@@ -83,8 +86,28 @@ class Redlock(Engine):
             Custody(len(addresses), helper),
         )
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes' addresses, without credentials."""
+        return self.client.nodes
+
+    @property
+    def ttl(self) -> float:
+        """How long the nodes keep a lock that nobody extends; seconds."""
+        return self.client.ttl
+
+    @property
+    def prefix(self) -> str:
+        """What the keys on the nodes begin with."""
+        return self.client.prefix
+
+    @property
+    def node_timeout(self) -> float:
+        """How long to wait for an answer at most; seconds."""
+        return self.client.node_timeout
+
     def __repr__(self) -> str:
-        names = ", ".join(address.name for address in self._addresses)
+        names = ", ".join(address.name for address in self.client.addresses)
         return f"<Redlock over {names}; ttl {self.ttl:g} s>"
 
     def connect(self, timeout: float = 1.5) -> None:
@@ -93,7 +116,7 @@ class Redlock(Engine):
         Args:
             timeout: Seconds to wait at most; 0 to connect in the background.
         """
-        self._driver.connect(timeout)
+        self.client.driver.connect(timeout)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:
         """Look at all nodes once, on connections of its own: can they be what they are to be?
@@ -113,9 +136,10 @@ class Redlock(Engine):
                 server under two names that no quorum is left. Of fewer there is a warning each.
         """
         if ttl is not None:
-            self._guard.expect(ttl)
+            self.client.guard.expect(ttl)
         warnings: list[str] = []
-        driver = Driver(self._addresses, self.prefix, self._guard.saying(warnings.append))
+        client = self.client
+        driver = Driver(client.addresses, client.prefix, client.guard.saying(warnings.append))
         try:
             driver.connect(timeout, rest=timeout)
             warnings += [
@@ -125,15 +149,15 @@ class Redlock(Engine):
             ]
         finally:
             driver.close(wait=timeout)  # whoever checks may be about to fork
-        self._checked, self._driver.strict = True, False
+        self.client.checked, self.client.driver.strict = True, False
         return warnings
 
     def close(self) -> None:
         """Close all connections. What is still held expires by its ttl."""
-        self._watchdog.close()
-        self._wakeup.close()
-        self._driver.close()
-        self._custody.close()
+        self.client.watchdog.close()
+        self.client.wakeup.close()
+        self.client.driver.close()
+        self.client.custody.close()
 
     # -- The four operations ---------------------------------------------------------------------
 
@@ -187,16 +211,16 @@ class Redlock(Engine):
 
         check_option("wait", wait)
         try:
-            fenced = self._fenced(fencing, checked_names(resource), limit)
-            return self._lease(
-                self._acquire(resource, ttl, wait, owner, adopt, fencing=fenced, limit=limit)
+            fenced = self.client.fenced(fencing, checked_names(resource), limit)
+            return self.client.lease_of(
+                self.client.acquire(resource, ttl, wait, owner, adopt, fencing=fenced, limit=limit)
             )
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
             # been a quorum's: who has seen us hold it waits for an announcement.
             for claim in last:
                 if not claim.ended:
-                    self._release(claim)
+                    self.client.release(claim)
             raise
 
     def extend(self, lease: Lease) -> Lease:
@@ -208,7 +232,7 @@ class Redlock(Engine):
             QuorumUnavailable: Too few nodes confirmed in time. The lease you have still stands,
                 until its own deadline.
         """
-        claim = self._claims.get(lease.token)
+        claim = self.client.claims.get(lease.token)
         now = monotonic()
         if claim is None or not claim.held(now):
             reason = "released" if claim is None or claim.lost is None else claim.lost
@@ -218,16 +242,15 @@ class Redlock(Engine):
                 lease=lease,
                 reason="expired" if reason == "released" else reason,
             )
-        ballot = self._driver.run(
-            lambda now: quorum.extend([claim], now, self._patience(claim.ttl))
-        )
+        patience = self.client.patience(claim.ttl)
+        ballot = self.client.driver.run(lambda now: quorum.extend([claim], now, patience))
         if ballot.confirmed() and claim.held(monotonic()):
-            renewed = self._lease(claim)
+            renewed = self.client.lease_of(claim)
             emit("extended", renewed)
             return renewed
         if claim.held(monotonic()):
             said = f"{ballot.yes} of {len(self.nodes)} nodes confirmed the extension in time"
-            raise self._refused(refusal.unavailable(lease.resource, ballot, self.nodes, said))
+            raise self.client.refused(refusal.unavailable(lease.resource, ballot, self.nodes, said))
         raise LeaseLost(
             f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
             resource=lease.resource,
@@ -237,8 +260,8 @@ class Redlock(Engine):
 
     def release(self, lease: Lease) -> bool:
         """Give a lease back. Whether it was still held to this end. Never raises for a node."""
-        claim = self._claims.get(lease.token)
-        return claim is not None and self._release(claim)
+        claim = self.client.claims.get(lease.token)
+        return claim is not None and self.client.release(claim)
 
     def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
         """Who holds `resource`, as the nodes tell; None if it is free.
@@ -268,9 +291,9 @@ class Redlock(Engine):
 
     def _holders(self, resource: str, limit: int, timeout: float | None) -> list[Holder]:
         try:
-            ballot = self._peek(resource, limit, timeout)
+            ballot = self.client.peek(resource, limit, timeout)
         except QuorumUnavailable as error:
-            raise self._refused(error) from None
+            raise self.client.refused(error) from None
         found = []
         for slot in range(limit):
             tokens = [held[0] for held in refusal.seen(ballot, slot) if held is not None]
@@ -319,7 +342,7 @@ class Redlock(Engine):
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
         names = checked_names(resource)
-        fenced = self._fenced(fencing, names, limit)
+        fenced = self.client.fenced(fencing, names, limit)
         return HeldLease(
             *(self, names, ttl, wait, max_lifetime, on_lost, owner), fencing=fenced, limit=limit
         )
@@ -333,7 +356,7 @@ class Redlock(Engine):
                 Redis.
         """
         with _of_app_lock:
-            known = _of_app.get(app)
+            known = of_app.get(app)
             if known is None:
                 settings = read_settings(app)
                 made = cls(
@@ -346,12 +369,12 @@ class Redlock(Engine):
                     restart_guard=settings.restart_guard,
                 )
                 # A handler that has interrupted this thread may have been faster.
-                known = _of_app.setdefault(app, made)
+                known = of_app.setdefault(app, made)
             return known
 
 
 _of_app_lock = threading.RLock()
-_of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
+of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
 
 
 def _after_fork() -> None:

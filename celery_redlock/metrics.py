@@ -34,7 +34,8 @@ from celery.signals import worker_ready
 from . import signals
 from .errors import ConfigurationError, LeaseLost
 from .events import NODE_FAILURES, Listener, subscribe, unsubscribe
-from .lease import Lease, Owner
+from .lease import Lease
+from .values import Owner
 
 __all__ = ["BUCKETS", "Metrics", "install"]
 
@@ -245,7 +246,7 @@ class Metrics:
 
     def begin(self, consumer: Any, port: int | None, addr: str) -> None:
         """A worker's main process, when it is ready; the arguments are `install`'s."""
-        from .task import lock_of
+        from .task_lock import lock_of
 
         tasks = consumer.app.tasks.values()
         self.foresee(task.name for task in tasks if lock_of(task) is not None)

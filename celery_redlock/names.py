@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from .commands import FENCE_SUFFIX, LINE_SUFFIX, MARK_SUFFIX, RESERVED_SUFFIX, SLOT_SUFFIX
 from .errors import ConfigurationError
-from .lease import Owner, names_of, shown
+from .values import Owner, names_of, shown
 
 __all__ = ["Resources", "check_alone", "checked_names", "mark_of", "slots"]
 

@@ -15,11 +15,12 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from .claim import Claim
 from .driver import Driver
 from .events import heard
 from .green import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
 from .haste import haste
-from .lease import NEVER, Claim
+from .lease import NEVER
 from .watchdog import BUSY, Schedule, Watched
 
 __all__ = ["NativeWatchdog"]
@@ -59,7 +60,7 @@ class NativeWatchdog:
         # Held for some steps of Python and never while anything is waited for: see `green.py`. A
         # handler may come by again meanwhile: see `Schedule`.
         self._lock = native_rlock()
-        self._schedule = Schedule()
+        self.schedule = Schedule()
         self._wakes = math.inf
         self._bell: Doorbell | None = None
         self._errands: Errands | None = None
@@ -85,26 +86,26 @@ class NativeWatchdog:
             self._errands = Errands()
             start_native(self._run)
         with self._lock:
-            self._schedule.add(Watched(claim, until, lost), self._clock())
-            sooner = self._schedule.wakes < self._wakes
+            self.schedule.add(Watched(claim, until, lost), self._clock())
+            sooner = self.schedule.wakes < self._wakes
         if sooner:
             self._bell.ring()
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`."""
         with self._lock:
-            self._schedule.drop(claim)
+            self.schedule.drop(claim)
 
     @property
     def next_due(self) -> float:
         """When other leases fall due than those being extended; seconds, infinity for never."""
-        return self._schedule.wakes
+        return self.schedule.wakes
 
     def close(self) -> None:
         """Stop extending anything."""
         with self._lock:
             closed, self._closed = self._closed, True
-            self._schedule = Schedule()
+            self.schedule = Schedule()
         if self._bell is not None and not closed:
             self._bell.ring()
 
@@ -120,8 +121,8 @@ class NativeWatchdog:
         while not self._closed:
             now = self._clock()
             with self._lock:
-                self._wakes = wakes = self._schedule.wakes
-                due = self._schedule.take(now) if wakes <= now else []
+                self._wakes = wakes = self.schedule.wakes
+                due = self.schedule.take(now) if wakes <= now else []
                 if due:
                     self._wakes = -math.inf  # nobody need ring: we are awake
             if due:
@@ -137,7 +138,7 @@ class NativeWatchdog:
 
     def _tend(self, driver: Driver, due: Sequence[Watched]) -> None:
         assert self._errands is not None
-        alive, over = self._schedule.part(due, self._clock())
+        alive, over = self.schedule.part(due, self._clock())
         self._settle(over, ())
         renewed: Sequence[Claim] = ()
         if alive:
@@ -157,7 +158,7 @@ class NativeWatchdog:
     def _settle(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         assert self._errands is not None
         with self._lock:
-            lost = self._schedule.settle(due, renewed, self._clock())
+            lost = self.schedule.settle(due, renewed, self._clock())
         for watched in lost:
             self._errands.ask(partial(watched.lost, watched.claim))
 

@@ -33,17 +33,16 @@ from celery.worker import state
 from .admission import AdmissionQueue, Parked
 from .attempts import ATTEMPTS, MANY, attempts_of, said
 from .broker import has_way_back, on_last_delivery, unacknowledged_for
+from .clock import monotonic
 from .dispatcher import Dispatcher
-from .driver import monotonic
-from .errors import printable
-from .lease import Owner
 from .lock import Redlock
 from .monitor import WAITING, told
 from .options import TaskOptions
 from .prefetch import MAX_PARKED, Prefetch
 from .reservation import HEADER, Reservation
 from .settings import enabled, read_settings
-from .task import lock_of, resources_of
+from .task_lock import lock_of, resources_of
+from .values import Owner, printable
 from .waiting import parkable, set_at_work
 
 __all__ = ["Parking", "begin"]

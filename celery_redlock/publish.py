@@ -26,8 +26,7 @@ from kombu.utils.uuid import uuid
 from .arrival import Arrival, arrival_of
 from .attempts import LONG, short_id
 from .broker import seconds_until
-from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld, printable
-from .lease import Holder
+from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from .lock import Redlock
 from .options import MIN_TTL, TaskOptions
 from .reservation import (
@@ -47,7 +46,8 @@ from .results import end_of, note_revokes, was_terminated
 from .settings import enabled
 from .signals import task_skipped
 from .skipped import Skipped
-from .task import TaskLock, lock_of
+from .task_lock import TaskLock, lock_of
+from .values import Holder, printable
 
 __all__ = ["wrap"]
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from .lease import FENCE_LIMIT, Claim, quorum_of
+from .claim import Claim
+from .lease import FENCE_LIMIT
+from .values import Vote, quorum_of
 
 __all__ = [
     "EXTENDING",
@@ -24,11 +25,9 @@ __all__ = [
     "LINING",
     "VOTING",
     "Held",
-    "NodeVote",
     "Round",
     "Steps",
     "Verb",
-    "Vote",
     "acquire",
     "extend",
     "free",
@@ -76,14 +75,6 @@ class Verb(enum.Enum):
     """Say whether it still is the master it was: nobody waits for the answer but the next one."""
 
 
-class Vote(enum.Enum):
-    """A node's answer. Three of them, for *no answer* is neither a yes nor a no."""
-
-    YES = "yes"
-    NO = "no"
-    SILENT = "silent"
-
-
 class Held(str):
     """Another's token, where a claim has several names: and the first under which it was found.
 
@@ -105,30 +96,6 @@ FENCE_AHEAD = 86_400 * 1_000_000
 may answer any number, and the largest becomes known to all: one that lies would poison them. More
 than a clock that shows local time for UTC is off; and less than a node remembers a number
 (`commands.FENCE_LIFE`), or one that is forgotten might still be larger than the next."""
-
-NOT_WAITED_FOR = "not waited for"
-"""The detail of a vote that could not have changed the outcome."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeVote:
-    """One node's vote, for people.
-
-    Attributes:
-        node: The node's address, without credentials.
-        vote: Its answer.
-        detail: Who holds it (NO), or why there is no answer (SILENT).
-    """
-
-    node: str
-    vote: Vote
-    detail: str = ""
-
-    def __str__(self) -> str:
-        if self.detail == NOT_WAITED_FOR:
-            return f"{self.node} {self.detail}"
-        return f"{self.node} {self.vote.value}" + (f" ({self.detail})" if self.detail else "")
-
 
 EXTENDING = (Verb.EXTEND, Verb.RENEW)
 LINING = (Verb.QUEUE, Verb.LEAVE, Verb.PASS)

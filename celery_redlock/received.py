@@ -20,10 +20,10 @@ from typing import Any
 
 from celery.utils.functional import maybe_list
 
-from .driver import monotonic
-from .errors import printable
+from .clock import monotonic
 from .lock import Redlock
 from .reservation import SHORT, Reservation, claim_of, free, prolong
+from .values import printable
 
 __all__ = ["hold"]
 

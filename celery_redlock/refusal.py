@@ -9,10 +9,12 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
+from .claim import Claim
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .guard import Doubt
-from .lease import NEVER, Claim, Holder, Owner, token_digest
-from .quorum import NOT_WAITED_FOR, Held, NodeVote, Round, Verb, Vote
+from .lease import NEVER
+from .quorum import Held, Round, Verb
+from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, token_digest
 
 __all__ = [
     "all_held",

@@ -28,7 +28,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from .errors import NodeError, printable
+from .errors import NodeError
+from .values import printable
 
 __all__ = ["LARGEST", "OVERHEAD", "PATIENCE", "SIZE", "Parser", "Replies", "reason"]
 

@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Any
 
 from . import quorum, refusal
 from .attempts import short_id
+from .claim import Claim
+from .clock import monotonic
 from .commands import RESERVED_SUFFIX
-from .driver import monotonic
-from .errors import QuorumUnavailable, printable
-from .lease import Claim, Holder, Owner, names_of, shown
+from .errors import QuorumUnavailable
 from .names import LONGEST, MOST, Resources
 from .options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
 from .quorum import Verb
+from .values import Holder, Owner, names_of, printable, shown
 
 if TYPE_CHECKING:
     from .lock import Redlock
@@ -196,11 +197,11 @@ def claim_for(
         token: Whose it is already.
     """
     if not token:
-        us = redlock._owner
+        us = redlock.client.owner
         owner = Owner(us.host, us.pid, short_id(task_id), task=short_id(task))
         token = owner.token(os.urandom(16).hex(), time.time())
     names = [name + RESERVED_SUFFIX for name in names_of(resource)]
-    return Claim(names, token, ttl, len(redlock._addresses))
+    return Claim(names, token, ttl, len(redlock.client.addresses))
 
 
 def claim_of(redlock: Redlock, note: Reservation) -> Claim:
@@ -215,8 +216,8 @@ def take(redlock: Redlock, claim: Claim) -> None:
         ResourceHeld: Another has it.
         QuorumUnavailable: Too few nodes answered.
     """
-    patience = redlock._patience(claim.ttl)
-    ballot = redlock._driver.run(lambda now: quorum.acquire(claim, now, patience))
+    patience = redlock.client.patience(claim.ttl)
+    ballot = redlock.client.driver.run(lambda now: quorum.acquire(claim, now, patience))
     if claim.granted_at is None:
         raise refusal.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
 
@@ -227,13 +228,13 @@ def adopt(redlock: Redlock, claim: Claim) -> bool | None:
     Returns:
         Whether it is ours; None if too few nodes answered to tell.
     """
-    patience = redlock._patience(claim.ttl)
-    ballot = redlock._driver.run(lambda now: quorum.extend([claim], now, patience))
+    patience = redlock.client.patience(claim.ttl)
+    ballot = redlock.client.driver.run(lambda now: quorum.extend([claim], now, patience))
     if ballot.confirmed() and claim.grant(monotonic()):
         return True
     if ballot.no <= len(ballot.votes) - ballot.quorum:
         return None
-    redlock._driver.run(lambda now: quorum.undo(claim, now))
+    redlock.client.driver.run(lambda now: quorum.undo(claim, now))
     return False
 
 
@@ -244,7 +245,7 @@ def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
         Whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
 
     """
-    ballot = redlock._driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
+    ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
     if ballot.yes >= ballot.quorum or ballot.yes + ballot.no < ballot.quorum:
         return True, None
     return False, holding(redlock, claim)
@@ -252,7 +253,7 @@ def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
 
 def holding(redlock: Redlock, claim: Claim) -> str | None:
     """The token that a quorum of nodes holds; None if there is none, or none can be told."""
-    ballot = redlock._driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
+    ballot = redlock.client.driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
     tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
     return next((token for token in tokens if tokens.count(token) >= ballot.quorum), None)
 
@@ -260,7 +261,7 @@ def holding(redlock: Redlock, claim: Claim) -> str | None:
 def free_in(redlock: Redlock, resource: str) -> float | None:
     """Seconds until a reservation ends by itself; None if too few nodes answered to tell."""
     claim = claim_for(redlock, resource, MIN_TTL)
-    ballot = redlock._driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
+    ballot = redlock.client.driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
     return refusal.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 
@@ -274,7 +275,7 @@ def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) ->
         claims: With the messages' tokens; fresh ones, which know nothing of the nodes.
         patience: How long to wait for the nodes, in seconds; 0 only writes to them.
     """
-    redlock._driver.extend(claims, patience, Verb.RENEW)
+    redlock.client.driver.extend(claims, patience, Verb.RENEW)
 
 
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
@@ -285,7 +286,7 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
         claim: With the token of the message that is over.
         patience: How long to wait for the nodes, in seconds; 0 only writes to them.
     """
-    redlock._driver.run(lambda now: quorum.free(claim, now, patience))
+    redlock.client.driver.run(lambda now: quorum.free(claim, now, patience))
 
 
 def free_of(

@@ -66,7 +66,8 @@ from .attempts import attempts_of, short_id
 from .commands import RESERVED_SUFFIX
 from .errors import LeaseLost, ResourceHeld
 from .events import Ask, Listener, subscribe, unsubscribe
-from .lease import Lease, Owner
+from .lease import Lease
+from .values import Owner
 
 __all__ = [
     "beat_deduplicated",

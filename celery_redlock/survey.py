@@ -23,10 +23,9 @@ from .commands import (
 )
 from .entry import KINDS, Entry, NodeLook, Rival, Survey
 from .errors import QuorumUnavailable
-from .lease import Owner, quorum_of, token_digest
 from .names import mark_of
 from .options import MOST_SLOTS
-from .quorum import NodeVote, Vote
+from .values import NodeVote, Owner, Vote, quorum_of, token_digest
 from .visit import FOREIGN, Line, Reader, Seen, visit
 
 if TYPE_CHECKING:
@@ -173,7 +172,7 @@ def _merge(redlock: Redlock, errand: Any, timeout: float, wanted: frozenset[str]
         QuorumUnavailable: It came back from fewer than a quorum.
     """
     at = time.time()
-    looks, brought = visit(redlock._addresses, redlock.prefix, errand, timeout)
+    looks, brought = visit(redlock.client.addresses, redlock.prefix, errand, timeout)
     hauls: list[_Haul] = [haul or _Haul({}, {}) for haul in brought]
     reached = sum(node.reachable for node in looks)
     quorum = quorum_of(len(looks))

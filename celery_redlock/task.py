@@ -2,7 +2,7 @@
 
 A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `worker.py` give
 it back after every ending that Python survives. Plain calls and eager ones take it in
-`task_lock.py`, and give it back when they return.
+`run.py`, and give it back when they return.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from .delivery import first_call
 from .errors import ConfigurationError
 from .keys import Templates
 from .options import TASK
+from .run import run
 from .skipped import Skipped
 from .task_lock import TaskLock, lock_of, resource_of, resources_of
 
@@ -114,7 +115,7 @@ class SingletonTask(BaseTask):
             def body() -> Any:
                 return super(SingletonTask, self).__call__(*args, **kwargs)
 
-        return self.redlock.run(self, self.app, self.run, body, args, kwargs)
+        return run(self.redlock, self, self.app, self.run, body, args, kwargs)
 
 
 def locked(*keys: str | Sequence[str] | None, **options: Any) -> Callable[[F], F]:
@@ -182,7 +183,7 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
             task = None  # called as a function, perhaps by another task
         app = task.app if task is not None else _celery_state.get_current_app()
-        return lock.run(task, app, function, lambda: function(*args, **kwargs), args, kwargs)
+        return run(lock, task, app, function, lambda: function(*args, **kwargs), args, kwargs)
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.

@@ -1,11 +1,10 @@
-"""How a task is locked: its key, its options, and what is done around its body.
+"""How a task is locked: its key and its options.
 
 `SingletonTask` and `@locked` (`task.py`) each make one of these when a task is declared.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,15 +12,8 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .arrival import Arrival
-from .attempts import short_id
-from .delivery import first_call
 from .errors import ConfigurationError
-from .hold import HeldLease, Unlocked
-from .interrupt import Interruptible
 from .keys import Keys
-from .lease import shown
-from .lock import Redlock
 from .options import TASK, TaskOptions
 from .settings import (
     check_deadline,
@@ -29,11 +21,10 @@ from .settings import (
     check_reserving,
     check_several,
     check_task_options,
-    enabled,
     read_settings,
     resolve,
 )
-from .waiting import parks
+from .values import shown
 
 __all__ = ["TaskLock", "lock_of", "resource_of", "resources_of"]
 
@@ -57,8 +48,8 @@ class TaskLock:
         prefix: str = "",
         for_all: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._own = check_task_options(own, prefix)
-        self._meant = {n: value for n, value in self._own.items() if prefix + n not in for_all}
+        self.own = check_task_options(own, prefix)
+        self._meant = {n: value for n, value in self.own.items() if prefix + n not in for_all}
         self._prefix = prefix
         self._several = False
         self._keys: dict[tuple[str, bool, Callable[..., Any]], Keys] = {}
@@ -76,14 +67,14 @@ class TaskLock:
                 " the lock would be freed before its body has run; make it a plain function that"
                 " calls asyncio.run()"
             )
-        check_reserving(self._own, self._prefix)
+        check_reserving(self.own, self._prefix)
         try:
             check_locking(self._meant, self._prefix)
         except ConfigurationError as error:
             raise ConfigurationError(f"{name}: {error}") from None
         if self._keys_of(name, function, bound).several:
             self._several = True
-            check_several(self._own, self._prefix)
+            check_several(self.own, self._prefix)
 
     def resources(
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
@@ -102,7 +93,7 @@ class TaskLock:
     def _keys_of(self, name: str, function: Callable[..., Any], bound: bool) -> Keys:
         keys = self._keys.get((name, bound, function))
         if keys is None:
-            own = self._own
+            own = self.own
             scope = own.get("scope_name")
             keys = Keys(name, function, own.get("key"), bound=bound, scope=scope)
             self._keys[name, bound, function] = keys
@@ -111,13 +102,18 @@ class TaskLock:
     @property
     def scope(self) -> str:
         """From when to when a key is taken, as declared; no app's settings are needed for it."""
-        return str(self._own.get("scope", TASK["scope"].default))
+        return str(self.own.get("scope", TASK["scope"].default))
+
+    @property
+    def waits(self) -> bool:
+        """Whether `wait` was declared with it: then a delivery waits in its pool slot."""
+        return "wait" in self.own
 
     def options(self, app: Any) -> TaskOptions:
         """All options of the task on `app`."""
         options = self._options.get(app)
         if options is None:
-            options = resolve(self._own, read_settings(app))
+            options = resolve(self.own, read_settings(app))
             if self._several:
                 check_several({"fencing": options.fencing}, "redlock_")
             check_deadline(self._meant, options, self._prefix)
@@ -146,59 +142,10 @@ class TaskLock:
                 " task is declared with, and no message can be trusted to say so; declare the scope"
                 " with the task, or give the call 'until_and_while_executing'"
             )
-        own = check_task_options({**self._own, **given})
+        own = check_task_options({**self.own, **given})
         check_reserving({"scope": own.get("scope"), **given}, "")
         # The app's settings are not read again: that takes longer than to publish the task.
         return replace(self.options(app), **{name: own[name] for name in given})
-
-    def run(
-        self,
-        task: Any,
-        app: Any,
-        function: Callable[..., Any],
-        body: Callable[[], Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
-        """Run `body` under the lock of this call."""
-        resources = self.resources(task, function, args, kwargs)
-        if not enabled(app.conf):
-            with Unlocked(resources):
-                return body()
-        options = self.options(app)
-        request = task.request_stack.top if task is not None else None
-        delivered = first_call(request)
-        # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-        parked = delivered and parks(request, options, resources) and "wait" not in self._own
-        held = HeldLease(
-            Redlock.from_app(app),
-            resources,
-            options.ttl,
-            0.0 if parked else options.wait,
-            options.max_lifetime,
-            fencing=options.fencing,
-            limit=options.limit,
-        )
-        held.task = task.name if task is not None else ""
-        if task is not None and not delivered:  # a delivery says more of itself
-            held.owner = replace(held._redlock._owner, task=short_id(task.name))
-        if options.on_lost == "raise":
-            block = Interruptible(held.loss, held._lost_unawares)
-            held.on_lost = lambda _held: block.strike()
-            body = functools.partial(block.run, body)
-        elif callable(options.on_lost):
-            held.on_lost = options.on_lost
-        if delivered:
-            redlock = held._redlock
-            return Arrival(task, request, redlock, resources, options).run(held, body)
-        if options.scope == "until_executing":  # which excludes no body from another
-            with Unlocked(resources, held._redlock):
-                return body()
-        try:  # not `with`: a time limit may strike between taking the lock and owing to free it
-            held.__enter__()
-            return body()
-        finally:
-            held.__exit__(None, None, None)
 
 
 def lock_of(task: Any) -> TaskLock | None:

@@ -23,16 +23,16 @@ from typing import Any
 from celery.utils.time import maybe_make_aware
 
 from .canonical import escape
-from .driver import monotonic
+from .clock import monotonic
 from .errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .hold import HeldLease
 from .key import shortened
-from .lease import Holder, Owner
 from .lock import Redlock
 from .options import MIN_TTL
 from .outage import Outage
 from .signals import beat_deduplicated, named
 from .tick import Tick, current_tick
+from .values import Holder, Owner
 
 __all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]
 

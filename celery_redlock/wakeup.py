@@ -24,10 +24,10 @@ from .address import Address
 from .bell import Bell
 from .commands import LINE_SUFFIX
 from .errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
-from .lease import quorum_of
 from .line import JITTER, POLL, POLL_MAX, Place, split
 from .polling import WAITS, Poll
 from .replies import SIZE, Replies, reason
+from .values import quorum_of
 
 __all__ = ["Waiter", "Wakeup"]
 

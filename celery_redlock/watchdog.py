@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .bell import Bell
+from .claim import Claim
 from .haste import haste
-from .lease import Claim
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
 
@@ -147,9 +147,9 @@ class Watchdog:
         self._clock = clock
         # `with` on a Condition can be interrupted half-way; and a handler that interrupts who has
         # the lock may come by again.
-        self._lock = threading.RLock()
-        self._bell = Bell()
-        self._schedule = Schedule()
+        self.lock = threading.RLock()
+        self.bell = Bell()
+        self.schedule = Schedule()
         self._wakes = math.inf
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -169,33 +169,33 @@ class Watchdog:
         """
         assert claim.granted_at is not None
         until = claim.granted_at + max_lifetime if max_lifetime else math.inf
-        with self._lock:
-            self._schedule.add(Watched(claim, until, lost), self._clock())
+        with self.lock:
+            self.schedule.add(Watched(claim, until, lost), self._clock())
             # Not alive: a time limit that struck before its start left one that never will be.
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(
                     target=self._run, name="celery_redlock watchdog", daemon=True
                 )
                 self._thread.start()
-        if self._schedule.wakes < self._wakes:
-            self._bell.ring()
+        if self.schedule.wakes < self._wakes:
+            self.bell.ring()
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`."""
-        with self._lock:
-            self._schedule.drop(claim)
+        with self.lock:
+            self.schedule.drop(claim)
 
     @property
     def next_due(self) -> float:
         """When other leases fall due than those being extended; seconds, infinity for never."""
-        return self._schedule.wakes
+        return self.schedule.wakes
 
     def close(self) -> None:
         """Stop extending anything."""
-        with self._lock:
+        with self.lock:
             self._closed = True
-            self._schedule = Schedule()
-        self._bell.ring()
+            self.schedule = Schedule()
+        self.bell.ring()
 
     def _run(self) -> None:
         while not self._closed:
@@ -205,21 +205,21 @@ class Watchdog:
 
     def _next(self) -> list[Watched]:
         """Sleep until leases are due or somebody rings; take off the schedule what is due."""
-        with self._lock:
+        with self.lock:
             now = self._clock()
-            self._wakes = wakes = self._schedule.wakes
+            self._wakes = wakes = self.schedule.wakes
             if wakes <= now:
                 self._wakes = -math.inf  # nobody need ring: we are awake
-                return self._schedule.take(now)
-        self._bell.wait(min(LONGEST, max(BUSY, wakes - now)))
+                return self.schedule.take(now)
+        self.bell.wait(min(LONGEST, max(BUSY, wakes - now)))
         return []
 
     def _tend(self, due: Sequence[Watched]) -> None:
         with haste():
-            self._round(due)
+            self.extend_due(due)
 
-    def _round(self, due: Sequence[Watched]) -> None:
-        alive, over = self._schedule.part(due, self._clock())
+    def extend_due(self, due: Sequence[Watched]) -> None:
+        alive, over = self.schedule.part(due, self._clock())
         self._settle(over, ())
         renewed: Sequence[Claim] = ()
         try:
@@ -232,8 +232,8 @@ class Watchdog:
         self._settle(alive, renewed)
 
     def _settle(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
-        with self._lock:
-            lost = self._schedule.settle(due, renewed, self._clock())
+        with self.lock:
+            lost = self.schedule.settle(due, renewed, self._clock())
         for watched in lost:
             try:
                 watched.lost(watched.claim)

@@ -26,13 +26,14 @@ from .declared import given_to_all, refuse_unread
 from .declared import wrap as watch_declarations
 from .delivery import lease_of
 from .errors import ConfigurationError, NotAcquired
-from .lease import quorum_of
+from .hold import mark_done
 from .lock import Redlock
 from .publish import wrap
 from .received import hold
 from .reservation import HEADER, Reservation, free_soon
 from .settings import enabled, given_names, read_settings
-from .task import TaskLock, lock_of
+from .task_lock import TaskLock, lock_of
+from .values import quorum_of
 
 __all__ = ["install"]
 
@@ -47,7 +48,7 @@ def succeeded(sender: Any = None, **_signal: Any) -> None:
     request = _request_of(sender)
     held = lease_of(request)
     if held is not None:
-        held._done()
+        mark_done(held)
 
 
 def _request_of(task: Any) -> Any:
@@ -210,8 +211,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
             redlock = Redlock.from_app(app)
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
-            redlock._custody.begin()
-            redlock._custody.offer()
+            redlock.client.custody.begin()
+            redlock.client.custody.offer()
             from . import monitor, parking, refresh  # of no use to producers
 
             parking.begin(app)
@@ -239,8 +240,8 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     if not isinstance(sender.pool, TaskPool) or not _locking(sender.app):
         return
     redlock = Redlock.from_app(sender.app)
-    board = redlock._custody.board
-    if board is not None and not redlock._custody.own_process:
+    board = redlock.client.custody.board
+    if board is not None and not redlock.client.custody.own_process:
         from billiard import get_start_method
 
         if get_start_method() != "fork" and board.address is None:
@@ -250,7 +251,7 @@ def keep(sender: Any = None, **_signal: Any) -> None:
                 " worker_pool_start_method = 'fork'"
             )
             return
-        keeper = Keeper(board, redlock._driver, redlock.node_timeout)
+        keeper = Keeper(board, redlock.client.driver, redlock.node_timeout)
         threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
 
@@ -272,7 +273,7 @@ def announce(sender: Any = None, **_signal: Any) -> None:
         quorum_of(len(nodes)),
         redlock.ttl,
         app.conf.get("redlock_keeper", "thread"),
-        "on" if redlock._guard.on else "off",
+        "on" if redlock.client.guard.on else "off",
     )
     if len(nodes) % 2 == 0:
         logger.warning(
@@ -296,7 +297,7 @@ def connect(**_signal: Any) -> None:
     app = _state.get_current_app()
     if _locking(app):
         redlock = Redlock.from_app(app)
-        redlock._custody.accept()
+        redlock.client.custody.accept()
         redlock.connect(timeout=0)
 
 

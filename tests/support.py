@@ -48,14 +48,14 @@ def lock_url(server: LocalServer, database: int = 0) -> str:
 def all_connected(redlock: Redlock) -> Redlock:
     """Wait until all nodes are connected, not a quorum alone: what is locked then is on all."""
     redlock.connect()
-    nodes = redlock._driver.nodes
+    nodes = redlock.client.driver.nodes
     wait_until(lambda: all(node.channel.up for node in nodes), 30.0, "all nodes are connected")
     return redlock
 
 
 def told_all(redlock: Redlock) -> None:
     """Wait until all nodes have done what they were asked: a lock is granted when a quorum has."""
-    nodes = redlock._driver.nodes
+    nodes = redlock.client.driver.nodes
 
     def answered() -> bool:
         redlock.holder("nothing")  # behind all that was asked before

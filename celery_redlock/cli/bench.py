@@ -16,11 +16,11 @@ import click
 
 from ..address import Address
 from ..errors import NotAcquired, QuorumUnavailable
-from ..lease import quorum_of
 from ..lock import Redlock
 from ..replies import Parser
 from ..settings import read_settings
 from ..survey import survey
+from ..values import quorum_of
 from .site import NO_QUORUM, Site, on_site, table
 from .words import counted, nodes_data
 
@@ -75,8 +75,8 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
     redlock = _own(site)
     try:
         seen = survey(redlock)
-        alone = [_Bare([address], redlock.prefix) for address in redlock._addresses]
-        bare = _Bare(redlock._addresses, redlock.prefix)
+        alone = [_Bare([address], redlock.prefix) for address in redlock.client.addresses]
+        bare = _Bare(redlock.client.addresses, redlock.prefix)
         acquired, released, failed = Figures(), Figures(), [0]
         nodes = [one.measure(seconds * 0.1 / len(alone)) for one in alone]
         trip = bare.measure(seconds * 0.1)

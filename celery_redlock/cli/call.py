@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..attempts import LONG
-from ..errors import QuorumUnavailable, printable
+from ..errors import QuorumUnavailable
 from ..keys import Templates
 from ..options import TASK, TaskOptions
 from ..settings import enabled, given_names
+from ..values import printable
 from ..waiting import parkable
 
 if TYPE_CHECKING:
     from ..entry import Entry
-    from ..task import TaskLock
+    from ..task_lock import TaskLock
 
 __all__ = ["Call", "Verdict"]
 
@@ -70,7 +71,7 @@ class Call:
         """
         conf = task.app.conf
         how = lock.options(task.app)
-        own, given = lock._own, set(given_names(conf))
+        own, given = lock.own, set(given_names(conf))
         options = tuple(
             (name, _plain(getattr(how, name)), _source(name, own, given)) for name in TASK
         )

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import QuorumUnavailable, printable
+from ..errors import QuorumUnavailable
+from ..values import printable
 from .site import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
 from .words import waits_said
 
 if TYPE_CHECKING:
     from ..entry import Survey
-    from ..task import TaskLock
+    from ..task_lock import TaskLock
 
 __all__ = ["command"]
 
@@ -62,7 +63,7 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
         click.echo(printable(f"{task} is no task of this app{hint}"), err=True)
         return PROBLEM
     _check_arguments(found, given, named)
-    from ..task import lock_of
+    from ..task_lock import lock_of
 
     lock = lock_of(found)
     if lock is None:

@@ -13,9 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..entry import Entry, Survey
-from ..errors import printable
-from .watch import Say, rows
-from .words import counted
+from ..values import printable
+from .words import Say, counted, rows
 
 __all__ = ["screen"]
 

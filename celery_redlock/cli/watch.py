@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import click
 
 from ..entry import Entry, Survey
-from ..errors import QuorumUnavailable, printable
+from ..errors import QuorumUnavailable
 from ..survey import survey
+from ..values import printable
 from .site import NO_QUORUM, Site, as_json, on_site
 from .words import (
-    COLUMNS,
-    IN_LINE,
+    Say,
     choosing,
     chosen,
     kinds_of,
     name_of,
     owner_text,
-    row,
     span,
     state_of,
 )
 
 __all__ = ["Changes", "command"]
-
-Say = Callable[[Survey | None, Sequence[Entry], str], None]
 
 
 @click.command("watch")
@@ -159,25 +156,3 @@ def _on(entry: Entry) -> str:
     held = "" if entry.held_for is None else f", for {span(entry.held_for)}"
     nodes = f"{entry.nodes}/{entry.total} nodes{state_of(entry)}"
     return f"{owner_text(entry.owner, entry.digest)}{held}, {nodes}"
-
-
-HEAD = (*COLUMNS, IN_LINE)
-"""Of the live table."""
-NARROW = ("key", "task", "task id", "held for", "nodes")
-"""Of it, where there is no room for all."""
-ROOM = 120
-"""Columns of a terminal that has room for all."""
-SHORT = 8
-"""Characters of a task's id, where it is shortened: enough to find it."""
-
-
-def rows(entries: Sequence[Entry], width: int) -> list[list[str]]:
-    """The live table, its head first; then those who are held longest first."""
-    by_age = sorted(entries, key=lambda entry: -(entry.held_for or 0.0))
-    whole = [list(HEAD), *([*row(entry), str(entry.waiting)] for entry in by_age)]
-    if width < ROOM:
-        kept = [HEAD.index(name) for name in NARROW]
-        whole = [[line[n] for n in kept] for line in whole]
-        for line in whole[1:]:
-            line[2] = line[2][:SHORT]
-    return [[printable(cell) for cell in line] for line in whole]

@@ -10,17 +10,18 @@ from typing import Any, TypeVar
 import click
 
 from ..entry import KINDS, Entry, NodeLook, Survey
-from ..errors import printable
-from ..lease import Owner
+from ..values import Owner, printable
 from .site import SECONDS
 
 __all__ = [
     *("COLUMNS", "away", "choosing", "chosen", "counted", "kinds_of", "left", "lines"),
     *("name_of", "nodes_data", "owner_text", "row", "span", "state_of", "timeout_option"),
-    *("IN_LINE", "PARKED", "waits_said"),
+    *("IN_LINE", "PARKED", "Say", "rows", "waits_said"),
 ]
 
 F = TypeVar("F", bound=Callable[..., Any])
+Say = Callable[[Survey | None, Sequence[Entry], str], None]
+"""Shows a look at the nodes, the entries that were chosen, and what is wrong."""
 
 COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on each", "fence")
 """Of a table of entries; see `row`."""
@@ -191,3 +192,25 @@ def nodes_data(looks: Collection[NodeLook]) -> list[dict[str, Any]]:
 
 def _short(ttl: float) -> str:
     return "never" if ttl == math.inf else f"{ttl:.0f}" if ttl >= 10 else f"{ttl:.1f}"
+
+
+HEAD = (*COLUMNS, IN_LINE)
+"""Of the live table."""
+NARROW = ("key", "task", "task id", "held for", "nodes")
+"""Of it, where there is no room for all."""
+ROOM = 120
+"""Columns of a terminal that has room for all."""
+SHORT = 8
+"""Characters of a task's id, where it is shortened: enough to find it."""
+
+
+def rows(entries: Sequence[Entry], width: int) -> list[list[str]]:
+    """The live table, its head first; then those who are held longest first."""
+    by_age = sorted(entries, key=lambda entry: -(entry.held_for or 0.0))
+    whole = [list(HEAD), *([*row(entry), str(entry.waiting)] for entry in by_age)]
+    if width < ROOM:
+        kept = [HEAD.index(name) for name in NARROW]
+        whole = [[line[n] for n in kept] for line in whole]
+        for line in whole[1:]:
+            line[2] = line[2][:SHORT]
+    return [[printable(cell) for cell in line] for line in whole]

@@ -12,10 +12,9 @@ from typing import Any
 from celery.result import AsyncResult
 from celery.utils import uuid
 
+from celery_redlock.compat import FOR_EVER
 from celery_redlock.errors import ConfigurationError, DuplicateTask
 from celery_redlock.task import SingletonTask, install
-
-from . import FOR_EVER
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]
 

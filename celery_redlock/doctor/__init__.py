@@ -62,7 +62,7 @@ def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) ->
 
         guard = guard_of(app, len(redlock.nodes))
         ttls = ttls_of(app)
-    probes = probe(redlock._addresses, redlock.prefix, timeout)
+    probes = probe(redlock.client.addresses, redlock.prefix, timeout)
     looks += [one.look for one in probes]
     yield from examine_nodes(probes, redlock.prefix, ttls, guard)
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..guard import Facts
-from ..lease import drift, quorum_of
+from ..lease import drift
+from ..values import quorum_of
 from .finding import Finding
 from .probe import Probe, Told, refused_by
 

@@ -11,7 +11,7 @@ from ..declared import given_to_all, refuse_unread
 from ..errors import ConfigurationError
 from ..options import TaskOptions
 from ..settings import read_settings
-from ..task import lock_of
+from ..task_lock import lock_of
 from .finding import Finding
 
 __all__ = ["examine_tasks", "ttls_of"]

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..guard import Facts
-from ..lease import quorum_of
 from ..lock import Redlock
 from ..options import DAY, GLOBAL, guarded
+from ..values import quorum_of
 from ..visit import visit
 from .nodes import voteless
 from .probe import introduce
@@ -20,7 +20,7 @@ __all__ = ["ask", "guard_of", "votes_in"]
 
 def ask(redlock: Redlock, timeout: float) -> list[Facts]:
     """What the nodes say of themselves, those that do. It only reads."""
-    _looks, told = visit(redlock._addresses, redlock.prefix, introduce, timeout)
+    _looks, told = visit(redlock.client.addresses, redlock.prefix, introduce, timeout)
     return [one[1] for one in told if one is not None]
 
 

@@ -10,12 +10,14 @@ from typing import Any
 from celery import Task
 
 from ..attempts import short_id
+from ..claim import Claim
 from ..hold import HeldLease
-from ..lease import Claim, Lease, Owner, token_digest
+from ..lease import Lease
 from ..names import slots
-from ..quorum import Vote, survey
+from ..quorum import survey
 from ..refusal import seen, unavailable
 from ..skipped import Skipped
+from ..values import Owner, Vote, token_digest
 from .target import Target, target_of
 
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]
@@ -169,7 +171,7 @@ def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[
     redlock = target.redlock
     of_each = [(name,) for name in slots(names[0], limit)] if limit > 1 else [names]
     claims = [Claim(each, "", redlock.ttl, len(redlock.nodes)) for each in of_each]
-    ballot = redlock._driver.run(lambda now: survey(claims, now, redlock.node_timeout))
+    ballot = redlock.client.driver.run(lambda now: survey(claims, now, redlock.node_timeout))
     if ballot.yes < ballot.quorum:
         raise unavailable(str(target), ballot, redlock.nodes)
     votes = zip(redlock.nodes, ballot.votes, strict=True)

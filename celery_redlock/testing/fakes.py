@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import quorum
+from ..claim import Claim
 from ..commands import DONE, base_of
-from ..lease import Claim
 from ..quorum import EXTENDING, LINING, Verb
 
 FOREIGN = "<not a lock>"

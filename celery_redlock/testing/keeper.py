@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
-from ..lease import NEVER, Claim
+from ..claim import Claim
+from ..lease import NEVER
 from ..quorum import Verb
 from .operation import Operation
 from .plan import chance, struck_at

@@ -19,11 +19,12 @@ from typing import Any, TypeVar
 
 from ..address import Address
 from ..channel import Channel
+from ..claim import Claim
+from ..clock import monotonic
 from ..commands import base_of
-from ..driver import Driver, monotonic
+from ..driver import Driver
 from ..errors import RedlockError
 from ..guard import Guard
-from ..lease import Claim
 from ..line import Place
 from ..quorum import Round, Steps, Verb
 from ..wakeup import Waiter, Wakeup

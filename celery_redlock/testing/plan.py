@@ -6,7 +6,7 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..lease import Claim
+from ..claim import Claim
 from ..quorum import Round
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
+from ..claim import Claim
 from ..guard import ALWAYS, LOOK_AFTER, Facts, Guard
-from ..lease import Claim
 from ..quorum import EXTENDING, VOTING, Round, Verb, look, wrote
 from ..watchdog import Schedule, Watched
 from .nodes import Connection, Link

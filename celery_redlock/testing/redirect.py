@@ -17,15 +17,15 @@ from .. import lock as locks
 from .. import settings
 from ..address import Address
 from ..custody import Custody
-from ..engine import Engine
+from ..engine import LockClient
 from ..guard import Guard
 
 logger = logging.getLogger("celery_redlock.testing")
 
-_WHERE = ("_addresses", "_guard", "_custody")
+_WHERE = ("addresses", "guard", "custody")
 _STATE = (
-    *(*_WHERE, "_driver", "_wakeup", "_watchdog", "_claims", "_called", "_many", "_owner"),
-    "_checked",
+    *(*_WHERE, "driver", "wakeup", "watchdog", "claims", "owner", "_called", "_many"),
+    "checked",
 )
 
 
@@ -34,7 +34,7 @@ def redirected(
     addresses: tuple[Address, ...],
     driver: Callable[..., Any] | None = None,
     wakeup: Callable[..., Any] | None = None,
-) -> Iterator[Callable[[], list[Engine]]]:
+) -> Iterator[Callable[[], list[LockClient]]]:
     """All locks of this process are on `addresses`; the restart guard is off, no helper runs.
 
     Args:
@@ -45,19 +45,19 @@ def redirected(
     Yields:
         Tells which locks there are.
     """
-    before: dict[Engine, dict[str, Any]] = {}
-    begin = Engine._start
+    before: dict[LockClient, dict[str, Any]] = {}
+    begin = LockClient.start_afresh
 
-    def start(engine: Engine) -> None:
-        """In place of `Engine._start`: of a new lock, and in the child of a fork."""
+    def start(engine: LockClient) -> None:
+        """In place of `LockClient.start_afresh`: of a new lock, and in the child of a fork."""
         if engine not in before:
             before[engine] = {name: getattr(engine, name) for name in _WHERE}
-        engine._addresses = addresses
-        engine._guard = Guard(False, engine.ttl, logger.debug)
-        engine._custody = Custody(len(addresses))
+        engine.addresses = addresses
+        engine.guard = Guard(False, engine.ttl, logger.debug)
+        engine.custody = Custody(len(addresses))
         begin(engine)
 
-    known = set(locks._of_app.values())
+    known = set(locks.of_app.values())
     with ExitStack() as stack:
         for module in (engines, locks):
             if driver is not None:
@@ -66,21 +66,21 @@ def redirected(
             stack.enter_context(patch.object(engines, "Wakeup", wakeup))
         # An app whose broker is no Redis needs no setting to be tested.
         stack.enter_context(patch.object(settings, "_broker", lambda _conf: "redis://127.0.0.1"))
-        stack.enter_context(patch.object(Engine, "_start", start))
-        for engine in list(engines._instances):
+        stack.enter_context(patch.object(LockClient, "start_afresh", start))
+        for engine in list(engines.instances):
             before[engine] = {name: getattr(engine, name) for name in _STATE}
             start(engine)
         try:
             yield lambda: list(before)
         finally:
             for engine in before:
-                engine._watchdog.close()
-                engine._wakeup.close()
-                engine._driver.close()
-    for app, redlock in list(locks._of_app.items()):
+                engine.watchdog.close()
+                engine.wakeup.close()
+                engine.driver.close()
+    for app, redlock in list(locks.of_app.items()):
         if redlock not in known:
-            del locks._of_app[app]  # made for a test: the next may have other settings
+            del locks.of_app[app]  # made for a test: the next may have other settings
     for engine, state in before.items():
         vars(engine).update(state)
-        if "_driver" not in state:
-            engine._start()
+        if "driver" not in state:
+            engine.start_afresh()

@@ -13,14 +13,15 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from .. import driver as drivers
+from .. import clock
 from ..address import parse_nodes
-from ..driver import monotonic
+from ..clock import monotonic
 from ..errors import RedlockError
-from ..lease import Lease, Owner
+from ..lease import Lease
 from ..lock import Redlock
 from ..names import slots
 from ..server import LocalServer, start_servers
+from ..values import Owner
 from ..watchdog import Watchdog, Watched
 from .memory import Memory, MemoryNode, MemoryWakeup
 from .redirect import redirected
@@ -122,10 +123,10 @@ class Nodes:
     def extend(self) -> None:
         """Have every lease of this process extended now, and not when it is due."""
         for engine in self._engines():
-            watchdog = engine._watchdog
+            watchdog = engine.watchdog
             if isinstance(watchdog, Watchdog):
-                with watchdog._lock:
-                    watched = list(watchdog._schedule.watched.values())
+                with watchdog.lock:
+                    watched = list(watchdog.schedule.watched.values())
                 _round(watchdog, watched)
 
     def _overwrite(self, target: Target, name: str, token: str) -> None:
@@ -238,7 +239,7 @@ class FakeNodes(Nodes):
         """
         now, until = monotonic(), monotonic() + seconds
         while now < until:
-            due = min((_next_due(engine._watchdog) for engine in self._engines()), default=until)
+            due = min((_next_due(engine.watchdog) for engine in self._engines()), default=until)
             self._shift(max(0.0, min(due, until) - now))
             self._tend()
             now = max(monotonic(), now + 1e-6)
@@ -271,19 +272,19 @@ class FakeNodes(Nodes):
 
     def _tend(self) -> None:
         for engine in self._engines():
-            watchdog = engine._watchdog
+            watchdog = engine.watchdog
             if isinstance(watchdog, Watchdog):
-                with watchdog._lock:
-                    due = watchdog._schedule.take(monotonic())
+                with watchdog.lock:
+                    due = watchdog.schedule.take(monotonic())
                 _round(watchdog, due)
 
     def _look(self) -> None:
         """Whoever sleeps until some time looks at the clock."""
         for engine in self._engines():
-            if isinstance(engine._watchdog, Watchdog):
-                engine._watchdog._bell.ring()
-            if isinstance(engine._wakeup, MemoryWakeup):
-                engine._wakeup.ring()
+            if isinstance(engine.watchdog, Watchdog):
+                engine.watchdog.bell.ring()
+            if isinstance(engine.wakeup, MemoryWakeup):
+                engine.wakeup.ring()
 
     def _overwrite(self, target: Target, name: str, token: str) -> None:
         with self._memory.taking_turns():
@@ -296,9 +297,9 @@ def _next_due(watchdog: Any) -> float:
     """When a lease falls due next, once those are settled that the watchdog's thread has taken."""
     until = time.monotonic() + SETTLED
     while isinstance(watchdog, Watchdog) and time.monotonic() < until:
-        with watchdog._lock:
-            waiting = {token for _due, token in watchdog._schedule._due}
-            if waiting.issuperset(watchdog._schedule.watched):
+        with watchdog.lock:
+            waiting = {token for _due, token in watchdog.schedule._due}
+            if waiting.issuperset(watchdog.schedule.watched):
                 break
         time.sleep(0.0005)
     return float(watchdog.next_due)
@@ -307,7 +308,7 @@ def _next_due(watchdog: Any) -> float:
 def _round(watchdog: Watchdog, due: Sequence[Watched]) -> None:
     """What the watchdog's thread does: in a thread, for a loss may be raised in this one."""
     if due:
-        thread = threading.Thread(target=watchdog._round, args=(due,), daemon=True)
+        thread = threading.Thread(target=watchdog.extend_due, args=(due,), daemon=True)
         thread.start()
         thread.join()
 
@@ -323,7 +324,7 @@ def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
     fake = FakeNodes(memory)
     addresses = parse_nodes(fake.urls)
     with (
-        patch.object(drivers, "time", memory.time),
+        patch.object(clock, "time", memory.time),
         redirected(addresses, memory.driver, memory.wakeup) as engines,
     ):
         fake._engines = engines

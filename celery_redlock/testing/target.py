@@ -11,11 +11,11 @@ from celery.canvas import Signature
 from celery.local import Proxy
 
 from ..commands import RESERVED_SUFFIX
-from ..lease import shown
 from ..lock import Redlock
 from ..names import checked_names
 from ..reservation import RESERVING
-from ..task import lock_of
+from ..task_lock import lock_of
+from ..values import shown
 
 _celery_state: Any = _state  # its stubs lack most of it
 

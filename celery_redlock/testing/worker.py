@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .. import quorum
-from ..lease import Claim, Owner
+from ..claim import Claim
 from ..names import slots
 from ..quorum import Round
+from ..values import Owner
 from .operation import Operation
 from .plan import chance, key_of, struck_at
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..channel import SETTING
-from ..lease import Claim
+from ..claim import Claim
 from ..quorum import Round, Verb
 from .keeper import Keeper
 from .nodes import Connection, Link, Server

@@ -16,9 +16,9 @@ from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli import release as command
 from celery_redlock.freeing import free
-from celery_redlock.lease import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import look
+from celery_redlock.values import Owner
 from tests.support import TOKEN, all_connected, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
@@ -139,13 +139,13 @@ def test_what_follows_between_look_and_delete_is_left_alone(
 ) -> None:
     put(servers, TOKENS[0])
     (entry,) = look(redlock, "order:1")
-    run = redlock._driver.run
+    run = redlock.client.driver.run
 
     def late(*operations: Any) -> Any:
         put(servers, TOKENS[1])
         return run(*operations)
 
-    monkeypatch.setattr(redlock._driver, "run", late)
+    monkeypatch.setattr(redlock.client.driver, "run", late)
     assert free(redlock, entry, 20).outcome == "changed"
     assert there(servers) == [TOKENS[1]] * 5
 

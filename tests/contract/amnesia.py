@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from celery_redlock import NotAcquired, Redlock
-from celery_redlock.driver import monotonic
+from celery_redlock.clock import monotonic
 from celery_redlock.server import LocalServer, start_servers
 from tests.support import wait_until
 
@@ -138,7 +138,7 @@ class Campaign:
             return
         begin = monotonic()
         if not extended:
-            redlock._watchdog.drop(redlock._claims[held.token])
+            redlock.client.watchdog.drop(redlock.client.claims[held.token])
         begun.wait()
         time.sleep(TTL * (1.1 if extended else 0.9))  # the work
         end = min([monotonic(), held.lease.deadline, *lost])

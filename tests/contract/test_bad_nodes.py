@@ -20,8 +20,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
-from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer
+from celery_redlock.values import Vote
 from tests.contract.proxy import Proxy
 from tests.machine import brief, in_time
 from tests.support import wait_until
@@ -124,7 +124,7 @@ def redlock_with(
         urls = [node.url if isinstance(node, Proxy) else node for node in bad]
         redlock = stack.enter_context(redlock_over([*urls, *(s.url for s in healthy)], ttl))
         redlock.connect()
-        nodes = redlock._driver.nodes
+        nodes = redlock.client.driver.nodes
         wait_until(lambda: all(n.channel.up or n.channel.down for n in nodes), 5, "it has tried")
         for proxy in proxies:
             proxy.mode = proxy.then
@@ -265,7 +265,7 @@ def test_our_threads_leave_the_applications_random_numbers_alone(
         with redlock.lock("r"), pytest.raises(ResourceHeld):
             redlock.acquire("r", wait=0.01)  # it listens from now on
         state = random.getstate()
-        node = redlock._driver.nodes[0]
+        node = redlock.client.driver.nodes[0]
         connects, listens = node.failures, log.text.count("not listening")
         wait_until(lambda: node.failures >= connects + 3, 10, "it has tried to connect")
         wait_until(lambda: log.text.count("not listening") >= listens + 2, 10, "and to listen")
@@ -390,17 +390,17 @@ def test_more_than_a_socket_takes_at_once_is_written_in_time(servers):
     """Thousands of leases are extended in one go; a socket's buffer begins with 16 KiB."""
     redlock = Redlock([server.url for server in servers], ttl=20.0)
     names = [f"{number}:" + "n" * 500 for number in range(1000)]
-    claims = [redlock._claims[redlock.acquire(name).token] for name in names]
-    connections = [node.connection for node in redlock._driver.nodes]
+    claims = [redlock.client.claims[redlock.acquire(name).token] for name in names]
+    connections = [node.connection for node in redlock.client.driver.nodes]
     for connection in connections:
         connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     deadlines = [claim.deadline for claim in claims]
-    redlock._extend(claims)
+    redlock.client._extend(claims)
 
     def extended() -> bool:
         redlock.release(redlock.acquire("behind them all"))
         return all(claim.deadline > old for claim, old in zip(claims, deadlines, strict=True))
 
     wait_until(extended, 5.0, "all are extended")
-    assert [node.connection for node in redlock._driver.nodes] == connections
+    assert [node.connection for node in redlock.client.driver.nodes] == connections
     redlock.close()

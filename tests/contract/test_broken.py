@@ -18,7 +18,7 @@ from celery_redlock.address import parse_nodes
 from celery_redlock.attempts import ATTEMPTS, attempts_of
 from celery_redlock.line import Place
 from celery_redlock.server import LocalServer
-from celery_redlock.task import TaskLock
+from celery_redlock.task_lock import TaskLock
 from celery_redlock.wakeup import Wakeup
 from tests.support import wait_until
 
@@ -123,7 +123,7 @@ def test_a_credential_provider_that_fails_is_asked_again(
         lock = make(third, ttl=5)
         provider.asked = 0
         lock.release(lock.acquire("r"))
-        wait_until(lambda: lock._driver.nodes[2].channel.up, 5, "the third node is connected")
+        wait_until(lambda: lock.client.driver.nodes[2].channel.up, 5, "the third node is connected")
     assert provider.asked == 3
     assert "RuntimeError while connecting" in caplog.text
     assert "a secret" not in caplog.text
@@ -202,18 +202,18 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         return any(len(one._attentive) == 3 and not one._heard for one in asleep)
 
     thread = threading.Thread(target=wait)
-    carry = struck._driver._carry
+    carry = struck.client.driver._carry
 
     def interrupted(rounds: Any) -> None:
         carry(rounds)
-        struck._driver._carry = carry  # type: ignore[method-assign]
+        struck.client.driver._carry = carry  # type: ignore[method-assign]
         thread.start()
         wait_until(fast_asleep, 5, "it sleeps")
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Place, "wait", noted)
     monkeypatch.setattr(line, "AGAIN", (60.0, 60.0))
-    monkeypatch.setattr(struck._driver, "_carry", interrupted)
+    monkeypatch.setattr(struck.client.driver, "_carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         struck.acquire("r")
     freed = time.monotonic()

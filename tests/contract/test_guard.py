@@ -14,8 +14,8 @@ import redis
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.lease import drift
-from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.values import Vote
 from tests.conftest import as_new
 from tests.support import told_all, wait_until
 
@@ -162,7 +162,7 @@ def test_held_locks_survive_the_restart_of_every_node(
         guarded = lock(servers, ttl=30.0)
         lease = redlock.acquire("r")
         # Who has the guard on takes the lease over: nobody can acquire with fresh nodes.
-        guarded._claims[lease.token] = redlock._claims[lease.token]
+        guarded.client.claims[lease.token] = redlock.client.claims[lease.token]
         guarded.connect()
         for server in servers:
             server.restart()
@@ -304,14 +304,14 @@ def test_a_node_that_becomes_a_replica_is_silent_and_loud(
 
         def is_out() -> bool:
             redlock.release(redlock.acquire("r"))  # the others go on
-            return bool(redlock._driver.nodes[0].misfit)
+            return bool(redlock.client.driver.nodes[0].misfit)
 
         wait_until(is_out, 10, "it is out")
         promote(servers[0])
 
         def is_back() -> bool:
             redlock.release(redlock.acquire("r"))
-            return not redlock._driver.nodes[0].misfit
+            return not redlock.client.driver.nodes[0].misfit
 
         wait_until(is_back, 10, "it is back")
         errors = [r.getMessage() for r in log.records if r.levelno == logging.ERROR]

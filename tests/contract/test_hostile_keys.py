@@ -14,10 +14,11 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
-from celery_redlock.lease import Lease, Owner
+from celery_redlock.lease import Lease
 from celery_redlock.names import LONGEST
 from celery_redlock.options import DAY, MIN_TTL
 from celery_redlock.server import LocalServer
+from celery_redlock.values import Owner
 from tests.support import wait_until
 
 KINDS: dict[str, Callable[[redis.Redis], object]] = {
@@ -145,7 +146,7 @@ def test_every_ttl_that_may_be_declared_leaves_twice_the_time_to_ask_and_the_dri
     redlock = Redlock(["redis://127.0.0.1:1"], node_timeout=60.0)
     ttl = MIN_TTL
     while ttl <= DAY:
-        assert ttl > 2 * (redlock._patience(ttl) + drift(ttl))
+        assert ttl > 2 * (redlock.client.patience(ttl) + drift(ttl))
         ttl *= 1.1
     redlock.close()
 

@@ -15,8 +15,8 @@ import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.address import parse_nodes
-from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer
+from celery_redlock.values import Vote
 from celery_redlock.wakeup import Wakeup
 from tests.contract.impostor import Impostor
 from tests.machine import brief
@@ -180,9 +180,9 @@ def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) 
     process = psutil.Process()
     redlock = Redlock([servers[0].url], ttl=5.0)
     try:
-        with redlock.lock("r"), redlock._wakeup.waiting("r") as waiter:
+        with redlock.lock("r"), redlock.client.wakeup.waiting("r") as waiter:
             wait_until(lambda: waiter.informed, 5, "it listens")
-            (ear,) = redlock._wakeup._ears
+            (ear,) = redlock.client.wakeup._ears
             before, first = process.memory_info().rss, ear.connection
             with redis.Redis(port=servers[0].port) as client:
                 client.publish("redlock:r", b"x" * 100_000_000)

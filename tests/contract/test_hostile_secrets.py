@@ -97,7 +97,7 @@ def guarded(stack: ExitStack, count: int) -> list[LocalServer]:
 
 
 def show(seen: list[str], redlock: Redlock) -> None:
-    seen += [repr(redlock), str(redlock.nodes), repr(redlock._addresses)]
+    seen += [repr(redlock), str(redlock.nodes), repr(redlock.client.addresses)]
 
 
 def test_in_a_life_of_a_lock(shown: list[str]) -> None:

@@ -115,7 +115,7 @@ def test_a_liar_silences_no_more_than_one_however_often_it_changes_its_name(
     blamed = stack.enter_context(Proxy(1))  # it is away
     redlock = lock(stack, liar, blamed, *servers[2:])
     redlock.connect()
-    nodes = redlock._driver.nodes
+    nodes = redlock.client.driver.nodes
     wait_until(lambda: nodes[0].channel.up, 5, "the liar has a vote")
     blamed.lead_to(servers[1].port)
     wait_until(lambda: nodes[1].misfit, 5, "the honest one came second")

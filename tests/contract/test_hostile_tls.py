@@ -108,7 +108,7 @@ def lock(request: pytest.FixtureRequest) -> Iterator[Callable[..., Redlock]]:
     yield make
     for one in made:
         one.close()
-        one._driver.close(wait=5.0)
+        one.client.driver.close(wait=5.0)
     with warnings.catch_warnings():
         # redis-py leaves a socket whose handshake fails to the garbage collector.
         warnings.simplefilter("ignore", ResourceWarning)

@@ -92,7 +92,7 @@ def test_a_handshake_with_an_answer_too_many_makes_no_connection(
     answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
     with Impostor(servers[0].port, answers, (b"\r\nINFO\r\n",)) as impostor:
         redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
-        channel = redlock._driver.nodes[0].channel
+        channel = redlock.client.driver.nodes[0].channel
         try:
             redlock.connect()
             wait_until(lambda: channel.up, 5, "it is a node")

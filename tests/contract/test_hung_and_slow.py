@@ -12,9 +12,9 @@ import pytest
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.address import parse_nodes
+from celery_redlock.claim import Claim
 from celery_redlock.commands import encode
 from celery_redlock.guard import Facts, Guard
-from celery_redlock.lease import Claim
 from celery_redlock.node import Node
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.server import LocalServer
@@ -27,7 +27,7 @@ def test_the_first_call_with_three_of_five_hung_takes_one_node_timeout(
 ) -> None:
     redlock = Redlock([one.url for one in servers], node_timeout=0.4)
     if forked:
-        redlock._start()
+        redlock.client.start_afresh()
     for one in servers[:3]:
         one.pause()
     try:

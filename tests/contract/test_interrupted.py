@@ -91,8 +91,8 @@ def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(server
         assert struck > 300, "the alarm never struck: this test proves nothing"
         # A reconnect after a strike may refuse a few turns; a leaked lock would refuse hundreds.
         assert held < struck / 4
-        assert redlock._driver._poller is None
-        assert not redlock._watchdog._schedule.watched
+        assert redlock.client.driver._poller is None
+        assert not redlock.client.watchdog.schedule.watched
     finally:
         redlock.close()
         other.close()
@@ -197,7 +197,7 @@ def test_two_threads_that_connect_to_one_node_make_one_connection(servers, monke
     """A strike while a thread is being started leaves it running and unknown to be."""
     redlock = Redlock([server.url for server in servers])
     redlock.connect()
-    node = redlock._driver.nodes[0]
+    node = redlock.client.driver.nodes[0]
     alive = threading.Thread.is_alive
 
     def unknown(thread: threading.Thread) -> bool:
@@ -215,7 +215,7 @@ def test_two_threads_that_connect_to_one_node_make_one_connection(servers, monke
 def test_a_strike_while_a_connection_is_closed_is_made_good(servers, monkeypatch):
     redlock = Redlock([server.url for server in servers[:1]])
     redlock.connect()
-    node = redlock._driver.nodes[0]
+    node = redlock.client.driver.nodes[0]
     disconnect = node.connection.disconnect
 
     def struck() -> None:
@@ -262,7 +262,7 @@ def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, mo
         assert struck
 
         def holders() -> set[str]:
-            return {detail[0] for detail in other._peek("undone").details if detail}
+            return {detail[0] for detail in other.client.peek("undone").details if detail}
 
         wait_until(lambda: holders() == {lease.token}, 5.0, "only the holder's token is left")
     finally:

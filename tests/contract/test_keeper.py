@@ -33,7 +33,7 @@ def board() -> Board:
 @pytest.fixture
 def redlock(servers: list[LocalServer], board: Board) -> Iterator[Redlock]:
     redlock = Redlock([server.url for server in servers], ttl=TTL)
-    redlock._custody.board = board
+    redlock.client.custody.board = board
     yield redlock
     redlock.close()
 
@@ -54,7 +54,7 @@ def held(redlock: Redlock) -> Iterator[Callable[..., HeldLease]]:
     def hold(resource: str, **options: float) -> HeldLease:
         lease = redlock.lock(resource, **options)
         lease.acquire()
-        redlock._watchdog.drop(lease._held())
+        redlock.client.watchdog.drop(lease._held())
         leases.append(lease)
         return lease
 

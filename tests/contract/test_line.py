@@ -92,8 +92,8 @@ def hearing(redlock: Redlock, servers: list[LocalServer]) -> None:
     And all nodes are there to be asked: it would not stand in the line of one that comes later.
     """
     all_connected(redlock)
-    with redlock._wakeup.in_line():
-        wait_until(lambda: len(redlock._wakeup._attentive) == len(servers), 10, "it hears")
+    with redlock.client.wakeup.in_line():
+        wait_until(lambda: len(redlock.client.wakeup._attentive) == len(servers), 10, "it hears")
 
 
 def in_line(servers: list[LocalServer]) -> list[int]:
@@ -200,7 +200,7 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
 
     def too_late(self: line.Place, seconds: float) -> bool:
         heard = wait(self, seconds)
-        in_vain = self.member.startswith(hasty._wakeup._process)
+        in_vain = self.member.startswith(hasty.client.wakeup._process)
         if in_vain and self._sure and len(self._heard) >= 2:
             called.set()
             raise TimeoutError("struck as it was called")
@@ -246,14 +246,14 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
     holder, waiter = make(), make()
     lease = holder.acquire("r")
     looked = threading.Event()
-    peek = waiter._peek
+    peek = waiter.client.peek
 
     def look(*what: Any) -> Round:
         found = peek(*what)
         looked.set()
         return found
 
-    monkeypatch.setattr(waiter, "_peek", look)
+    monkeypatch.setattr(waiter.client, "peek", look)
     command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
         wait_until(lambda: in_line(servers) == [1, 1, 1], 20, "it stands in line")

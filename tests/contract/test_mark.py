@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from celery_redlock.claim import Claim
+from celery_redlock.clock import monotonic
 from celery_redlock.commands import DONE
-from celery_redlock.driver import monotonic
-from celery_redlock.lease import Claim
 from celery_redlock.names import slots
 from celery_redlock.quorum import Verb
 from tests.contract.test_verbs import Real, Subject, a_node, claim, debian, node, valkey  # noqa: F401

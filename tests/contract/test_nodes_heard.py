@@ -83,7 +83,7 @@ def test_an_answer_that_nobody_waited_for_tells_no_time(
     servers[0].resume()
     # What it answers first now, it answers to rounds that are over; to these, somebody waits.
     looks = 0
-    while redlock._driver.nodes[0].channel.unanswered or not looks:
+    while redlock.client.driver.nodes[0].channel.unanswered or not looks:
         redlock.holder("r")
         looks += 1
         assert looks < 1000
@@ -139,7 +139,7 @@ def test_a_replica_is_a_misfit(lock: Callable[..., Redlock], ears: Ears) -> None
         with redis.Redis(port=replica.port) as client:
             client.replicaof("127.0.0.1", master.port)
         redlock = Redlock([replica.url])
-        redlock._driver.strict = False
+        redlock.client.driver.strict = False
         redlock.connect()
         ears.wait_for(redlock.nodes[0], "misfit")
         redlock.close()
@@ -150,7 +150,7 @@ def test_a_node_that_forgets_is_told(
 ) -> None:
     redlock = lock()
     lease = redlock.acquire("r")
-    node = redlock._driver.nodes[0]
+    node = redlock.client.driver.nodes[0]
     wait_until(lambda: (redlock.holder("q"), not node.channel.unanswered)[1], LONG, "all have it")
     with redis.Redis(port=servers[0].port) as client:
         client.flushall()
@@ -196,7 +196,8 @@ def test_who_does_not_listen_to_nodes_is_not_called() -> None:
 
 def test_a_driver_may_be_told_to_tell_nothing(ears: Ears, servers: list[LocalServer]) -> None:
     quiet = Redlock([one.url for one in servers[:3]])
-    quiet._driver = Driver(quiet._addresses, quiet.prefix, quiet._guard, told=False)
+    client = quiet.client
+    client.driver = Driver(client.addresses, client.prefix, client.guard, told=False)
     quiet.connect(LONG)
     use(quiet)
     servers[0].kill()

@@ -12,10 +12,10 @@ import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.commands import DONE
-from celery_redlock.lease import Owner, token_digest
 from celery_redlock.names import mark_of
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
+from celery_redlock.values import Owner, token_digest
 from celery_redlock.visit import Reader, visit
 from tests.support import TOKEN, told_all, wait_until
 
@@ -27,7 +27,7 @@ TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
 @pytest.fixture
 def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
     lock = Redlock([server.url for server in servers], ttl=20)
-    lock._driver.connect(30.0, rest=30.0)  # a lock is not written to a node that comes later
+    lock.client.driver.connect(30.0, rest=30.0)  # a lock is not written to a node that comes later
     yield lock
     lock.close()
 
@@ -97,7 +97,7 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
 
 
 def test_who_waits_is_counted(redlock: Redlock, clients: list[redis.Redis]) -> None:
-    other = Redlock(redlock._addresses and [f"redis://{name}/0" for name in redlock.nodes])
+    other = Redlock(redlock.client.addresses and [f"redis://{name}/0" for name in redlock.nodes])
     lease = redlock.acquire("order:1")
     waiter = threading.Thread(target=lambda: other.release(other.acquire("order:1", wait=30)))
     waiter.start()
@@ -316,7 +316,7 @@ def test_a_node_that_goes_on_answering_is_waited_for(redlock: Redlock) -> None:
             reader.rtt(b"redlock:")
         return 1
 
-    looks, results = visit(redlock._addresses, "redlock:", errand, 1.0)
+    looks, results = visit(redlock.client.addresses, "redlock:", errand, 1.0)
     assert results == [1] * 5 and all(node.reachable for node in looks)
 
 
@@ -329,7 +329,7 @@ def test_a_node_that_never_ends_is_left_alone(
             reader.rtt(b"redlock:")
 
     monkeypatch.setattr("celery_redlock.visit.LONGEST_VISIT", 2)
-    looks, _results = visit(redlock._addresses, "redlock:", errand, 0.3)
+    looks, _results = visit(redlock.client.addresses, "redlock:", errand, 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
     threads = threading.enumerate
     wait_until(lambda: not any("visit" in t.name for t in threads()), 20, "they have gone home")

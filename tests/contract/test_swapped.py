@@ -15,8 +15,8 @@ import redis
 from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
 from celery_redlock.guard import LOOK_AFTER
 from celery_redlock.lease import drift
-from celery_redlock.quorum import Vote
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.values import Vote
 from tests.contract.proxy import Proxy
 from tests.support import wait_until
 
@@ -118,7 +118,7 @@ def test_a_durable_one_has_none_either(
 
         def seen() -> list[str]:
             second = redlock.acquire("r")
-            found = [node._memory.what for node in redlock._driver.nodes]
+            found = [node._memory.what for node in redlock.client.driver.nodes]
             redlock.release(second)
             return [what for what in found if "another" in what]
 
@@ -158,7 +158,7 @@ def test_a_server_that_was_swapped_out_and_in_again_is_a_stranger(
 def asked(redlock: Redlock) -> bool:
     """Ask all nodes for something; whether all are connected."""
     tried(redlock, "something else")
-    return all(node.channel.up for node in redlock._driver.nodes)
+    return all(node.channel.up for node in redlock.client.driver.nodes)
 
 
 # -- Demoted and promoted again, on a living connection
@@ -183,7 +183,7 @@ def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
         nodes = old[3:]
         holder, other = lock(nodes, restart_guard="off"), lock(nodes)
         other.release(wait_until(lambda: tried(other, "mine"), 5, "all are trusted"))
-        connections = [node.connection for node in other._driver.nodes]
+        connections = [node.connection for node in other.client.driver.nodes]
         lease = holder.acquire("kept", ttl=30.0)
         took = [demote_and_promote(server, empty) for server in nodes[:2]]
         # What the interval between two looks relies on.
@@ -191,7 +191,7 @@ def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
         votes = refused(other, "kept")
         assert votes[:2] == [Vote.SILENT, Vote.SILENT]  # and the third may not be waited for
         assert lease.remaining() > 0
-        assert [node.connection for node in other._driver.nodes] == connections
+        assert [node.connection for node in other.client.driver.nodes] == connections
         assert caplog.text.count("was a replica, met 0 s ago") >= 2
 
 
@@ -284,7 +284,7 @@ def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Callable[..., Redloc
         alone = lock(servers[:1], ttl=30.0, restart_guard="auto")
         alone.release(alone.acquire("r"))
         for count, on in ((1, False), (2, False), (3, True)):
-            assert lock(servers[:count], restart_guard="auto")._guard.on is on
+            assert lock(servers[:count], restart_guard="auto").client.guard.on is on
 
 
 def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_start(
@@ -315,5 +315,5 @@ def test_how_long_a_lock_is_kept_makes_the_pause_longer(
 ) -> None:
     redlock = lock(old[:3])
     lease = redlock.acquire("r")
-    assert redlock._keep(redlock._claims[lease.token], 60.0, None)
-    assert redlock._guard.longest == 60.0
+    assert redlock.client.hold_for(redlock.client.claims[lease.token], 60.0, None)
+    assert redlock.client.guard.longest == 60.0

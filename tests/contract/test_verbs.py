@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from celery_redlock import address, commands, driver, keeper, quorum, testing
 from celery_redlock.address import parse_nodes
+from celery_redlock.claim import Claim
+from celery_redlock.clock import monotonic
 from celery_redlock.commands import encode
-from celery_redlock.driver import monotonic
 from celery_redlock.guard import Facts, Guard
-from celery_redlock.lease import Claim
 from celery_redlock.node import SETTLED, Node
 from celery_redlock.quorum import EXTENDING, Round, Verb
 from celery_redlock.server import LocalServer

@@ -101,8 +101,8 @@ def test_tls(tls_ports: list[int], certificate: Path) -> None:
             # More leases than fit a TLS record: the answer comes in pieces.
             for number in range(300):
                 stack.enter_context(redlock.lock(f"one of many {number}", ttl=20.0))
-            claims = [redlock._claims[token] for token in redlock._claims]
-            assert len(redlock._extend(claims)) == 301
+            claims = [redlock.client.claims[token] for token in redlock.client.claims]
+            assert len(redlock.client._extend(claims)) == 301
     finally:
         redlock.close()
         other.close()

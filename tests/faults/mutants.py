@@ -53,9 +53,9 @@ return freed"""
 
 
 def _minority_quorum() -> None:
-    from celery_redlock import lease
+    from celery_redlock import values
 
-    right = lease.quorum_of
+    right = values.quorum_of
     for name, module in list(sys.modules.items()):
         if name.startswith("celery_redlock") and getattr(module, "quorum_of", None) is right:
             module.quorum_of = lambda nodes: nodes // 2  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def _free_before_death() -> None:
 
 def _endless_extension() -> None:
     """A late extension revives a lease, and its holder is not told that it was over."""
-    from celery_redlock.lease import Claim
+    from celery_redlock.claim import Claim
 
     Claim._over = lambda self, now: False  # type: ignore[method-assign]
 
@@ -125,14 +125,14 @@ def _swallow() -> None:
 
 def _kept_token() -> None:
     """All attempts of one owner have the same token."""
-    from celery_redlock.lease import Owner
+    from celery_redlock.values import Owner
 
     token = Owner.token
     Owner.token = lambda self, nonce, now=0.0: token(self, "0" * 32, 0.0)  # type: ignore[method-assign]
 
 
 def _counted_from_the_answer() -> None:
-    from celery_redlock.lease import Claim
+    from celery_redlock.claim import Claim
 
     acknowledged = Claim.acknowledged
 

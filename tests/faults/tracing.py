@@ -64,7 +64,7 @@ class Event(NamedTuple):
 def install() -> None:
     """From now on, this process and those forked from it write a trace."""
     from celery_redlock.channel import Channel
-    from celery_redlock.lease import Claim
+    from celery_redlock.claim import Claim
     from celery_redlock.node import Node
     from celery_redlock.quorum import Round
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, run
+from tests.packaging.conftest import ROOT, run
 
 README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLE = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)[0]

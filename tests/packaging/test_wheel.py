@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT, run
+from tests.packaging.conftest import ROOT, run
 
 README = (ROOT / "README.md").read_text("utf-8")
 

@@ -10,8 +10,8 @@ from unittest import mock
 
 from celery_redlock import quorum
 from celery_redlock.channel import Channel
+from celery_redlock.claim import Claim
 from celery_redlock.guard import ALWAYS, Facts, Guard, Memory
-from celery_redlock.lease import Claim
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import Board, Keeper, Link, Note, Operation, Process, Worker
 from celery_redlock.testing import keeper as keeper_module

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from celery_redlock import quorum
-from celery_redlock.lease import Claim
+from celery_redlock.claim import Claim
 from celery_redlock.testing import FakeNode, Process
 
 __all__ = ["Bug", "clocks_alone", "counters", "not_told", "steps", "told_anywhere"]

@@ -19,7 +19,7 @@ from unittest import mock
 
 from celery_redlock import quorum
 from celery_redlock.channel import Channel
-from celery_redlock.lease import Claim
+from celery_redlock.claim import Claim
 from celery_redlock.quorum import Round, Steps, Verb
 from celery_redlock.testing import FakeNode
 

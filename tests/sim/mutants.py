@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
+from celery_redlock import claim as claims
 from celery_redlock import lease, quorum, watchdog
 from celery_redlock.channel import Channel
-from celery_redlock.lease import Claim, Owner
+from celery_redlock.claim import Claim
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import FakeNode, Fault, Knobs
+from celery_redlock.values import Owner, Vote
 from tests.sim import actor_mutants, fence_mutants, several_mutants
 from tests.sim.swarm import CHANGED, SEVERAL
 
@@ -92,7 +94,7 @@ def _minority_quorum() -> list[Any]:
     def half(nodes: int) -> int:
         return max(1, nodes // 2)
 
-    return [(quorum, "quorum_of", half), (lease, "quorum_of", half)]
+    return [(quorum, "quorum_of", half), (claims, "quorum_of", half)]
 
 
 def _counted_from_the_answer() -> list[Any]:
@@ -167,7 +169,7 @@ def _no_check_after_wait() -> list[Any]:
 
 
 def _no_drift() -> list[Any]:
-    return [(lease, "drift", lambda ttl: 0.0)]
+    return [(claims, "drift", lambda ttl: 0.0)]
 
 
 def _extension_after_release() -> list[Any]:
@@ -196,7 +198,7 @@ def _release_not_owed() -> list[Any]:
 
 def _silence_is_yes() -> list[Any]:
     def silence(self: Round, node: int, reason: str) -> None:
-        self._vote(node, quorum.Vote.YES)
+        self._vote(node, Vote.YES)
 
     return [(Round, "silence", silence)]
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock import quorum
-from celery_redlock.lease import Claim
+from celery_redlock.claim import Claim
 from celery_redlock.quorum import EXTENDING, Verb
 from celery_redlock.testing import FakeNode, Fault, Knobs, Worker
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.lease import Claim
+from celery_redlock.claim import Claim
 from celery_redlock.quorum import Round, Verb
 from celery_redlock.testing import (
     Audit,

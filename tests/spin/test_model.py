@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.lease import drift, quorum_of
+from celery_redlock.lease import drift
+from celery_redlock.values import quorum_of
 from celery_redlock.watchdog import EVERY
 
 MODEL = Path(__file__).with_name("redlock.pml")

@@ -23,9 +23,10 @@ from celery.beat import Scheduler, event_t
 
 from celery_redlock import watchdog as due
 from celery_redlock.beat import Guard
-from celery_redlock.lease import Claim, Owner
+from celery_redlock.claim import Claim
 from celery_redlock.quorum import Round
 from celery_redlock.testing import FakeClock, FakeNode
+from celery_redlock.values import Owner
 from tests.unit.beat_moments import ZONES, utc
 from tests.unit.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 
@@ -196,7 +197,8 @@ class BeatWatchdog(FakeWatchdog):
     def tend(self) -> None:
         taken = self.due.take(self._clock()) if self.due.wakes <= self._clock() else []
         alive, over = self.due.part(taken, self._clock())
-        renewed = self._redlock._extend([watched.claim for watched in alive]) if alive else []
+        claims = [watched.claim for watched in alive]
+        renewed = self._redlock.client._extend(claims) if alive else []
         for watched in self.due.settle([*alive, *over], renewed, self._clock()):
             watched.lost(watched.claim)
 
@@ -224,9 +226,9 @@ class Beat:
         self.redlock.clock = world.clock
         self.redlock.fakes = world.nodes
         watchdog: Any = BeatWatchdog(self.redlock, world.clock)
-        self.redlock._watchdog = self.watchdog = watchdog
+        self.redlock.client.watchdog = self.watchdog = watchdog
         driver: Any = BeatDriver(world.nodes, world.clock)
-        self.redlock._driver = self.redlock.driver = self.driver = driver
+        self.redlock.client.driver = self.redlock.client.driver = self.driver = driver
         for module in ("hold", "lock", "turn", "beat"):
             world.patch.setattr(f"celery_redlock.{module}.monotonic", world.clock)
         self.app = Celery(main, set_as_current=False)

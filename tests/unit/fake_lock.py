@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 
 from celery_redlock import Redlock
+from celery_redlock.claim import Claim
 from celery_redlock.driver import Driver
-from celery_redlock.lease import Claim
 from celery_redlock.quorum import Round, Steps, Verb
 from celery_redlock.testing import FakeClock, FakeNode
 
@@ -84,7 +84,7 @@ class FakeWatchdog:
     def tend(self) -> None:
         for claim, lost, _max_lifetime in list(self.watched.values()):
             if claim.held(self._clock()):
-                self._redlock._extend([claim])
+                self._redlock.client._extend([claim])
             if not claim.held(self._clock()):
                 self.drop(claim)
                 lost(claim)
@@ -102,9 +102,9 @@ class FakeRedlock(Redlock):
         self.clock = FakeClock()
         self.fakes = [FakeNode() for _ in range(5)]
         fake: Any = FakeDriver(self.fakes, self.clock)
-        self._driver = self.driver = fake
+        self.client.driver = self.driver = fake
         watchdog: Any = FakeWatchdog(self, self.clock)
-        self._watchdog = self.watchdog = watchdog
+        self.client.watchdog = self.watchdog = watchdog
         for module in ("hold", "lock", "engine", "reservation"):
             patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
 

@@ -123,7 +123,7 @@ def test_an_error_shows_no_secret(url: str) -> None:
 
 def test_a_repr_shows_no_secret() -> None:
     redlock = Redlock([f"redis://user:{SECRET}@h:1", f"rediss://:{SECRET}@i:2"])
-    assert SECRET not in repr(redlock) + repr(redlock._addresses) + repr(redlock.nodes)
+    assert SECRET not in repr(redlock) + repr(redlock.client.addresses) + repr(redlock.nodes)
     assert "h:1, i:2" in repr(redlock)
 
 

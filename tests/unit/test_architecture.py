@@ -1,308 +1,296 @@
-"""Imports point down only. The table is the house rule; this file is where it is kept."""
+"""Who may import whom: a row a room. What stands here is the plan of docs/architecture.md."""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "celery_redlock"
+ROOT = "celery_redlock"
 
 STDLIB = set(sys.stdlib_module_names)
 IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
 """What brings a clock, chance, a thread or a wire."""
+PURE = ("protocol", "keys", "config", "events")
+EXTRAS = {"click", "rich", "jinja2", "waitress", "werkzeug", "prometheus_client", "pytest"}
 
-PURE = {
-    "canonical",
-    "errors",
-    "lease",
-    "quorum",
-    "channel",
-    "commands",
-    "guard",
-    "key",
-    "keys",
-    "names",
-    "options",
-    "settings",
-    "events",
-    "outage",
-    "refusal",
-}
-SIDE_ROOMS = {
-    *("cli", "compat", "demo", "doctor", "entry", "exporter", "freeing", "metrics", "server"),
-    *("survey", "testing", "tracing", "visit", "web"),
-}
-"""They may use one another, and all others."""
+CORE = ("protocol", "runtime", "events", "keys", "config", "stores", "keepalive", "locking")
+CELERY = (*CORE, "messages", "signals", "beat", "worker")
 
-# Module: what it may import of this package, and of others. The standard library is free to all,
-# but for the pure ring.
-ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "lease": {"errors"},
-    "quorum": {"lease"},
-    "channel": {"quorum"},
-    "commands": {"errors", "quorum"},
-    "guard": {"lease"},
-    "names": {"commands", "errors", "lease"},
-    "canonical": {"errors"},
-    "key": {"canonical", "errors"},
-    "keys": {"canonical", "errors", "key", "lease"},
-    "options": {"errors", "address"},  # address: inside a function, see below
-    "settings": {"errors", "options"},
-    "events": {"errors", "lease"},
-    "address": {"errors", "redis", "replies"},
-    "bell": set(),
-    "polling": {"green"},
-    "complaints": {"quorum"},
-    "green": set(),
-    "haste": {"green"},
-    "interrupt": {"errors", "green"},
-    "board": {"green", "lease"},
-    "keeper": {"board", "commands", "driver", "events", "lease", "quorum"},
-    "helper": {"board", "address", "driver", "keeper"},
-    "custody": {"board", "errors", "helper", "lease"},  # board, helper: inside a function
-    "replies": {"errors", "redis"},
-    "handshake": {"errors", "guard", "replies", "redis"},
-    "node": {
-        *("address", "channel", "commands", "complaints", "errors", "events", "green", "guard"),
-        *("handshake", "polling", "quorum", "replies", "redis"),
-    },
-    "driver": {
-        *("address", "bell", "commands", "errors", "guard", "lease", "node", "polling", "quorum"),
-    },
-    "watchdog": {"bell", "haste", "lease"},
-    "native": {"driver", "events", "green", "haste", "lease", "watchdog"},
-    "refusal": {"errors", "guard", "lease", "quorum"},
-    "outage": {"errors"},
-    "line": {"bell", "errors"},
-    "wakeup": {
-        *("address", "bell", "commands", "errors", "lease", "line", "polling", "replies"),
-        *("redis", "tenacity"),
-    },
-    "hold": {"driver", "errors", "events", "lease", "names", "refusal"},
-    "engine": {
-        *(
-            "address",
-            "commands",
-            "custody",
-            "driver",
-            "errors",
-            "events",
-            "green",
-            "guard",
-            "lease",
-        ),
-        *("line", "names", "native", "options", "quorum", "refusal", "wakeup", "watchdog"),
-    },
-    "lock": {
-        *("address", "custody", "driver", "engine", "errors", "events", "hold", "lease"),
-        *("names", "options", "quorum", "refusal", "settings"),
-    },
+# Room: the rooms that it may import from, besides itself; what it may import of others. The
+# standard library is free to all but the pure ones.
+ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "protocol": ((), set()),
+    "runtime": (("protocol",), set()),
+    "events": (("protocol",), set()),
+    "keys": (("protocol",), set()),
+    "stores": (("protocol", "runtime", "events"), {"redis"}),
+    "config": (("protocol", "keys", "stores"), {"celery"}),
+    "keepalive": (("protocol", "runtime", "events", "stores"), set()),
+    "locking": (
+        ("protocol", "runtime", "events", "config", "stores", "keepalive"),
+        {"redis", "tenacity"},
+    ),
+    "messages": (
+        ("protocol", "runtime", "events", "config", "locking"),
+        {"celery", "kombu", "tenacity"},
+    ),
+    "beat": (
+        ("protocol", "runtime", "keys", "config", "locking", "messages"),
+        {"celery"},
+    ),
+    "worker": ((*CORE, "messages", "beat"), {"celery", "kombu", "billiard"}),
+    "task": ((*CORE, "messages", "worker"), {"celery"}),
+    "signals": (("messages",), set()),
+    "metrics": (("protocol", "events", "config", "messages"), {"celery", "prometheus_client"}),
+    "tracing": (("protocol", "events", "config", "messages"), {"opentelemetry"}),
+    "server": (("protocol",), set()),
+    # They may use whatever is below, and none of them another but where it says so.
+    "survey": (("protocol", "config", "stores", "locking"), {"redis", "prometheus_client"}),
+    "doctor": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", "packaging"}),
+    "web": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", *EXTRAS}),
+    "compat": ((*CELERY, "task"), {"celery"}),
+    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
+    "testing": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
+    "cli": (
+        (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),
+        {"celery", "kombu", "redis", *EXTRAS},
+    ),
 }
-# Besides what stands above. task and worker name each other: whoever can take a lock must have the
-# handlers connected that free it.
-CELERY_SIDE: dict[str, set[str]] = {
-    "skipped": set(),
-    "results": {"celery"},
-    "monitor": {"attempts", "errors", "events", "lease", "celery"},
-    "signals": {"attempts", "commands", "errors", "events", "lease", "celery"},
-    "attempts": {"kombu"},
-    "refresh": {"broker", "errors", "task", "celery"},
-    "broker": {"attempts", "celery", "kombu"},  # inside functions: older ones do not have it
-    "waiting": {"attempts", "options"},
-    "admission": set(),
-    "dispatcher": {
-        *("admission", "bell", "driver", "errors", "lease", "line", "lock", "quorum", "refusal"),
-    },
-    "prefetch": {"broker", "celery"},
-    "parking": {
-        *("admission", "attempts", "broker", "dispatcher", "driver", "errors", "lease", "lock"),
-        *("monitor", "options", "prefetch", "reservation", "settings", "task", "waiting", "celery"),
-    },
-    "reservation": {
-        *("attempts", "commands", "driver", "errors", "lease", "lock", "names", "options"),
-        *("quorum", "refusal"),
-    },
-    "received": {"driver", "errors", "lock", "reservation", "celery"},
-    "arrival": {
-        *("attempts", "delivery", "driver", "errors", "hold", "lease", "lock", "names"),
-        *("options", "reservation", "results", "signals", "skipped", "celery"),
-    },
-    "publish": {
-        *("arrival", "attempts", "broker", "errors", "lease", "lock", "options", "reservation"),
-        *("results", "settings", "signals", "skipped", "task", "celery", "kombu"),
-    },
-    "conflict": {
-        *("attempts", "broker", "complaints", "errors", "lease", "options", "quorum", "signals"),
-        *("skipped", "waiting", "celery", "tenacity"),
-    },
-    "delivery": {
-        *("attempts", "broker", "conflict", "errors", "hold", "lease", "names", "options"),
-        *("results", "signals", "celery"),
-    },
-    "task_lock": {
-        *("arrival", "attempts", "delivery", "errors", "hold", "interrupt", "keys", "lease"),
-        *("lock", "options", "settings", "waiting"),
-    },
-    "declared": {"errors", "options", "task_lock", "celery"},
-    "task": {
-        *("declared", "delivery", "errors", "keys", "options", "skipped", "task_lock", "worker"),
-        "celery",
-    },
-    "worker": {
-        *("arrival", "attempts", "delivery", "errors", "lease", "lock", "publish", "reservation"),
-        *("conflict", "declared", "inspection", "received", "settings", "task", "celery"),
-        "billiard",
-        # inside functions: no other process needs them
-        *("beat", "keeper", "monitor", "parking", "refresh"),
-    },
-    "inspection": {
-        *("address", "attempts", "board", "commands", "driver", "errors", "lease", "lock"),
-        *("parking", "settings", "task", "celery"),  # all of them: inside functions
-    },
-    "tick": {"celery"},
-    "turn": {
-        *("canonical", "driver", "errors", "hold", "key", "lease", "lock", "options"),
-        *("outage", "signals", "tick", "celery"),
-    },
-    "beat": {"driver", "errors", "lease", "lock", "settings", "turn", "celery"},
+CELERYS = {"_pending", "_request"}
+"""Private names of Celery's that are reached for, and that one of ours happens to have as well."""
+HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
+"""Their `__init__` files have names that users import; of all others it is a docstring."""
+
+# Until it is moved: the room that a module of the root belongs to.
+HOME: dict[str, str] = {
+    **dict.fromkeys(("values", "errors", "lease", "claim", "names", "quorum"), "protocol"),
+    **dict.fromkeys(("commands", "channel", "guard", "refusal"), "protocol"),
+    **dict.fromkeys(("clock", "bell", "interrupt", "green", "polling", "haste"), "runtime"),
+    **dict.fromkeys(("complaints",), "runtime"),
+    **dict.fromkeys(("canonical", "key", "keys"), "keys"),
+    **dict.fromkeys(("options", "settings", "task_lock", "declared"), "config"),
+    **dict.fromkeys(("address", "handshake", "replies", "node", "driver"), "stores"),
+    **dict.fromkeys(("watchdog", "native", "custody", "board", "keeper", "helper"), "keepalive"),
+    **dict.fromkeys(("lock", "engine", "hold", "line", "wakeup"), "locking"),
+    **dict.fromkeys(("publish", "reservation", "arrival", "run", "delivery"), "messages"),
+    **dict.fromkeys(("conflict", "attempts", "waiting", "results", "skipped"), "messages"),
+    **dict.fromkeys(("signals", "broker", "received"), "messages"),
+    **dict.fromkeys(("worker", "monitor", "inspection", "refresh"), "worker"),
+    **dict.fromkeys(("admission", "dispatcher", "parking", "prefetch"), "worker"),
+    **dict.fromkeys(("beat", "turn", "tick", "outage"), "beat"),
+    **dict.fromkeys(("entry", "visit", "survey", "freeing", "exporter"), "survey"),
 }
-FOR_USERS = {*("asserts", "disabled", "memory", "pytest_plugin", "redirect", "stage", "target")}
-"""Of `testing`: what is for a project's own tests, and knows locks, tasks and servers."""
-CELERY = {"celery", "kombu", "billiard"}
-NOT_FOR_CORE = CELERY | {"rich", "click", "pydantic"}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of a file.
+
+    Attributes:
+        of: The module, with dots; of this package from its root on.
+        name: What of it; empty for the module itself.
+        lazy: Whether it stands in a function.
+    """
+
+    of: str
+    name: str
+    lazy: bool
 
 
 def modules() -> dict[str, Path]:
-    """Every module, by its dotted name inside the package."""
+    """Every module, by its dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(parts)] = path
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
-def imports(path: Path, *, top_level: bool = False) -> set[str]:
-    """Names of modules that a file imports: of this package without dots, of others their root.
+MODULES = modules()
+
+
+def imports(path: Path, name: str) -> list[Import]:
+    """What a file imports when it runs: not what is for type checkers.
 
     Args:
         path: The file.
-        top_level: Only what is imported when the module is, not what a function imports or what
-            is for type checkers.
+        name: Its dotted name, from which relative imports count.
     """
-    tree = ast.parse(path.read_text())
-    lazy = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _for_types(node)
-        for inner in ast.walk(node)
-    }
-    names = set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+
+    def of(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, "", lazy) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = package.rsplit(".", child.level - 1)[0] if child.level else ""
+                module = ".".join(part for part in (base, child.module) if part)
+                for alias in child.names:
+                    inner = f"{module}.{alias.name}"
+                    yield Import(*((inner, "") if inner in MODULES else (module, alias.name)), lazy)
+            function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            yield from of(child, lazy or function)
+
+    return list(of(ast.parse(path.read_text()), False))
+
+
+IMPORTS = {name: imports(path, name) for name, path in MODULES.items()}
+
+
+def room_of(module: str) -> str:
+    """The room that a module of the package stands in; empty for its root."""
+    first = [*module.split("."), ""][1]
+    return HOME.get(first, first) if module.count(".") == 1 else first
+
+
+def ours(name: str) -> list[str]:
+    """The modules of this package that one imports."""
+    return [one.of for one in IMPORTS[name] if one.of.split(".")[0] == ROOT]
+
+
+INNER = [name for name in MODULES if room_of(name)]
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_a_module_imports_only_from_the_rooms_below(module: str) -> None:
+    room = room_of(module)
+    allowed = {room, *ROOMS[room][0]}
+    upwards = [name for name in ours(module) if room_of(name) and room_of(name) not in allowed]
+    assert not upwards, f"{room} may import from {', '.join(sorted(allowed))}"
+
+
+@pytest.mark.parametrize("module", INNER)
+def test_a_module_imports_only_what_its_room_may(module: str) -> None:
+    room = room_of(module)
+    others = {one.of.split(".")[0] for one in IMPORTS[module]} - {ROOT}
+    assert others - STDLIB <= ROOMS[room][1], f"in {room}"
+    if room in PURE:
+        assert not others & IMPURE, f"{room} has no clock, chance, thread or wire"
+
+
+def test_the_rooms_make_no_circle() -> None:
+    for name, (below, _others) in ROOMS.items():
+        assert set(below) <= set(ROOMS), name
+        for other in below:
+            assert name not in ROOMS[other][0], f"{name} and {other} import one another"
+
+
+def circle(graph: dict[str, list[str]]) -> list[str]:
+    """Some modules that import one another in a circle; empty if there are none."""
+    done: set[str] = set()
+
+    def below(name: str, path: tuple[str, ...]) -> list[str]:
+        if name in path:
+            return [*path[path.index(name) :], name]
+        if name in done:
+            return []
+        for other in graph.get(name, ()):
+            if found := below(other, (*path, name)):
+                return found
+        done.add(name)
+        return []
+
+    return next((found for name in graph if (found := below(name, ()))), [])
+
+
+def test_no_file_imports_one_that_imports_it() -> None:
+    graph = {name: [other for other in ours(name) if other != name] for name in MODULES}
+    # The root and a room hand names on; whoever imports them means the name.
+    graph = {name: found for name, found in graph.items() if MODULES[name].name != "__init__.py"}
+    assert not circle(graph), " -> ".join(circle(graph))
+
+
+def private(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """The private names of a file: those that it defines (True), and reaches for in others."""
     for node in ast.walk(tree):
-        if _typing_only(tree, node) or (top_level and node in lazy):
-            continue
-        if isinstance(node, ast.Import):
-            names |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            root, _, rest = (node.module or "").partition(".")
-            names.add(rest.split(".")[0] if root == "celery_redlock" and rest else root)
-        elif isinstance(node, ast.ImportFrom):
-            names |= {node.module} if node.module else {alias.name for alias in node.names}
-    return names
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name, True
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id, True
+        elif isinstance(node, ast.arg):
+            yield node.arg, True
+        elif isinstance(node, ast.Attribute):
+            mine = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            yield node.attr, mine or isinstance(node.ctx, ast.Store)
+        elif isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith(ROOT)):
+            yield from ((alias.name, False) for alias in node.names)
 
 
-def _for_types(node: ast.AST) -> bool:
-    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+def test_no_room_reaches_into_another() -> None:
+    defined: dict[str, set[str]] = {}
+    reached: list[tuple[str, str]] = []
+    for name, path in MODULES.items():
+        for word, own in private(ast.parse(path.read_text())):
+            if word.startswith("_") and not word.startswith("__") and word not in CELERYS:
+                if own:
+                    defined.setdefault(word, set()).add(room_of(name))
+                else:
+                    reached.append((name, word))
+    wrong = {
+        f"{name}: {word}, of {', '.join(sorted(defined[word]))}"
+        for name, word in reached
+        if word in defined and room_of(name) not in defined[word]
+    }
+    assert not wrong, sorted(wrong)
 
 
-def _typing_only(tree: ast.AST, wanted: ast.AST) -> bool:
-    if not isinstance(wanted, (ast.Import, ast.ImportFrom)):
-        return False
-    return any(wanted in list(ast.walk(node)) for node in ast.walk(tree) if _for_types(node))
-
-
-@pytest.mark.parametrize("module", ALLOWED)
-def test_a_module_imports_only_what_the_table_allows(module: str) -> None:
-    known = set(modules())
-    others = {n for n in imports(PACKAGE / f"{module}.py") if n in known or n not in STDLIB}
-    assert others - {"__future__"} <= ALLOWED[module]
-
-
-@pytest.mark.parametrize("module", sorted(PURE))
-def test_the_pure_ring_has_no_clock_chance_thread_or_wire(module: str) -> None:
-    seen = imports(PACKAGE / f"{module}.py")
-    assert not seen & (IMPURE | NOT_FOR_CORE | {"redis", "tenacity"})
-    assert "address" not in imports(PACKAGE / f"{module}.py", top_level=True)
-
-
-def test_the_tables_pure_modules_depend_on_pure_ones_only() -> None:
-    assert all(ALLOWED[module] <= PURE | {"address"} for module in PURE)
-
-
-@pytest.mark.parametrize(
-    "module", [name for name in modules() if name.split(".")[0] not in SIDE_ROOMS]
-)
-def test_nobody_enters_a_side_room(module: str) -> None:
-    assert not imports(modules()[module]) & SIDE_ROOMS
-
-
-@pytest.mark.parametrize("module", CELERY_SIDE)
-def test_celerys_side_imports_only_what_the_table_allows(module: str) -> None:
-    known = set(modules())
-    others = {n for n in imports(PACKAGE / f"{module}.py") if n in known or n not in STDLIB}
-    assert others - {"__future__"} <= CELERY_SIDE[module]
-
-
-def test_the_world_is_pure() -> None:
-    files = {path.stem: path for path in (PACKAGE / "testing").glob("*.py")}
-    assert set(files) > FOR_USERS
-    for path in [path for name, path in files.items() if name not in FOR_USERS]:
-        seen = imports(path, top_level=True)
-        assert not seen & (IMPURE | NOT_FOR_CORE | {"redis", "node", "driver", "lock", "server"})
-
-
-@pytest.mark.parametrize("module", sorted(set(modules()) & set(ALLOWED)))
-def test_the_core_knows_nothing_of_celery(module: str) -> None:
-    assert not imports(PACKAGE / f"{module}.py") & NOT_FOR_CORE
-
-
-def test_the_table_has_no_circle() -> None:
-    def below(module: str, path: tuple[str, ...] = ()) -> None:
-        assert module not in path, " -> ".join((*path, module))
-        for other in ALLOWED.get(module, ()):
-            below(other, (*path, module))
-
-    for module in ALLOWED:
-        below(module)
-
-
-def test_every_module_has_its_place() -> None:
-    # New ones are added above on purpose, with what they may import.
-    known = {*ALLOWED, *CELERY_SIDE, *SIDE_ROOMS, "__init__"}
-    assert {name.split(".")[0] for name in modules()} <= known
+@pytest.mark.parametrize("name", [name for name in MODULES if name.count(".") == 1])
+def test_a_room_has_its_row(name: str) -> None:
+    assert room_of(name) in ROOMS, "new ones are added above on purpose, with what they may import"
+    path = MODULES[name]
+    if path.name == "__init__.py" and room_of(name) not in HANDS_ON:
+        assert len(ast.parse(path.read_text()).body) <= 1, "a docstring, and nothing else"
 
 
 def test_no_module_is_called_celery() -> None:
     # `celery -A celery_redlock` would load it for the app.
-    assert "celery" not in modules()
+    assert not [name for name in MODULES if name.rpartition(".")[2] == "celery"]
+
+
+SOURCE = """
+from __future__ import annotations
+from typing import TYPE_CHECKING
+import redis.connection
+from .lease import Lease
+from . import quorum
+from ..runtime.clock import monotonic
+from celery_redlock.locking.redlock import Redlock
+if TYPE_CHECKING:
+    from .node import Node
+def f():
+    import time
+"""
 
 
 def test_the_checker_sees_what_is_imported(tmp_path: Path) -> None:
-    source = tmp_path / "m.py"
-    source.write_text(
-        "from __future__ import annotations\n"
-        "from typing import TYPE_CHECKING\n"
-        "import redis.connection\n"
-        "from .lease import Claim\n"
-        "from . import quorum\n"
-        "from celery_redlock.lock import Redlock\n"
-        "if TYPE_CHECKING:\n    from .node import Node\n"
-        "def f():\n    import time\n"
+    (source := tmp_path / "m.py").write_text(SOURCE)
+    seen = {(one.of, one.lazy) for one in imports(source, f"{ROOT}.protocol.m")}
+    assert {name for name, lazy in seen if lazy} == {"time"}
+    assert {name for name, lazy in seen if not lazy} == {
+        *("__future__", "typing", "redis.connection", f"{ROOT}.protocol.lease"),
+        *(f"{ROOT}.protocol", f"{ROOT}.runtime.clock", f"{ROOT}.locking.redlock"),
+    } - ({f"{ROOT}.protocol"} if f"{ROOT}.protocol.quorum" in MODULES else set()) | (
+        {f"{ROOT}.protocol.quorum"} if f"{ROOT}.protocol.quorum" in MODULES else set()
     )
-    assert imports(source) == {
-        *("__future__", "typing", "redis", "lease", "quorum", "lock", "time")
-    }
-    assert "time" not in imports(source, top_level=True)
+
+
+def test_the_checker_sees_a_circle() -> None:
+    assert circle({"a": ["b"], "b": ["c", "d"], "c": [], "d": ["a"]}) == ["a", "b", "d", "a"]
+    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
+
+
+def test_the_checker_sees_who_reaches_into_another() -> None:
+    tree = ast.parse(
+        "class A:\n    _x = 1\n    def f(self, b):\n        self._y = b._z._w = b._v\n"
+    )
+    seen = list(private(tree))
+    assert {word for word, own in seen if own and word.startswith("_")} == {"_x", "_y", "_w"}
+    assert {word for word, own in seen if not own and word.startswith("_")} == {"_z", "_v"}

@@ -11,8 +11,9 @@ import threading
 import pytest
 
 from celery_redlock.board import MAX_NODES, SLOTS, Board, Note
+from celery_redlock.claim import Claim
 from celery_redlock.errors import ConfigurationError
-from celery_redlock.lease import NEVER, Claim, drift
+from celery_redlock.lease import NEVER, drift
 from celery_redlock.names import checked_names
 
 NODES = 3

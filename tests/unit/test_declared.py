@@ -12,7 +12,7 @@ from celery import Celery, Task, _state, shared_task
 
 from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.doctor.tasks import examine_tasks
-from celery_redlock.task import lock_of
+from celery_redlock.task_lock import lock_of
 from celery_redlock.worker import check
 
 
@@ -250,6 +250,6 @@ def test_one_lock_over_a_shared_task_is_put_on_it_in_every_app(app: Any) -> None
     for one in (app, other):
         one.finalize()
         lock = lock_of(one.tasks["shop.charge"])
-        assert lock is not None and lock._own["ttl"] == 7.0
+        assert lock is not None and lock.own["ttl"] == 7.0
     other.close()
     assert shared is not None

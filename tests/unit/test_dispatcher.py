@@ -28,7 +28,7 @@ class Watch:
         patch.setattr(module, "monotonic", self.clock)
         self.places: list[Place] = []
         wakeup: Any = SimpleNamespace(in_line=self._in_line)
-        self.redlock._wakeup = wakeup
+        self.redlock.client.wakeup = wakeup
         self.queue = AdmissionQueue(1000)
         self.slot = True
         self.went: list[Went] = []

@@ -21,10 +21,12 @@ from celery_redlock import (
     current_lease,
 )
 from celery_redlock.attempts import ATTEMPTS, RECEIPT
+from celery_redlock.claim import Claim
 from celery_redlock.commands import DONE
 from celery_redlock.delivery import Delivery
-from celery_redlock.lease import Claim, Owner
+from celery_redlock.hold import look_up, mark_done
 from celery_redlock.names import mark_of
+from celery_redlock.values import Owner
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
@@ -203,7 +205,7 @@ def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: An
     lease = redlock.lock("k")
     lease.acquire()
     lease.mark = (MARK, 60.0)
-    lease._done()
+    mark_done(lease)
     assert lease.keep(0.5)
     assert marks(redlock) == 5
     redlock.clock.advance(1.0)
@@ -305,12 +307,12 @@ def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:  #
     redlock.driver.dead.update({0, 1})
     lease.acquire()
     lease.mark = (MARK, 60.0)
-    assert lease._look_up() == (False, [])
+    assert look_up(lease) == (False, [])
     redlock.driver.dead.update({2})
     with pytest.raises(QuorumUnavailable, match="does not tell whether the task is done"):
-        lease._look_up()
+        look_up(lease)
     redlock.fakes[3].held[MARK] = (DONE, redlock.clock() + 1)
-    assert lease._look_up() == (True, [])
+    assert look_up(lease) == (True, [])
     lease.release()
 
 

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_redlock import LeaseLost, QuorumUnavailable, Redlock, SingletonTask
-from celery_redlock.driver import monotonic
+from celery_redlock.clock import monotonic
 from celery_redlock.errors import RedlockError
 from celery_redlock.testing import (
     FakeNodes,
@@ -109,7 +109,7 @@ def test_a_release_calls_who_stands_in_line(fake: FakeNodes, lock: Redlock) -> N
             pass
 
     with lock.lock("order:1") as held:
-        claim = held._claim
+        claim = held.claim
         thread = threading.Thread(target=wait)
         thread.start()
         lines = [node.store("redlock:").lines for node in fake.nodes]

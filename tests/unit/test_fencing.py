@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock, current_lease, quorum
+from celery_redlock.claim import Claim
+from celery_redlock.clock import monotonic
 from celery_redlock.commands import FENCE_LIFE, FENCE_SUFFIX, decode, encode
-from celery_redlock.driver import monotonic
 from celery_redlock.errors import NodeError, QuorumUnavailable
 from celery_redlock.hold import Unlocked
 from celery_redlock.key import KeyMaker
-from celery_redlock.lease import FENCE_LIMIT, Claim, Lease
+from celery_redlock.lease import FENCE_LIMIT, Lease
 from celery_redlock.quorum import FENCE_AHEAD, Round, Verb
 from celery_redlock.refusal import refusal
 from celery_redlock.testing import FakeNode
@@ -230,7 +231,7 @@ def redlock() -> Redlock:
 
 def test_a_proposal_is_made_of_the_wall_clock(redlock: Redlock) -> None:
     before = time.time_ns() // 1000
-    assert before <= redlock._proposal() <= time.time_ns() // 1000
+    assert before <= redlock.client._proposal() <= time.time_ns() // 1000
 
 
 def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
@@ -242,14 +243,14 @@ def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
         round_.answer(0, round_.claims[0].proposal, NOW)
         return ended(steps)
 
-    monkeypatch.setattr(redlock._driver, "run", grant)
+    monkeypatch.setattr(redlock.client.driver, "run", grant)
     monkeypatch.setattr(time, "time_ns", lambda: 5_000_000_000)
     assert redlock.acquire("r", fencing=True).fencing_token == 5_000_000
     monkeypatch.setattr(time, "time_ns", lambda: 1_000)  # it steps back
     assert redlock.acquire("r", fencing=True).fencing_token == 5_000_001
     assert redlock.acquire("s", fencing=True).fencing_token == 5_000_002
-    redlock._start()  # a fork's child
-    assert redlock._proposal() == 5_000_003
+    redlock.client.start_afresh()  # a fork's child
+    assert redlock.client._proposal() == 5_000_003
 
 
 def test_the_wall_clock_is_read_after_the_time_that_the_lease_counts_from(
@@ -269,8 +270,8 @@ def test_the_wall_clock_is_read_after_the_time_that_the_lease_counts_from(
         round_.answer(0, round_.claims[0].proposal, NOW)
         return ended(steps)
 
-    monkeypatch.setattr(redlock, "_proposal", proposal)
-    monkeypatch.setattr(redlock._driver, "run", run)
+    monkeypatch.setattr(redlock.client, "_proposal", proposal)
+    monkeypatch.setattr(redlock.client.driver, "run", run)
     redlock.acquire("r", fencing=True)
     assert events == ["now", "proposal"]
     redlock.acquire("r")
@@ -367,7 +368,7 @@ def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]
         except StopIteration as stop:
             return stop.value
 
-    monkeypatch.setattr(redlock._driver, "run", run)
+    monkeypatch.setattr(redlock.client.driver, "run", run)
     yield redlock
     redlock.close()
 

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from celery_redlock.claim import Claim
 from celery_redlock.guard import ALWAYS, Facts, Guard, Memory, fsync_of
-from celery_redlock.lease import Claim, drift
-from celery_redlock.quorum import Round, Verb, Vote
+from celery_redlock.lease import drift
+from celery_redlock.quorum import Round, Verb
+from celery_redlock.values import Vote
 
 TTL = 30.0
 NOW = 1000.0

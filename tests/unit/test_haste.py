@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from celery_redlock.claim import Claim
 from celery_redlock.haste import OURS, haste
-from celery_redlock.lease import Claim
 from celery_redlock.testing import FakeClock
 from celery_redlock.watchdog import Watchdog
 
@@ -99,6 +99,6 @@ def test_a_round_and_the_telling_of_a_loss_are_made_in_haste() -> None:
     dog.watch(claim, lambda claim: seen.append(("lost", interval())))
     for at in (1003.0, claim.deadline):
         clock.now = at
-        dog._tend(dog._schedule.take(at))
+        dog._tend(dog.schedule.take(at))
         assert interval() == USUAL
     assert seen == [("extends", OURS), ("lost", OURS)]

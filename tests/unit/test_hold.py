@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease, driver
+from celery_redlock import LeaseLost, RedlockError, ResourceHeld, clock, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.hold import HeldLease, Unlocked, release_leftovers
-from celery_redlock.lease import Lease, Owner
+from celery_redlock.lease import Lease
+from celery_redlock.values import Owner
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 
@@ -340,7 +341,7 @@ def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(
         pytest.skip("this system has no clock that does")
     clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 100.0}
     monkeypatch.setattr(time, "clock_gettime", lambda clock: clocks[clock])
-    lease = Lease("r", "t", 10.0, 110.0, driver.monotonic)
+    lease = Lease("r", "t", 10.0, 110.0, clock.monotonic)
     assert not lease.lost
     clocks[time.CLOCK_BOOTTIME] += 3600.0  # its lid was closed
     assert lease.lost
@@ -406,7 +407,7 @@ def test_a_slow_on_lost_holds_up_nobody(redlock: FakeRedlock) -> None:
 
     held = redlock.lock("r", on_lost=slow)
     held.acquire()
-    claim = held._claim
+    claim = held.claim
     assert claim is not None
     claim.lose("expired")
     held._lost(claim)

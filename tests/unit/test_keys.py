@@ -14,7 +14,7 @@ from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.key import KeyMaker
 from celery_redlock.keys import Keys, Templates
 from celery_redlock.settings import read_settings, resolve
-from celery_redlock.task import TaskLock, lock_of, resource_of, resources_of
+from celery_redlock.task_lock import TaskLock, lock_of, resource_of, resources_of
 from tests.unit.fake_lock import FakeRedlock
 
 
@@ -330,7 +330,7 @@ def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app:
 @pytest.fixture
 def redlock(monkeypatch: pytest.MonkeyPatch, app: Celery) -> FakeRedlock:
     fake = FakeRedlock(monkeypatch)
-    monkeypatch.setattr("celery_redlock.task_lock.Redlock.from_app", lambda _app: fake)
+    monkeypatch.setattr("celery_redlock.run.Redlock.from_app", lambda _app: fake)
     return fake
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld, engine
+from celery_redlock.claim import Claim
 from celery_redlock.commands import base_of, encode
-from celery_redlock.lease import Claim
 from celery_redlock.names import slots
 from celery_redlock.quorum import Round, Verb
 from tests.unit.fake_lock import FakeRedlock
@@ -96,7 +96,7 @@ def test_who_loses_the_last_free_slot_is_told_to_whom(
     redlock: FakeRedlock, first: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redlock.acquire("r", limit=2)
-    peek = redlock._peek
+    peek = redlock.client.peek
 
     def look(*args: object) -> Round:
         ballot = peek(*args)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_who_loses_the_last_free_slot_is_told_to_whom(
             node.held["r#slot2"] = ("|winner|7||0||0|x", redlock.clock() + 3.0)
         return ballot
 
-    monkeypatch.setattr(redlock, "_peek", look)
+    monkeypatch.setattr(redlock.client, "peek", look)
     with pytest.raises(ResourceHeld, match="one is pid 7 on winner"):
         redlock.acquire("r", limit=2)
 

@@ -8,10 +8,11 @@ from typing import Any, TypeVar
 import pytest
 
 from celery_redlock import quorum
+from celery_redlock.claim import Claim
 from celery_redlock.errors import ResourceHeld
-from celery_redlock.lease import Claim
-from celery_redlock.quorum import NodeVote, Round, Verb, Vote
+from celery_redlock.quorum import Round, Verb
 from celery_redlock.refusal import refusal
+from celery_redlock.values import NodeVote, Vote
 
 T = TypeVar("T")
 

@@ -17,13 +17,14 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 from celery_redlock import refusal
 from celery_redlock.address import parse_nodes
 from celery_redlock.channel import Channel
+from celery_redlock.claim import Claim
 from celery_redlock.commands import LONGEST_TTL, decode, encode
 from celery_redlock.errors import NodeError
 from celery_redlock.guard import Facts, Guard
-from celery_redlock.lease import Claim
 from celery_redlock.node import Node
-from celery_redlock.quorum import EXTENDING, Round, Verb, Vote, look
+from celery_redlock.quorum import EXTENDING, Round, Verb, look
 from celery_redlock.replies import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
+from celery_redlock.values import Vote
 from celery_redlock.visit import BATCH, LONGEST, _Parser
 from celery_redlock.visit import LARGEST as LARGEST_LOOK
 from tests.unit.test_edges import Wire

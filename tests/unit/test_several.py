@@ -6,7 +6,7 @@ import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
 from celery_redlock.board import Board
-from celery_redlock.lease import Claim
+from celery_redlock.claim import Claim
 from celery_redlock.wakeup import Waiter
 from tests.unit.fake_lock import FakeRedlock
 
@@ -91,7 +91,7 @@ def test_a_fencing_token_is_of_one_resource(redlock: FakeRedlock) -> None:
         redlock.lock(NAMES, fencing=True)
     with pytest.raises(ConfigurationError, match="a fencing token is of one resource"):
         redlock.acquire(NAMES, fencing=True)
-    redlock.fencing = True
+    redlock.client.fencing = True
     with pytest.raises(ConfigurationError, match="fencing=False"):
         redlock.lock(NAMES)
     with redlock.lock(NAMES, fencing=False) as held:

@@ -27,8 +27,9 @@ from celery_redlock import (
     signals,
 )
 from celery_redlock.attempts import ATTEMPTS
-from celery_redlock.lease import Holder, Lease, Owner
+from celery_redlock.lease import Lease
 from celery_redlock.results import has_ended
+from celery_redlock.values import Holder, Owner
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
@@ -186,7 +187,7 @@ def test_attempts_are_counted_until_it_is_granted(
 ) -> None:
     lease = redlock.acquire("r", owner=OTHER)
     ears.heard.clear()
-    attempt = redlock._attempt
+    attempt = redlock.client._attempt
 
     def once_more(*args: Any) -> Any:
         try:
@@ -195,7 +196,7 @@ def test_attempts_are_counted_until_it_is_granted(
             redlock.clock.advance(0.25)
             redlock.release(lease)
 
-    monkeypatch.setattr(redlock, "_attempt", once_more)
+    monkeypatch.setattr(redlock.client, "_attempt", once_more)
     redlock.acquire(["r", "s"], wait=5.0)
     _sender, more = ears.of("lock_acquired")
     assert more["attempts"] == 2

@@ -32,13 +32,14 @@ from celery_redlock import (
     locked,
 )
 from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.claim import Claim
 from celery_redlock.complaints import Once
 from celery_redlock.hold import HeldLease
-from celery_redlock.lease import Claim, Owner
 from celery_redlock.options import TASK
 from celery_redlock.quorum import Verb
-from celery_redlock.task import lock_of, resource_of
+from celery_redlock.task_lock import lock_of, resource_of
 from celery_redlock.testing import FakeClock
+from celery_redlock.values import Owner
 from tests.unit.fake_lock import FakeRedlock
 
 
@@ -611,7 +612,7 @@ def test_a_loser_leaves_nothing_and_takes_nothing(
     for options in ({}, {"lock_on_conflict": "skip"}, {"lock_on_conflict": "raise"}):
         deliver(busy(**options))
     assert redlock.tokens("k") == before
-    assert redlock._claims.keys() == before
+    assert redlock.client.claims.keys() == before
 
 
 # -- the predecessor rule ------------------------------------------------------------------------

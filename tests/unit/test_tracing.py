@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
 from celery_redlock.attempts import ATTEMPTS
-from celery_redlock.lease import Owner
 from celery_redlock.tracing import instrument, uninstrument
+from celery_redlock.values import Owner
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
@@ -90,13 +90,13 @@ def test_it_lasts_as_long_as_was_waited(
     traces: Traces,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attempt = redlock._attempt
+    attempt = redlock.client._attempt
 
     def slow(*args: Any) -> Any:
         redlock.clock.advance(2.5)
         return attempt(*args)
 
-    monkeypatch.setattr(redlock, "_attempt", slow)
+    monkeypatch.setattr(redlock.client, "_attempt", slow)
     with redlock.lock("r"):
         ended = time.time_ns()
     span = traces.one()

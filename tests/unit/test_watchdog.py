@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from celery_redlock.lease import Claim
+from celery_redlock.claim import Claim
 from celery_redlock.testing import FakeClock
 from celery_redlock.watchdog import Schedule, Watchdog, Watched
 
@@ -111,7 +111,7 @@ class Thread:
 
     def turn(self, at: float) -> None:
         self.clock.now = at
-        self.dog._tend(self.dog._schedule.take(at))
+        self.dog._tend(self.dog.schedule.take(at))
 
 
 def test_a_round_that_fails_with_an_error_is_tried_again(

@@ -10,8 +10,8 @@ import redis
 from celery import Celery
 
 from celery_redlock import SingletonTask
-from celery_redlock.lease import Owner
 from celery_redlock.options import SCOPES
+from celery_redlock.values import Owner
 from tests.support import wait_until
 
 if TYPE_CHECKING:

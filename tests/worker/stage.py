@@ -23,7 +23,7 @@ import redis
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
-from celery_redlock.lease import Owner
+from celery_redlock.values import Owner
 from tests.machine import in_time
 from tests.support import wait_until
 from tests.worker import log
@@ -126,11 +126,6 @@ class Monitor:
         """How often a lock on a resource was asked for."""
         return sum(words[0].upper() == "SET" for _source, words in self._about(resource))
 
-    def asked_by(self, resource: str, task: str) -> bool:
-        """Whether a task has asked this node for its lock."""
-        asked = [words for _source, words in self._about(resource) if words[0].upper() == "SET"]
-        return any(task in words[2] for words in asked)
-
     def deleted(self, resource: str) -> int:
         """How often its key was deleted by whose it was."""
         return sum(words[0].upper() == "DEL" for _source, words in self._about(resource))
@@ -146,17 +141,26 @@ class Monitor:
         }
 
     def freed_by(self, resource: str, task: str) -> int | None:
-        """The process that freed the first lock of a task; None if it was its ttl."""
-        token = setter = asker = ""
+        """The process that freed the first lock of a task; None if it was its ttl.
+
+        Where another was first on this node, its lock is on the others, and its release is seen.
+        """
+        token = asker = released = ""
+        setters: dict[str, str] = {}
         for source, words in self._about(resource):
             if source != "lua":
-                asker = source if token and token in words else ""
-                if not token and words[0].upper() == "SET" and task in words[2]:
-                    token, setter = words[2], source
+                token = next((word for word in words if task in word), "")
+                asker = source if token else ""
+                if token and words[0].upper() == "SET":
+                    setters.setdefault(token, source)
+                elif asker and any("EVALSHA" in word or "PUBLISH" in word for word in words):
+                    released = asker
             elif asker and words[0].upper() == "DEL":
+                released = asker
+            if released:
                 owner = Owner.of(token)
-                assert owner is not None
-                return owner.pid if asker == setter else self._pids.get(asker, GONE)
+                same = owner is not None and setters.get(token) == released
+                return owner.pid if owner and same else self._pids.get(released, GONE)
         return None
 
 
@@ -234,9 +238,6 @@ class Stage:
         """
         self.sent = self.cluster.send(task, self.key, *args, **options)
         self.cluster.entered(self.key)
-        with contextlib.suppress(AssertionError):  # or the other may be first on this node
-            resource, task = f"k:{self.key}", self.sent.id
-            wait_until(lambda: self.monitor.asked_by(resource, task), 0.2, "this node is asked")
         self.contender = self.cluster.contend(self.key, quiet=quiet)
 
     def freed(self, within: float) -> float:

@@ -32,7 +32,7 @@ from celery_redlock import (
     current_lease,
     locked,
 )
-from celery_redlock.driver import monotonic
+from celery_redlock.clock import monotonic
 from celery_redlock.events import Listener, subscribe
 from tests.support import end_with_parent
 from tests.worker import hearing

@@ -1,0 +1,202 @@
+"""What one token may claim: the mutable book-keeping behind a lease, by the rules of `lease.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from .lease import FENCE_LIMIT, NEVER, drift
+from .values import names_of, quorum_of, shown
+
+__all__ = ["Claim"]
+
+
+class Claim:
+    """What one token may claim: its expiry at every node, and the deadline that follows.
+
+    The mutable book-keeping behind a `Lease`. A claim is *pending* until it is granted, then
+    *held* until it is lost or ended. Every attempt makes a new one, with a new token.
+
+    Args:
+        resource: What it claims: a name, or several of which it gets all or none.
+        token: The proof of who holds it.
+        ttl: For how long the nodes are asked; seconds.
+        nodes: How many there are.
+
+    Attributes:
+        resource: What is exclusive, for people.
+        resources: Its names on the nodes, each once, in their order.
+        expiries: Per node, send time of the last acknowledged request plus ttl, in seconds.
+        deadline: The lease is held while the clock is before this; seconds.
+        written: Per node, whether a request that may set our token was ever written to it.
+        ended: The holder gave it back (or never got it): nothing may be extended any more.
+        lost: Why it was lost, or None. Never unset.
+        proposal: What its fencing token is to be at least; None: it asks for none.
+        ceiling: What its fencing token can be at most; see `quorum.FENCE_AHEAD`.
+        fencing_token: Its fencing token, from before it is granted on; None without one.
+        granted_at: When it was granted, or None while pending; seconds.
+        mark: A key that its release sets on each node, and for how long, in seconds; or None.
+        below: A RENEW extends it only where no more than this is left of it; seconds.
+        since: Of a place in line: since when it stands there, in microseconds since 1970.
+        called: How many nodes called somebody who waits when this was released.
+        silent: Nodes that did not answer the last request for it, and why not.
+        kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
+            is asked before the lease is called lost.
+    """
+
+    __slots__ = (
+        "_answered",
+        "_learnt",
+        "below",
+        "called",
+        "ceiling",
+        "deadline",
+        "ended",
+        "expiries",
+        "fencing_token",
+        "granted_at",
+        "kept",
+        "lost",
+        "mark",
+        "proposal",
+        "resource",
+        "resources",
+        "silent",
+        "since",
+        "token",
+        "ttl",
+        "written",
+    )
+
+    def __init__(self, resource: str | Iterable[str], token: str, ttl: float, nodes: int) -> None:
+        self.resources = names_of(resource)
+        self.resource = shown(self.resources)
+        self.token = token
+        self.ttl = ttl
+        self.expiries = [NEVER] * nodes
+        self.written = [False] * nodes
+        self.deadline = NEVER
+        self.granted_at: float | None = None
+        self.lost: str | None = None
+        self.ended = False
+        self.mark: tuple[str, float] | None = None
+        self.below = math.inf
+        self.since = self.called = 0
+        self.proposal: int | None = None
+        self.ceiling = FENCE_LIMIT
+        self.fencing_token: int | None = None
+        self.kept: Callable[[], Sequence[float]] | None = None
+        self._learnt: list[float] | None = None
+        self._answered = [NEVER] * nodes
+        self.silent: Mapping[int, str] = {}
+
+    def acknowledged(self, node: int, sent: float, now: float) -> None:
+        """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
+        if not self._open(now) or self.outdated(node, sent):
+            return
+        expiry = sent + self.ttl
+        if expiry > self.expiries[node]:
+            self.expiries[node] = expiry
+            if self.granted_at is not None:
+                self._settle(now)
+
+    def forgotten(self, node: int, now: float) -> bool:
+        """`node` does not hold our token. Whether it should have: then it lost its memory."""
+        if not self._open(now):
+            return False
+        self._ask_keeper()  # what it was told before must not count after this
+        amnesia = self.expiries[node] > now
+        if self.expiries[node] != NEVER:
+            self.expiries[node] = NEVER
+            self._settle(now)
+        return amnesia
+
+    def outdated(self, node: int, sent: float) -> bool:
+        """Whether `node` has answered a request that was sent after this one.
+
+        Never over one connection. Who extends over another (`native.py`) may read late what was
+        answered long before; what a node said last is what counts.
+        """
+        if sent < self._answered[node]:
+            return True
+        self._answered[node] = sent
+        return False
+
+    def grant(self, now: float) -> bool:
+        """Make a pending claim a held one, if time is left of it. The answer is final."""
+        self._settle(now)
+        if self.ended or self.deadline <= now:
+            return False
+        self.granted_at = now
+        return True
+
+    def held(self, now: float) -> bool:
+        """Whether the lease is held at `now`: granted, never lost, and before its deadline."""
+        return self.granted_at is not None and not self.ended and self._open(now)
+
+    def lose(self, reason: str) -> None:
+        """Give the lease up for `reason`; the first reason stays."""
+        if self.lost is None:
+            self.lost = reason
+
+    def learn(self, expiries: Sequence[float]) -> bool:
+        """Count what another process was acknowledged for this very token.
+
+        It has kept to the rule of `acknowledged`, and knew of no later deadline than this claim and
+        itself together: so there has been no moment without a quorum. Each counts once: a node may
+        have forgotten since.
+
+        Args:
+            expiries: Per node, as in `expiries`; empty for nothing.
+
+        Returns:
+            Whether there was anything new in it.
+        """
+        if self._learnt is None:
+            self._learnt = [NEVER] * len(self.expiries)
+        news = False
+        for node, expiry in enumerate(expiries):
+            if expiry > self._learnt[node]:
+                news = True
+                self._learnt[node] = expiry
+                self.expiries[node] = max(expiry, self.expiries[node])
+        self._count()
+        return news
+
+    def acknowledgements(self) -> list[float]:
+        """Per node, what was acknowledged to this claim itself and stands, not what it has learnt.
+
+        This alone is for another to learn: an echo of its own words would bring back a node that it
+        knows to have forgotten.
+        """
+        learnt = self._learnt or [NEVER] * len(self.expiries)
+        return [
+            expiry if expiry > heard else NEVER
+            for expiry, heard in zip(self.expiries, learnt, strict=True)
+        ]
+
+    def _ask_keeper(self) -> None:
+        if self.kept is not None:
+            self.learn(self.kept())
+
+    def _open(self, now: float) -> bool:
+        """Whether answers still count; notices a deadline that has passed."""
+        if self._over(now):
+            self.lose("expired")
+        return self.lost is None
+
+    def _settle(self, now: float) -> None:
+        self._count()
+        if self._over(now):
+            self.lose("refused")
+
+    def _count(self) -> None:
+        count = len(self.expiries)
+        self.deadline = sorted(self.expiries)[count - quorum_of(count)] - drift(self.ttl)
+
+    def _over(self, now: float) -> bool:
+        """Whether a lease has reached its deadline, and no keeper knows of a later one."""
+        if self.granted_at is None or self.lost is not None or now < self.deadline:
+            return False
+        self._ask_keeper()
+        return now >= self.deadline

@@ -1,0 +1,85 @@
+"""Runs a task's body under its lock: a delivery by a worker, a plain call, an eager one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from .arrival import Arrival
+from .attempts import short_id
+from .delivery import first_call
+from .hold import HeldLease, Unlocked, lost_unawares
+from .interrupt import Interruptible
+from .lock import Redlock
+from .settings import enabled
+from .task_lock import TaskLock
+from .waiting import parks
+
+__all__ = ["run"]
+
+
+def run(
+    lock: TaskLock,
+    task: Any,
+    app: Any,
+    function: Callable[..., Any],
+    body: Callable[[], Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
+    """Run a body under the lock of its call.
+
+    Args:
+        lock: How its task is locked.
+        task: The task; None where a function was called.
+        app: Its app, whose nodes it is locked on.
+        function: What the arguments are given to.
+        body: Calls it.
+        args, kwargs: The arguments; they tell the key.
+
+    Returns:
+        What it returned; or a `Skipped`.
+
+    Raises:
+        NotAcquired: It was not delivered by a worker, and the lock was not to be had.
+    """
+    resources = lock.resources(task, function, args, kwargs)
+    if not enabled(app.conf):
+        with Unlocked(resources):
+            return body()
+    options = lock.options(app)
+    request = task.request_stack.top if task is not None else None
+    delivered = first_call(request)
+    # Where those that wait are parked, none waits in its pool slot unless it asks for that.
+    parked = delivered and parks(request, options, resources) and not lock.waits
+    held = HeldLease(
+        Redlock.from_app(app),
+        resources,
+        options.ttl,
+        0.0 if parked else options.wait,
+        options.max_lifetime,
+        fencing=options.fencing,
+        limit=options.limit,
+    )
+    held.task = task.name if task is not None else ""
+    if task is not None and not delivered:  # a delivery says more of itself
+        held.owner = replace(held.redlock.client.owner, task=short_id(task.name))
+    if options.on_lost == "raise":
+        block = Interruptible(held.loss, functools.partial(lost_unawares, held))
+        held.on_lost = lambda _held: block.strike()
+        body = functools.partial(block.run, body)
+    elif callable(options.on_lost):
+        held.on_lost = options.on_lost
+    if delivered:
+        redlock = held.redlock
+        return Arrival(task, request, redlock, resources, options).run(held, body)
+    if options.scope == "until_executing":  # which excludes no body from another
+        with Unlocked(resources, held.redlock):
+            return body()
+    try:  # not `with`: a time limit may strike between taking the lock and owing to free it
+        held.__enter__()
+        return body()
+    finally:
+        held.__exit__(None, None, None)

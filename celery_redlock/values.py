@@ -1,0 +1,174 @@
+"""What is said of locks: who asks, who holds, what a node answered. All of it is frozen."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+__all__ = [
+    "NOT_WAITED_FOR",
+    "Holder",
+    "NodeVote",
+    "Owner",
+    "Vote",
+    "names_of",
+    "printable",
+    "quorum_of",
+    "shown",
+    "token_digest",
+]
+
+
+def quorum_of(nodes: int) -> int:
+    """How many of `nodes` masters are a quorum: more than half."""
+    return nodes // 2 + 1
+
+
+def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:
+    """One name or several: each once, in an order that is the same whoever asks."""
+    return (resource,) if isinstance(resource, str) else tuple(sorted(set(resource)))
+
+
+def shown(resources: Sequence[str]) -> str:
+    """Some names as one, for people."""
+    return " + ".join(resources)
+
+
+def printable(text: str) -> str:
+    """`text` as it may stand in a log: what a terminal would obey, or cannot encode, is escaped.
+
+    Names of resources, ids of tasks and what nodes answer are foreign text.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+class Vote(enum.Enum):
+    """A node's answer. Three of them, for *no answer* is neither a yes nor a no."""
+
+    YES = "yes"
+    NO = "no"
+    SILENT = "silent"
+
+
+NOT_WAITED_FOR = "not waited for"
+"""The detail of a vote that could not have changed the outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeVote:
+    """One node's vote, for people.
+
+    Attributes:
+        node: The node's address, without credentials.
+        vote: Its answer.
+        detail: Who holds it (NO), or why there is no answer (SILENT).
+    """
+
+    node: str
+    vote: Vote
+    detail: str = ""
+
+    def __str__(self) -> str:
+        if self.detail == NOT_WAITED_FOR:
+            return f"{self.node} {self.detail}"
+        return f"{self.node} {self.vote.value}" + (f" ({self.detail})" if self.detail else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who asks for a lock, as an operator wants to read it. It travels inside the token.
+
+    Attributes:
+        host: Host name.
+        pid: Process id on that host.
+        task_id: The Celery task's id; empty outside Celery.
+        retries: How often Celery had retried that task.
+        stamp: Names one delivery of a message: a task id can be delivered twice at once.
+        task: The Celery task's name; empty outside Celery.
+        since: When it asked, by its own wall clock, in seconds since 1970; 0.0 if it does not say.
+            For people to read: no decision hangs on it.
+    """
+
+    host: str
+    pid: int
+    task_id: str = ""
+    retries: int = 0
+    stamp: str = ""
+    task: str = ""
+    since: float = field(default=0.0, compare=False)
+
+    def token(self, nonce: str, now: float = 0.0) -> str:
+        """The token of one attempt of this owner, made at `now`, in seconds since 1970.
+
+        `nonce` holds at least 128 random bits.
+        """
+        host = self.host.replace("|", "")
+        task_id, task = _escape(self.task_id), _escape(self.task)
+        asked = int(now * 1e3)
+        return f"{self.stamp}|{host}|{self.pid}|{task_id}|{self.retries}|{task}|{asked}|{nonce}"
+
+    @classmethod
+    def of(cls, token: str) -> Owner | None:
+        """Who made `token`; None if it is not one of this library."""
+        parts = token.split("|")
+        if len(parts) != 8 or not all(_is_count(parts[i]) for i in (2, 4, 6)):
+            return None
+        stamp, host, pid, task_id, retries, task, asked, _nonce = parts
+        return cls(
+            *(host, int(pid), _unescape(task_id), int(retries), stamp, _unescape(task)),
+            since=int(asked) / 1e3,
+        )
+
+    def __str__(self) -> str:
+        task = f"task {self.task_id} of " if self.task_id else ""
+        return printable(f"{task}pid {self.pid} on {self.host}")
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a resource, as the nodes tell it.
+
+    Attributes:
+        resource: What is held.
+        owner: Who made the token, or None if another program's value lies under our name.
+        nodes: How many nodes hold this token.
+        quorum: How many nodes a lock needs: with fewer, this is a split vote or the rest of one.
+        expires_in: Seconds until enough nodes will have dropped it for somebody else to be granted
+            the lock, unless it is extended; None if that was not asked.
+        digest: The first eight hex digits of the token's SHA-256, to compare in logs. The token
+            itself is never shown: whoever knows it could free the lock.
+    """
+
+    resource: str
+    owner: Owner | None
+    nodes: int
+    quorum: int
+    expires_in: float | None = None
+    digest: str = ""
+
+    def __str__(self) -> str:
+        who = str(self.owner) if self.owner else "another program's key"
+        nodes = f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
+        return f"{who} ({nodes}, token {self.digest})"
+
+
+def token_digest(token: str) -> str:
+    """A short name of a token that is safe to log."""
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+
+
+def _escape(text: str) -> str:
+    return text.replace("%", "%25").replace("|", "%7C")
+
+
+def _unescape(text: str) -> str:
+    return text.replace("%7C", "|").replace("%25", "%")
+
+
+def _is_count(text: str) -> bool:
+    # Python refuses to read numbers of thousands of digits, with a ValueError.
+    return text.isdecimal() and len(text) <= 20
