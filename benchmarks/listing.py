@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from benchmarks.environments import ROOT
-from celery_redlock.values import Owner
+from celery_redlock.protocol.values import Owner
 
 OWNER = Owner("worker-1", 4242, "0a1b2c3d-0000-0000-0000-000000000000", task="shop.tasks.charge")
 

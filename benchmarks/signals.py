@@ -14,7 +14,7 @@ from benchmarks.stats import paired_ratio, table
 from celery_redlock import Redlock, signals
 from celery_redlock.engine import LockClient
 from celery_redlock.events import heard
-from celery_redlock.names import checked_names
+from celery_redlock.protocol.names import checked_names
 
 EACH = 150
 """Locks in one round."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from .errors import (
+from .protocol.errors import (
     ConfigurationError,
     DuplicateTask,
     LeaseLost,
@@ -14,8 +14,8 @@ from .errors import (
     RedlockError,
     ResourceHeld,
 )
-from .lease import Lease
-from .values import Holder
+from .protocol.lease import Lease
+from .protocol.values import Holder
 
 if TYPE_CHECKING:
     from .hold import HeldLease, current_lease

@@ -25,7 +25,7 @@ from redis.connection import (
 )
 from redis.retry import Retry
 
-from .errors import ConfigurationError
+from .protocol.errors import ConfigurationError
 from .replies import Parser
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]

@@ -21,14 +21,15 @@ from celery import states
 from celery.exceptions import Reject
 
 from .attempts import is_redelivered, said, short_id
-from .claim import Claim
 from .clock import monotonic
 from .delivery import LEASE, PREDECESSOR, Delivery
-from .errors import DuplicateTask, QuorumUnavailable, ResourceHeld
 from .hold import HeldLease, Unlocked
 from .lock import Redlock
-from .names import Resources
 from .options import TaskOptions
+from .protocol.claim import Claim
+from .protocol.errors import DuplicateTask, QuorumUnavailable, ResourceHeld
+from .protocol.names import Resources
+from .protocol.values import Owner, names_of, printable
 from .reservation import (
     HEADER,
     HOUR,
@@ -44,7 +45,6 @@ from .reservation import (
 from .results import end_of
 from .signals import task_skipped
 from .skipped import Skipped
-from .values import Owner, names_of, printable
 
 __all__ = ["Arrival", "arrival_of", "comes_back", "note_of"]
 

@@ -20,11 +20,11 @@ from typing import Any
 from celery.schedules import schedstate
 
 from .clock import monotonic
-from .errors import ConfigurationError, QuorumUnavailable
 from .lock import Redlock
+from .protocol.errors import ConfigurationError, QuorumUnavailable
+from .protocol.values import quorum_of
 from .settings import given_names, read_settings
 from .turn import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
-from .values import quorum_of
 
 __all__ = ["Guard", "guard"]
 

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .claim import Claim
 from .green import native_rlock
-from .lease import NEVER
-from .values import shown
+from .protocol.claim import Claim
+from .protocol.lease import NEVER
+from .protocol.values import shown
 
 __all__ = ["MAX_NODES", "Board", "Note"]
 

@@ -23,11 +23,17 @@ from .broker import (
     without_delays,
 )
 from .complaints import Once
-from .errors import ConfigurationError, NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
 from .options import CONFLICT_POLICIES, TaskOptions
+from .protocol.errors import (
+    ConfigurationError,
+    NotAcquired,
+    QuorumUnavailable,
+    RedlockError,
+    ResourceHeld,
+)
+from .protocol.values import Holder, Vote, printable
 from .signals import task_skipped
 from .skipped import Skipped
-from .values import Holder, Vote, printable
 from .waiting import at_work
 
 __all__ = ["Refused", "check_rejecting", "is_split"]

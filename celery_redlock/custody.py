@@ -13,8 +13,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .claim import Claim
-from .errors import ConfigurationError
+from .protocol.claim import Claim
+from .protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from .board import Board

@@ -29,13 +29,13 @@ from .attempts import (
 )
 from .broker import unacknowledged_for, without_delays
 from .conflict import Refused, is_split
-from .errors import QuorumUnavailable, ResourceHeld
 from .hold import HeldLease, Unlocked, look_up, release_leftovers
-from .names import mark_of
 from .options import TaskOptions
+from .protocol.errors import QuorumUnavailable, ResourceHeld
+from .protocol.names import mark_of
+from .protocol.values import Owner, printable
 from .results import has_ended, state_of
 from .signals import task_skipped
-from .values import Owner, printable
 
 __all__ = ["LEASE", "Delivery", "first_call", "lease_of"]
 

@@ -21,16 +21,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from . import quorum, refusal
 from .admission import AdmissionQueue
 from .bell import Bell
-from .claim import Claim
 from .clock import monotonic
 from .driver import BATCH
 from .line import FEW, Place
 from .lock import Redlock
-from .quorum import Verb
-from .values import printable
+from .protocol import outcome, quorum
+from .protocol.claim import Claim
+from .protocol.quorum import Verb
+from .protocol.values import printable
 
 __all__ = ["Dispatcher"]
 
@@ -288,7 +288,7 @@ class Dispatcher:
                 free = now - watched.no_quorum >= NO_QUORUM_S
             else:
                 watched.no_quorum = None
-                free_in = refusal.free_in(ballot, number)
+                free_in = outcome.free_in(ballot, number)
                 free = free_in <= 0
                 if not free:  # its holder may have died without a word
                     watched.due = min(watched.due, now + free_in + 0.002)

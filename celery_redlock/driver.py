@@ -29,15 +29,15 @@ from typing import TypeVar
 
 from .address import Address
 from .bell import Bell
-from .claim import Claim
 from .clock import monotonic
-from .commands import encode
-from .errors import ConfigurationError, NodeError, RedlockError
-from .guard import Facts, Guard
 from .node import Node, close_round
 from .polling import Poll
-from .quorum import Round, Steps, Verb, extend
-from .values import quorum_of
+from .protocol.claim import Claim
+from .protocol.commands import encode
+from .protocol.errors import ConfigurationError, NodeError, RedlockError
+from .protocol.quorum import Round, Steps, Verb, extend
+from .protocol.restart_guard import Facts, Guard
+from .protocol.values import quorum_of
 
 __all__ = ["Driver"]
 

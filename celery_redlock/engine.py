@@ -17,24 +17,25 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from . import quorum, refusal
 from .address import Address
-from .claim import Claim
 from .clock import monotonic
-from .commands import DONE, base_of
 from .custody import Custody
 from .driver import Driver
-from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .events import Ask, emit, heard
 from .green import patched
-from .guard import Guard
-from .lease import NEVER, Lease
 from .line import JITTER, STAND_BACK
-from .names import Resources, check_alone, checked_names, slots
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
-from .quorum import Round, Verb
-from .values import Owner, Vote, quorum_of, shown
+from .protocol import outcome as refusal
+from .protocol import quorum
+from .protocol.claim import Claim
+from .protocol.commands import DONE, base_of
+from .protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .protocol.lease import NEVER, Lease
+from .protocol.names import Resources, check_alone, checked_names, slots
+from .protocol.quorum import Round, Verb
+from .protocol.restart_guard import Guard
+from .protocol.values import Owner, Vote, quorum_of, shown
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 

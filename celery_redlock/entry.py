@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .values import Owner
+from .protocol.values import Owner
 from .visit import NodeLook
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]

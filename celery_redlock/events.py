@@ -11,9 +11,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import LeaseLost, NotAcquired
-from .lease import Lease
-from .values import Owner
+from .protocol.errors import LeaseLost, NotAcquired
+from .protocol.lease import Lease
+from .protocol.values import Owner
 
 __all__ = [
     *("Ask", "Listener", "emit", "emit_node", "heard", "heard_nodes", "subscribe", "unsubscribe"),

@@ -19,9 +19,9 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .entry import KINDS, Entry, Survey
-from .errors import ConfigurationError, QuorumUnavailable
+from .protocol.errors import ConfigurationError, QuorumUnavailable
+from .protocol.values import Owner, Vote, printable, quorum_of
 from .survey import survey
-from .values import Owner, Vote, printable, quorum_of
 
 if TYPE_CHECKING:
     from .lock import Redlock

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from . import quorum
-from .claim import Claim
 from .entry import Entry
-from .errors import QuorumUnavailable
-from .quorum import Round
-from .values import Owner, quorum_of, token_digest
+from .protocol import quorum
+from .protocol.claim import Claim
+from .protocol.errors import QuorumUnavailable
+from .protocol.quorum import Round
+from .protocol.values import Owner, quorum_of, token_digest
 from .visit import NodeLook, Reader, Seen, visit
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from .errors import NodeError
-from .guard import Facts, fsync_of
+from .protocol.errors import NodeError
+from .protocol.restart_guard import Facts, fsync_of
 from .replies import reason
 
 __all__ = ["introduce"]

@@ -21,14 +21,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .claim import Claim
 from .clock import monotonic
-from .errors import ConfigurationError, LeaseLost, RedlockError
 from .events import emit
-from .lease import Lease
-from .names import slots
-from .refusal import last_votes
-from .values import Owner, names_of, printable, shown
+from .protocol.claim import Claim
+from .protocol.errors import ConfigurationError, LeaseLost, RedlockError
+from .protocol.lease import Lease
+from .protocol.names import slots
+from .protocol.outcome import last_votes
+from .protocol.values import Owner, names_of, printable, shown
 
 if TYPE_CHECKING:
     from .lock import Redlock
@@ -79,6 +79,8 @@ class HeldLease:
         mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
             many seconds.
     """
+
+    __module__ = "celery_redlock"
 
     def __init__(
         self,

@@ -54,8 +54,8 @@ def _hide_nodes() -> None:
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     """Locks that the worker's tasks hold and wait for (celery_redlock)."""
-    from .errors import ConfigurationError
     from .lock import Redlock
+    from .protocol.errors import ConfigurationError
     from .settings import enabled
 
     app = state.app
@@ -86,8 +86,8 @@ def _answer(settings: Mapping[str, Any], app: Any, holds: Any, waits: Any) -> di
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
     from .clock import monotonic
-    from .commands import RESERVED_SUFFIX, base_of
-    from .values import Owner, shown
+    from .protocol.commands import RESERVED_SUFFIX, base_of
+    from .protocol.values import Owner, shown
 
     now, wall = monotonic(), time.time()
     seen: set[str] = set()
@@ -117,7 +117,7 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 
 def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
     """What stands on the board as held, whichever process has written it."""
-    from .claim import Claim
+    from .protocol.claim import Claim
 
     for block, _pid in board.blocks():
         for note in board.notes(block):

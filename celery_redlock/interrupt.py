@@ -19,8 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from .errors import LeaseLost
 from .green import current, in_hub
+from .protocol.errors import LeaseLost
 
 __all__ = ["Interruptible"]
 

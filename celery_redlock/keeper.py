@@ -24,16 +24,16 @@ import select
 import time
 from functools import partial
 
-from . import quorum
 from .board import Board, Note
-from .claim import Claim
 from .clock import monotonic
-from .commands import RESERVED_SUFFIX
 from .driver import Driver
 from .events import emit, heard
-from .lease import Lease
-from .quorum import Verb
-from .values import Owner
+from .protocol import quorum
+from .protocol.claim import Claim
+from .protocol.commands import RESERVED_SUFFIX
+from .protocol.lease import Lease
+from .protocol.quorum import Verb
+from .protocol.values import Owner
 
 __all__ = ["Keeper"]
 

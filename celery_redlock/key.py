@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 
 from .canonical import RAW_LITERAL, SCALARS, TOKEN, CannotKey, canonical, escape, is_model, text_of
-from .errors import ConfigurationError
+from .protocol.errors import ConfigurationError
 
 __all__ = ["KeyMaker", "bound_signature", "canonical", "check_template", "shortened"]
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from .canonical import RAW_LITERAL, escape
-from .errors import ConfigurationError
 from .key import KeyMaker, bound_signature, shortened
-from .values import names_of, printable
+from .protocol.errors import ConfigurationError
+from .protocol.values import names_of, printable
 
 __all__ = ["Keys", "Templates"]
 

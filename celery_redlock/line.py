@@ -35,7 +35,7 @@ from time import monotonic
 from typing import TypeVar
 
 from .bell import Bell
-from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from .protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 
 __all__ = ["JITTER", "POLL", "POLL_MAX", "STAND_BACK", "Place", "split"]
 

@@ -9,21 +9,21 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import quorum, refusal
 from .address import NodeSpec, parse_nodes
-from .claim import Claim
 from .clock import monotonic
 from .custody import Custody
 from .driver import Driver
 from .engine import LockClient
-from .errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from .events import emit
 from .hold import HeldLease
-from .lease import Lease
-from .names import Resources, checked_names
 from .options import check_option, guarded
+from .protocol import outcome, quorum
+from .protocol.claim import Claim
+from .protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
+from .protocol.lease import Lease
+from .protocol.names import Resources, checked_names
+from .protocol.values import Holder, Owner
 from .settings import read_settings
-from .values import Holder, Owner
 
 __all__ = ["Redlock"]
 
@@ -53,6 +53,8 @@ class Redlock:
     Raises:
         ConfigurationError: A node or an option cannot work.
     """
+
+    __module__ = "celery_redlock"
 
     def __init__(
         self,
@@ -250,7 +252,7 @@ class Redlock:
             return renewed
         if claim.held(monotonic()):
             said = f"{ballot.yes} of {len(self.nodes)} nodes confirmed the extension in time"
-            raise self.client.refused(refusal.unavailable(lease.resource, ballot, self.nodes, said))
+            raise self.client.refused(outcome.unavailable(lease.resource, ballot, self.nodes, said))
         raise LeaseLost(
             f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
             resource=lease.resource,
@@ -296,10 +298,10 @@ class Redlock:
             raise self.client.refused(error) from None
         found = []
         for slot in range(limit):
-            tokens = [held[0] for held in refusal.seen(ballot, slot) if held is not None]
+            tokens = [held[0] for held in outcome.seen(ballot, slot) if held is not None]
             if tokens:
-                free_in = refusal.free_in(ballot, slot)
-                found.append(refusal.holder(resource, tokens, ballot.quorum, free_in))
+                free_in = outcome.free_in(ballot, slot)
+                found.append(outcome.holder(resource, tokens, ballot.quorum, free_in))
         return found
 
     def lock(

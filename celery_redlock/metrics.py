@@ -32,10 +32,10 @@ from typing import Any
 from celery.signals import worker_ready
 
 from . import signals
-from .errors import ConfigurationError, LeaseLost
 from .events import NODE_FAILURES, Listener, subscribe, unsubscribe
-from .lease import Lease
-from .values import Owner
+from .protocol.errors import ConfigurationError, LeaseLost
+from .protocol.lease import Lease
+from .protocol.values import Owner
 
 __all__ = ["BUCKETS", "Metrics", "install"]
 

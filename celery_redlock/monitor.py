@@ -21,9 +21,9 @@ from typing import Any
 from celery import _state
 
 from .attempts import ATTEMPTS, attempts_of, short_id
-from .errors import LeaseLost
 from .events import Ask, Listener, subscribe
-from .values import Holder, Owner, printable
+from .protocol.errors import LeaseLost
+from .protocol.values import Holder, Owner, printable
 
 __all__ = ["WAITING", "begin", "told"]
 

@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from .claim import Claim
 from .driver import Driver
 from .events import heard
 from .green import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
 from .haste import haste
-from .lease import NEVER
+from .protocol.claim import Claim
+from .protocol.lease import NEVER
 from .watchdog import BUSY, Schedule, Watched
 
 __all__ = ["NativeWatchdog"]

@@ -19,16 +19,16 @@ import redis
 from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
 from .address import Address
-from .channel import FREEING, Channel
-from .commands import FOREIGN, decode, encode
 from .complaints import Complaints, refuses
-from .errors import NodeError
 from .events import emit_node, heard_nodes
 from .green import native_rlock
-from .guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
 from .handshake import introduce
 from .polling import WAITS
-from .quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
+from .protocol.commands import FOREIGN, decode, encode
+from .protocol.errors import NodeError
+from .protocol.pipeline import FREEING, Channel
+from .protocol.quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
+from .protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
 from .replies import SIZE, Replies, reason
 
 __all__ = ["Node", "close_round"]
@@ -208,7 +208,7 @@ class Node:
             raise
 
     def _look_again(self, now: float) -> None:
-        """Ask, ahead of a request, whether it still is what it was: rule 4 of `guard.py`."""
+        """Ask, ahead of a request, whether it still is what it was (rule 4 of the guard)."""
         under_way = now <= self._looked_at + LOOK_AFTER
         if self.channel.up and not under_way and not self.channel.stalled(now):
             self._looked_at = now

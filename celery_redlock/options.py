@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .errors import ConfigurationError
+from .protocol.errors import ConfigurationError
 
 __all__ = [
     "CONFLICT_POLICIES",

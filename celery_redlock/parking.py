@@ -39,10 +39,10 @@ from .lock import Redlock
 from .monitor import WAITING, told
 from .options import TaskOptions
 from .prefetch import MAX_PARKED, Prefetch
+from .protocol.values import Owner, printable
 from .reservation import HEADER, Reservation
 from .settings import enabled, read_settings
 from .task_lock import lock_of, resources_of
-from .values import Owner, printable
 from .waiting import parkable, set_at_work
 
 __all__ = ["Parking", "begin"]

@@ -26,9 +26,10 @@ from kombu.utils.uuid import uuid
 from .arrival import Arrival, arrival_of
 from .attempts import LONG, short_id
 from .broker import seconds_until
-from .errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from .lock import Redlock
 from .options import MIN_TTL, TaskOptions
+from .protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
+from .protocol.values import Holder, printable
 from .reservation import (
     HEADER,
     HOUR,
@@ -47,7 +48,6 @@ from .settings import enabled
 from .signals import task_skipped
 from .skipped import Skipped
 from .task_lock import TaskLock, lock_of
-from .values import Holder, printable
 
 __all__ = ["wrap"]
 

@@ -22,8 +22,8 @@ from celery.utils.functional import maybe_list
 
 from .clock import monotonic
 from .lock import Redlock
+from .protocol.values import printable
 from .reservation import SHORT, Reservation, claim_of, free, prolong
-from .values import printable
 
 __all__ = ["hold"]
 

@@ -28,8 +28,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from .errors import NodeError
-from .values import printable
+from .protocol.errors import NodeError
+from .protocol.values import printable
 
 __all__ = ["LARGEST", "OVERHEAD", "PATIENCE", "SIZE", "Parser", "Replies", "reason"]
 
@@ -41,7 +41,7 @@ DEEPEST = 2
 """Arrays in one another: SCAN is answered with two."""
 PATIENCE = 2.0
 """Seconds from the first byte of a reply to its last one: a packet that was lost is there by then.
-Waiting for the first byte is another matter: see `channel.py`."""
+Waiting for the first byte is another matter: see `pipeline.py`."""
 HANDSHAKE = 5
 """Timeouts that a whole handshake may take, which is a dozen replies: one that came from the other
 side of the world has taken half of that."""

@@ -22,16 +22,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from . import quorum, refusal
 from .attempts import short_id
-from .claim import Claim
 from .clock import monotonic
-from .commands import RESERVED_SUFFIX
-from .errors import QuorumUnavailable
-from .names import LONGEST, MOST, Resources
 from .options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
-from .quorum import Verb
-from .values import Holder, Owner, names_of, printable, shown
+from .protocol import outcome, quorum
+from .protocol.claim import Claim
+from .protocol.commands import RESERVED_SUFFIX
+from .protocol.errors import QuorumUnavailable
+from .protocol.names import LONGEST, MOST, Resources
+from .protocol.quorum import Verb
+from .protocol.values import Holder, Owner, names_of, printable, shown
 
 if TYPE_CHECKING:
     from .lock import Redlock
@@ -219,7 +219,7 @@ def take(redlock: Redlock, claim: Claim) -> None:
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.acquire(claim, now, patience))
     if claim.granted_at is None:
-        raise refusal.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
+        raise outcome.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
 
 
 def adopt(redlock: Redlock, claim: Claim) -> bool | None:
@@ -262,7 +262,7 @@ def free_in(redlock: Redlock, resource: str) -> float | None:
     """Seconds until a reservation ends by itself; None if too few nodes answered to tell."""
     claim = claim_for(redlock, resource, MIN_TTL)
     ballot = redlock.client.driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
-    return refusal.free_in(ballot) if ballot.yes >= ballot.quorum else None
+    return outcome.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 
 def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .errors import ConfigurationError, RedlockError
+from .protocol.errors import ConfigurationError, RedlockError
 
 __all__ = ["LocalServer", "find_server", "start_servers"]
 

@@ -63,11 +63,11 @@ from celery import _state
 from celery.utils import dispatch
 
 from .attempts import attempts_of, short_id
-from .commands import RESERVED_SUFFIX
-from .errors import LeaseLost, ResourceHeld
 from .events import Ask, Listener, subscribe, unsubscribe
-from .lease import Lease
-from .values import Owner
+from .protocol.commands import RESERVED_SUFFIX
+from .protocol.errors import LeaseLost, ResourceHeld
+from .protocol.lease import Lease
+from .protocol.values import Owner
 
 __all__ = [
     "beat_deduplicated",

@@ -13,6 +13,8 @@ class Skipped(dict[str, Any]):
     `Skipped.of(result)` finds it again in a result that went through a backend.
     """
 
+    __module__ = "celery_redlock"
+
     def __init__(self, resource: str, holder: str) -> None:
         super().__init__(celery_redlock="skipped", resource=resource, holder=holder)
 

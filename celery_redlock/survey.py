@@ -12,7 +12,9 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .commands import (
+from .entry import KINDS, Entry, NodeLook, Rival, Survey
+from .options import MOST_SLOTS
+from .protocol.commands import (
     DONE,
     FENCE_SUFFIX,
     LINE_SUFFIX,
@@ -21,11 +23,9 @@ from .commands import (
     SLOT_SUFFIX,
     base_of,
 )
-from .entry import KINDS, Entry, NodeLook, Rival, Survey
-from .errors import QuorumUnavailable
-from .names import mark_of
-from .options import MOST_SLOTS
-from .values import NodeVote, Owner, Vote, quorum_of, token_digest
+from .protocol.errors import QuorumUnavailable
+from .protocol.names import mark_of
+from .protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
 from .visit import FOREIGN, Line, Reader, Seen, visit
 
 if TYPE_CHECKING:

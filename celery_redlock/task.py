@@ -18,9 +18,9 @@ from celery.local import PromiseProxy, Proxy
 
 from .declared import given_to_all, refuse_second_lock, refuse_unread
 from .delivery import first_call
-from .errors import ConfigurationError
 from .keys import Templates
 from .options import TASK
+from .protocol.errors import ConfigurationError
 from .run import run
 from .skipped import Skipped
 from .task_lock import TaskLock, lock_of, resource_of, resources_of
@@ -59,6 +59,8 @@ class SingletonTask(BaseTask):
     Raises:
         ConfigurationError: When the task is made, if an option is unknown or cannot work.
     """
+
+    __module__ = "celery_redlock"
 
     abstract = True
     redlock: TaskLock = TaskLock({})

@@ -12,9 +12,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .errors import ConfigurationError
 from .keys import Keys
 from .options import TASK, TaskOptions
+from .protocol.errors import ConfigurationError
+from .protocol.values import shown
 from .settings import (
     check_deadline,
     check_locking,
@@ -24,7 +25,6 @@ from .settings import (
     read_settings,
     resolve,
 )
-from .values import shown
 
 __all__ = ["TaskLock", "lock_of", "resource_of", "resources_of"]
 

@@ -25,11 +25,11 @@ except ImportError as error:
         'celery_redlock.tracing needs OpenTelemetry: pip install "celery-redlock[otel]"'
     ) from error
 
-from .errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .events import Ask, Listener, subscribe, unsubscribe
-from .lease import Lease
+from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
+from .protocol.lease import Lease
+from .protocol.values import printable
 from .signals import MANY, in_all, is_tick, task_of
-from .values import printable
 
 __all__ = ["instrument", "uninstrument"]
 

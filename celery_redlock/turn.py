@@ -24,15 +24,15 @@ from celery.utils.time import maybe_make_aware
 
 from .canonical import escape
 from .clock import monotonic
-from .errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .hold import HeldLease
 from .key import shortened
 from .lock import Redlock
 from .options import MIN_TTL
 from .outage import Outage
+from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
+from .protocol.values import Holder, Owner
 from .signals import beat_deduplicated, named
 from .tick import Tick, current_tick
-from .values import Holder, Owner
 
 __all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]
 

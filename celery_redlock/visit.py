@@ -21,8 +21,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import redis
 
 from .address import Address
-from .commands import seconds_left
-from .errors import NodeError
+from .protocol.commands import seconds_left
+from .protocol.errors import NodeError
 from .replies import Parser, reason
 
 __all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]

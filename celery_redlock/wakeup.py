@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from .address import Address
 from .bell import Bell
-from .commands import LINE_SUFFIX
-from .errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from .line import JITTER, POLL, POLL_MAX, Place, split
 from .polling import WAITS, Poll
+from .protocol.commands import LINE_SUFFIX
+from .protocol.errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
+from .protocol.values import quorum_of
 from .replies import SIZE, Replies, reason
-from .values import quorum_of
 
 __all__ = ["Waiter", "Wakeup"]
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from .bell import Bell
-from .claim import Claim
 from .haste import haste
+from .protocol.claim import Claim
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
 

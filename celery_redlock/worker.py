@@ -25,15 +25,15 @@ from .conflict import check_rejecting
 from .declared import given_to_all, refuse_unread
 from .declared import wrap as watch_declarations
 from .delivery import lease_of
-from .errors import ConfigurationError, NotAcquired
 from .hold import mark_done
 from .lock import Redlock
+from .protocol.errors import ConfigurationError, NotAcquired
+from .protocol.values import quorum_of
 from .publish import wrap
 from .received import hold
 from .reservation import HEADER, Reservation, free_soon
 from .settings import enabled, given_names, read_settings
 from .task_lock import TaskLock, lock_of
-from .values import quorum_of
 
 __all__ = ["install"]
 

@@ -15,8 +15,8 @@ sys.path.insert(0, str(ROOT))
 import redis  # noqa: E402
 
 from celery_redlock import Redlock  # noqa: E402
+from celery_redlock.protocol.values import Owner  # noqa: E402
 from celery_redlock.server import LocalServer, start_servers  # noqa: E402
-from celery_redlock.values import Owner  # noqa: E402
 from celery_redlock.web import make_app  # noqa: E402
 from tests.web.browser import browser, look, missing, picture, served  # noqa: E402
 

@@ -5,8 +5,8 @@ from typing import Any
 from child import Pair, serve
 
 from celery_redlock import Redlock
-from celery_redlock.errors import NotAcquired
 from celery_redlock.events import Listener, subscribe
+from celery_redlock.protocol.errors import NotAcquired
 
 counts = {"attempts": 0, "split": 0}
 

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..attempts import LONG
-from ..errors import QuorumUnavailable
 from ..keys import Templates
 from ..options import TASK, TaskOptions
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import printable
 from ..settings import enabled, given_names
-from ..values import printable
 from ..waiting import parkable
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from ..errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 from .site import PROBLEM, SECONDS, Site, on_site
 
 __all__ = ["command"]

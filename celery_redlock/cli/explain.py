@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import QuorumUnavailable
-from ..values import printable
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import printable
 from .site import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
 from .words import waits_said
 

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..entry import Entry, Survey
-from ..values import printable
+from ..protocol.values import printable
 from .words import Say, counted, rows
 
 __all__ = ["screen"]

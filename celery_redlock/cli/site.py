@@ -21,9 +21,9 @@ from typing import Any, NoReturn
 
 import click
 
-from ..errors import ConfigurationError, QuorumUnavailable
 from ..lock import Redlock
-from ..values import printable
+from ..protocol.errors import ConfigurationError, QuorumUnavailable
+from ..protocol.values import printable
 
 __all__ = [
     *("NO_QUORUM", "PROBLEM", "REFUSED", "SECONDS", "USAGE"),

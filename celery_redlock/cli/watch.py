@@ -11,9 +11,9 @@ from typing import Any
 import click
 
 from ..entry import Entry, Survey
-from ..errors import QuorumUnavailable
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import printable
 from ..survey import survey
-from ..values import printable
 from .site import NO_QUORUM, Site, as_json, on_site
 from .words import (
     Say,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from ..entry import KINDS, Entry, NodeLook, Survey
-from ..values import Owner, printable
+from ..protocol.values import Owner, printable
 from .site import SECONDS
 
 __all__ = [

@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 from celery.utils import uuid
 
 from celery_redlock.compat import FOR_EVER
-from celery_redlock.errors import ConfigurationError, DuplicateTask
+from celery_redlock.protocol.errors import ConfigurationError, DuplicateTask
 from celery_redlock.task import SingletonTask, install
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]

@@ -18,7 +18,7 @@ from celery_redlock import QuorumUnavailable, current_lease, locked
 from celery_redlock.demo.journal import Journal
 from celery_redlock.demo.ticks import INTERVAL
 from celery_redlock.events import Listener, subscribe
-from celery_redlock.lease import drift
+from celery_redlock.protocol.lease import drift
 
 BROKER, NODES, DIRECTORY, LOCKS = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL", "DEMO_LOCKS"
 BEAT = "DEMO_BEAT"

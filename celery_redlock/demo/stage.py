@@ -27,7 +27,7 @@ from celery_redlock.demo.judge import QUORUM, Body, Story
 from celery_redlock.demo.leaving import deferred
 from celery_redlock.demo.ticks import INTERVAL, Tick
 from celery_redlock.events import Listener, subscribe, unsubscribe
-from celery_redlock.lease import drift
+from celery_redlock.protocol.lease import drift
 from celery_redlock.server import LocalServer
 
 __all__ = ["CHARGES", "NODES", "ORDERS", "Stage"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 from .finding import CHECKS, NEED_APP, OF_APPS, Finding, Report, merged
 from .nodes import examine_nodes
 from .probe import probe

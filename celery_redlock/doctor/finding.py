@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..entry import NodeLook
-from ..values import printable
+from ..protocol.values import printable
 
 __all__ = ["CHECKS", "Finding", "Report", "merged"]
 

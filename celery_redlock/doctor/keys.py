@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..entry import KINDS, Entry
-from ..errors import QuorumUnavailable
+from ..protocol.errors import QuorumUnavailable
 from ..survey import survey
 from .finding import MANY, Finding
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ..guard import Facts
-from ..lease import drift
-from ..values import quorum_of
+from ..protocol.lease import drift
+from ..protocol.restart_guard import Facts
+from ..protocol.values import quorum_of
 from .finding import Finding
 from .probe import Probe, Told, refused_by
 
@@ -331,7 +331,7 @@ def _restart(
 
 
 def voteless(facts: Facts, ttls: Sequence[float], guard: str | None) -> float:
-    """For how long a worker that meets it now gives it no vote, as `guard.py` has it; seconds."""
+    """For how long a worker that meets it now gives it no vote; seconds."""
     if guard in (None, "off") or not ttls or facts.durable or facts.uptime is None:
         return 0.0
     span = max(ttls) + drift(max(ttls))

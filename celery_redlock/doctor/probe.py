@@ -16,8 +16,8 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
 from ..address import Address
-from ..guard import Facts, fsync_of
 from ..handshake import SECTIONS
+from ..protocol.restart_guard import Facts, fsync_of
 from ..replies import reason
 from ..visit import NodeLook, Reader, request, visit
 

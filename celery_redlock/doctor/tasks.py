@@ -8,8 +8,8 @@ from typing import Any
 from ..broker import unacknowledged_for
 from ..conflict import check_rejecting
 from ..declared import given_to_all, refuse_unread
-from ..errors import ConfigurationError
 from ..options import TaskOptions
+from ..protocol.errors import ConfigurationError
 from ..settings import read_settings
 from ..task_lock import lock_of
 from .finding import Finding

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..guard import Facts
 from ..lock import Redlock
 from ..options import DAY, GLOBAL, guarded
-from ..values import quorum_of
+from ..protocol.restart_guard import Facts
+from ..protocol.values import quorum_of
 from ..visit import visit
 from .nodes import voteless
 from .probe import introduce

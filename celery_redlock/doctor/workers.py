@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ..errors import ConfigurationError
 from ..inspection import NAME, settings_of, tasks_of
-from ..values import printable
+from ..protocol.errors import ConfigurationError
+from ..protocol.values import printable
 from .finding import MANY, Finding
 
 __all__ = ["ask", "examine_workers", "waiting_for"]

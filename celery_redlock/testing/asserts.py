@@ -10,14 +10,14 @@ from typing import Any
 from celery import Task
 
 from ..attempts import short_id
-from ..claim import Claim
 from ..hold import HeldLease
-from ..lease import Lease
-from ..names import slots
-from ..quorum import survey
-from ..refusal import seen, unavailable
+from ..protocol.claim import Claim
+from ..protocol.lease import Lease
+from ..protocol.names import slots
+from ..protocol.outcome import seen, unavailable
+from ..protocol.quorum import survey
+from ..protocol.values import Owner, Vote, token_digest
 from ..skipped import Skipped
-from ..values import Owner, Vote, token_digest
 from .target import Target, target_of
 
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .. import quorum
-from ..claim import Claim
-from ..commands import DONE, base_of
-from ..quorum import EXTENDING, LINING, Verb
+from ..protocol import quorum
+from ..protocol.claim import Claim
+from ..protocol.commands import DONE, base_of
+from ..protocol.quorum import EXTENDING, LINING, Verb
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .. import quorum
-from ..claim import Claim
-from ..lease import NEVER
-from ..quorum import Verb
+from ..protocol import quorum
+from ..protocol.claim import Claim
+from ..protocol.lease import NEVER
+from ..protocol.quorum import Verb
 from .operation import Operation
 from .plan import chance, struck_at
 from .process import Process

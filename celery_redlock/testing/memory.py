@@ -1,7 +1,7 @@
 """Nodes in memory, for a project's own tests: the real lock over them, without server or socket.
 
 What is replaced is what touches a socket: the driver and the ears that hear releases. The rounds,
-the queue of each node (`channel.py`), claims, watchdog, tasks and workers are production's. So a
+the queue of each node (`pipeline.py`), claims, watchdog, tasks and workers are production's. So a
 node that is cut off owes and is owed as a real one does, and what was released meanwhile is freed
 when it is back.
 """
@@ -18,15 +18,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..address import Address
-from ..channel import Channel
-from ..claim import Claim
 from ..clock import monotonic
-from ..commands import base_of
 from ..driver import Driver
-from ..errors import RedlockError
-from ..guard import Guard
 from ..line import Place
-from ..quorum import Round, Steps, Verb
+from ..protocol.claim import Claim
+from ..protocol.commands import base_of
+from ..protocol.errors import RedlockError
+from ..protocol.pipeline import Channel
+from ..protocol.quorum import Round, Steps, Verb
+from ..protocol.restart_guard import Guard
 from ..wakeup import Waiter, Wakeup
 from .fakes import FakeNode
 

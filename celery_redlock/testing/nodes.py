@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..channel import Channel
-from ..guard import ALWAYS, Facts, Memory
-from ..quorum import Round
+from ..protocol.pipeline import Channel
+from ..protocol.quorum import Round
+from ..protocol.restart_guard import ALWAYS, Facts, Memory
 from .fakes import FakeNode
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..quorum import Round, Steps
+from ..protocol.quorum import Round, Steps
 
 if TYPE_CHECKING:
     from .process import Process

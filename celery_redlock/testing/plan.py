@@ -6,8 +6,8 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..claim import Claim
-from ..quorum import Round
+from ..protocol.claim import Claim
+from ..protocol.quorum import Round
 
 if TYPE_CHECKING:
     from .nodes import Connection, Link, Server

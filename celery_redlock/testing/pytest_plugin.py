@@ -36,7 +36,7 @@ def fake_redlock(redlock_node_count: int) -> Iterator[FakeNodes]:
 @pytest.fixture(scope="session")
 def _redlock_servers() -> Iterator[Callable[[int], list[LocalServer]]]:
     """Servers for all tests of this session, started when they are first asked for."""
-    from ..errors import ConfigurationError
+    from ..protocol.errors import ConfigurationError
     from ..server import LocalServer, find_server
 
     try:

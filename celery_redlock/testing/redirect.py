@@ -18,7 +18,7 @@ from .. import settings
 from ..address import Address
 from ..custody import Custody
 from ..engine import LockClient
-from ..guard import Guard
+from ..protocol.restart_guard import Guard
 
 logger = logging.getLogger("celery_redlock.testing")
 

@@ -16,12 +16,12 @@ from unittest.mock import patch
 from .. import clock
 from ..address import parse_nodes
 from ..clock import monotonic
-from ..errors import RedlockError
-from ..lease import Lease
 from ..lock import Redlock
-from ..names import slots
+from ..protocol.errors import RedlockError
+from ..protocol.lease import Lease
+from ..protocol.names import slots
+from ..protocol.values import Owner
 from ..server import LocalServer, start_servers
-from ..values import Owner
 from ..watchdog import Watchdog, Watched
 from .memory import Memory, MemoryNode, MemoryWakeup
 from .redirect import redirected

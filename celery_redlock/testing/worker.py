@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .. import quorum
-from ..claim import Claim
-from ..names import slots
-from ..quorum import Round
-from ..values import Owner
+from ..protocol import quorum
+from ..protocol.claim import Claim
+from ..protocol.names import slots
+from ..protocol.quorum import Round
+from ..protocol.values import Owner
 from .operation import Operation
 from .plan import chance, key_of, struck_at
 

@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..channel import SETTING
-from ..claim import Claim
-from ..quorum import Round, Verb
+from ..protocol.claim import Claim
+from ..protocol.pipeline import SETTING
+from ..protocol.quorum import Round, Verb
 from .keeper import Keeper
 from .nodes import Connection, Link, Server
 from .plan import Audit, Fault, Knobs, chance

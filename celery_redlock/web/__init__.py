@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..lock import Redlock

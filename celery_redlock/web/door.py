@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.wrappers import Request, Response
 
-from ..errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 from .serve import host_in, is_known
 
 __all__ = ["Door"]

@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NotAcquired
-from ..values import Vote, printable
+from ..protocol.errors import NotAcquired
+from ..protocol.values import Vote, printable
 from .fresh import Seen
 from .history import Change, state_of
 

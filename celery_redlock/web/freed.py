@@ -13,9 +13,9 @@ from werkzeug.exceptions import BadRequest, Forbidden, HTTPException
 from werkzeug.utils import redirect
 from werkzeug.wrappers import Response
 
-from ..errors import QuorumUnavailable
 from ..freeing import free
-from ..values import printable
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import printable
 from . import facts
 from .views import Ask, Shown
 

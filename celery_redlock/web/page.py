@@ -16,7 +16,7 @@ from werkzeug.utils import redirect
 from werkzeug.wrappers import Request, Response
 
 from .. import __version__
-from ..errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 from . import freed, views
 from .sources import Sources
 from .views import Ask, Shown

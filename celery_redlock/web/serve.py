@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 
 __all__ = ["LOOPBACK", "check_bind", "host_in", "is_known", "is_loopback", "names_for", "serve"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..errors import QuorumUnavailable
+from ..protocol.errors import QuorumUnavailable
 from ..survey import Survey, look_at, survey
 from . import facts
 from .fresh import Fresh, Seen

@@ -11,7 +11,7 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Request
 
-from ..errors import QuorumUnavailable
+from ..protocol.errors import QuorumUnavailable
 from . import facts
 from .words import named_in, quoted
 

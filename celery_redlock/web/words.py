@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from ..freeing import stop_command
-from ..values import printable
+from ..protocol.values import printable
 
 __all__ = ["FILTERS", "clock", "named_in", "quoted", "seconds", "short", "stamp"]
 

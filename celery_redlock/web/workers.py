@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ..values import printable
+from ..protocol.values import printable
 
 __all__ = ["EVENTS", "Hearing", "ask"]
 

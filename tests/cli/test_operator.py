@@ -17,9 +17,9 @@ from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.cli import main, redlock
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import look
-from celery_redlock.values import Owner
 from celery_redlock.web import make_app
 from tests.support import ACL_RULE
 

@@ -31,12 +31,12 @@ from celery_redlock.cli.site import Site
 from celery_redlock.cli.watch import Changes
 from celery_redlock.cli.words import span
 from celery_redlock.doctor.votes import votes_in
-from celery_redlock.guard import Facts
-from celery_redlock.names import mark_of
+from celery_redlock.protocol.names import mark_of
+from celery_redlock.protocol.restart_guard import Facts
+from celery_redlock.protocol.values import Owner
 from celery_redlock.replies import Parser
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import survey
-from celery_redlock.values import Owner
 from tests.cli.clinic import shop
 from tests.support import TOKEN, all_connected, told_all, wait_until
 

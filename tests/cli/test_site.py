@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from celery_redlock.cli import main, redlock
 from celery_redlock.cli.site import Site, on_site, table
-from celery_redlock.errors import ConfigurationError, QuorumUnavailable
+from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable
 
 
 def call(body: Any, *arguments: str, site: Site | None = None) -> Any:

@@ -20,8 +20,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Vote
 from tests.contract.proxy import Proxy
 from tests.machine import brief, in_time
 from tests.support import wait_until

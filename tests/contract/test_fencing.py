@@ -19,8 +19,8 @@ from celery_redlock import (
     SingletonTask,
     current_lease,
     locked,
-    quorum,
 )
+from celery_redlock.protocol import quorum
 from celery_redlock.server import LocalServer
 from tests.support import told_all, wait_until
 

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
-from celery_redlock.lease import drift
+from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.values import Vote
 from tests.conftest import as_new
 from tests.support import told_all, wait_until
 

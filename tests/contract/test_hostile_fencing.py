@@ -9,10 +9,10 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.lease import FENCE_LIMIT
-from celery_redlock.quorum import FENCE_AHEAD
+from celery_redlock.protocol.lease import FENCE_LIMIT
+from celery_redlock.protocol.quorum import FENCE_AHEAD
+from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Vote
 from tests.cli.clinic import Forger
 from tests.contract.test_fencing import HOUR, Skewed, fences, take
 from tests.support import wait_until

@@ -14,11 +14,11 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
-from celery_redlock.lease import Lease
-from celery_redlock.names import LONGEST
 from celery_redlock.options import DAY, MIN_TTL
+from celery_redlock.protocol.lease import Lease
+from celery_redlock.protocol.names import LONGEST
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Owner
 from tests.support import wait_until
 
 KINDS: dict[str, Callable[[redis.Redis], object]] = {
@@ -141,7 +141,7 @@ def test_a_name_too_long_for_a_key_is_refused_with_what_to_do(redlock: Redlock) 
 
 def test_every_ttl_that_may_be_declared_leaves_twice_the_time_to_ask_and_the_drift() -> None:
     """TTL > 2 x (node timeout + drift): a node is never waited for longer than a tenth of it."""
-    from celery_redlock.lease import drift
+    from celery_redlock.protocol.lease import drift
 
     redlock = Redlock(["redis://127.0.0.1:1"], node_timeout=60.0)
     ttl = MIN_TTL

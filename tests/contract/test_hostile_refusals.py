@@ -19,8 +19,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
+from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Vote
 from tests.contract.impostor import Impostor
 from tests.support import ACL_RULE, all_connected, wait_until
 

@@ -12,11 +12,11 @@ import pytest
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.address import parse_nodes
-from celery_redlock.claim import Claim
-from celery_redlock.commands import encode
-from celery_redlock.guard import Facts, Guard
 from celery_redlock.node import Node
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.commands import encode
+from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.restart_guard import Facts, Guard
 from celery_redlock.server import LocalServer
 from tests.contract.proxy import Proxy
 

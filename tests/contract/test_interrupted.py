@@ -12,7 +12,7 @@ import pytest
 
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.node import Node
-from celery_redlock.quorum import Verb
+from celery_redlock.protocol.quorum import Verb
 from tests.support import wait_until
 
 # The alarm may strike in a destructor, which can do no more than print it.

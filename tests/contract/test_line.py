@@ -18,7 +18,7 @@ import redis
 
 from celery_redlock import Lease, Redlock, ResourceHeld, line
 from celery_redlock.node import Node
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from tests.machine import in_time
 from tests.support import all_connected, wait_until

@@ -14,8 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.metrics import Metrics, install
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Owner
 from tests.support import wait_until
 
 LONG = 30.0

@@ -20,7 +20,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import server as server_module
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.server import LocalServer, find_server, start_servers
 from tests.conftest import as_new
 from tests.support import wait_until

@@ -11,11 +11,11 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.commands import DONE
-from celery_redlock.names import mark_of
+from celery_redlock.protocol.commands import DONE
+from celery_redlock.protocol.names import mark_of
+from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
-from celery_redlock.values import Owner, token_digest
 from celery_redlock.visit import Reader, visit
 from tests.support import TOKEN, told_all, wait_until
 

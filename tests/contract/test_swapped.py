@@ -13,10 +13,10 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
-from celery_redlock.guard import LOOK_AFTER
-from celery_redlock.lease import drift
+from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.restart_guard import LOOK_AFTER
+from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.values import Vote
 from tests.contract.proxy import Proxy
 from tests.support import wait_until
 

@@ -43,7 +43,7 @@ def plant(name: str) -> None:
 
 
 def _blind_release() -> None:
-    from celery_redlock import commands
+    from celery_redlock.protocol import commands
 
     commands.RELEASE = b"""\
 local freed = redis.call('DEL', KEYS[1])
@@ -53,7 +53,7 @@ return freed"""
 
 
 def _minority_quorum() -> None:
-    from celery_redlock import values
+    from celery_redlock.protocol import values
 
     right = values.quorum_of
     for name, module in list(sys.modules.items()):
@@ -91,7 +91,7 @@ def _free_before_death() -> None:
 
 def _endless_extension() -> None:
     """A late extension revives a lease, and its holder is not told that it was over."""
-    from celery_redlock.claim import Claim
+    from celery_redlock.protocol.claim import Claim
 
     Claim._over = lambda self, now: False  # type: ignore[method-assign]
 
@@ -125,14 +125,14 @@ def _swallow() -> None:
 
 def _kept_token() -> None:
     """All attempts of one owner have the same token."""
-    from celery_redlock.values import Owner
+    from celery_redlock.protocol.values import Owner
 
     token = Owner.token
     Owner.token = lambda self, nonce, now=0.0: token(self, "0" * 32, 0.0)  # type: ignore[method-assign]
 
 
 def _counted_from_the_answer() -> None:
-    from celery_redlock.claim import Claim
+    from celery_redlock.protocol.claim import Claim
 
     acknowledged = Claim.acknowledged
 
@@ -143,7 +143,7 @@ def _counted_from_the_answer() -> None:
 
 
 def _not_undone() -> None:
-    from celery_redlock import quorum
+    from celery_redlock.protocol import quorum
 
     def undo(claim: Any, now: float, nodes: Any = None) -> Any:
         claim.ended = True
@@ -153,14 +153,14 @@ def _not_undone() -> None:
 
 
 def _no_doubt() -> None:
-    from celery_redlock.guard import Guard
+    from celery_redlock.protocol.restart_guard import Guard
 
     Guard.doubt = lambda self, *args: ""  # type: ignore[method-assign]
 
 
 def _dawdle() -> None:
     """Whoever asks for a lock takes his time."""
-    from celery_redlock import quorum
+    from celery_redlock.protocol import quorum
 
     acquire = quorum.acquire
 

@@ -32,7 +32,7 @@ from celery.worker.control import inspect_command
 from kombu.message import Message
 
 from celery_redlock import SingletonTask, current_lease, helper
-from celery_redlock.errors import LeaseLost
+from celery_redlock.protocol.errors import LeaseLost
 from tests.faults import tracing
 from tests.faults.journal import Pen, now, short
 from tests.faults.register import Register

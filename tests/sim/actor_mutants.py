@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 from unittest import mock
 
-from celery_redlock import quorum
-from celery_redlock.channel import Channel
-from celery_redlock.claim import Claim
-from celery_redlock.guard import ALWAYS, Facts, Guard, Memory
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Guard, Memory
 from celery_redlock.testing import Board, Keeper, Link, Note, Operation, Process, Worker
 from celery_redlock.testing import keeper as keeper_module
 from celery_redlock.testing import process as process_module

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_redlock.claim import Claim
-from celery_redlock.commands import base_of
-from celery_redlock.quorum import EXTENDING, Round, Verb
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.commands import base_of
+from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
+from celery_redlock.protocol.values import Vote
 from celery_redlock.testing import Audit, Connection, Link, Process, Server, Worker, World
-from celery_redlock.values import Vote
 
 EPSILON = 1e-6
 PROMPT = 0.012

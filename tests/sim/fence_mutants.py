@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from celery_redlock import quorum
-from celery_redlock.claim import Claim
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.testing import FakeNode, Process
 
 __all__ = ["Bug", "clocks_alone", "counters", "not_told", "steps", "told_anywhere"]

@@ -17,10 +17,10 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from celery_redlock import quorum
-from celery_redlock.channel import Channel
-from celery_redlock.claim import Claim
-from celery_redlock.quorum import Round, Steps, Verb
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.quorum import Round, Steps, Verb
 from celery_redlock.testing import FakeNode
 
 NODES = 3

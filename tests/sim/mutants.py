@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from celery_redlock import claim as claims
-from celery_redlock import lease, quorum, watchdog
-from celery_redlock.channel import Channel
-from celery_redlock.claim import Claim
-from celery_redlock.quorum import Round, Verb
+from celery_redlock import watchdog
+from celery_redlock.protocol import claim as claims
+from celery_redlock.protocol import lease, quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.testing import FakeNode, Fault, Knobs
-from celery_redlock.values import Owner, Vote
 from tests.sim import actor_mutants, fence_mutants, several_mutants
 from tests.sim.swarm import CHANGED, SEVERAL
 

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_redlock import quorum
-from celery_redlock.claim import Claim
-from celery_redlock.quorum import EXTENDING, Verb
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.quorum import EXTENDING, Verb
 from celery_redlock.testing import FakeNode, Fault, Knobs, Worker
 
 PERMITS = 2

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from celery_redlock.guard import LOOK_AFTER
+from celery_redlock.protocol.restart_guard import LOOK_AFTER
 from celery_redlock.testing import Fault, Knobs
 
 RATE = 0.005

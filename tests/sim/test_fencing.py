@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from celery_redlock import quorum
+from celery_redlock.protocol import quorum
 from tests.sim import fence_mutants
 from tests.sim.fencing import Overtaken, lied_to, run
 

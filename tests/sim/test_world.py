@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.claim import Claim
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.testing import (
     Audit,
     Connection,

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.lease import drift
-from celery_redlock.values import quorum_of
+from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.values import quorum_of
 from celery_redlock.watchdog import EVERY
 
 MODEL = Path(__file__).with_name("redlock.pml")
@@ -53,7 +53,7 @@ def test_the_models_numbers_are_those_of_the_code() -> None:
     # A tick is as long as the watchdog waits; the drift is paid in whole ticks, upwards.
     assert ttl * EVERY == 1
     assert allowance == math.ceil(drift(ttl))
-    assert model["AWAY"] == "(TTL + DRIFT)"  # `guard.Guard.span`
+    assert model["AWAY"] == "(TTL + DRIFT)"  # `restart_guard.Guard.span`
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,10 @@ from celery.beat import Scheduler, event_t
 
 from celery_redlock import watchdog as due
 from celery_redlock.beat import Guard
-from celery_redlock.claim import Claim
-from celery_redlock.quorum import Round
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.values import Owner
 from celery_redlock.testing import FakeClock, FakeNode
-from celery_redlock.values import Owner
 from tests.unit.beat_moments import ZONES, utc
 from tests.unit.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 

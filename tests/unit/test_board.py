@@ -11,10 +11,10 @@ import threading
 import pytest
 
 from celery_redlock.board import MAX_NODES, SLOTS, Board, Note
-from celery_redlock.claim import Claim
-from celery_redlock.errors import ConfigurationError
-from celery_redlock.lease import NEVER, drift
-from celery_redlock.names import checked_names
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.errors import ConfigurationError
+from celery_redlock.protocol.lease import NEVER, drift
+from celery_redlock.protocol.names import checked_names
 
 NODES = 3
 

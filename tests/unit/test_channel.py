@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.channel import AGAIN, OWED, STALLED, Channel
-from celery_redlock.claim import Claim
-from celery_redlock.quorum import Round, Verb
-from celery_redlock.values import Vote
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.pipeline import AGAIN, OWED, STALLED, Channel
+from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.values import Vote
 
 NOW, TTL = 1000.0, 10.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from celery_redlock.complaints import CHANGES, PAGE, Complaints, Once
-from celery_redlock.quorum import Verb
+from celery_redlock.protocol.quorum import Verb
 
 LATE = "no answer within 0.250 s"
 

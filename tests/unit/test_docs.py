@@ -19,20 +19,10 @@ import click
 import pytest
 
 import celery_redlock
-from celery_redlock import (
-    beat,
-    channel,
-    cli,
-    lease,
-    quorum,
-    settings,
-    signals,
-    tick,
-    values,
-    watchdog,
-)
+from celery_redlock import beat, cli, settings, signals, tick, watchdog
 from celery_redlock.compat import once, singleton
 from celery_redlock.events import Listener
+from celery_redlock.protocol import lease, pipeline, quorum, values
 from celery_redlock.testing import pytest_plugin
 
 ROOT = Path(__file__).parents[2]
@@ -292,7 +282,7 @@ def test_what_current_lease_returns_is_documented() -> None:
 
 
 def sources() -> list[ast.AST]:
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.glob("*.py")]
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
 
 
 def test_log_names_are_those_of_the_code() -> None:
@@ -362,7 +352,7 @@ def test_policies_are_documented(option: str) -> None:
         ("docs/algorithm.md", f"`{lease.DRIFT_RATE:g} * ttl + {lease.DRIFT_FLOOR:g}`"),
         ("docs/algorithm.md", f"Extend every ttl / {round(1 / watchdog.EVERY)}, "),
         ("docs/algorithm.md", f"failed round every ttl / {round(1 / watchdog.AGAIN)}."),
-        ("docs/algorithm.md", f"has not answered for {channel.STALLED:g} s"),
+        ("docs/algorithm.md", f"has not answered for {pipeline.STALLED:g} s"),
         ("README.md", f"`redlock_wait` ({settings.GLOBAL['wait'].default:g} s)"),
         ("README.md", f"up to {settings.GLOBAL['retry_backoff'].default:g} s, doubled"),
         ("README.md", f"up to {settings.GLOBAL['retry_backoff_max'].default:g} s; same"),

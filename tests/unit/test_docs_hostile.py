@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.channel import OWED
 from celery_redlock.key import MAX_BYTES
-from celery_redlock.names import LONGEST
+from celery_redlock.protocol.names import LONGEST
+from celery_redlock.protocol.pipeline import OWED
 from celery_redlock.replies import LARGEST, PATIENCE
 from celery_redlock.visit import BUDGET
 from celery_redlock.visit import LARGEST as LARGEST_LOOK

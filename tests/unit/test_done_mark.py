@@ -21,12 +21,12 @@ from celery_redlock import (
     current_lease,
 )
 from celery_redlock.attempts import ATTEMPTS, RECEIPT
-from celery_redlock.claim import Claim
-from celery_redlock.commands import DONE
 from celery_redlock.delivery import Delivery
 from celery_redlock.hold import look_up, mark_done
-from celery_redlock.names import mark_of
-from celery_redlock.values import Owner
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.commands import DONE
+from celery_redlock.protocol.names import mark_of
+from celery_redlock.protocol.values import Owner
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 

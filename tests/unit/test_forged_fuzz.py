@@ -16,7 +16,7 @@ from celery.utils.collections import LimitedSet
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import Skipped, quorum
+from celery_redlock import Skipped
 from celery_redlock.admission import AdmissionQueue
 from celery_redlock.attempts import (
     ATTEMPTS,
@@ -32,13 +32,14 @@ from celery_redlock.attempts import (
     waited,
 )
 from celery_redlock.broker import on_last_delivery, queue_of, without_delays
-from celery_redlock.commands import encode
 from celery_redlock.options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
 from celery_redlock.parking import Parking
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.commands import encode
+from celery_redlock.protocol.values import Owner
 from celery_redlock.received import _Held, _look
 from celery_redlock.reservation import HEADER, HOUR, Reservation, claim_of, free
 from celery_redlock.results import end_of
-from celery_redlock.values import Owner
 from celery_redlock.worker import over, received, refused
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_forged import Ran, ran, request_of  # noqa: F401

@@ -13,7 +13,7 @@ from redis.client import Pipeline
 
 from celery_redlock import conflict
 from celery_redlock.broker import has_way_back
-from celery_redlock.errors import RedlockError
+from celery_redlock.protocol.errors import RedlockError
 from tests.unit.test_forged import Ran, ran  # noqa: F401
 from tests.unit.test_forged_fuzz import Received, _parking
 from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from celery_redlock.claim import Claim
-from celery_redlock.guard import ALWAYS, Facts, Guard, Memory, fsync_of
-from celery_redlock.lease import drift
-from celery_redlock.quorum import Round, Verb
-from celery_redlock.values import Vote
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Guard, Memory, fsync_of
+from celery_redlock.protocol.values import Vote
 
 TTL = 30.0
 NOW = 1000.0

@@ -16,8 +16,8 @@ import pytest
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, clock, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.hold import HeldLease, Unlocked, release_leftovers
-from celery_redlock.lease import Lease
-from celery_redlock.values import Owner
+from celery_redlock.protocol.lease import Lease
+from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 

@@ -16,9 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_redlock import LeaseLost, SingletonTask, inspection
-from celery_redlock.lease import Lease
+from celery_redlock.protocol.lease import Lease
+from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.testing import FakeClock
-from celery_redlock.values import Owner, token_digest
 
 ANY = st.text() | st.text(alphabet="|%7C25\x00\ud800 0").map(str)
 

@@ -21,8 +21,8 @@ from collections.abc import Callable
 import pytest
 from kombu import serialization
 
-from celery_redlock.errors import ConfigurationError
 from celery_redlock.key import KeyMaker, canonical, check_template
+from celery_redlock.protocol.errors import ConfigurationError
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 UTC = datetime.timezone.utc

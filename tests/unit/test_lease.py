@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.claim import Claim
-from celery_redlock.errors import LeaseLost
-from celery_redlock.lease import Lease, drift
-from celery_redlock.quorum import Verb
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.errors import LeaseLost
+from celery_redlock.protocol.lease import Lease, drift
+from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.values import Holder, Owner, quorum_of, token_digest
 from celery_redlock.testing import FakeClock, FakeNode
-from celery_redlock.values import Holder, Owner, quorum_of, token_digest
 
 
 def claim_of(

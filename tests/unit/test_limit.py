@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld, engine
-from celery_redlock.claim import Claim
-from celery_redlock.commands import base_of, encode
-from celery_redlock.names import slots
-from celery_redlock.quorum import Round, Verb
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.commands import base_of, encode
+from celery_redlock.protocol.names import slots
+from celery_redlock.protocol.quorum import Round, Verb
 from tests.unit.fake_lock import FakeRedlock
 
 SLOTS = ["r", "r#slot2", "r#slot3"]

@@ -19,9 +19,9 @@ from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_redlock import ConfigurationError, SingletonTask, metrics, signals
-from celery_redlock.lease import Lease
 from celery_redlock.metrics import BUCKETS, Metrics, install
-from celery_redlock.values import Owner
+from celery_redlock.protocol.lease import Lease
+from celery_redlock.protocol.values import Owner
 
 ROOT = Path(__file__).parents[2]
 

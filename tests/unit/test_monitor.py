@@ -16,7 +16,7 @@ from celery.events.event import Event
 from celery_redlock import ResourceHeld, SingletonTask, monitor
 from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.events import subscribe, unsubscribe
-from celery_redlock.values import Owner
+from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob

@@ -23,7 +23,7 @@ from celery_redlock import (
 from celery_redlock.attempts import ATTEMPTS, RECEIPT
 from celery_redlock.hold import HeldLease
 from celery_redlock.options import CONFLICT_POLICIES
-from celery_redlock.values import Holder, Owner
+from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker import check
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401

@@ -25,11 +25,11 @@ from celery_redlock import (
     locked,
 )
 from celery_redlock.attempts import LONG
-from celery_redlock.claim import Claim
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.publish import wrap
-from celery_redlock.quorum import Verb
 from celery_redlock.reservation import HEADER, MONTH, SHORT, Reservation
-from celery_redlock.values import Holder, Owner
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, redlock  # noqa: F401
 

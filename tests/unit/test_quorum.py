@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import pytest
 
-from celery_redlock import quorum
-from celery_redlock.claim import Claim
-from celery_redlock.errors import ResourceHeld
-from celery_redlock.quorum import Round, Verb
-from celery_redlock.refusal import refusal
-from celery_redlock.values import NodeVote, Vote
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.errors import ResourceHeld
+from celery_redlock.protocol.outcome import refusal
+from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.values import NodeVote, Vote
 
 T = TypeVar("T")
 

@@ -14,17 +14,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from celery_redlock import refusal
 from celery_redlock.address import parse_nodes
-from celery_redlock.channel import Channel
-from celery_redlock.claim import Claim
-from celery_redlock.commands import LONGEST_TTL, decode, encode
-from celery_redlock.errors import NodeError
-from celery_redlock.guard import Facts, Guard
 from celery_redlock.node import Node
-from celery_redlock.quorum import EXTENDING, Round, Verb, look
+from celery_redlock.protocol import outcome
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.commands import LONGEST_TTL, decode, encode
+from celery_redlock.protocol.errors import NodeError
+from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.quorum import EXTENDING, Round, Verb, look
+from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.protocol.values import Vote
 from celery_redlock.replies import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
-from celery_redlock.values import Vote
 from celery_redlock.visit import BATCH, LONGEST, _Parser
 from celery_redlock.visit import LARGEST as LARGEST_LOOK
 from tests.unit.test_edges import Wire
@@ -283,14 +283,14 @@ def test_any_answer_fits_or_is_that_nodes_silence(
         round_.answer(node, answer, 100.5)
     round_.close("late")
     if verb is Verb.ACQUIRE and round_.yes < round_.quorum:
-        assert str(refusal.refusal("r0", round_, NODES, 10.0))
+        assert str(outcome.refusal("r0", round_, NODES, 10.0))
     if verb is Verb.PEEK and round_.yes >= round_.quorum:
         for number in range(len(round_.claims)):
-            left = refusal.free_in(round_, number)
+            left = outcome.free_in(round_, number)
             assert 0 <= left <= LONGEST_TTL or left == math.inf
-        refusal.free(round_)
+        outcome.free(round_)
         if len(round_.claims) > 1:
-            assert str(refusal.all_held("r0", round_, NODES, None))
+            assert str(outcome.all_held("r0", round_, NODES, None))
     if verb is Verb.RELEASE:
         assert round_.details.count("called") <= len(NODES)
 

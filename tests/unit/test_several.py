@@ -6,7 +6,7 @@ import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
 from celery_redlock.board import Board
-from celery_redlock.claim import Claim
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.wakeup import Waiter
 from tests.unit.fake_lock import FakeRedlock
 

@@ -27,9 +27,9 @@ from celery_redlock import (
     signals,
 )
 from celery_redlock.attempts import ATTEMPTS
-from celery_redlock.lease import Lease
+from celery_redlock.protocol.lease import Lease
+from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.results import has_ended
-from celery_redlock.values import Holder, Owner
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob

@@ -17,8 +17,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
 from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
-from celery_redlock.values import Owner
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob

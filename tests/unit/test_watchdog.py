@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from celery_redlock.claim import Claim
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.testing import FakeClock
 from celery_redlock.watchdog import Schedule, Watchdog, Watched
 

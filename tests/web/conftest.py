@@ -10,8 +10,8 @@ import pytest
 from werkzeug.test import Client, TestResponse
 
 from celery_redlock import Redlock
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Owner
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
 from tests.support import all_connected, told_all

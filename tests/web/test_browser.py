@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Owner
 from celery_redlock.web import make_app
 from tests.support import wait_until
 from tests.web.browser import DESK, PHONE, browser, look, missing, scripts, served

@@ -13,8 +13,8 @@ import pytest
 from werkzeug.test import Client, TestResponse
 
 from celery_redlock import Redlock
-from celery_redlock.errors import ConfigurationError
-from celery_redlock.values import Owner
+from celery_redlock.protocol.errors import ConfigurationError
+from celery_redlock.protocol.values import Owner
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
 from tests.support import told_all

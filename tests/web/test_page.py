@@ -11,9 +11,9 @@ import redis
 from werkzeug.test import Client
 
 from celery_redlock import Redlock
-from celery_redlock.errors import ConfigurationError
+from celery_redlock.protocol.errors import ConfigurationError
+from celery_redlock.protocol.values import Owner, printable
 from celery_redlock.server import LocalServer
-from celery_redlock.values import Owner, printable
 from celery_redlock.web import make_app
 from celery_redlock.web.page import Page
 from celery_redlock.web.words import named_in, quoted

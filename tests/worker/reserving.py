@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_redlock import SingletonTask
 from celery_redlock.options import SCOPES
-from celery_redlock.values import Owner
+from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 
 if TYPE_CHECKING:

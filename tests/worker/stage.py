@@ -23,7 +23,7 @@ import redis
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
-from celery_redlock.values import Owner
+from celery_redlock.protocol.values import Owner
 from tests.machine import in_time
 from tests.support import wait_until
 from tests.worker import log

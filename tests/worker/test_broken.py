@@ -9,12 +9,12 @@ from celery import Celery, _state
 
 from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.delivery import Delivery
-from celery_redlock.errors import ResourceHeld
 from celery_redlock.hold import HeldLease, release_leftovers
 from celery_redlock.lock import Redlock
 from celery_redlock.options import TaskOptions
+from celery_redlock.protocol.errors import ResourceHeld
+from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.server import start_servers
-from celery_redlock.values import Holder, Owner
 
 
 def test_a_replacement_waits_for_the_task_it_replaces() -> None:

@@ -19,7 +19,7 @@ from celery.result import AsyncResult
 
 from celery_redlock import Redlock, Skipped
 from celery_redlock.options import SCOPES
-from celery_redlock.values import Owner
+from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 from tests.worker.harness import ROOT, Cluster, died, often, pool
 from tests.worker.reserving import Reservations

@@ -185,7 +185,7 @@ class Round:
             now: When it was read; seconds.
             doubt: Why the node may have forgotten locks, or empty. "It is free" is then no answer
                 at all; nor is "it is held" to who tries to acquire: by another that tries, for all
-                it can tell. "Yours is extended" is one: see `guard.py`.
+                it can tell. "Yours is extended" is one: see `restart_guard.py`.
         """
         if self.verb is Verb.ACQUIRE:
             # None: it was free and is ours. Our own token: an earlier SET of this attempt won and

@@ -63,6 +63,8 @@ class Lease:
         granted_at: When it was granted, in seconds of that clock; 0.0 if that is not known.
     """
 
+    __module__ = "celery_redlock"
+
     resource: str
     token: str = field(repr=False)
     ttl: float

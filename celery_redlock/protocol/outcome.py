@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from .claim import Claim
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
-from .guard import Doubt
 from .lease import NEVER
 from .quorum import Held, Round, Verb
+from .restart_guard import Doubt
 from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, token_digest
 
 __all__ = [

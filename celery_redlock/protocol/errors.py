@@ -37,6 +37,8 @@ class RedlockError(Exception):
         resource: The resource it is about, or None where it is about none.
     """
 
+    __module__ = "celery_redlock"
+
     def __init__(self, message: str = "", *, resource: str | None = None) -> None:
         super().__init__(printable(message))
         self.resource = resource
@@ -58,6 +60,8 @@ def _rebuild(
 class ConfigurationError(RedlockError, ValueError):
     """A setting or an option cannot work; raised when decorating or starting, before any task."""
 
+    __module__ = "celery_redlock"
+
 
 class NotAcquired(RedlockError):
     """The lock was not acquired. Catch this one to treat both reasons alike.
@@ -65,6 +69,8 @@ class NotAcquired(RedlockError):
     Attributes:
         votes: What each node answered, one per node.
     """
+
+    __module__ = "celery_redlock"
 
     def __init__(
         self, message: str = "", *, resource: str | None = None, votes: Sequence[NodeVote] = ()
@@ -80,6 +86,8 @@ class ResourceHeld(NotAcquired):
         holder: Who holds it, as far as the nodes told; None if they did not agree on one.
         in_the_way: If several resources were asked for: those that were found held.
     """
+
+    __module__ = "celery_redlock"
 
     def __init__(
         self,
@@ -108,6 +116,8 @@ class QuorumUnavailable(NotAcquired):
             that they were started a short time ago; None where nobody knows.
     """
 
+    __module__ = "celery_redlock"
+
     def __init__(
         self,
         message: str = "",
@@ -126,6 +136,8 @@ class DuplicateTask(RedlockError):
     Attributes:
         task_id: The id of the task that has.
     """
+
+    __module__ = "celery_redlock"
 
     def __init__(
         self, message: str = "", task_id: str = "", *, resource: str | None = None
@@ -151,6 +163,8 @@ class LeaseLost(RedlockError):
         held_for: Seconds from the grant until the loss was noticed.
         votes: What each node answered last, one per node.
     """
+
+    __module__ = "celery_redlock"
 
     def __init__(
         self,

@@ -143,6 +143,8 @@ class Holder:
             itself is never shown: whoever knows it could free the lock.
     """
 
+    __module__ = "celery_redlock"
+
     resource: str
     owner: Owner | None
     nodes: int
