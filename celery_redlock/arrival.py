@@ -21,7 +21,6 @@ from celery import states
 from celery.exceptions import Reject
 
 from .attempts import is_redelivered, said, short_id
-from .clock import monotonic
 from .delivery import LEASE, PREDECESSOR, Delivery
 from .hold import HeldLease, Unlocked
 from .lock import Redlock
@@ -43,6 +42,7 @@ from .reservation import (
     take,
 )
 from .results import end_of
+from .runtime.clock import monotonic
 from .signals import task_skipped
 from .skipped import Skipped
 

@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .green import native_rlock
 from .protocol.claim import Claim
 from .protocol.lease import NEVER
 from .protocol.values import shown
+from .runtime.greenlets import native_rlock
 
 __all__ = ["MAX_NODES", "Board", "Note"]
 

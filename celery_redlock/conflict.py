@@ -22,7 +22,6 @@ from .broker import (
     unacknowledged_for,
     without_delays,
 )
-from .complaints import Once
 from .options import CONFLICT_POLICIES, TaskOptions
 from .protocol.errors import (
     ConfigurationError,
@@ -32,6 +31,7 @@ from .protocol.errors import (
     ResourceHeld,
 )
 from .protocol.values import Holder, Vote, printable
+from .runtime.complaints import Once
 from .signals import task_skipped
 from .skipped import Skipped
 from .waiting import at_work

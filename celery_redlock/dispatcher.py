@@ -22,8 +22,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from .admission import AdmissionQueue
-from .bell import Bell
-from .clock import monotonic
 from .driver import BATCH
 from .line import FEW, Place
 from .lock import Redlock
@@ -31,6 +29,8 @@ from .protocol import outcome, quorum
 from .protocol.claim import Claim
 from .protocol.quorum import Verb
 from .protocol.values import printable
+from .runtime.clock import monotonic
+from .runtime.event import Bell
 
 __all__ = ["Dispatcher"]
 

@@ -18,11 +18,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from .address import Address
-from .clock import monotonic
 from .custody import Custody
 from .driver import Driver
 from .events import Ask, emit, heard
-from .green import patched
 from .line import JITTER, STAND_BACK
 from .native import NativeWatchdog
 from .options import MIN_TTL, check_option
@@ -36,6 +34,8 @@ from .protocol.names import Resources, check_alone, checked_names, slots
 from .protocol.quorum import Round, Verb
 from .protocol.restart_guard import Guard
 from .protocol.values import Owner, Vote, quorum_of, shown
+from .runtime.clock import monotonic
+from .runtime.greenlets import patched
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 

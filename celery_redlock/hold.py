@@ -21,7 +21,6 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .clock import monotonic
 from .events import emit
 from .protocol.claim import Claim
 from .protocol.errors import ConfigurationError, LeaseLost, RedlockError
@@ -29,6 +28,7 @@ from .protocol.lease import Lease
 from .protocol.names import slots
 from .protocol.outcome import last_votes
 from .protocol.values import Owner, names_of, printable, shown
+from .runtime.clock import monotonic
 
 if TYPE_CHECKING:
     from .lock import Redlock

@@ -85,9 +85,9 @@ def _answer(settings: Mapping[str, Any], app: Any, holds: Any, waits: Any) -> di
 
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
-    from .clock import monotonic
     from .protocol.commands import RESERVED_SUFFIX, base_of
     from .protocol.values import Owner, shown
+    from .runtime.clock import monotonic
 
     now, wall = monotonic(), time.time()
     seen: set[str] = set()

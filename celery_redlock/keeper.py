@@ -25,7 +25,6 @@ import time
 from functools import partial
 
 from .board import Board, Note
-from .clock import monotonic
 from .driver import Driver
 from .events import emit, heard
 from .protocol import quorum
@@ -34,6 +33,7 @@ from .protocol.commands import RESERVED_SUFFIX
 from .protocol.lease import Lease
 from .protocol.quorum import Verb
 from .protocol.values import Owner
+from .runtime.clock import monotonic
 
 __all__ = ["Keeper"]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .address import NodeSpec, parse_nodes
-from .clock import monotonic
 from .custody import Custody
 from .driver import Driver
 from .engine import LockClient
@@ -23,6 +22,7 @@ from .protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, R
 from .protocol.lease import Lease
 from .protocol.names import Resources, checked_names
 from .protocol.values import Holder, Owner
+from .runtime.clock import monotonic
 from .settings import read_settings
 
 __all__ = ["Redlock"]

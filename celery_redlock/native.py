@@ -17,10 +17,10 @@ from functools import partial
 
 from .driver import Driver
 from .events import heard
-from .green import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
-from .haste import haste
 from .protocol.claim import Claim
 from .protocol.lease import NEVER
+from .runtime.greenlets import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
+from .runtime.haste import haste
 from .watchdog import BUSY, Schedule, Watched
 
 __all__ = ["NativeWatchdog"]
@@ -57,7 +57,7 @@ class NativeWatchdog:
         self._renewed = renewed
         self._repair = repair
         self._clock = clock
-        # Held for some steps of Python and never while anything is waited for: see `green.py`. A
+        # Held for some steps of Python and never while anything is waited for (`greenlets.py`). A
         # handler may come by again meanwhile: see `Schedule`.
         self._lock = native_rlock()
         self.schedule = Schedule()

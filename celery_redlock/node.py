@@ -19,17 +19,17 @@ import redis
 from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
 from .address import Address
-from .complaints import Complaints, refuses
 from .events import emit_node, heard_nodes
-from .green import native_rlock
 from .handshake import introduce
-from .polling import WAITS
 from .protocol.commands import FOREIGN, decode, encode
 from .protocol.errors import NodeError
 from .protocol.pipeline import FREEING, Channel
 from .protocol.quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
 from .protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
 from .replies import SIZE, Replies, reason
+from .runtime.complaints import Complaints, refuses
+from .runtime.greenlets import native_rlock
+from .runtime.polling import WAITS
 
 __all__ = ["Node", "close_round"]
 

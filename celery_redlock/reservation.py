@@ -23,7 +23,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .attempts import short_id
-from .clock import monotonic
 from .options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
 from .protocol import outcome, quorum
 from .protocol.claim import Claim
@@ -32,6 +31,7 @@ from .protocol.errors import QuorumUnavailable
 from .protocol.names import LONGEST, MOST, Resources
 from .protocol.quorum import Verb
 from .protocol.values import Holder, Owner, names_of, printable, shown
+from .runtime.clock import monotonic
 
 if TYPE_CHECKING:
     from .lock import Redlock

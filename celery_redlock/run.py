@@ -11,8 +11,8 @@ from .arrival import Arrival
 from .attempts import short_id
 from .delivery import first_call
 from .hold import HeldLease, Unlocked, lost_unawares
-from .interrupt import Interruptible
 from .lock import Redlock
+from .runtime.interrupt import Interruptible
 from .settings import enabled
 from .task_lock import TaskLock
 from .waiting import parks

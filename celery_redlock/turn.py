@@ -23,7 +23,6 @@ from typing import Any
 from celery.utils.time import maybe_make_aware
 
 from .canonical import escape
-from .clock import monotonic
 from .hold import HeldLease
 from .key import shortened
 from .lock import Redlock
@@ -31,6 +30,7 @@ from .options import MIN_TTL
 from .outage import Outage
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.values import Holder, Owner
+from .runtime.clock import monotonic
 from .signals import beat_deduplicated, named
 from .tick import Tick, current_tick
 

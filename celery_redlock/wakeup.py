@@ -21,13 +21,13 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from .address import Address
-from .bell import Bell
 from .line import JITTER, POLL, POLL_MAX, Place, split
-from .polling import WAITS, Poll
 from .protocol.commands import LINE_SUFFIX
 from .protocol.errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from .protocol.values import quorum_of
 from .replies import SIZE, Replies, reason
+from .runtime.event import Bell
+from .runtime.polling import WAITS, Poll
 
 __all__ = ["Waiter", "Wakeup"]
 

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from .bell import Bell
-from .haste import haste
 from .protocol.claim import Claim
+from .runtime.event import Bell
+from .runtime.haste import haste
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
 

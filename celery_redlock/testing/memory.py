@@ -18,7 +18,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..address import Address
-from ..clock import monotonic
 from ..driver import Driver
 from ..line import Place
 from ..protocol.claim import Claim
@@ -27,6 +26,7 @@ from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Channel
 from ..protocol.quorum import Round, Steps, Verb
 from ..protocol.restart_guard import Guard
+from ..runtime.clock import monotonic
 from ..wakeup import Waiter, Wakeup
 from .fakes import FakeNode
 

@@ -13,14 +13,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from .. import clock
 from ..address import parse_nodes
-from ..clock import monotonic
 from ..lock import Redlock
 from ..protocol.errors import RedlockError
 from ..protocol.lease import Lease
 from ..protocol.names import slots
 from ..protocol.values import Owner
+from ..runtime import clock
+from ..runtime.clock import monotonic
 from ..server import LocalServer, start_servers
 from ..watchdog import Watchdog, Watched
 from .memory import Memory, MemoryNode, MemoryWakeup

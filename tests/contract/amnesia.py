@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from celery_redlock import NotAcquired, Redlock
-from celery_redlock.clock import monotonic
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer, start_servers
 from tests.support import wait_until
 

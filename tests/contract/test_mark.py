@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.clock import monotonic
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import slots
 from celery_redlock.protocol.quorum import Verb
+from celery_redlock.runtime.clock import monotonic
 from tests.contract.test_verbs import Real, Subject, a_node, claim, debian, node, valkey  # noqa: F401
 
 MARK = "the-id:0:0123456789abcdef#done"

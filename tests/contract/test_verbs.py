@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from celery_redlock import address, driver, keeper, testing
 from celery_redlock.address import parse_nodes
-from celery_redlock.clock import monotonic
 from celery_redlock.node import SETTLED, Node
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
 from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
 from celery_redlock.testing import fakes, process
 from celery_redlock.testing import keeper as mirror

@@ -71,8 +71,6 @@ HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
 
 # Until it is moved: the room that a module of the root belongs to.
 HOME: dict[str, str] = {
-    **dict.fromkeys(("clock", "bell", "interrupt", "green", "polling", "haste"), "runtime"),
-    **dict.fromkeys(("complaints",), "runtime"),
     **dict.fromkeys(("canonical", "key", "keys"), "keys"),
     **dict.fromkeys(("options", "settings", "task_lock", "declared"), "config"),
     **dict.fromkeys(("address", "handshake", "replies", "node", "driver"), "stores"),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from celery_redlock.complaints import CHANGES, PAGE, Complaints, Once
 from celery_redlock.protocol.quorum import Verb
+from celery_redlock.runtime.complaints import CHANGES, PAGE, Complaints, Once
 
 LATE = "no answer within 0.250 s"
 

@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 
 from celery_redlock import LeaseLost, QuorumUnavailable, Redlock, SingletonTask
-from celery_redlock.clock import monotonic
 from celery_redlock.protocol.errors import RedlockError
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.testing import (
     FakeNodes,
     assert_free,

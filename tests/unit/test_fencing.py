@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock, current_lease
-from celery_redlock.clock import monotonic
 from celery_redlock.hold import Unlocked
 from celery_redlock.key import KeyMaker
 from celery_redlock.protocol import quorum
@@ -23,6 +22,7 @@ from celery_redlock.protocol.errors import NodeError, QuorumUnavailable
 from celery_redlock.protocol.lease import FENCE_LIMIT, Lease
 from celery_redlock.protocol.outcome import refusal
 from celery_redlock.protocol.quorum import FENCE_AHEAD, Round, Verb
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.testing import FakeNode
 from celery_redlock.turn import TickClaim
 from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from celery_redlock.haste import OURS, haste
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.runtime.haste import OURS, haste
 from celery_redlock.testing import FakeClock
 from celery_redlock.watchdog import Watchdog
 

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import LeaseLost, interrupt
-from celery_redlock.interrupt import SIGNAL, Interruptible, _blocks
+from celery_redlock import LeaseLost
+from celery_redlock.runtime import interrupt
+from celery_redlock.runtime.interrupt import SIGNAL, Interruptible, _blocks
 
 RACES = 2000
 

@@ -32,8 +32,8 @@ from celery_redlock import (
     current_lease,
     locked,
 )
-from celery_redlock.clock import monotonic
 from celery_redlock.events import Listener, subscribe
+from celery_redlock.runtime.clock import monotonic
 from tests.support import end_with_parent
 from tests.worker import hearing
 from tests.worker.log import VARIABLE, note, runs_of

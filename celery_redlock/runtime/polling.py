@@ -5,7 +5,7 @@ from __future__ import annotations
 import select
 import ssl
 
-from .green import READABLE, poll
+from .greenlets import READABLE, poll
 
 __all__ = ["WAITS", "Poll"]
 

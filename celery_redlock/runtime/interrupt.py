@@ -19,8 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
 
-from .green import current, in_hub
-from .protocol.errors import LeaseLost
+from ..protocol.errors import LeaseLost
+from .greenlets import current, in_hub
 
 __all__ = ["Interruptible"]
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .green import native_lock
+from .greenlets import native_lock
 
 __all__ = ["haste"]
 
