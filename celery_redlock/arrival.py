@@ -21,10 +21,10 @@ from celery import states
 from celery.exceptions import Reject
 
 from .attempts import is_redelivered, said, short_id
+from .config.options import TaskOptions
 from .delivery import LEASE, PREDECESSOR, Delivery
 from .hold import HeldLease, Unlocked
 from .lock import Redlock
-from .options import TaskOptions
 from .protocol.claim import Claim
 from .protocol.errors import DuplicateTask, QuorumUnavailable, ResourceHeld
 from .protocol.names import Resources

@@ -19,11 +19,11 @@ from typing import Any
 
 from celery.schedules import schedstate
 
+from .config.settings import given_names, read_settings
 from .lock import Redlock
 from .protocol.errors import ConfigurationError, QuorumUnavailable
 from .protocol.values import quorum_of
 from .runtime.clock import monotonic
-from .settings import given_names, read_settings
 from .turn import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
 
 __all__ = ["Guard", "guard"]

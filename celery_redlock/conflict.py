@@ -22,7 +22,7 @@ from .broker import (
     unacknowledged_for,
     without_delays,
 )
-from .options import CONFLICT_POLICIES, TaskOptions
+from .config.options import CONFLICT_POLICIES, TaskOptions
 from .protocol.errors import (
     ConfigurationError,
     NotAcquired,

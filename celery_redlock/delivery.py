@@ -28,9 +28,9 @@ from .attempts import (
     waited,
 )
 from .broker import unacknowledged_for, without_delays
+from .config.options import TaskOptions
 from .conflict import Refused, is_split
 from .hold import HeldLease, Unlocked, look_up, release_leftovers
-from .options import TaskOptions
 from .protocol.errors import QuorumUnavailable, ResourceHeld
 from .protocol.names import mark_of
 from .protocol.values import Owner, printable

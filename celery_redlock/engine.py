@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from .address import Address
+from .config.options import MIN_TTL, check_option
 from .custody import Custody
 from .driver import Driver
 from .events import Ask, emit, heard
 from .line import JITTER, STAND_BACK
 from .native import NativeWatchdog
-from .options import MIN_TTL, check_option
 from .protocol import outcome as refusal
 from .protocol import quorum
 from .protocol.claim import Claim

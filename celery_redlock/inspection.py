@@ -54,9 +54,9 @@ def _hide_nodes() -> None:
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     """Locks that the worker's tasks hold and wait for (celery_redlock)."""
+    from .config.settings import enabled
     from .lock import Redlock
     from .protocol.errors import ConfigurationError
-    from .settings import enabled
 
     app = state.app
     try:
@@ -166,7 +166,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
 
 def _wanted(request: Any) -> str:
     """What a delivery that is at work is to hold; empty for nothing."""
-    from .task_lock import lock_of, resource_of
+    from .config.task_lock import lock_of, resource_of
 
     try:
         lock = lock_of(request.task)
@@ -191,7 +191,7 @@ def settings_of(app: Any) -> dict[str, Any]:
         ConfigurationError: One of them cannot work.
     """
     from .address import parse_nodes
-    from .settings import read_settings
+    from .config.settings import read_settings
 
     settings = read_settings(app)
     nodes = [
@@ -210,7 +210,7 @@ def digest_of(settings: Mapping[str, Any]) -> str:
 
 def tasks_of(app: Any) -> dict[str, str]:
     """A short name of how each locked task is declared: workers that have it must agree."""
-    from .task_lock import lock_of
+    from .config.task_lock import lock_of
 
     found = {}
     for name, task in sorted(app.tasks.items()):

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .address import NodeSpec, parse_nodes
+from .config.options import check_option, guarded
+from .config.settings import read_settings
 from .custody import Custody
 from .driver import Driver
 from .engine import LockClient
 from .events import emit
 from .hold import HeldLease
-from .options import check_option, guarded
 from .protocol import outcome, quorum
 from .protocol.claim import Claim
 from .protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
@@ -23,7 +24,6 @@ from .protocol.lease import Lease
 from .protocol.names import Resources, checked_names
 from .protocol.values import Holder, Owner
 from .runtime.clock import monotonic
-from .settings import read_settings
 
 __all__ = ["Redlock"]
 

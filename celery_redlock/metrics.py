@@ -246,7 +246,7 @@ class Metrics:
 
     def begin(self, consumer: Any, port: int | None, addr: str) -> None:
         """A worker's main process, when it is ready; the arguments are `install`'s."""
-        from .task_lock import lock_of
+        from .config.task_lock import lock_of
 
         tasks = consumer.app.tasks.values()
         self.foresee(task.name for task in tasks if lock_of(task) is not None)

@@ -26,8 +26,10 @@ from kombu.utils.uuid import uuid
 from .arrival import Arrival, arrival_of
 from .attempts import LONG, short_id
 from .broker import seconds_until
+from .config.options import MIN_TTL, TaskOptions
+from .config.settings import enabled
+from .config.task_lock import TaskLock, lock_of
 from .lock import Redlock
-from .options import MIN_TTL, TaskOptions
 from .protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from .protocol.values import Holder, printable
 from .reservation import (
@@ -44,10 +46,8 @@ from .reservation import (
     take,
 )
 from .results import end_of, note_revokes, was_terminated
-from .settings import enabled
 from .signals import task_skipped
 from .skipped import Skipped
-from .task_lock import TaskLock, lock_of
 
 __all__ = ["wrap"]
 

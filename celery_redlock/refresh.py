@@ -17,8 +17,8 @@ from typing import Any
 from celery.utils.imports import instantiate
 
 from .broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
+from .config.task_lock import lock_of
 from .protocol.values import printable
-from .task_lock import lock_of
 
 __all__ = ["begin"]
 

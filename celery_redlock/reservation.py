@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .attempts import short_id
-from .options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
+from .config.options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
 from .protocol import outcome, quorum
 from .protocol.claim import Claim
 from .protocol.commands import RESERVED_SUFFIX

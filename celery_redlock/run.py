@@ -9,12 +9,12 @@ from typing import Any
 
 from .arrival import Arrival
 from .attempts import short_id
+from .config.settings import enabled
+from .config.task_lock import TaskLock
 from .delivery import first_call
 from .hold import HeldLease, Unlocked, lost_unawares
 from .lock import Redlock
 from .runtime.interrupt import Interruptible
-from .settings import enabled
-from .task_lock import TaskLock
 from .waiting import parks
 
 __all__ = ["run"]

@@ -12,8 +12,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .config.options import MOST_SLOTS
 from .entry import KINDS, Entry, NodeLook, Rival, Survey
-from .options import MOST_SLOTS
 from .protocol.commands import (
     DONE,
     FENCE_SUFFIX,

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
-from .declared import given_to_all, refuse_second_lock, refuse_unread
+from .config.declared import given_to_all, refuse_second_lock, refuse_unread
+from .config.options import TASK
+from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .delivery import first_call
-from .keys import Templates
-from .options import TASK
+from .keys.resolver import Templates
 from .protocol.errors import ConfigurationError
 from .run import run
 from .skipped import Skipped
-from .task_lock import TaskLock, lock_of, resource_of, resources_of
 
 __all__ = [
     "SingletonTask",

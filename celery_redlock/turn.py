@@ -22,11 +22,11 @@ from typing import Any
 
 from celery.utils.time import maybe_make_aware
 
-from .canonical import escape
+from .config.options import MIN_TTL
 from .hold import HeldLease
-from .key import shortened
+from .keys.canonical import escape
+from .keys.template import shortened
 from .lock import Redlock
-from .options import MIN_TTL
 from .outage import Outage
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.values import Holder, Owner

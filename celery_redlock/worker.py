@@ -21,9 +21,11 @@ from celery.exceptions import Retry
 from . import inspection
 from .arrival import arrival_of, comes_back, note_of
 from .attempts import is_redelivered, mark_copy, receive, said
+from .config.declared import given_to_all, refuse_unread
+from .config.declared import wrap as watch_declarations
+from .config.settings import enabled, given_names, read_settings
+from .config.task_lock import TaskLock, lock_of
 from .conflict import check_rejecting
-from .declared import given_to_all, refuse_unread
-from .declared import wrap as watch_declarations
 from .delivery import lease_of
 from .hold import mark_done
 from .lock import Redlock
@@ -32,8 +34,6 @@ from .protocol.values import quorum_of
 from .publish import wrap
 from .received import hold
 from .reservation import HEADER, Reservation, free_soon
-from .settings import enabled, given_names, read_settings
-from .task_lock import TaskLock, lock_of
 
 __all__ = ["install"]
 

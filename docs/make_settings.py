@@ -11,7 +11,7 @@ from pathlib import Path
 PAGE = Path(__file__).with_name("settings.md")
 sys.path.insert(0, str(PAGE.parents[1]))
 
-from celery_redlock.options import GLOBAL, TASK, Option  # noqa: E402
+from celery_redlock.config.options import GLOBAL, TASK, Option  # noqa: E402
 
 BEGIN = "<!-- options: written by docs/make_settings.py from celery_redlock/options.py -->\n"
 END = "<!-- options: end -->\n"

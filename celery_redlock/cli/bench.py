@@ -15,11 +15,11 @@ from typing import Any
 import click
 
 from ..address import Address
+from ..config.settings import read_settings
 from ..lock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable
 from ..protocol.values import quorum_of
 from ..replies import Parser
-from ..settings import read_settings
 from ..survey import survey
 from .site import NO_QUORUM, Site, on_site, table
 from .words import counted, nodes_data

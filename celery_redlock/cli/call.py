@@ -11,16 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..attempts import LONG
-from ..keys import Templates
-from ..options import TASK, TaskOptions
+from ..config.options import TASK, TaskOptions
+from ..config.settings import enabled, given_names
+from ..keys.resolver import Templates
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
-from ..settings import enabled, given_names
 from ..waiting import parkable
 
 if TYPE_CHECKING:
+    from ..config.task_lock import TaskLock
     from ..entry import Entry
-    from ..task_lock import TaskLock
 
 __all__ = ["Call", "Verdict"]
 

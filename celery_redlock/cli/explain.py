@@ -16,8 +16,8 @@ from .site import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
 from .words import waits_said
 
 if TYPE_CHECKING:
+    from ..config.task_lock import TaskLock
     from ..entry import Survey
-    from ..task_lock import TaskLock
 
 __all__ = ["command"]
 
@@ -63,7 +63,7 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
         click.echo(printable(f"{task} is no task of this app{hint}"), err=True)
         return PROBLEM
     _check_arguments(found, given, named)
-    from ..task_lock import lock_of
+    from ..config.task_lock import lock_of
 
     lock = lock_of(found)
     if lock is None:

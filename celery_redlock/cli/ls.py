@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import click
 
+from ..config.options import GLOBAL
 from ..entry import Entry
-from ..options import GLOBAL
 from ..survey import survey
 from .site import Site, on_site, table
 from .words import (

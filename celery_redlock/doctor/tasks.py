@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..broker import unacknowledged_for
+from ..config.declared import given_to_all, refuse_unread
+from ..config.options import TaskOptions
+from ..config.settings import read_settings
+from ..config.task_lock import lock_of
 from ..conflict import check_rejecting
-from ..declared import given_to_all, refuse_unread
-from ..options import TaskOptions
 from ..protocol.errors import ConfigurationError
-from ..settings import read_settings
-from ..task_lock import lock_of
 from .finding import Finding
 
 __all__ = ["examine_tasks", "ttls_of"]

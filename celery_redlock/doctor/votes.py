@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from ..config.options import DAY, GLOBAL, guarded
 from ..lock import Redlock
-from ..options import DAY, GLOBAL, guarded
 from ..protocol.restart_guard import Facts
 from ..protocol.values import quorum_of
 from ..visit import visit

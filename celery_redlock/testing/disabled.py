@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .. import settings
+from ..config import settings
 
 __all__ = ["redlock_disabled"]
 

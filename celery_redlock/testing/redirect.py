@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 from .. import engine as engines
 from .. import lock as locks
-from .. import settings
 from ..address import Address
+from ..config import settings
 from ..custody import Custody
 from ..engine import LockClient
 from ..protocol.restart_guard import Guard

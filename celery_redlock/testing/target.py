@@ -10,12 +10,12 @@ from celery import Task, _state
 from celery.canvas import Signature
 from celery.local import Proxy
 
+from ..config.task_lock import lock_of
 from ..lock import Redlock
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.names import checked_names
 from ..protocol.values import shown
 from ..reservation import RESERVING
-from ..task_lock import lock_of
 
 _celery_state: Any = _state  # its stubs lack most of it
 

@@ -12,8 +12,8 @@ import redis
 from celery import _state
 
 from celery_redlock import LeaseLost, QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.config.task_lock import resource_of
 from celery_redlock.server import LocalServer
-from celery_redlock.task_lock import resource_of
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 EXAMPLE = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)[0]

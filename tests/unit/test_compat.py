@@ -12,8 +12,8 @@ from celery_redlock import ConfigurationError
 from celery_redlock.compat import FOR_EVER
 from celery_redlock.compat.once import QueueOnce
 from celery_redlock.compat.singleton import Singleton
-from celery_redlock.settings import read_settings
-from celery_redlock.task_lock import lock_of
+from celery_redlock.config.settings import read_settings
+from celery_redlock.config.task_lock import lock_of
 
 URL = "redis://10.0.0.9:6379/2"
 

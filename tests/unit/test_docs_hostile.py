@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.key import MAX_BYTES
+from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import LONGEST
 from celery_redlock.protocol.pipeline import OWED
 from celery_redlock.replies import LARGEST, PATIENCE

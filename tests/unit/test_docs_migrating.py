@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.compat import once, singleton
-from celery_redlock.options import check_option
+from celery_redlock.config.options import check_option
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "migrating.md").read_text("utf-8")

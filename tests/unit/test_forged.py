@@ -15,7 +15,7 @@ from celery.worker.strategy import proto1_to_proto2
 from kombu.utils.uuid import uuid
 
 from celery_redlock import ConfigurationError, SingletonTask, Skipped
-from celery_redlock.options import SCOPES
+from celery_redlock.config.options import SCOPES
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Owner

@@ -32,7 +32,7 @@ from celery_redlock.attempts import (
     waited,
 )
 from celery_redlock.broker import on_last_delivery, queue_of, without_delays
-from celery_redlock.options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from celery_redlock.config.options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
 from celery_redlock.parking import Parking
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.commands import encode

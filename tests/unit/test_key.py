@@ -21,7 +21,7 @@ from collections.abc import Callable
 import pytest
 from kombu import serialization
 
-from celery_redlock.key import KeyMaker, canonical, check_template
+from celery_redlock.keys.template import KeyMaker, canonical, check_template
 from celery_redlock.protocol.errors import ConfigurationError
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")

@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.key import KeyMaker
+from celery_redlock.keys.template import KeyMaker
 from tests.unit.test_key_properties import fold
 
 CASES = int(os.environ.get("KEY_CASES", 200))

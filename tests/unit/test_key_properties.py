@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kombu.utils import json
 
-from celery_redlock.key import MAX_BYTES, KeyMaker, canonical
+from celery_redlock.keys.template import MAX_BYTES, KeyMaker, canonical
 
 CASES = settings(max_examples=int(os.environ.get("KEY_CASES", 150)), deadline=None)
 TOKEN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-~%+")

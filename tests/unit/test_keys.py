@@ -11,10 +11,10 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError, SingletonTask, locked
-from celery_redlock.key import KeyMaker
-from celery_redlock.keys import Keys, Templates
-from celery_redlock.settings import read_settings, resolve
-from celery_redlock.task_lock import TaskLock, lock_of, resource_of, resources_of
+from celery_redlock.config.settings import read_settings, resolve
+from celery_redlock.config.task_lock import TaskLock, lock_of, resource_of, resources_of
+from celery_redlock.keys.resolver import Keys, Templates
+from celery_redlock.keys.template import KeyMaker
 from tests.unit.fake_lock import FakeRedlock
 
 

@@ -21,8 +21,8 @@ from celery_redlock import (
     Skipped,
 )
 from celery_redlock.attempts import ATTEMPTS, RECEIPT
+from celery_redlock.config.options import CONFLICT_POLICIES
 from celery_redlock.hold import HeldLease
-from celery_redlock.options import CONFLICT_POLICIES
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker import check
 from tests.unit.fake_lock import FakeRedlock

@@ -10,8 +10,8 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError
-from celery_redlock.options import GLOBAL, TASK, TaskOptions, check_option
-from celery_redlock.settings import Settings, check_task_options, read_settings, resolve
+from celery_redlock.config.options import GLOBAL, TASK, TaskOptions, check_option
+from celery_redlock.config.settings import Settings, check_task_options, read_settings, resolve
 
 NODES = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 

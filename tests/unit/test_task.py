@@ -32,13 +32,13 @@ from celery_redlock import (
     locked,
 )
 from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.config.options import TASK
+from celery_redlock.config.task_lock import lock_of, resource_of
 from celery_redlock.hold import HeldLease
-from celery_redlock.options import TASK
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
-from celery_redlock.task_lock import lock_of, resource_of
 from celery_redlock.testing import FakeClock
 from tests.unit.fake_lock import FakeRedlock
 

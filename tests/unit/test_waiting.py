@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import waiting
-from celery_redlock.options import TASK, TaskOptions
+from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.waiting import at_work, parks, set_at_work
 
 OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})

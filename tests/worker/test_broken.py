@@ -8,10 +8,10 @@ import pytest
 from celery import Celery, _state
 
 from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock.config.options import TaskOptions
 from celery_redlock.delivery import Delivery
 from celery_redlock.hold import HeldLease, release_leftovers
 from celery_redlock.lock import Redlock
-from celery_redlock.options import TaskOptions
 from celery_redlock.protocol.errors import ResourceHeld
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.server import start_servers

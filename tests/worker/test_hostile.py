@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock.key import MAX_BYTES
+from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.server import LocalServer
 from tests.support import TOKEN, wait_until
 from tests.worker.harness import READY, TASKS, Cluster, Worker

@@ -15,7 +15,7 @@ from typing import Any
 import celery
 import pytest
 
-from celery_redlock.task_lock import resource_of
+from celery_redlock.config.task_lock import resource_of
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
 from tests.worker.log import Line

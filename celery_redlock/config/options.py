@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 
 __all__ = [
     "CONFLICT_POLICIES",
@@ -127,7 +127,7 @@ def _flag_or_none(value: Any) -> Any:
 def _nodes(value: Any) -> Any:
     if value is None:
         return None
-    from .address import parse_nodes  # the one check that needs redis
+    from ..address import parse_nodes  # the one check that needs redis
 
     parse_nodes(value, "redlock_nodes")
     return value

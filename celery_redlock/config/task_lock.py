@@ -12,10 +12,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from .keys import Keys
+from ..keys.resolver import Keys
+from ..protocol.errors import ConfigurationError
+from ..protocol.values import shown
 from .options import TASK, TaskOptions
-from .protocol.errors import ConfigurationError
-from .protocol.values import shown
 from .settings import (
     check_deadline,
     check_locking,

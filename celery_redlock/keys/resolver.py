@@ -12,10 +12,10 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from ..protocol.errors import ConfigurationError
+from ..protocol.values import names_of, printable
 from .canonical import RAW_LITERAL, escape
-from .key import KeyMaker, bound_signature, shortened
-from .protocol.errors import ConfigurationError
-from .protocol.values import names_of, printable
+from .template import KeyMaker, bound_signature, shortened
 
 __all__ = ["Keys", "Templates"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from celery.app.task import Task
 from celery.utils.functional import firstmethod
 
+from ..protocol.errors import ConfigurationError
 from .options import TASK
-from .protocol.errors import ConfigurationError
 from .task_lock import TaskLock
 
 __all__ = ["given_to_all", "refuse_second_lock", "refuse_unread", "wrap"]

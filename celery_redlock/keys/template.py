@@ -17,8 +17,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import blake2b
 
+from ..protocol.errors import ConfigurationError
 from .canonical import RAW_LITERAL, SCALARS, TOKEN, CannotKey, canonical, escape, is_model, text_of
-from .protocol.errors import ConfigurationError
 
 __all__ = ["KeyMaker", "bound_signature", "canonical", "check_template", "shortened"]
 

@@ -36,7 +36,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote, quote_from_bytes
 
-from .protocol.errors import ConfigurationError
+from ..protocol.errors import ConfigurationError
 
 __all__ = [
     "RAW_LITERAL",

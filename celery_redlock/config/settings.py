@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..protocol.errors import ConfigurationError
 from .options import CONFLICT_POLICIES, GLOBAL, TASK, Option, TaskOptions, check_option
-from .protocol.errors import ConfigurationError
 
 __all__ = [
     "Settings",

@@ -1,0 +1,1 @@
+"""Options and settings, checked at birth, and how each task is locked."""
