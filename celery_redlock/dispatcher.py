@@ -22,7 +22,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from .admission import AdmissionQueue
-from .driver import BATCH
 from .line import FEW, Place
 from .lock import Redlock
 from .protocol import outcome, quorum
@@ -31,6 +30,7 @@ from .protocol.quorum import Verb
 from .protocol.values import printable
 from .runtime.clock import monotonic
 from .runtime.event import Bell
+from .stores.redis.driver import BATCH
 
 __all__ = ["Dispatcher"]
 

@@ -17,10 +17,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from .address import Address
 from .config.options import MIN_TTL, check_option
 from .custody import Custody
-from .driver import Driver
 from .events import Ask, emit, heard
 from .line import JITTER, STAND_BACK
 from .native import NativeWatchdog
@@ -36,6 +34,8 @@ from .protocol.restart_guard import Guard
 from .protocol.values import Owner, Vote, quorum_of, shown
 from .runtime.clock import monotonic
 from .runtime.greenlets import patched
+from .stores.redis.address import Address
+from .stores.redis.driver import Driver
 from .wakeup import Wakeup
 from .watchdog import Watchdog
 

@@ -129,9 +129,9 @@ def _path() -> list[str]:
 
 def main() -> None:
     """The helper: keep what stands on the board until the client is gone."""
-    from .address import parse_nodes
-    from .driver import Driver
     from .keeper import Keeper
+    from .stores.redis.address import parse_nodes
+    from .stores.redis.driver import Driver
 
     # Whoever ends the worker by a signal to all of its group must not end this first.
     for name in ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP"):

@@ -190,8 +190,8 @@ def settings_of(app: Any) -> dict[str, Any]:
     Raises:
         ConfigurationError: One of them cannot work.
     """
-    from .address import parse_nodes
     from .config.settings import read_settings
+    from .stores.redis.address import parse_nodes
 
     settings = read_settings(app)
     nodes = [

@@ -25,7 +25,6 @@ import time
 from functools import partial
 
 from .board import Board, Note
-from .driver import Driver
 from .events import emit, heard
 from .protocol import quorum
 from .protocol.claim import Claim
@@ -34,6 +33,7 @@ from .protocol.lease import Lease
 from .protocol.quorum import Verb
 from .protocol.values import Owner
 from .runtime.clock import monotonic
+from .stores.redis.driver import Driver
 
 __all__ = ["Keeper"]
 

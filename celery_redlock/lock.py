@@ -9,11 +9,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .address import NodeSpec, parse_nodes
 from .config.options import check_option, guarded
 from .config.settings import read_settings
 from .custody import Custody
-from .driver import Driver
 from .engine import LockClient
 from .events import emit
 from .hold import HeldLease
@@ -24,6 +22,8 @@ from .protocol.lease import Lease
 from .protocol.names import Resources, checked_names
 from .protocol.values import Holder, Owner
 from .runtime.clock import monotonic
+from .stores.redis.address import NodeSpec, parse_nodes
+from .stores.redis.driver import Driver
 
 __all__ = ["Redlock"]
 

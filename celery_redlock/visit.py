@@ -20,10 +20,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import redis
 
-from .address import Address
 from .protocol.commands import seconds_left
 from .protocol.errors import NodeError
-from .replies import Parser, reason
+from .stores.redis.address import Address
+from .stores.redis.resp import Parser, reason
 
 __all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
 
@@ -40,7 +40,7 @@ LONGEST_VISIT = 10
 LARGEST = 4 * 2**20
 """Bytes of the longest reply to a visit: a batch of the longest values is half of it."""
 BUDGET = 64 * 2**20
-"""Bytes that are read of one node in one visit, see `replies.Replies`: about 150 000 locks, which
+"""Bytes that are read of one node in one visit, see `resp.Replies`: about 150 000 locks, which
 take up to twice as much memory."""
 BATCH = 500
 """Keys that are asked for at a time: a node's other clients have their turn in between."""

@@ -20,8 +20,8 @@ from redis.retry import Retry
 
 from celery_redlock import Redlock, waiting
 from celery_redlock.config.options import GLOBAL
-from celery_redlock.driver import Driver
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.redis.driver import Driver
 from tests import lanes, machine, wanting
 from tests import rabbitmq as local_rabbitmq
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import click
 
-from ..address import Address
 from ..config.settings import read_settings
 from ..lock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable
 from ..protocol.values import quorum_of
-from ..replies import Parser
+from ..stores.redis.address import Address
+from ..stores.redis.resp import Parser
 from ..survey import survey
 from .site import NO_QUORUM, Site, on_site, table
 from .words import counted, nodes_data

@@ -127,7 +127,7 @@ def _flag_or_none(value: Any) -> Any:
 def _nodes(value: Any) -> Any:
     if value is None:
         return None
-    from ..address import parse_nodes  # the one check that needs redis
+    from ..stores.redis.address import parse_nodes  # the one check that needs redis
 
     parse_nodes(value, "redlock_nodes")
     return value

@@ -15,10 +15,10 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from ..address import Address
-from ..handshake import SECTIONS
 from ..protocol.restart_guard import Facts, fsync_of
-from ..replies import reason
+from ..stores.redis.address import Address
+from ..stores.redis.handshake import SECTIONS
+from ..stores.redis.resp import reason
 from ..visit import NodeLook, Reader, request, visit
 
 __all__ = ["Probe", "introduce", "probe", "refused_by"]

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from ..address import Address
-from ..driver import Driver
 from ..line import Place
 from ..protocol.claim import Claim
 from ..protocol.commands import base_of
@@ -27,6 +25,8 @@ from ..protocol.pipeline import Channel
 from ..protocol.quorum import Round, Steps, Verb
 from ..protocol.restart_guard import Guard
 from ..runtime.clock import monotonic
+from ..stores.redis.address import Address
+from ..stores.redis.driver import Driver
 from ..wakeup import Waiter, Wakeup
 from .fakes import FakeNode
 

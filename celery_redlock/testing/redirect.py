@@ -14,11 +14,11 @@ from unittest.mock import patch
 
 from .. import engine as engines
 from .. import lock as locks
-from ..address import Address
 from ..config import settings
 from ..custody import Custody
 from ..engine import LockClient
 from ..protocol.restart_guard import Guard
+from ..stores.redis.address import Address
 
 logger = logging.getLogger("celery_redlock.testing")
 

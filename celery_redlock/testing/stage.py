@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ..address import parse_nodes
 from ..lock import Redlock
 from ..protocol.errors import RedlockError
 from ..protocol.lease import Lease
@@ -22,6 +21,7 @@ from ..protocol.values import Owner
 from ..runtime import clock
 from ..runtime.clock import monotonic
 from ..server import LocalServer, start_servers
+from ..stores.redis.address import parse_nodes
 from ..watchdog import Watchdog, Watched
 from .memory import Memory, MemoryNode, MemoryWakeup
 from .redirect import redirected

@@ -22,7 +22,6 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock import Redlock, SingletonTask
-from celery_redlock.address import parse_nodes
 from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.bench import _Bare
@@ -34,8 +33,9 @@ from celery_redlock.doctor.votes import votes_in
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.restart_guard import Facts
 from celery_redlock.protocol.values import Owner
-from celery_redlock.replies import Parser
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.stores.redis.resp import Parser
 from celery_redlock.survey import survey
 from tests.cli.clinic import shop
 from tests.support import TOKEN, all_connected, told_all, wait_until

@@ -14,11 +14,11 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld, line
-from celery_redlock.address import parse_nodes
 from celery_redlock.attempts import ATTEMPTS, attempts_of
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.line import Place
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.wakeup import Wakeup
 from tests.support import wait_until
 

@@ -26,9 +26,9 @@ from celery_redlock import (
     RedlockError,
     current_lease,
 )
-from celery_redlock.address import parse_nodes
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis.address import parse_nodes
 from tests.contract.impostor import Impostor
 from tests.support import TOKEN, wait_until
 

@@ -23,8 +23,8 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.address import CONNECT_TIMEOUT, parse_nodes
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, parse_nodes
 from tests.machine import in_time
 
 TTL = 5.0

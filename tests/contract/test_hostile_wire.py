@@ -13,8 +13,8 @@ import pytest
 import redis
 
 from celery_redlock import Redlock, survey, visit
-from celery_redlock.address import parse_nodes
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.wakeup import STALLED, Wakeup
 from tests.contract.impostor import Impostor
 from tests.machine import brief

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import NotAcquired, Redlock
-from celery_redlock.node import Node
 from celery_redlock.protocol.quorum import Verb
+from celery_redlock.stores.redis.node import Node
 from tests.support import wait_until
 
 # The alarm may strike in a destructor, which can do no more than print it.

@@ -12,11 +12,11 @@ import pytest
 import redis
 
 from celery_redlock import HeldLease, Redlock
-from celery_redlock.address import parse_nodes
 from celery_redlock.board import Board
-from celery_redlock.driver import Driver
 from celery_redlock.keeper import Keeper
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.stores.redis.driver import Driver
 from tests.support import wait_until
 
 TTL = 2.0

@@ -17,9 +17,9 @@ import pytest
 import redis
 
 from celery_redlock import Lease, Redlock, ResourceHeld, line
-from celery_redlock.node import Node
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.redis.node import Node
 from tests.machine import in_time
 from tests.support import all_connected, wait_until
 

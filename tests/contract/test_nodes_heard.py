@@ -9,9 +9,9 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.driver import Driver
 from celery_redlock.events import NODE_FAILURES, Listener, heard_nodes, subscribe, unsubscribe
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.redis.driver import Driver
 from tests.support import wait_until
 
 LONG = 30.0

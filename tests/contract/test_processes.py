@@ -13,15 +13,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import (
-    HeldLease,
-    Redlock,
-    RedlockError,
-    ResourceHeld,
-    current_lease,
-    node,
-)
+from celery_redlock import HeldLease, Redlock, RedlockError, ResourceHeld, current_lease
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis import node
 from tests.support import all_connected, told_all, wait_until
 
 # Python 3.12 warns of every fork of a process with threads; that it works is what is tested.

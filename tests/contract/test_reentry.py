@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import NotAcquired, Redlock, RedlockError
-from celery_redlock.driver import Driver
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis.driver import Driver
 from tests.sim.interruption import at_each_line
 from tests.support import wait_until
 

@@ -230,7 +230,7 @@ def test_who_is_busy_is_not_looked_at(
 ) -> None:
     """The hot path: a write that was carried out shows that it is a master."""
     look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
-    monkeypatch.setattr("celery_redlock.node.LOOK_AFTER", look_after)
+    monkeypatch.setattr("celery_redlock.stores.redis.node.LOOK_AFTER", look_after)
     redlock = lock(old[:3])
     redlock.release(redlock.acquire("r"))
 

@@ -17,9 +17,7 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import address, driver, keeper, testing
-from celery_redlock.address import parse_nodes
-from celery_redlock.node import SETTLED, Node
+from celery_redlock import keeper, testing
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
@@ -27,6 +25,9 @@ from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
 from celery_redlock.protocol.restart_guard import Facts, Guard
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis import address, driver
+from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.stores.redis.node import SETTLED, Node
 from celery_redlock.testing import fakes, process
 from celery_redlock.testing import keeper as mirror
 from tests.support import wait_until

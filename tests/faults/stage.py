@@ -234,7 +234,7 @@ class Worker:
             return [
                 child.pid
                 for child in psutil.Process(self.pid).children(recursive=True)
-                if ("celery_redlock.helper" in child.cmdline()) is helper
+                if ("celery_redlock.keepalive.sidecar" in child.cmdline()) is helper
             ]
         return []
 

@@ -63,10 +63,10 @@ class Event(NamedTuple):
 
 def install() -> None:
     """From now on, this process and those forked from it write a trace."""
-    from celery_redlock.node import Node
     from celery_redlock.protocol.claim import Claim
     from celery_redlock.protocol.pipeline import Channel
     from celery_redlock.protocol.quorum import Round
+    from celery_redlock.stores.redis.node import Node
 
     path = os.path.join(os.environ["TEST_JOURNAL"], "trace")
     os.makedirs(path, exist_ok=True)

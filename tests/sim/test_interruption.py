@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from celery_redlock.address import parse_nodes
-from celery_redlock.node import Node
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.restart_guard import Facts, Guard
-from celery_redlock.replies import SIZE
 from celery_redlock.runtime.polling import WAITS
+from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.resp import SIZE
 from tests.sim.interruption import at_each_line
 
 TTL = 10.0

@@ -11,7 +11,7 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from celery_redlock import ConfigurationError, Redlock
-from celery_redlock.address import CONNECT_TIMEOUT, Address, parse_nodes
+from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, Address, parse_nodes
 
 SECRET = "hunter2-canary"
 

@@ -10,7 +10,7 @@ import pytest
 from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import LONGEST
 from celery_redlock.protocol.pipeline import OWED
-from celery_redlock.replies import LARGEST, PATIENCE
+from celery_redlock.stores.redis.resp import LARGEST, PATIENCE
 from celery_redlock.visit import BUDGET
 from celery_redlock.visit import LARGEST as LARGEST_LOOK
 

@@ -9,10 +9,7 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_redlock import QuorumUnavailable, SingletonTask
-from celery_redlock.address import parse_nodes
-from celery_redlock.driver import Driver
 from celery_redlock.line import Place
-from celery_redlock.node import Node
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
@@ -21,6 +18,9 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import Facts, Guard
 from celery_redlock.protocol.values import Vote
 from celery_redlock.reservation import claim_for, start
+from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.stores.redis.driver import Driver
+from celery_redlock.stores.redis.node import Node
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_publish import Box, box, charge, take  # noqa: F401
 from tests.unit.test_task import app, deliver, redlock  # noqa: F401

@@ -14,8 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from celery_redlock.address import parse_nodes
-from celery_redlock.node import Node
 from celery_redlock.protocol import outcome
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import LONGEST_TTL, decode, encode
@@ -24,7 +22,9 @@ from celery_redlock.protocol.pipeline import Channel
 from celery_redlock.protocol.quorum import EXTENDING, Round, Verb, look
 from celery_redlock.protocol.restart_guard import Facts, Guard
 from celery_redlock.protocol.values import Vote
-from celery_redlock.replies import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
+from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.resp import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
 from celery_redlock.visit import BATCH, LONGEST, _Parser
 from celery_redlock.visit import LARGEST as LARGEST_LOOK
 from tests.unit.test_edges import Wire
@@ -355,7 +355,7 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blindly, what it can guess. What it is asked would pile up here for ever."""
-    monkeypatch.setattr("celery_redlock.node.UNSENT", 600_000)
+    monkeypatch.setattr("celery_redlock.stores.redis.node.UNSENT", 600_000)
     now = [100.0]
     line = Wire()
     line._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

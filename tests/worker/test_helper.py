@@ -34,7 +34,7 @@ def helpers_of(worker: Worker) -> list[psutil.Process]:
     return [
         process
         for process in psutil.Process(worker.process.pid).children()
-        if "celery_redlock.helper" in process.cmdline()
+        if "celery_redlock.keepalive.sidecar" in process.cmdline()
     ]
 
 
@@ -95,7 +95,10 @@ def test_a_helper_is_small_and_ends_with_its_worker(cluster: Cluster, worker: Wo
 
 
 def test_a_helper_imports_no_celery() -> None:
-    modules = "celery_redlock.helper, celery_redlock.keeper, celery_redlock.driver, sys"
+    modules = (
+        "celery_redlock.keepalive.sidecar, celery_redlock.keepalive.supervisor,"
+        " celery_redlock.stores.redis.driver, sys"
+    )
     code = f"import {modules}; print(*{{name.split('.')[0] for name in sys.modules}})"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

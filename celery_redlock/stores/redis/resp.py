@@ -28,8 +28,8 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from .protocol.errors import NodeError
-from .protocol.values import printable
+from ...protocol.errors import NodeError
+from ...protocol.values import printable
 
 __all__ = ["LARGEST", "OVERHEAD", "PATIENCE", "SIZE", "Parser", "Replies", "reason"]
 

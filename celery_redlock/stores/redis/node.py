@@ -18,18 +18,18 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
+from ...events import emit_node, heard_nodes
+from ...protocol.commands import FOREIGN, decode, encode
+from ...protocol.errors import NodeError
+from ...protocol.pipeline import FREEING, Channel
+from ...protocol.quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
+from ...protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
+from ...runtime.complaints import Complaints, refuses
+from ...runtime.greenlets import native_rlock
+from ...runtime.polling import WAITS
 from .address import Address
-from .events import emit_node, heard_nodes
 from .handshake import introduce
-from .protocol.commands import FOREIGN, decode, encode
-from .protocol.errors import NodeError
-from .protocol.pipeline import FREEING, Channel
-from .protocol.quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
-from .protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
-from .replies import SIZE, Replies, reason
-from .runtime.complaints import Complaints, refuses
-from .runtime.greenlets import native_rlock
-from .runtime.polling import WAITS
+from .resp import SIZE, Replies, reason
 
 __all__ = ["Node", "close_round"]
 

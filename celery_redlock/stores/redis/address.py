@@ -25,8 +25,8 @@ from redis.connection import (
 )
 from redis.retry import Retry
 
-from .protocol.errors import ConfigurationError
-from .replies import Parser
+from ...protocol.errors import ConfigurationError
+from .resp import Parser
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]
 

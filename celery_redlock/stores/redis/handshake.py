@@ -13,9 +13,9 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from .protocol.errors import NodeError
-from .protocol.restart_guard import Facts, fsync_of
-from .replies import reason
+from ...protocol.errors import NodeError
+from ...protocol.restart_guard import Facts, fsync_of
+from .resp import reason
 
 __all__ = ["introduce"]
 

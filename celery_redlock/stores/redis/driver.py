@@ -27,17 +27,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+from ...protocol.claim import Claim
+from ...protocol.commands import encode
+from ...protocol.errors import ConfigurationError, NodeError, RedlockError
+from ...protocol.quorum import Round, Steps, Verb, extend
+from ...protocol.restart_guard import Facts, Guard
+from ...protocol.values import quorum_of
+from ...runtime.clock import monotonic
+from ...runtime.event import Bell
+from ...runtime.polling import Poll
 from .address import Address
 from .node import Node, close_round
-from .protocol.claim import Claim
-from .protocol.commands import encode
-from .protocol.errors import ConfigurationError, NodeError, RedlockError
-from .protocol.quorum import Round, Steps, Verb, extend
-from .protocol.restart_guard import Facts, Guard
-from .protocol.values import quorum_of
-from .runtime.clock import monotonic
-from .runtime.event import Bell
-from .runtime.polling import Poll
 
 __all__ = ["Driver"]
 

@@ -1,0 +1,1 @@
+"""What a lease is kept in: a package a kind of server."""

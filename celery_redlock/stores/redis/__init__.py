@@ -1,0 +1,1 @@
+"""N independent Redis masters, and a connection to each."""
