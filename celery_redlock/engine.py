@@ -1,7 +1,7 @@
 """What goes on inside a `Redlock`: its claims, from the first request to the last.
 
 It binds the pure algorithm (`quorum.py`) to real nodes (`driver.py`), keeps what is held alive
-(`watchdog.py`), has it noted for a keeper (`custody.py`) and wakes who waits (`wakeup.py`).
+(`watchdog.py`), has it noted for a keeper (`registry.py`) and wakes who waits (`wakeup.py`).
 Connections, threads and claims belong to one process: after a fork the child starts with none, and
 never owns, extends or releases what its parent took.
 """
@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from .config.options import MIN_TTL, check_option
-from .custody import Custody
 from .events import Ask, emit, heard
+from .keepalive.greenlet_watchdog import NativeWatchdog
+from .keepalive.registry import Custody
+from .keepalive.watchdog import Watchdog
 from .line import JITTER, STAND_BACK
-from .native import NativeWatchdog
 from .protocol import outcome as refusal
 from .protocol import quorum
 from .protocol.claim import Claim
@@ -37,7 +38,6 @@ from .runtime.greenlets import patched
 from .stores.redis.address import Address
 from .stores.redis.driver import Driver
 from .wakeup import Wakeup
-from .watchdog import Watchdog
 
 __all__ = ["LockClient"]
 

@@ -1,8 +1,9 @@
 """`celery inspect redlock`: what a worker holds and waits for, from its own memory.
 
 No node is asked, so it answers at once, also while the nodes are away. In a prefork worker the
-children hold: its main process reads their notes on the board (`board.py`). Elsewhere the bodies
-run in the process that answers. Who waits is parked (`parking.py`), or at work without a lock.
+children hold: its main process reads their notes on the board (`shared_table.py`). Elsewhere the
+bodies run in the process that answers. Who waits is parked (`parking.py`), or at work without a
+lock.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .board import Board
+    from .keepalive.shared_table import Board
     from .lock import Redlock
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]

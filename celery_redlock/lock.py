@@ -11,10 +11,10 @@ from typing import Any
 
 from .config.options import check_option, guarded
 from .config.settings import read_settings
-from .custody import Custody
 from .engine import LockClient
 from .events import emit
 from .hold import HeldLease
+from .keepalive.registry import Custody
 from .protocol import outcome, quorum
 from .protocol.claim import Claim
 from .protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld

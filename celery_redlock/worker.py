@@ -5,7 +5,7 @@ every pool, after the result is stored and the user's hooks have run. `task_succ
 `task_failure` and `task_retry` release too, where they come first; releasing again is nothing.
 
 In a worker's main process: a keeper reads what the pool children hold, extends it where they are
-stopped or busy, and frees it when they die. See `keeper.py`.
+stopped or busy, and frees it when they die. See `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     """The main process of a prefork worker: keep what its children hold."""
     from celery.concurrency.prefork import TaskPool
 
-    from .keeper import Keeper
+    from .keepalive.supervisor import Keeper
 
     if not isinstance(sender.pool, TaskPool) or not _locking(sender.app):
         return

@@ -33,7 +33,12 @@ PRELOADED = (
     *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
     *("celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.consumer"),
     *("celery.worker.autoscale", "kombu.transport.redis", "celery_redlock.parking"),
-    *("celery_redlock.engine", "celery_redlock.worker", "celery_redlock.keeper", "redis"),
+    *(
+        "celery_redlock.engine",
+        "celery_redlock.worker",
+        "celery_redlock.keepalive.supervisor",
+        "redis",
+    ),
 )
 
 

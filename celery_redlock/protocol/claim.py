@@ -114,8 +114,8 @@ class Claim:
     def outdated(self, node: int, sent: float) -> bool:
         """Whether `node` has answered a request that was sent after this one.
 
-        Never over one connection. Who extends over another (`native.py`) may read late what was
-        answered long before; what a node said last is what counts.
+        Never over one connection. Who extends over another (`greenlet_watchdog.py`) may read late
+        what was answered long before; what a node said last is what counts.
         """
         if sent < self._answered[node]:
             return True

@@ -22,7 +22,7 @@ MOST = 100
 """Names in one claim: while a node sets them it serves nobody else."""
 ROOM = 30_000
 """Bytes of all names of one claim: a keeper in another process reads them where a holder notes them
-(`board.py`), and what it could not read it would not guard."""
+(`shared_table.py`), and what it could not read it would not guard."""
 
 Resources = str | Sequence[str]
 """A name, or several of which a claim gets all or none."""

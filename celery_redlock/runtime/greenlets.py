@@ -2,9 +2,9 @@
 
 Patched, a thread is a greenlet: all of them share one native thread, and each runs until it waits.
 A body that computes without ever waiting stops all others, so leases are extended from a native
-thread (`native.py`). What passes between that thread and the greenlets is made here, of what the
-patches have replaced: a lock that only stops native threads, and a bell that can be heard by the
-greenlets of one of them. Neither gevent nor eventlet is ever imported by us.
+thread (`greenlet_watchdog.py`). What passes between that thread and the greenlets is made here, of
+what the patches have replaced: a lock that only stops native threads, and a bell that can be heard
+by the greenlets of one of them. Neither gevent nor eventlet is ever imported by us.
 """
 
 from __future__ import annotations

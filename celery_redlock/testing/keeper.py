@@ -1,6 +1,6 @@
 """Who extends leases for a process that may be paused, from a process of its own.
 
-Mirrors `keeper.Keeper` and the memory it shares with those it keeps, `board.Board`.
+Mirrors `supervisor.Keeper` and the memory it shares with those it keeps, `shared_table.Board`.
 """
 
 from __future__ import annotations

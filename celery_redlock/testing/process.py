@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..keepalive.watchdog import Schedule, Watched
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.quorum import EXTENDING, VOTING, Round, Verb, look, wrote
 from ..protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard
-from ..watchdog import Schedule, Watched
 from .nodes import Connection, Link
 from .operation import Operation, Struck
 from .plan import chance, key_of, struck_at

@@ -15,8 +15,8 @@ from unittest.mock import patch
 from .. import engine as engines
 from .. import lock as locks
 from ..config import settings
-from ..custody import Custody
 from ..engine import LockClient
+from ..keepalive.registry import Custody
 from ..protocol.restart_guard import Guard
 from ..stores.redis.address import Address
 

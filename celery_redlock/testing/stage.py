@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from ..keepalive.watchdog import Watchdog, Watched
 from ..lock import Redlock
 from ..protocol.errors import RedlockError
 from ..protocol.lease import Lease
@@ -22,7 +23,6 @@ from ..runtime import clock
 from ..runtime.clock import monotonic
 from ..server import LocalServer, start_servers
 from ..stores.redis.address import parse_nodes
-from ..watchdog import Watchdog, Watched
 from .memory import Memory, MemoryNode, MemoryWakeup
 from .redirect import redirected
 from .target import Target, target_of

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import redis
 
-from celery_redlock import helper
-from celery_redlock.board import Board
-from celery_redlock.helper import Helper
+from celery_redlock.keepalive import sidecar
+from celery_redlock.keepalive.shared_table import Board
+from celery_redlock.keepalive.sidecar import Helper
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 
@@ -62,8 +62,8 @@ def test_what_we_have_from_the_working_directory_is_found_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a project brings the package with it, there is nowhere else to find it."""
-    home = Path(helper.__file__).parents[1]
+    home = Path(sidecar.__file__).parents[1]
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", ["", str(home), "lib", "/somewhere"])
-    path = helper._path()
+    path = sidecar._path()
     assert path[0] == "/somewhere" and str(home) in path[1:] and not {"", "lib"} & set(path)

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from celery_redlock import HeldLease, Redlock
-from celery_redlock.board import Board
-from celery_redlock.keeper import Keeper
+from celery_redlock.keepalive.shared_table import Board
+from celery_redlock.keepalive.supervisor import Keeper
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver

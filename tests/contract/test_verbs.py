@@ -17,7 +17,8 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import keeper, testing
+from celery_redlock import testing
+from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
@@ -695,7 +696,7 @@ def test_the_world_has_productions_numbers() -> None:
     assert process.SETTLED == SETTLED
     assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
-    seconds = (keeper.LATE, keeper.LOOKS, keeper.OFTEN, keeper.SELDOM)
+    seconds = (supervisor.LATE, supervisor.LOOKS, supervisor.OFTEN, supervisor.SELDOM)
     assert seconds == (mirror.LATE, mirror.LOOKS, mirror.OFTEN, mirror.SELDOM)
 
 

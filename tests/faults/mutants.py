@@ -65,7 +65,7 @@ def _free_before_death() -> None:
     """The keeper believes Celery's main process, which tells of a death before it happens."""
     from celery.worker.request import Request
 
-    from celery_redlock.keeper import Keeper
+    from celery_redlock.keepalive.supervisor import Keeper
 
     doomed: set[int] = set()
     dead = Keeper._dead

@@ -31,7 +31,8 @@ from celery.worker.consumer import Tasks
 from celery.worker.control import inspect_command
 from kombu.message import Message
 
-from celery_redlock import SingletonTask, current_lease, helper
+from celery_redlock import SingletonTask, current_lease
+from celery_redlock.keepalive import sidecar
 from celery_redlock.protocol.errors import LeaseLost
 from tests.faults import tracing
 from tests.faults.journal import Pen, now, short
@@ -58,7 +59,7 @@ if os.environ.get("TEST_MUTANT"):
 
 tracing.install()
 # The helper process writes a trace as well.
-helper.START = helper.START.replace(
+sidecar.START = sidecar.START.replace(
     "; from", "; from tests.faults import tracing; tracing.install(); from", 1
 )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
-from celery_redlock import watchdog
+from celery_redlock.keepalive import watchdog
 from celery_redlock.protocol import claim as claims
 from celery_redlock.protocol import lease, quorum
 from celery_redlock.protocol.claim import Claim

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from celery_redlock.keepalive.watchdog import EVERY
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.values import quorum_of
-from celery_redlock.watchdog import EVERY
 
 MODEL = Path(__file__).with_name("redlock.pml")
 

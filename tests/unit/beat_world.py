@@ -21,8 +21,8 @@ import pytest
 from celery import Celery
 from celery.beat import Scheduler, event_t
 
-from celery_redlock import watchdog as due
 from celery_redlock.beat import Guard
+from celery_redlock.keepalive import watchdog as due
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Round
 from celery_redlock.protocol.values import Owner

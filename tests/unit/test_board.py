@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from celery_redlock.board import MAX_NODES, SLOTS, Board, Note
+from celery_redlock.keepalive.shared_table import MAX_NODES, SLOTS, Board, Note
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.protocol.lease import NEVER, drift

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
+from celery_redlock.keepalive.watchdog import Watchdog
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.runtime.haste import OURS, haste
 from celery_redlock.testing import FakeClock
-from celery_redlock.watchdog import Watchdog
 
 USUAL = 3000
 """Microseconds: not CPython's own, as an application may have set it."""

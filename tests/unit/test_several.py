@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
-from celery_redlock.board import Board
+from celery_redlock.keepalive.shared_table import Board
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.wakeup import Waiter
 from tests.unit.fake_lock import FakeRedlock

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from celery_redlock.keepalive.watchdog import Schedule, Watchdog, Watched
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.testing import FakeClock
-from celery_redlock.watchdog import Schedule, Watchdog, Watched
 
 NOW, TTL = 1000.0, 9.0
 

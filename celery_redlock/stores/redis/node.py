@@ -36,7 +36,7 @@ __all__ = ["Node", "close_round"]
 logger = logging.getLogger("celery_redlock.node")
 
 _claims = native_rlock()
-"""Two drivers may have answers for one claim, each with a turn of its own: see `native.py`."""
+"""Two drivers may have answers for one claim, each with its own turn (`greenlet_watchdog.py`)."""
 
 
 def _after_fork() -> None:

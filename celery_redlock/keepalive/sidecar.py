@@ -3,7 +3,8 @@
 No thread of a process can extend while a C call keeps the GIL, and none can free once the process
 is dead. Where there is no main process to do both for its children (threads, solo, gevent, a
 program that uses `Redlock` itself), or where that may be killed too, this helper does. It reads the
-board (`board.py`), imports no Celery, and hears of its client's death by the end of its input.
+board (`shared_table.py`), imports no Celery, and hears of its client's death by the end of its
+input.
 
 It is told the nodes' passwords, so it imports nothing from the directory that it is started in,
 where anybody may have put something.
@@ -23,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .board import Board
+from .shared_table import Board
 
 __all__ = ["Helper"]
 
@@ -129,9 +130,9 @@ def _path() -> list[str]:
 
 def main() -> None:
     """The helper: keep what stands on the board until the client is gone."""
-    from .keeper import Keeper
-    from .stores.redis.address import parse_nodes
-    from .stores.redis.driver import Driver
+    from ..stores.redis.address import parse_nodes
+    from ..stores.redis.driver import Driver
+    from .supervisor import Keeper
 
     # Whoever ends the worker by a signal to all of its group must not end this first.
     for name in ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP"):

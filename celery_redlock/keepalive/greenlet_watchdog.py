@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from .events import heard
-from .protocol.claim import Claim
-from .protocol.lease import NEVER
-from .runtime.greenlets import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
-from .runtime.haste import haste
-from .stores.redis.driver import Driver
+from ..events import heard
+from ..protocol.claim import Claim
+from ..protocol.lease import NEVER
+from ..runtime.greenlets import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
+from ..runtime.haste import haste
+from ..stores.redis.driver import Driver
 from .watchdog import BUSY, Schedule, Watched
 
 __all__ = ["NativeWatchdog"]

@@ -3,7 +3,7 @@
 A process cannot extend what it holds while it is stopped, or while a C call keeps the GIL; and it
 frees nothing once it is dead. So every holder notes on a *board*, before it asks a node for
 anything, what token it is going to hold where, and strikes the note off when that is released. The
-*keeper* (`keeper.py`), another process, reads the notes: it extends what its holder is late to
+*keeper* (`supervisor.py`), another process, reads the notes: it extends what its holder is late to
 extend, and frees what a dead one has left. Back the other way go the expiries that the keeper was
 acknowledged; the holder takes them for its own when its own are over, so that the two never
 contradict each other.
@@ -25,10 +25,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from .protocol.claim import Claim
-from .protocol.lease import NEVER
-from .protocol.values import shown
-from .runtime.greenlets import native_rlock
+from ..protocol.claim import Claim
+from ..protocol.lease import NEVER
+from ..protocol.values import shown
+from ..runtime.greenlets import native_rlock
 
 __all__ = ["MAX_NODES", "Board", "Note"]
 

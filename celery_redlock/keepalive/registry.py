@@ -13,12 +13,12 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from .protocol.claim import Claim
-from .protocol.errors import ConfigurationError
+from ..protocol.claim import Claim
+from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .board import Board
-    from .helper import Helper
+    from .shared_table import Board
+    from .sidecar import Helper
 
 __all__ = ["Custody"]
 
@@ -63,7 +63,7 @@ class Custody:
 
     def begin(self) -> None:
         """Make the board, before there are children; start the helper, if there is to be one."""
-        from .board import MAX_NODES, Board  # not for the many who need none
+        from .shared_table import MAX_NODES, Board  # not for the many who need none
 
         with self._beginning:
             # Begun, and not done: a handler has interrupted this very thread. It does without.
@@ -77,7 +77,7 @@ class Custody:
 
     def _make(self, board: Board) -> None:
         if self._config is not None:
-            from .helper import Helper
+            from .sidecar import Helper
 
             self._helper = Helper(board, self._config)
             board.read = True
@@ -98,7 +98,7 @@ class Custody:
         parent, _, address = os.environ.get(PLACE, "").partition(":")
         if self._config is not None or parent != str(os.getppid()):
             return
-        from .board import Board
+        from .shared_table import Board
 
         with self._beginning, contextlib.suppress(OSError):  # its parent is going
             if self.board is None:

@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from .protocol.claim import Claim
-from .runtime.event import Bell
-from .runtime.haste import haste
+from ..protocol.claim import Claim
+from ..runtime.event import Bell
+from ..runtime.haste import haste
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
 

@@ -2,7 +2,7 @@
 
 Each process extends its own leases, by a thread. That thread stands still when the process is
 stopped or a C call keeps the GIL, and ends with it. So a keeper in another process, the main
-process of a prefork worker or a small one of its own (`helper.py`), reads the *board* on which
+process of a prefork worker or a small one of its own (`sidecar.py`), reads the *board* on which
 holders note what they hold: a lease of which more than half is gone is extended in its holder's
 stead, and when a holder is dead, and with it the body, its tokens are deleted.
 
@@ -24,16 +24,16 @@ import select
 import time
 from functools import partial
 
-from .board import Board, Note
-from .events import emit, heard
-from .protocol import quorum
-from .protocol.claim import Claim
-from .protocol.commands import RESERVED_SUFFIX
-from .protocol.lease import Lease
-from .protocol.quorum import Verb
-from .protocol.values import Owner
-from .runtime.clock import monotonic
-from .stores.redis.driver import Driver
+from ..events import emit, heard
+from ..protocol import quorum
+from ..protocol.claim import Claim
+from ..protocol.commands import RESERVED_SUFFIX
+from ..protocol.lease import Lease
+from ..protocol.quorum import Verb
+from ..protocol.values import Owner
+from ..runtime.clock import monotonic
+from ..stores.redis.driver import Driver
+from .shared_table import Board, Note
 
 __all__ = ["Keeper"]
 
