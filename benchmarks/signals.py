@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.stats import paired_ratio, table
 from celery_redlock import Redlock, signals
-from celery_redlock.engine import LockClient
 from celery_redlock.events import heard
+from celery_redlock.locking.client import LockClient
 from celery_redlock.protocol.names import checked_names
 
 EACH = 150

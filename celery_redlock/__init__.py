@@ -18,8 +18,8 @@ from .protocol.lease import Lease
 from .protocol.values import Holder
 
 if TYPE_CHECKING:
-    from .hold import HeldLease, current_lease
-    from .lock import Redlock
+    from .locking.held import HeldLease, current_lease
+    from .locking.redlock import Redlock
     from .signals import (
         beat_deduplicated,
         lock_acquired,
@@ -66,8 +66,8 @@ __all__ = [
 # signals are then connected. Celery's commands and pytest load modules of this package wherever it
 # is installed, and are to wait for neither.
 _HOME = {
-    **dict.fromkeys(("HeldLease", "current_lease"), "hold"),
-    "Redlock": "lock",
+    **dict.fromkeys(("HeldLease", "current_lease"), "locking.held"),
+    "Redlock": "locking.redlock",
     **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
     **dict.fromkeys(("lock_acquired", "lock_contended", "lock_unavailable"), "signals"),
     **dict.fromkeys(("lock_extended", "lock_lost", "lock_released"), "signals"),

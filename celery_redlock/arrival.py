@@ -23,8 +23,8 @@ from celery.exceptions import Reject
 from .attempts import is_redelivered, said, short_id
 from .config.options import TaskOptions
 from .delivery import LEASE, PREDECESSOR, Delivery
-from .hold import HeldLease, Unlocked
-from .lock import Redlock
+from .locking.held import HeldLease, Unlocked
+from .locking.redlock import Redlock
 from .protocol.claim import Claim
 from .protocol.errors import DuplicateTask, QuorumUnavailable, ResourceHeld
 from .protocol.names import Resources

@@ -20,7 +20,7 @@ from typing import Any
 from celery.schedules import schedstate
 
 from .config.settings import given_names, read_settings
-from .lock import Redlock
+from .locking.redlock import Redlock
 from .protocol.errors import ConfigurationError, QuorumUnavailable
 from .protocol.values import quorum_of
 from .runtime.clock import monotonic

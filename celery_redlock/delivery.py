@@ -30,7 +30,7 @@ from .attempts import (
 from .broker import unacknowledged_for, without_delays
 from .config.options import TaskOptions
 from .conflict import Refused, is_split
-from .hold import HeldLease, Unlocked, look_up, release_leftovers
+from .locking.held import HeldLease, Unlocked, look_up, release_leftovers
 from .protocol.errors import QuorumUnavailable, ResourceHeld
 from .protocol.names import mark_of
 from .protocol.values import Owner, printable

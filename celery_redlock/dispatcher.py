@@ -2,10 +2,10 @@
 
 One thread, started by the first parking; all that parking needs from the network happens here, so
 that the main process never waits. For each resource that somebody is parked for, the worker stands
-in the wait queue on the nodes (`line.py`), like any other waiter: a release calls the first of the
-queue only. When it is called, the main process lets one delivery go, and the worker queues again
-behind the other waiters. A worker without a free pool slot hands the call on at once, and does not
-stand in the queue until it has one: it never keeps a free resource from others.
+in the wait queue on the nodes (`wait_queue.py`), like any other waiter: a release calls the first
+of the queue only. When it is called, the main process lets one delivery go, and the worker queues
+again behind the other waiters. A worker without a free pool slot hands the call on at once, and
+does not stand in the queue until it has one: it never keeps a free resource from others.
 
 Calls get lost, holders die, nodes are away: so the nodes are also asked which of the resources are
 free, all of them in one request, more often than once a second.
@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from .admission import AdmissionQueue
-from .line import FEW, Place
-from .lock import Redlock
+from .locking.redlock import Redlock
+from .locking.wait_queue import FEW, Place
 from .protocol import outcome, quorum
 from .protocol.claim import Claim
 from .protocol.quorum import Verb

@@ -24,7 +24,7 @@ from .protocol.values import Owner, Vote, printable, quorum_of
 from .survey import survey
 
 if TYPE_CHECKING:
-    from .lock import Redlock
+    from .locking.redlock import Redlock
 
 __all__ = ["Nodes", "exposition", "figures", "make_registry"]
 

@@ -21,7 +21,7 @@ from .protocol.values import Owner, quorum_of, token_digest
 from .visit import NodeLook, Reader, Seen, visit
 
 if TYPE_CHECKING:
-    from .lock import Redlock
+    from .locking.redlock import Redlock
 
 __all__ = ["Freed", "free", "stop_command"]
 

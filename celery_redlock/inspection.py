@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .keepalive.shared_table import Board
-    from .lock import Redlock
+    from .locking.redlock import Redlock
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
 
@@ -56,7 +56,7 @@ def _hide_nodes() -> None:
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     """Locks that the worker's tasks hold and wait for (celery_redlock)."""
     from .config.settings import enabled
-    from .lock import Redlock
+    from .locking.redlock import Redlock
     from .protocol.errors import ConfigurationError
 
     app = state.app

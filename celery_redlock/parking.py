@@ -37,7 +37,7 @@ from .config.options import TaskOptions
 from .config.settings import enabled, read_settings
 from .config.task_lock import lock_of, resources_of
 from .dispatcher import Dispatcher
-from .lock import Redlock
+from .locking.redlock import Redlock
 from .monitor import WAITING, told
 from .prefetch import MAX_PARKED, Prefetch
 from .protocol.values import Owner, printable

@@ -29,7 +29,7 @@ from .broker import seconds_until
 from .config.options import MIN_TTL, TaskOptions
 from .config.settings import enabled
 from .config.task_lock import TaskLock, lock_of
-from .lock import Redlock
+from .locking.redlock import Redlock
 from .protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from .protocol.values import Holder, printable
 from .reservation import (

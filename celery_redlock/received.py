@@ -20,7 +20,7 @@ from typing import Any
 
 from celery.utils.functional import maybe_list
 
-from .lock import Redlock
+from .locking.redlock import Redlock
 from .protocol.values import printable
 from .reservation import SHORT, Reservation, claim_of, free, prolong
 from .runtime.clock import monotonic

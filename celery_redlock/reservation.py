@@ -34,7 +34,7 @@ from .protocol.values import Holder, Owner, names_of, printable, shown
 from .runtime.clock import monotonic
 
 if TYPE_CHECKING:
-    from .lock import Redlock
+    from .locking.redlock import Redlock
 
 __all__ = [
     "HEADER",

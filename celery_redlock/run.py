@@ -12,8 +12,8 @@ from .attempts import short_id
 from .config.settings import enabled
 from .config.task_lock import TaskLock
 from .delivery import first_call
-from .hold import HeldLease, Unlocked, lost_unawares
-from .lock import Redlock
+from .locking.held import HeldLease, Unlocked, lost_unawares
+from .locking.redlock import Redlock
 from .runtime.interrupt import Interruptible
 from .waiting import parks
 

@@ -29,7 +29,7 @@ from .protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
 from .visit import FOREIGN, Line, Reader, Seen, visit
 
 if TYPE_CHECKING:
-    from .lock import Redlock
+    from .locking.redlock import Redlock
 
 __all__ = [
     "KINDS",

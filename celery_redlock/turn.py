@@ -23,10 +23,10 @@ from typing import Any
 from celery.utils.time import maybe_make_aware
 
 from .config.options import MIN_TTL
-from .hold import HeldLease
 from .keys.canonical import escape
 from .keys.template import shortened
-from .lock import Redlock
+from .locking.held import HeldLease
+from .locking.redlock import Redlock
 from .outage import Outage
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.values import Holder, Owner

@@ -27,8 +27,8 @@ from .config.settings import enabled, given_names, read_settings
 from .config.task_lock import TaskLock, lock_of
 from .conflict import check_rejecting
 from .delivery import lease_of
-from .hold import mark_done
-from .lock import Redlock
+from .locking.held import mark_done
+from .locking.redlock import Redlock
 from .protocol.errors import ConfigurationError, NotAcquired
 from .protocol.values import quorum_of
 from .publish import wrap

@@ -34,7 +34,7 @@ PRELOADED = (
     *("celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.consumer"),
     *("celery.worker.autoscale", "kombu.transport.redis", "celery_redlock.parking"),
     *(
-        "celery_redlock.engine",
+        "celery_redlock.locking.client",
         "celery_redlock.worker",
         "celery_redlock.keepalive.supervisor",
         "redis",

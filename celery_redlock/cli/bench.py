@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from ..config.settings import read_settings
-from ..lock import Redlock
+from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable
 from ..protocol.values import quorum_of
 from ..stores.redis.address import Address

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 
 import click
 
-from ..lock import Redlock
+from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import printable
 

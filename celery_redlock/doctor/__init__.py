@@ -18,7 +18,7 @@ from .probe import probe
 
 if TYPE_CHECKING:
     from ..entry import NodeLook
-    from ..lock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = ["CHECKS", "Finding", "Report", "examine"]
 

@@ -12,7 +12,7 @@ from ..survey import survey
 from .finding import MANY, Finding
 
 if TYPE_CHECKING:
-    from ..lock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = ["examine_keys"]
 

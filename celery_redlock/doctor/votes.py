@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config.options import DAY, GLOBAL, guarded
-from ..lock import Redlock
+from ..locking.redlock import Redlock
 from ..protocol.restart_guard import Facts
 from ..protocol.values import quorum_of
 from ..visit import visit

@@ -10,7 +10,7 @@ from typing import Any
 from celery import Task
 
 from ..attempts import short_id
-from ..hold import HeldLease
+from ..locking.held import HeldLease
 from ..protocol.claim import Claim
 from ..protocol.lease import Lease
 from ..protocol.names import slots

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from ..line import Place
+from ..locking.pubsub import Waiter, Wakeup
+from ..locking.wait_queue import Place
 from ..protocol.claim import Claim
 from ..protocol.commands import base_of
 from ..protocol.errors import RedlockError
@@ -27,7 +28,6 @@ from ..protocol.restart_guard import Guard
 from ..runtime.clock import monotonic
 from ..stores.redis.address import Address
 from ..stores.redis.driver import Driver
-from ..wakeup import Waiter, Wakeup
 from .fakes import FakeNode
 
 T = TypeVar("T")

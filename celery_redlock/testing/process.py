@@ -69,7 +69,7 @@ class Process:
             self.workers.append(Worker(self, number))
 
     def forked(self, parent: Process) -> None:
-        """It is the fork of another, whose leases are none of its own (`lock._after_fork`)."""
+        """It is the fork of another, whose leases are none of its own (`redlock._after_fork`)."""
 
     def clock(self) -> float:
         """This process's time."""

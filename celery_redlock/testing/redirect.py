@@ -12,11 +12,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from .. import engine as engines
-from .. import lock as locks
 from ..config import settings
-from ..engine import LockClient
 from ..keepalive.registry import Custody
+from ..locking import client as engines
+from ..locking import redlock as locks
+from ..locking.client import LockClient
 from ..protocol.restart_guard import Guard
 from ..stores.redis.address import Address
 

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ..keepalive.watchdog import Watchdog, Watched
-from ..lock import Redlock
+from ..locking.redlock import Redlock
 from ..protocol.errors import RedlockError
 from ..protocol.lease import Lease
 from ..protocol.names import slots

@@ -11,7 +11,7 @@ from celery.canvas import Signature
 from celery.local import Proxy
 
 from ..config.task_lock import lock_of
-from ..lock import Redlock
+from ..locking.redlock import Redlock
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.names import checked_names
 from ..protocol.values import shown

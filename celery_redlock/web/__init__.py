@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from ..lock import Redlock
+    from ..locking.redlock import Redlock
     from .page import Page
 
 __all__ = ["make_app"]
@@ -58,7 +58,7 @@ def make_app(
     if (app is None) == (redlock is None):
         raise ConfigurationError("give the page an app or a redlock: one of the two")
     if redlock is None:
-        from ..lock import Redlock
+        from ..locking.redlock import Redlock
 
         redlock = Redlock.from_app(app)
     door = Door(token, LOOPBACK if hosts is None else hosts, private)

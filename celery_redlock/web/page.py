@@ -25,7 +25,7 @@ from .words import FILTERS
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-    from ..lock import Redlock
+    from ..locking.redlock import Redlock
     from .door import Door
 
 __all__ = ["Page"]

@@ -12,7 +12,7 @@ from .history import History
 from .workers import Hearing, ask
 
 if TYPE_CHECKING:
-    from ..lock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = ["Sources"]
 

@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld, line
+from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.attempts import ATTEMPTS, attempts_of
 from celery_redlock.config.task_lock import TaskLock
-from celery_redlock.line import Place
+from celery_redlock.locking import wait_queue
+from celery_redlock.locking.pubsub import Wakeup
+from celery_redlock.locking.wait_queue import Place
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.wakeup import Wakeup
 from tests.support import wait_until
 
 
@@ -212,7 +213,7 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Place, "wait", noted)
-    monkeypatch.setattr(line, "AGAIN", (60.0, 60.0))
+    monkeypatch.setattr(wait_queue, "AGAIN", (60.0, 60.0))
     monkeypatch.setattr(struck.client.driver, "_carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         struck.acquire("r")

@@ -14,10 +14,10 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.locking.pubsub import Wakeup
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.wakeup import Wakeup
 from tests.contract.impostor import Impostor
 from tests.machine import brief
 from tests.support import all_connected, wait_until

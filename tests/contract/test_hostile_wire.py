@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from celery_redlock import Redlock, survey, visit
+from celery_redlock.locking.pubsub import STALLED, Wakeup
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.wakeup import STALLED, Wakeup
 from tests.contract.impostor import Impostor
 from tests.machine import brief
 from tests.support import wait_until

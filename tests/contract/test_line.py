@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import Lease, Redlock, ResourceHeld, line
+from celery_redlock import Lease, Redlock, ResourceHeld
+from celery_redlock.locking import wait_queue
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.node import Node
@@ -57,8 +58,8 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
 @pytest.fixture
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not called does not try, nor look."""
-    monkeypatch.setattr(line, "LOOK", (60.0, 60.0))
-    monkeypatch.setattr(line, "AGAIN", (60.0, 60.0))
+    monkeypatch.setattr(wait_queue, "LOOK", (60.0, 60.0))
+    monkeypatch.setattr(wait_queue, "AGAIN", (60.0, 60.0))
 
 
 class Waiting:
@@ -152,7 +153,7 @@ def test_who_has_released_gives_the_one_who_was_called_time(
     make: Callable[[], Redlock], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here that one listens, and never comes."""
-    monkeypatch.setattr("celery_redlock.engine.STAND_BACK", (0.3, 0.3))
+    monkeypatch.setattr("celery_redlock.locking.client.STAND_BACK", (0.3, 0.3))
     redlock = make()
     hearing(redlock, servers)
     with contextlib.ExitStack() as stack:
@@ -196,9 +197,9 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     holder, hasty = make(), make()
     lease = holder.acquire("r")
     called = threading.Event()
-    wait = line.Place.wait
+    wait = wait_queue.Place.wait
 
-    def too_late(self: line.Place, seconds: float) -> bool:
+    def too_late(self: wait_queue.Place, seconds: float) -> bool:
         heard = wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
         if in_vain and self._sure and len(self._heard) >= 2:
@@ -206,7 +207,7 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
             raise TimeoutError("struck as it was called")
         return heard
 
-    monkeypatch.setattr(line.Place, "wait", too_late)
+    monkeypatch.setattr(wait_queue.Place, "wait", too_late)
     errors: list[str] = []
 
     def give_up() -> None:
@@ -330,7 +331,7 @@ def test_every_try_but_the_first_stands_in_line_before(
     holder, waiter = make(), make()
     lease = holder.acquire("r")
     monkeypatch.setattr(Node, "ask", noted)
-    monkeypatch.setattr(line, "AGAIN", (0.02, 0.02))
+    monkeypatch.setattr(wait_queue, "AGAIN", (0.02, 0.02))
     with pytest.raises(ResourceHeld):
         waiter.acquire("r", wait=0.5)
     tries = [verb for verb in written if verb in (Verb.ACQUIRE, Verb.QUEUE)]

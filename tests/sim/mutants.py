@@ -2,7 +2,7 @@
 
 A simulator that finds none of them proves nothing. Most mutants patch the production object itself;
 where the rule lives in the part of production that the world stands in for (a script in `node.py`,
-the loop of `driver.py`, the clean-up in `lock.py`), they patch its mirror in the world.
+the loop of `driver.py`, the clean-up in `redlock.py`), they patch its mirror in the world.
 
 Two of them break no rule but a premise (`premise`): there the lock is known to fail, and the run
 shows that it does, and that the invariants would see it.

@@ -228,8 +228,8 @@ class Beat:
         watchdog: Any = BeatWatchdog(self.redlock, world.clock)
         self.redlock.client.watchdog = self.watchdog = watchdog
         driver: Any = BeatDriver(world.nodes, world.clock)
-        self.redlock.client.driver = self.redlock.client.driver = self.driver = driver
-        for module in ("hold", "lock", "turn", "beat"):
+        self.redlock.client.driver = self.driver = driver
+        for module in ("locking.held", "locking.redlock", "turn", "beat"):
             world.patch.setattr(f"celery_redlock.{module}.monotonic", world.clock)
         self.app = Celery(main, set_as_current=False)
         self.app.conf.update(
@@ -290,7 +290,7 @@ class World:
         random.seed(1)
         self.patch = patch
         # What a killed beat held is nobody's in this process.
-        patch.setattr("celery_redlock.hold._stack", ContextVar("of_this_world", default=()))
+        patch.setattr("celery_redlock.locking.held._stack", ContextVar("of_this_world", default=()))
         self.ttl = ttl
         self.zone = zone
         self.on_unavailable = on_unavailable

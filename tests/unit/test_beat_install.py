@@ -12,7 +12,7 @@ from celery.signals import beat_init
 
 from celery_redlock import ConfigurationError, install
 from celery_redlock.beat import Guard, guard
-from celery_redlock.lock import Redlock
+from celery_redlock.locking.redlock import Redlock
 from tests.unit.fake_lock import FakeRedlock
 
 Log = pytest.LogCaptureFixture

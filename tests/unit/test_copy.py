@@ -16,7 +16,7 @@ from celery.worker import state
 
 from celery_redlock import SingletonTask
 from celery_redlock.attempts import ATTEMPTS
-from celery_redlock.hold import HeldLease
+from celery_redlock.locking.held import HeldLease
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker import received

@@ -13,7 +13,7 @@ import pytest
 from celery_redlock import dispatcher as module
 from celery_redlock.admission import AdmissionQueue
 from celery_redlock.dispatcher import CALLED_S, LOOK_S, NO_QUORUM_S, QUEUE_UP_S, Dispatcher
-from celery_redlock.line import Place
+from celery_redlock.locking.wait_queue import Place
 from tests.unit.fake_lock import FakeRedlock
 
 Went = tuple[str, bool, bool]

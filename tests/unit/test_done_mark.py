@@ -22,7 +22,7 @@ from celery_redlock import (
 )
 from celery_redlock.attempts import ATTEMPTS, RECEIPT
 from celery_redlock.delivery import Delivery
-from celery_redlock.hold import look_up, mark_done
+from celery_redlock.locking.held import look_up, mark_done
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of

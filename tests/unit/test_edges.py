@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_redlock import QuorumUnavailable, SingletonTask
-from celery_redlock.line import Place
+from celery_redlock.locking.wait_queue import Place
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock, current_lease
-from celery_redlock.hold import Unlocked
 from celery_redlock.keys.template import KeyMaker
+from celery_redlock.locking.held import Unlocked
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import FENCE_LIFE, FENCE_SUFFIX, decode, encode

@@ -15,7 +15,7 @@ import pytest
 
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
-from celery_redlock.hold import HeldLease, Unlocked, release_leftovers
+from celery_redlock.locking.held import HeldLease, Unlocked, release_leftovers
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime import clock

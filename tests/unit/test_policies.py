@@ -22,7 +22,7 @@ from celery_redlock import (
 )
 from celery_redlock.attempts import ATTEMPTS, RECEIPT
 from celery_redlock.config.options import CONFLICT_POLICIES
-from celery_redlock.hold import HeldLease
+from celery_redlock.locking.held import HeldLease
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker import check
 from tests.unit.fake_lock import FakeRedlock

@@ -6,8 +6,8 @@ import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
 from celery_redlock.keepalive.shared_table import Board
+from celery_redlock.locking.pubsub import Waiter
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.wakeup import Waiter
 from tests.unit.fake_lock import FakeRedlock
 
 NAMES = ["account:1", "account:2"]

@@ -34,7 +34,7 @@ from celery_redlock import (
 from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import lock_of, resource_of
-from celery_redlock.hold import HeldLease
+from celery_redlock.locking.held import HeldLease
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Owner

@@ -1,7 +1,7 @@
 """What goes on inside a `Redlock`: its claims, from the first request to the last.
 
 It binds the pure algorithm (`quorum.py`) to real nodes (`driver.py`), keeps what is held alive
-(`watchdog.py`), has it noted for a keeper (`registry.py`) and wakes who waits (`wakeup.py`).
+(`watchdog.py`), has it noted for a keeper (`registry.py`) and wakes who waits (`pubsub.py`).
 Connections, threads and claims belong to one process: after a fork the child starts with none, and
 never owns, extends or releases what its parent took.
 """
@@ -17,27 +17,27 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from .config.options import MIN_TTL, check_option
-from .events import Ask, emit, heard
-from .keepalive.greenlet_watchdog import NativeWatchdog
-from .keepalive.registry import Custody
-from .keepalive.watchdog import Watchdog
-from .line import JITTER, STAND_BACK
-from .protocol import outcome as refusal
-from .protocol import quorum
-from .protocol.claim import Claim
-from .protocol.commands import DONE, base_of
-from .protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
-from .protocol.lease import NEVER, Lease
-from .protocol.names import Resources, check_alone, checked_names, slots
-from .protocol.quorum import Round, Verb
-from .protocol.restart_guard import Guard
-from .protocol.values import Owner, Vote, quorum_of, shown
-from .runtime.clock import monotonic
-from .runtime.greenlets import patched
-from .stores.redis.address import Address
-from .stores.redis.driver import Driver
-from .wakeup import Wakeup
+from ..config.options import MIN_TTL, check_option
+from ..events import Ask, emit, heard
+from ..keepalive.greenlet_watchdog import NativeWatchdog
+from ..keepalive.registry import Custody
+from ..keepalive.watchdog import Watchdog
+from ..protocol import outcome as refusal
+from ..protocol import quorum
+from ..protocol.claim import Claim
+from ..protocol.commands import DONE, base_of
+from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from ..protocol.lease import NEVER, Lease
+from ..protocol.names import Resources, check_alone, checked_names, slots
+from ..protocol.quorum import Round, Verb
+from ..protocol.restart_guard import Guard
+from ..protocol.values import Owner, Vote, quorum_of, shown
+from ..runtime.clock import monotonic
+from ..runtime.greenlets import patched
+from ..stores.redis.address import Address
+from ..stores.redis.driver import Driver
+from .pubsub import Wakeup
+from .wait_queue import JITTER, STAND_BACK
 
 __all__ = ["LockClient"]
 

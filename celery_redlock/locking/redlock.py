@@ -1,4 +1,4 @@
-"""`Redlock`: the lock that users hold. What goes on inside stands in `engine.py`."""
+"""`Redlock`: the lock that users hold. What goes on inside stands in `client.py`."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .config.options import check_option, guarded
-from .config.settings import read_settings
-from .engine import LockClient
-from .events import emit
-from .hold import HeldLease
-from .keepalive.registry import Custody
-from .protocol import outcome, quorum
-from .protocol.claim import Claim
-from .protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
-from .protocol.lease import Lease
-from .protocol.names import Resources, checked_names
-from .protocol.values import Holder, Owner
-from .runtime.clock import monotonic
-from .stores.redis.address import NodeSpec, parse_nodes
-from .stores.redis.driver import Driver
+from ..config.options import check_option, guarded
+from ..config.settings import read_settings
+from ..events import emit
+from ..keepalive.registry import Custody
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
+from ..protocol.lease import Lease
+from ..protocol.names import Resources, checked_names
+from ..protocol.values import Holder, Owner
+from ..runtime.clock import monotonic
+from ..stores.redis.address import NodeSpec, parse_nodes
+from ..stores.redis.driver import Driver
+from .client import LockClient
+from .held import HeldLease
 
 __all__ = ["Redlock"]
 

@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any, TypeVar
 
-from .line import JITTER, POLL, POLL_MAX, Place, split
-from .protocol.commands import LINE_SUFFIX
-from .protocol.errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
-from .protocol.values import quorum_of
-from .runtime.event import Bell
-from .runtime.polling import WAITS, Poll
-from .stores.redis.address import Address
-from .stores.redis.resp import SIZE, Replies, reason
+from ..protocol.commands import LINE_SUFFIX
+from ..protocol.errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
+from ..protocol.values import quorum_of
+from ..runtime.event import Bell
+from ..runtime.polling import WAITS, Poll
+from ..stores.redis.address import Address
+from ..stores.redis.resp import SIZE, Replies, reason
+from .wait_queue import JITTER, POLL, POLL_MAX, Place, split
 
 __all__ = ["Waiter", "Wakeup"]
 

@@ -34,8 +34,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TypeVar
 
-from .protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
-from .runtime.event import Bell
+from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from ..runtime.event import Bell
 
 __all__ = ["JITTER", "POLL", "POLL_MAX", "STAND_BACK", "Place", "split"]
 

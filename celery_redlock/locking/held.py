@@ -21,17 +21,17 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from .events import emit
-from .protocol.claim import Claim
-from .protocol.errors import ConfigurationError, LeaseLost, RedlockError
-from .protocol.lease import Lease
-from .protocol.names import slots
-from .protocol.outcome import last_votes
-from .protocol.values import Owner, names_of, printable, shown
-from .runtime.clock import monotonic
+from ..events import emit
+from ..protocol.claim import Claim
+from ..protocol.errors import ConfigurationError, LeaseLost, RedlockError
+from ..protocol.lease import Lease
+from ..protocol.names import slots
+from ..protocol.outcome import last_votes
+from ..protocol.values import Owner, names_of, printable, shown
+from ..runtime.clock import monotonic
 
 if TYPE_CHECKING:
-    from .lock import Redlock
+    from .redlock import Redlock
 
 __all__ = ["HeldLease", "Unlocked", "current_lease", "look_up", "lost_unawares", "mark_done"]
 

@@ -1,0 +1,1 @@
+"""The lock that users hold, and who waits for it."""
