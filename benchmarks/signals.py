@@ -11,9 +11,10 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.stats import paired_ratio, table
-from celery_redlock import Redlock, signals
+from celery_redlock import Redlock
 from celery_redlock.events import heard
 from celery_redlock.locking.client import LockClient
+from celery_redlock.messages import signals
 from celery_redlock.protocol.names import checked_names
 
 EACH = 150

@@ -20,7 +20,7 @@ from .protocol.values import Holder
 if TYPE_CHECKING:
     from .locking.held import HeldLease, current_lease
     from .locking.redlock import Redlock
-    from .signals import (
+    from .messages.signals import (
         beat_deduplicated,
         lock_acquired,
         lock_contended,

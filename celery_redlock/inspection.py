@@ -135,7 +135,7 @@ def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float
 def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     from celery.worker import state
 
-    from .attempts import short_id
+    from .messages.headers import short_id
     from .parking import Parking
 
     holders = {hold["resource"]: _called(hold["task"], hold["task_id"]) for hold in holds}

@@ -31,8 +31,8 @@ from typing import Any
 
 from celery.signals import worker_ready
 
-from . import signals
 from .events import NODE_FAILURES, Listener, subscribe, unsubscribe
+from .messages import signals
 from .protocol.errors import ConfigurationError, LeaseLost
 from .protocol.lease import Lease
 from .protocol.values import Owner

@@ -20,8 +20,8 @@ from typing import Any
 
 from celery import _state
 
-from .attempts import ATTEMPTS, attempts_of, short_id
 from .events import Ask, Listener, subscribe
+from .messages.headers import ATTEMPTS, attempts_of, short_id
 from .protocol.errors import LeaseLost
 from .protocol.values import Holder, Owner, printable
 

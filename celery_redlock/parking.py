@@ -31,19 +31,19 @@ from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state
 
 from .admission import AdmissionQueue, Parked
-from .attempts import ATTEMPTS, MANY, attempts_of, said
-from .broker import has_way_back, on_last_delivery, unacknowledged_for
 from .config.options import TaskOptions
 from .config.settings import enabled, read_settings
 from .config.task_lock import lock_of, resources_of
 from .dispatcher import Dispatcher
 from .locking.redlock import Redlock
+from .messages.broker import has_way_back, on_last_delivery, unacknowledged_for
+from .messages.headers import ATTEMPTS, MANY, attempts_of, said
+from .messages.parkable import parkable, set_at_work
+from .messages.reservation import HEADER, Reservation
 from .monitor import WAITING, told
 from .prefetch import MAX_PARKED, Prefetch
 from .protocol.values import Owner, printable
-from .reservation import HEADER, Reservation
 from .runtime.clock import monotonic
-from .waiting import parkable, set_at_work
 
 __all__ = ["Parking", "begin"]
 

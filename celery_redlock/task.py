@@ -19,11 +19,11 @@ from celery.local import PromiseProxy, Proxy
 from .config.declared import given_to_all, refuse_second_lock, refuse_unread
 from .config.options import TASK
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
-from .delivery import first_call
 from .keys.resolver import Templates
+from .messages.delivery import first_call
+from .messages.run import run
+from .messages.skipped import Skipped
 from .protocol.errors import ConfigurationError
-from .run import run
-from .skipped import Skipped
 
 __all__ = [
     "SingletonTask",

@@ -26,10 +26,10 @@ except ImportError as error:
     ) from error
 
 from .events import Ask, Listener, subscribe, unsubscribe
+from .messages.signals import MANY, in_all, is_tick, task_of
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
 from .protocol.values import printable
-from .signals import MANY, in_all, is_tick, task_of
 
 __all__ = ["instrument", "uninstrument"]
 

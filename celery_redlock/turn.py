@@ -27,11 +27,11 @@ from .keys.canonical import escape
 from .keys.template import shortened
 from .locking.held import HeldLease
 from .locking.redlock import Redlock
+from .messages.signals import beat_deduplicated, named
 from .outage import Outage
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.values import Holder, Owner
 from .runtime.clock import monotonic
-from .signals import beat_deduplicated, named
 from .tick import Tick, current_tick
 
 __all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]

@@ -19,21 +19,21 @@ from celery import _state, signals, states
 from celery.exceptions import Retry
 
 from . import inspection
-from .arrival import arrival_of, comes_back, note_of
-from .attempts import is_redelivered, mark_copy, receive, said
 from .config.declared import given_to_all, refuse_unread
 from .config.declared import wrap as watch_declarations
 from .config.settings import enabled, given_names, read_settings
 from .config.task_lock import TaskLock, lock_of
-from .conflict import check_rejecting
-from .delivery import lease_of
 from .locking.held import mark_done
 from .locking.redlock import Redlock
+from .messages.conflict import check_rejecting
+from .messages.consume import arrival_of, comes_back, note_of
+from .messages.delivery import lease_of
+from .messages.headers import is_redelivered, mark_copy, receive, said
+from .messages.publish import wrap
+from .messages.received import hold
+from .messages.reservation import HEADER, Reservation, free_soon
 from .protocol.errors import ConfigurationError, NotAcquired
 from .protocol.values import quorum_of
-from .publish import wrap
-from .received import hold
-from .reservation import HEADER, Reservation, free_soon
 
 __all__ = ["install"]
 

@@ -18,8 +18,9 @@ from celery import _state
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from celery_redlock import Redlock, waiting
+from celery_redlock import Redlock
 from celery_redlock.config.options import GLOBAL
+from celery_redlock.messages import parkable
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.driver import Driver
 from tests import lanes, machine, wanting
@@ -112,7 +113,7 @@ def _nothing_is_left_to_the_next() -> Iterator[None]:
     logging.root.setLevel(logging.WARNING)
     tasks = set(_state._on_app_finalizers)
     yield
-    waiting.set_at_work(False)  # as a worker that was started in this process leaves it
+    parkable.set_at_work(False)  # as a worker that was started in this process leaves it
     _state._on_app_finalizers.intersection_update(tasks)
 
 

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..attempts import LONG
 from ..config.options import TASK, TaskOptions
 from ..config.settings import enabled, given_names
 from ..keys.resolver import Templates
+from ..messages.headers import LONG
+from ..messages.parkable import parkable
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
-from ..waiting import parkable
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock

@@ -17,8 +17,8 @@ from celery.utils import uuid
 from celery_redlock.compat import FOR_EVER
 from celery_redlock.config.task_lock import resource_of
 from celery_redlock.locking.redlock import Redlock
+from celery_redlock.messages.reservation import free_in
 from celery_redlock.protocol.errors import ConfigurationError, DuplicateTask
-from celery_redlock.reservation import free_in
 from celery_redlock.task import SingletonTask, install
 
 __all__ = ["AlreadyQueued", "QueueOnce", "install"]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ..broker import unacknowledged_for
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
 from ..config.settings import read_settings
 from ..config.task_lock import lock_of
-from ..conflict import check_rejecting
+from ..messages.broker import unacknowledged_for
+from ..messages.conflict import check_rejecting
 from ..protocol.errors import ConfigurationError
 from .finding import Finding
 

@@ -9,15 +9,15 @@ from typing import Any
 
 from celery import Task
 
-from ..attempts import short_id
 from ..locking.held import HeldLease
+from ..messages.headers import short_id
+from ..messages.skipped import Skipped
 from ..protocol.claim import Claim
 from ..protocol.lease import Lease
 from ..protocol.names import slots
 from ..protocol.outcome import seen, unavailable
 from ..protocol.quorum import survey
 from ..protocol.values import Owner, Vote, token_digest
-from ..skipped import Skipped
 from .target import Target, target_of
 
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]

@@ -14,11 +14,11 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
-from celery_redlock.attempts import ATTEMPTS, attempts_of
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.locking import wait_queue
 from celery_redlock.locking.pubsub import Wakeup
 from celery_redlock.locking.wait_queue import Place
+from celery_redlock.messages.headers import ATTEMPTS, attempts_of
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from tests.support import wait_until

@@ -16,9 +16,10 @@ import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from celery_redlock import Redlock, ResourceHeld, signals
+from celery_redlock import Redlock, ResourceHeld
 from celery_redlock.events import NODE_FAILURES
 from celery_redlock.exporter import exposition, make_registry
+from celery_redlock.messages import signals
 from celery_redlock.metrics import BUCKETS, install
 from celery_redlock.protocol.commands import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner

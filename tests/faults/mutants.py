@@ -98,7 +98,8 @@ def _endless_extension() -> None:
 
 def _leak() -> None:
     """A lock is not given back when its task has failed."""
-    from celery_redlock import delivery, worker
+    from celery_redlock import worker
+    from celery_redlock.messages import delivery
 
     delivery.release_leftovers = lambda: None
     signals.task_failure.disconnect(dispatch_uid="celery_redlock.task_failure")
@@ -115,7 +116,7 @@ def _swallow() -> None:
     """A task that met a held lock is put off, and never sent again."""
     from celery.exceptions import Retry
 
-    from celery_redlock.conflict import Refused
+    from celery_redlock.messages.conflict import Refused
 
     def later(self: Any, why: str, refusal: Exception) -> Any:
         raise Retry(str(refusal), exc=refusal, when=1.0)

@@ -105,7 +105,7 @@ class FakeRedlock(Redlock):
         self.client.driver = self.driver = fake
         watchdog: Any = FakeWatchdog(self, self.clock)
         self.client.watchdog = self.watchdog = watchdog
-        for module in ("locking.held", "locking.redlock", "locking.client", "reservation"):
+        for module in ("locking.held", "locking.redlock", "locking.client", "messages.reservation"):
             patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:

@@ -71,9 +71,6 @@ HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
 
 # Until it is moved: the room that a module of the root belongs to.
 HOME: dict[str, str] = {
-    **dict.fromkeys(("publish", "reservation", "arrival", "run", "delivery"), "messages"),
-    **dict.fromkeys(("conflict", "attempts", "waiting", "results", "skipped"), "messages"),
-    **dict.fromkeys(("signals", "broker", "received"), "messages"),
     **dict.fromkeys(("worker", "monitor", "inspection", "refresh"), "worker"),
     **dict.fromkeys(("admission", "dispatcher", "parking", "prefetch"), "worker"),
     **dict.fromkeys(("beat", "turn", "tick", "outage"), "beat"),

@@ -14,8 +14,8 @@ from celery.exceptions import Reject, Retry
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
-from celery_redlock import conflict
-from celery_redlock.broker import (
+from celery_redlock.messages import conflict
+from celery_redlock.messages.broker import (
     UNACKNOWLEDGED,
     delayed_by_broker,
     has_quorum_queues,

@@ -15,8 +15,8 @@ from celery.exceptions import Ignore
 from celery.worker import state
 
 from celery_redlock import SingletonTask
-from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.locking.held import HeldLease
+from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker import received

@@ -19,11 +19,12 @@ import click
 import pytest
 
 import celery_redlock
-from celery_redlock import beat, cli, signals, tick
+from celery_redlock import beat, cli, tick
 from celery_redlock.compat import once, singleton
 from celery_redlock.config import settings
 from celery_redlock.events import Listener
 from celery_redlock.keepalive import watchdog
+from celery_redlock.messages import signals
 from celery_redlock.protocol import lease, pipeline, quorum, values
 from celery_redlock.testing import pytest_plugin
 

@@ -20,9 +20,9 @@ from celery_redlock import (
     Skipped,
     current_lease,
 )
-from celery_redlock.attempts import ATTEMPTS, RECEIPT
-from celery_redlock.delivery import Delivery
 from celery_redlock.locking.held import look_up, mark_done
+from celery_redlock.messages.delivery import Delivery
+from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of

@@ -10,6 +10,7 @@ from celery.exceptions import Reject
 
 from celery_redlock import QuorumUnavailable, SingletonTask
 from celery_redlock.locking.wait_queue import Place
+from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
@@ -17,7 +18,6 @@ from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import Facts, Guard
 from celery_redlock.protocol.values import Vote
-from celery_redlock.reservation import claim_for, start
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.stores.redis.node import Node

@@ -11,8 +11,8 @@ from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel
 from redis.client import Pipeline
 
-from celery_redlock import conflict
-from celery_redlock.broker import has_way_back
+from celery_redlock.messages import conflict
+from celery_redlock.messages.broker import has_way_back
 from celery_redlock.protocol.errors import RedlockError
 from tests.unit.test_forged import Ran, ran  # noqa: F401
 from tests.unit.test_forged_fuzz import Received, _parking

@@ -330,7 +330,7 @@ def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app:
 @pytest.fixture
 def redlock(monkeypatch: pytest.MonkeyPatch, app: Celery) -> FakeRedlock:
     fake = FakeRedlock(monkeypatch)
-    monkeypatch.setattr("celery_redlock.run.Redlock.from_app", lambda _app: fake)
+    monkeypatch.setattr("celery_redlock.messages.run.Redlock.from_app", lambda _app: fake)
     return fake
 
 

@@ -18,7 +18,8 @@ import pytest
 from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
 
-from celery_redlock import ConfigurationError, SingletonTask, metrics, signals
+from celery_redlock import ConfigurationError, SingletonTask, metrics
+from celery_redlock.messages import signals
 from celery_redlock.metrics import BUCKETS, Metrics, install
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner

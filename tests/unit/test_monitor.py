@@ -14,8 +14,8 @@ from celery import Celery
 from celery.events.event import Event
 
 from celery_redlock import ResourceHeld, SingletonTask, monitor
-from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.events import subscribe, unsubscribe
+from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock

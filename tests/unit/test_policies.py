@@ -20,9 +20,9 @@ from celery_redlock import (
     SingletonTask,
     Skipped,
 )
-from celery_redlock.attempts import ATTEMPTS, RECEIPT
 from celery_redlock.config.options import CONFLICT_POLICIES
 from celery_redlock.locking.held import HeldLease
+from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker import check
 from tests.unit.fake_lock import FakeRedlock
@@ -103,7 +103,7 @@ def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
         redlock.release(held)
         return states.SUCCESS
 
-    monkeypatch.setattr("celery_redlock.results.state_of", state_of)
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
     result, _info = deliver(declare(policy, acks_late=True))
     assert (result == "ran") is (policy != "retry")
 
@@ -111,7 +111,7 @@ def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
 def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
     held: Any, declare: Any, waits: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_asked: states.SUCCESS)
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_asked: states.SUCCESS)
     assert Skipped.of(deliver(declare("skip", lock_hold_for=60.0))[0]) is not None
     assert waits == [0.0]
 
@@ -156,7 +156,9 @@ def test_what_is_acknowledged_early_cannot_be_rejected(
     app: Any, option: str, caplog: pytest.LogCaptureFixture,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.waiting._at_work", [False])  # as the worker leaves it
+    monkeypatch.setattr(
+        "celery_redlock.messages.parkable._at_work", [False]
+    )  # as the worker leaves it
     app.conf.redlock_retry_deadline = 60
 
     @app.task(name="early", base=SingletonTask, **{f"lock_{option}": "reject"})

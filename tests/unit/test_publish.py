@@ -24,12 +24,12 @@ from celery_redlock import (
     Skipped,
     locked,
 )
-from celery_redlock.attempts import LONG
+from celery_redlock.messages.headers import LONG
+from celery_redlock.messages.publish import wrap
+from celery_redlock.messages.reservation import HEADER, MONTH, SHORT, Reservation
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Holder, Owner
-from celery_redlock.publish import wrap
-from celery_redlock.reservation import HEADER, MONTH, SHORT, Reservation
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, redlock  # noqa: F401
 
@@ -264,7 +264,7 @@ def test_one_that_has_ended_is_about_to_free_it(
                 node.held.clear()
         return "SUCCESS"
 
-    monkeypatch.setattr("celery_redlock.results.state_of", state_of)
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
     take(redlock, "first")
     second = charge.apply_async((1,), lock={"on_duplicate": policy})
     assert asked == ["first"] * 3
@@ -276,8 +276,10 @@ def test_one_that_has_ended_and_keeps_it_gives_way(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
 ) -> None:  # fmt: skip
     """Its process died before it could free it; or nobody has seen that it was revoked."""
-    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: state)
-    monkeypatch.setattr("celery_redlock.publish.TRYING", 0.0 if state == "REVOKED" else 0.05)
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
+    monkeypatch.setattr(
+        "celery_redlock.messages.publish.TRYING", 0.0 if state == "REVOKED" else 0.05
+    )
     take(redlock, "first")
     second = charge.delay(1)
     assert second.id != "first"
@@ -289,13 +291,13 @@ def test_one_that_has_ended_and_keeps_it_gives_way(
 def test_one_that_runs_gives_way_to_nobody(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: state)
-    monkeypatch.setattr("celery_redlock.publish.TRYING", 0.0)
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
+    monkeypatch.setattr("celery_redlock.messages.publish.TRYING", 0.0)
     take(redlock, "first")
     redlock.acquire("order:1", owner=Owner("there", 7, "first"))
     assert charge.delay(1).id == "first"
     redlock.driver.dead = {0, 1, 2}  # nobody knows whether it runs
-    monkeypatch.setattr("celery_redlock.publish.take", refused(redlock))
+    monkeypatch.setattr("celery_redlock.messages.publish.take", refused(redlock))
     assert charge.delay(1).id == "first"
     assert box.messages() == []
 
@@ -313,7 +315,7 @@ def test_an_id_that_is_used_again_may_have_ended_before(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     """What its result says is of its last time."""
-    monkeypatch.setattr("celery_redlock.results.state_of", lambda *_: "FAILURE")
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: "FAILURE")
     first = charge.apply_async((1,), task_id="daily")
     assert charge.apply_async((1,), task_id="daily").id == first.id
     assert len(box.messages()) == 1
@@ -324,7 +326,7 @@ def test_what_was_revoked_here_gives_way_at_once(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, given: Any  # noqa: F811
 ) -> None:  # fmt: skip
     """No worker need have heard of it, and there need be no result backend."""
-    monkeypatch.setattr("celery_redlock.results._revoked", OrderedDict())
+    monkeypatch.setattr("celery_redlock.messages.results._revoked", OrderedDict())
     take(redlock, "first")
     charge.app.control.revoke(given, destination=["one@worker"])  # the others would run it
     assert charge.delay(1).id == "first"
@@ -337,8 +339,8 @@ def test_revokes_are_not_remembered_without_end(
     charge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     remembered: OrderedDict[str, bool] = OrderedDict()
-    monkeypatch.setattr("celery_redlock.results._revoked", remembered)
-    monkeypatch.setattr("celery_redlock.results.MANY", 3)
+    monkeypatch.setattr("celery_redlock.messages.results._revoked", remembered)
+    monkeypatch.setattr("celery_redlock.messages.results.MANY", 3)
     for number in range(5):
         charge.app.control.revoke(str(number))
     charge.app.control.revoke("4", terminate=True)
@@ -349,7 +351,7 @@ def test_revokes_are_not_remembered_without_end(
 def test_one_that_is_kept_until_it_expires_is_not_waited_for(
     redlock: FakeRedlock, app: Celery, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.results.state_of", None)
+    monkeypatch.setattr("celery_redlock.messages.results.state_of", None)
     task = declare(app, lock_scope="until_expired")
     take(redlock, "first")
     assert task.delay(1).id == "first"

@@ -24,12 +24,12 @@ from celery_redlock import (
     SingletonTask,
     events,
     locked,
-    signals,
 )
-from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.messages import signals
+from celery_redlock.messages.headers import ATTEMPTS
+from celery_redlock.messages.results import has_ended
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
-from celery_redlock.results import has_ended
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
@@ -137,7 +137,7 @@ def test_the_page_and_the_module_say_what_each_carries() -> None:
     documented = {name: {"resource", *re.findall(r"\w+", names)} for name, names in table}
     carried = {name: set(getattr(signals, name).providing_args) for name in signals.__all__}
     assert documented == carried
-    module = re.findall(r"^`(\w+)` \(([\w, ]+)\)$", signals.__doc__ or "", re.M)
+    module = re.findall(r"^`(\w+)` \(([\w, ]+)\)$", celery_redlock.signals.__doc__ or "", re.M)
     assert {name: set(names.split(", ")) for name, names in module} == carried
 
 

@@ -31,10 +31,10 @@ from celery_redlock import (
     current_lease,
     locked,
 )
-from celery_redlock.attempts import ATTEMPTS
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import lock_of, resource_of
 from celery_redlock.locking.held import HeldLease
+from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Owner
@@ -46,7 +46,7 @@ from tests.unit.fake_lock import FakeRedlock
 @pytest.fixture
 def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
     fake = FakeRedlock(monkeypatch)
-    monkeypatch.setattr("celery_redlock.conflict.unavailable", Once())
+    monkeypatch.setattr("celery_redlock.messages.conflict.unavailable", Once())
     monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda app: fake))
     return fake
 
@@ -567,7 +567,7 @@ def test_without_a_quorum_each_task_says_so_once_and_a_process_once_a_minute(
     caplog.set_level(logging.INFO)
     clock, once = FakeClock(), Once()
     monkeypatch.setattr(
-        "celery_redlock.conflict.unavailable", lambda cause, _now: once(cause, clock())
+        "celery_redlock.messages.conflict.unavailable", lambda cause, _now: once(cause, clock())
     )
 
     def lines(task: Any, *counts: int, **more: Any) -> int:

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
-from celery_redlock.attempts import ATTEMPTS
+from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
 from tests.unit.beat_world import World

@@ -51,7 +51,9 @@ def starts(app: Any) -> bool:  # noqa: F811
 
 @pytest.fixture(autouse=True)
 def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("celery_redlock.waiting._at_work", [False])  # as the worker leaves it
+    monkeypatch.setattr(
+        "celery_redlock.messages.parkable._at_work", [False]
+    )  # as the worker leaves it
 
 
 # -- when declared --------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery.signals import task_received
 
-from celery_redlock.reservation import Reservation
+from celery_redlock.messages.reservation import Reservation
 from tests.unit.test_forged import Ran, header, ran, token_of  # noqa: F401
 from tests.unit.test_forged_fuzz import Received
 from tests.unit.test_task import app, redlock  # noqa: F401

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import waiting
 from celery_redlock.config.options import TASK, TaskOptions
-from celery_redlock.waiting import at_work, parks, set_at_work
+from celery_redlock.messages import parkable
+from celery_redlock.messages.parkable import at_work, parks, set_at_work
 
 OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
 
 
 @pytest.fixture
 def parking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_at_work", [True])
+    monkeypatch.setattr(parkable, "_at_work", [True])
 
 
 def request(**attributes: Any) -> Any:
@@ -55,7 +55,7 @@ def test_nor_where_no_worker_has_begun_to() -> None:
 
 
 def test_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_at_work", [False])
+    monkeypatch.setattr(parkable, "_at_work", [False])
     set_at_work(True)
     assert parks(request(), OPTIONS, ["one"])
     set_at_work(False)

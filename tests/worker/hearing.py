@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock import signals
+from celery_redlock.messages import signals
 from celery_redlock.protocol.values import Owner
 from tests.worker.log import note
 

@@ -9,9 +9,9 @@ from celery import Celery, _state
 
 from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.config.options import TaskOptions
-from celery_redlock.delivery import Delivery
 from celery_redlock.locking.held import HeldLease, release_leftovers
 from celery_redlock.locking.redlock import Redlock
+from celery_redlock.messages.delivery import Delivery
 from celery_redlock.protocol.errors import ResourceHeld
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.server import start_servers

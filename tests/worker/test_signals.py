@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import events, signals
+from celery_redlock import events
+from celery_redlock.messages import signals
 from tests.support import wait_until
 from tests.worker.harness import TASKS, Cluster, Worker
 from tests.worker.log import Line

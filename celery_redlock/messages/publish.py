@@ -5,7 +5,7 @@ what it was. A reservation is taken before the message is sent, for seconds, and
 of it. When the message is out it is made to last; if that cannot be sent, it is freed.
 
 What Celery itself sends has an id already, that others wait for (members of groups, chords and
-chains, callbacks, what replaces a task): that is sent in any case, and `arrival.py` decides.
+chains, callbacks, what replaces a task): that is sent in any case, and `consume.py` decides.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from celery.app.task import Task
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
-from .arrival import Arrival, arrival_of
-from .attempts import LONG, short_id
+from ..config.options import MIN_TTL, TaskOptions
+from ..config.settings import enabled
+from ..config.task_lock import TaskLock, lock_of
+from ..locking.redlock import Redlock
+from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
+from ..protocol.values import Holder, printable
 from .broker import seconds_until
-from .config.options import MIN_TTL, TaskOptions
-from .config.settings import enabled
-from .config.task_lock import TaskLock, lock_of
-from .locking.redlock import Redlock
-from .protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
-from .protocol.values import Holder, printable
+from .consume import Arrival, arrival_of
+from .headers import LONG, short_id
 from .reservation import (
     HEADER,
     HOUR,

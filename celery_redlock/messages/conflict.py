@@ -12,7 +12,16 @@ from typing import Any
 import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from .attempts import ATTEMPTS, LONG, attempts_of, serializer_of, short_id, stuck_for
+from ..config.options import CONFLICT_POLICIES, TaskOptions
+from ..protocol.errors import (
+    ConfigurationError,
+    NotAcquired,
+    QuorumUnavailable,
+    RedlockError,
+    ResourceHeld,
+)
+from ..protocol.values import Holder, Vote, printable
+from ..runtime.complaints import Once
 from .broker import (
     delayed_by_broker,
     has_way_back,
@@ -22,19 +31,10 @@ from .broker import (
     unacknowledged_for,
     without_delays,
 )
-from .config.options import CONFLICT_POLICIES, TaskOptions
-from .protocol.errors import (
-    ConfigurationError,
-    NotAcquired,
-    QuorumUnavailable,
-    RedlockError,
-    ResourceHeld,
-)
-from .protocol.values import Holder, Vote, printable
-from .runtime.complaints import Once
+from .headers import ATTEMPTS, LONG, attempts_of, serializer_of, short_id, stuck_for
+from .parkable import at_work
 from .signals import task_skipped
 from .skipped import Skipped
-from .waiting import at_work
 
 __all__ = ["Refused", "check_rejecting", "is_split"]
 

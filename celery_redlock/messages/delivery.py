@@ -17,23 +17,14 @@ from typing import Any
 from celery import states
 from celery.exceptions import Ignore
 
-from .attempts import (
-    ATTEMPTS,
-    FEW,
-    attempts_of,
-    count,
-    is_redelivered,
-    said,
-    short_id,
-    waited,
-)
+from ..config.options import TaskOptions
+from ..locking.held import HeldLease, Unlocked, look_up, release_leftovers
+from ..protocol.errors import QuorumUnavailable, ResourceHeld
+from ..protocol.names import mark_of
+from ..protocol.values import Owner, printable
 from .broker import unacknowledged_for, without_delays
-from .config.options import TaskOptions
 from .conflict import Refused, is_split
-from .locking.held import HeldLease, Unlocked, look_up, release_leftovers
-from .protocol.errors import QuorumUnavailable, ResourceHeld
-from .protocol.names import mark_of
-from .protocol.values import Owner, printable
+from .headers import ATTEMPTS, FEW, attempts_of, count, is_redelivered, said, short_id, waited
 from .results import has_ended, state_of
 from .signals import task_skipped
 

@@ -22,19 +22,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .attempts import short_id
-from .config.options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
-from .protocol import outcome, quorum
-from .protocol.claim import Claim
-from .protocol.commands import RESERVED_SUFFIX
-from .protocol.errors import QuorumUnavailable
-from .protocol.names import LONGEST, MOST, Resources
-from .protocol.quorum import Verb
-from .protocol.values import Holder, Owner, names_of, printable, shown
-from .runtime.clock import monotonic
+from ..config.options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.commands import RESERVED_SUFFIX
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.names import LONGEST, MOST, Resources
+from ..protocol.quorum import Verb
+from ..protocol.values import Holder, Owner, names_of, printable, shown
+from ..runtime.clock import monotonic
+from .headers import short_id
 
 if TYPE_CHECKING:
-    from .locking.redlock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = [
     "HEADER",

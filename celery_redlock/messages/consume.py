@@ -20,15 +20,16 @@ from typing import Any
 from celery import states
 from celery.exceptions import Reject
 
-from .attempts import is_redelivered, said, short_id
-from .config.options import TaskOptions
+from ..config.options import TaskOptions
+from ..locking.held import HeldLease, Unlocked
+from ..locking.redlock import Redlock
+from ..protocol.claim import Claim
+from ..protocol.errors import DuplicateTask, QuorumUnavailable, ResourceHeld
+from ..protocol.names import Resources
+from ..protocol.values import Owner, names_of, printable
+from ..runtime.clock import monotonic
 from .delivery import LEASE, PREDECESSOR, Delivery
-from .locking.held import HeldLease, Unlocked
-from .locking.redlock import Redlock
-from .protocol.claim import Claim
-from .protocol.errors import DuplicateTask, QuorumUnavailable, ResourceHeld
-from .protocol.names import Resources
-from .protocol.values import Owner, names_of, printable
+from .headers import is_redelivered, said, short_id
 from .reservation import (
     HEADER,
     HOUR,
@@ -42,7 +43,6 @@ from .reservation import (
     take,
 )
 from .results import end_of
-from .runtime.clock import monotonic
 from .signals import task_skipped
 from .skipped import Skipped
 

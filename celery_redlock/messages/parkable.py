@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .config.options import TaskOptions
+from ..config.options import TaskOptions
 
 __all__ = ["at_work", "parkable", "parks", "set_at_work"]
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from .attempts import said
+from .headers import said
 
 __all__ = [
     "delayed_by_broker",

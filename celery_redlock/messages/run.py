@@ -7,15 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from .arrival import Arrival
-from .attempts import short_id
-from .config.settings import enabled
-from .config.task_lock import TaskLock
+from ..config.settings import enabled
+from ..config.task_lock import TaskLock
+from ..locking.held import HeldLease, Unlocked, lost_unawares
+from ..locking.redlock import Redlock
+from ..runtime.interrupt import Interruptible
+from .consume import Arrival
 from .delivery import first_call
-from .locking.held import HeldLease, Unlocked, lost_unawares
-from .locking.redlock import Redlock
-from .runtime.interrupt import Interruptible
-from .waiting import parks
+from .headers import short_id
+from .parkable import parks
 
 __all__ = ["run"]
 

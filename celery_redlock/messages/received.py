@@ -20,10 +20,10 @@ from typing import Any
 
 from celery.utils.functional import maybe_list
 
-from .locking.redlock import Redlock
-from .protocol.values import printable
+from ..locking.redlock import Redlock
+from ..protocol.values import printable
+from ..runtime.clock import monotonic
 from .reservation import SHORT, Reservation, claim_of, free, prolong
-from .runtime.clock import monotonic
 
 __all__ = ["hold"]
 

@@ -1,0 +1,1 @@
+"""What happens to the message of one task: published, received, run, sent again, ended."""

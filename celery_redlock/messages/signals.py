@@ -1,0 +1,197 @@
+"""Makes Celery signals of what the core tells: see `celery_redlock.signals`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import Any
+
+from celery import _state
+from celery.utils import dispatch
+
+from ..events import Ask, Listener, subscribe, unsubscribe
+from ..protocol.commands import RESERVED_SUFFIX
+from ..protocol.errors import LeaseLost, ResourceHeld
+from ..protocol.lease import Lease
+from ..protocol.values import Owner
+from .headers import attempts_of, short_id
+
+__all__ = [
+    "beat_deduplicated",
+    "lock_acquired",
+    "lock_contended",
+    "lock_extended",
+    "lock_lost",
+    "lock_released",
+    "lock_unavailable",
+    "task_skipped",
+]
+
+_celery_state: Any = _state  # its stubs lack most of it
+_dispatch: Any = dispatch  # it has none
+
+MANY = 10_000
+"""Leases whose task is remembered; those that are left to expire are forgotten in time."""
+
+
+class _LockSignal(_dispatch.Signal):  # type: ignore[misc]
+    """A signal that is made of what listeners are told, from its first receiver on."""
+
+    def connect(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's."""
+        _bridge.listen(True)
+        return super().connect(*args, **kwargs)
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> Any:
+        """Celery's."""
+        gone = super().disconnect(*args, **kwargs)
+        if not any(signal.receivers for signal in _OF_LOCKS):
+            _bridge.listen(False)
+        return gone
+
+
+lock_acquired = _LockSignal(
+    name="lock_acquired", providing_args={"resource", "lease", "owner", "waited", "attempts"}
+)
+lock_contended = _LockSignal(name="lock_contended", providing_args={"resource", "holder", "waited"})
+lock_unavailable = _LockSignal(
+    name="lock_unavailable", providing_args={"resource", "votes", "waited"}
+)
+lock_extended = _LockSignal(name="lock_extended", providing_args={"resource", "lease"})
+lock_lost = _LockSignal(name="lock_lost", providing_args={"resource", "loss"})
+lock_released = _LockSignal(
+    name="lock_released", providing_args={"resource", "lease", "held", "held_for"}
+)
+task_skipped = _dispatch.Signal(
+    name="task_skipped", providing_args={"resource", "task_id", "holder", "where", "policy"}
+)
+beat_deduplicated = _dispatch.Signal(
+    name="beat_deduplicated", providing_args={"resource", "entry", "tick", "where"}
+)
+
+_OF_LOCKS = (
+    *(lock_acquired, lock_contended, lock_unavailable),
+    *(lock_extended, lock_lost, lock_released),
+)
+
+
+class _Bridge(Listener):
+    """Makes signals of what the core tells, which knows nothing of Celery."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._listens = False
+        self._tasks: OrderedDict[str, Any] = OrderedDict()
+
+    def listen(self, wanted: bool) -> None:
+        """Be told, or no longer."""
+        with self._lock:
+            if wanted is not self._listens:
+                (subscribe if wanted else unsubscribe)(self)
+                self._listens = wanted
+
+    def asked(self, ask: Ask) -> None:
+        if is_tick(ask.resource, ask.owner):
+            return
+        task = task_of(ask.owner)
+        if ask.lease is not None:
+            self._remember(ask.lease.token, task)
+            if not lock_acquired.receivers:
+                return
+        waited, attempts = in_all(task, ask)
+        if ask.lease is not None:
+            lock_acquired.send(
+                sender=task,
+                resource=ask.resource,
+                lease=ask.lease,
+                owner=Owner.of(ask.lease.token),
+                waited=waited,
+                attempts=attempts,
+            )
+        elif isinstance(ask.refusal, ResourceHeld):
+            lock_contended.send(
+                sender=task, resource=ask.resource, holder=ask.refusal.holder, waited=waited
+            )
+        elif ask.refusal is not None:
+            lock_unavailable.send(
+                sender=task, resource=ask.resource, votes=ask.refusal.votes, waited=waited
+            )
+
+    def extended(self, lease: Lease) -> None:
+        if lock_extended.receivers and not lease.resource.endswith(RESERVED_SUFFIX):
+            owner = Owner.of(lease.token)
+            if not is_tick(lease.resource, owner):
+                task = self._known(lease.token, owner)
+                lock_extended.send(sender=task, resource=lease.resource, lease=lease)
+
+    def lost(self, loss: LeaseLost) -> None:
+        if not is_tick(str(loss.resource), loss.owner):
+            task = self._known(loss.lease.token if loss.lease else "", loss.owner)
+            lock_lost.send(sender=task, resource=loss.resource, loss=loss)
+
+    def released(self, lease: Lease, held: bool) -> None:
+        task = self._tasks.pop(lease.token, None)
+        if not lock_released.receivers:
+            return
+        owner = Owner.of(lease.token)
+        if is_tick(lease.resource, owner):
+            return
+        lock_released.send(
+            sender=task if task is not None else task_of(owner),
+            resource=lease.resource,
+            lease=lease,
+            held=held,
+            held_for=max(0.0, lease.clock() - lease.granted_at),
+        )
+
+    def _remember(self, token: str, task: Any) -> None:
+        """Whose lease it is: threads that extend it are at work for no task."""
+        if task is None:
+            return
+        self._tasks[token] = task
+        if len(self._tasks) > MANY:
+            self._tasks.popitem(last=False)
+
+    def _known(self, token: str, owner: Owner | None) -> Any:
+        task = self._tasks.get(token)
+        return task if task is not None else task_of(owner)
+
+
+_bridge = _Bridge()
+
+
+def task_of(owner: Owner | None) -> Any:
+    """Whose lock it is: that of the task at work here, or of the one its owner names."""
+    here = _celery_state._task_stack.top
+    name = owner.task if owner is not None else ""
+    if here is not None and name in ("", short_id(here.name)):
+        return here
+    return named(name)
+
+
+def named(name: str, *apps: Any) -> Any:
+    """The task of that name, of one of `apps`, the current app or any other; None if unknown."""
+    if not name:
+        return None
+    # Not get_current_app(): where there is none, that would make one.
+    current = getattr(_celery_state._tls, "current_app", None) or _celery_state.default_app
+    for app in (*apps, current, *_celery_state._get_active_apps()):
+        if app is not None and app.finalized and name in app._tasks:
+            return app._tasks[name]
+    return None
+
+
+def in_all(task: Any, ask: Ask) -> tuple[float, int]:
+    """For how long a task has waited, and in how many attempts: parked and sent again, as well."""
+    request = task.request_stack.top if task is not None else None
+    if request is None or not ask.owner.task_id or short_id(request.id) != ask.owner.task_id:
+        return ask.waited, ask.attempts
+    before = attempts_of(request)
+    waited = max(ask.waited, time.time() - before["since"])
+    return waited, ask.attempts + before["held"] + before["unavailable"]
+
+
+def is_tick(resource: str, owner: Owner | None) -> bool:
+    """Whether it is a beat's claim on a tick: its stamp says how many seconds it lasts at first."""
+    return resource.startswith("beat:") and owner is not None and "." in owner.stamp
