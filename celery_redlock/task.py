@@ -1,6 +1,6 @@
 """`SingletonTask` and `@locked`: which key, under which options, around what.
 
-A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `worker.py` give
+A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `startup.py` give
 it back after every ending that Python survives. Plain calls and eager ones take it in
 `run.py`, and give it back when they return.
 """
@@ -244,6 +244,6 @@ def _eager(request: Any) -> bool:
 
 
 # The handlers that release are part of the lock: whoever can take one has them connected.
-from .worker import install  # noqa: E402
+from .worker.startup import install  # noqa: E402
 
 install()

@@ -32,10 +32,10 @@ PRELOADED = (
     *("celery.app.backends", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
     *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
     *("celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.consumer"),
-    *("celery.worker.autoscale", "kombu.transport.redis", "celery_redlock.parking"),
+    *("celery.worker.autoscale", "kombu.transport.redis", "celery_redlock.worker.parking.consumer"),
     *(
         "celery_redlock.locking.client",
-        "celery_redlock.worker",
+        "celery_redlock.worker.startup",
         "celery_redlock.keepalive.supervisor",
         "redis",
     ),

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from .. import inspection
+from ..worker import remote_control
 from .site import Site, load_app
 
 __all__ = ["main", "redlock"]
@@ -34,7 +34,7 @@ COMMANDS = {
 
 # Celery loads this module for every `celery` command, also for `celery inspect redlock`, which
 # asks this process what commands there are, and before any module with tasks was imported.
-inspection.register()
+remote_control.register()
 
 
 class Commands(click.Group):

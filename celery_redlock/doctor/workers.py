@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from ..inspection import NAME, settings_of, tasks_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
+from ..worker.remote_control import NAME, settings_of, tasks_of
 from .finding import MANY, Finding
 
 __all__ = ["ask", "examine_workers", "waiting_for"]

@@ -13,7 +13,7 @@ from celery_redlock.cli.site import Site
 from celery_redlock.doctor.finding import Finding, merged
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.doctor.workers import ask, examine_workers
-from celery_redlock.inspection import digest_of, settings_of, tasks_of
+from celery_redlock.worker.remote_control import digest_of, settings_of, tasks_of
 from tests.cli.clinic import examined, shop
 
 NODES = ["redis://user:SECRET@10.0.0.1:6379/0", "redis://10.0.0.2/1", "redis://10.0.0.3/0"]

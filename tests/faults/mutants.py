@@ -98,8 +98,7 @@ def _endless_extension() -> None:
 
 def _leak() -> None:
     """A lock is not given back when its task has failed."""
-    from celery_redlock import worker
-    from celery_redlock.messages import delivery
+    from celery_redlock.messages import delivery, endings
 
     delivery.release_leftovers = lambda: None
     signals.task_failure.disconnect(dispatch_uid="celery_redlock.task_failure")
@@ -107,7 +106,7 @@ def _leak() -> None:
 
     def release(state: str = "", **signal: Any) -> None:
         if state != "FAILURE":
-            worker.release(**signal)
+            endings.release(**signal)
 
     signals.task_postrun.connect(release, weak=False)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.admission import PRESUMED_DEAD_S, AdmissionQueue, Parked
+from celery_redlock.worker.parking.admission import PRESUMED_DEAD_S, AdmissionQueue, Parked
 
 LATE = 60.0
 

@@ -16,10 +16,10 @@ from celery.worker import state
 
 from celery_redlock import SingletonTask
 from celery_redlock.locking.held import HeldLease
+from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
-from celery_redlock.worker import received
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 

@@ -13,7 +13,7 @@ from celery import Celery, Task, _state, shared_task
 from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.config.task_lock import lock_of
 from celery_redlock.doctor.tasks import examine_tasks
-from celery_redlock.worker import check
+from celery_redlock.worker.startup import check
 
 
 @pytest.fixture

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import dispatcher as module
-from celery_redlock.admission import AdmissionQueue
-from celery_redlock.dispatcher import CALLED_S, LOOK_S, NO_QUORUM_S, QUEUE_UP_S, Dispatcher
 from celery_redlock.locking.wait_queue import Place
+from celery_redlock.worker.parking import dispatcher as module
+from celery_redlock.worker.parking.admission import AdmissionQueue
+from celery_redlock.worker.parking.dispatcher import (
+    CALLED_S,
+    LOOK_S,
+    NO_QUORUM_S,
+    QUEUE_UP_S,
+    Dispatcher,
+)
 from tests.unit.fake_lock import FakeRedlock
 
 Went = tuple[str, bool, bool]

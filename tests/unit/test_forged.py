@@ -16,11 +16,11 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock import ConfigurationError, SingletonTask, Skipped
 from celery_redlock.config.options import SCOPES
+from celery_redlock.messages.endings import received
 from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Owner
-from celery_redlock.worker import received
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_publish import RESERVED, Box, box, take  # noqa: F401
 from tests.unit.test_task import app, deliver, redlock  # noqa: F401
@@ -279,7 +279,9 @@ def test_a_worker_prolongs_it_for_no_longer(
 ) -> None:
     """Of a call's reservation as well; where the nodes do not hold the token, that is nothing."""
     asked: list[float] = []
-    monkeypatch.setattr("celery_redlock.worker.hold", lambda _one, note: asked.append(note.ttl))
+    monkeypatch.setattr(
+        "celery_redlock.messages.endings.hold", lambda _one, note: asked.append(note.ttl)
+    )
     given = header("until_executed", ttl=YEARS, token=token_of())
     received(request_of(ran.task(scope), given))
     assert asked == [HOUR]

@@ -17,9 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import Skipped
-from celery_redlock.admission import AdmissionQueue
 from celery_redlock.config.options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
 from celery_redlock.messages.broker import on_last_delivery, queue_of, without_delays
+from celery_redlock.messages.endings import over, received, refused
 from celery_redlock.messages.headers import (
     ATTEMPTS,
     FEW,
@@ -36,11 +36,11 @@ from celery_redlock.messages.headers import (
 from celery_redlock.messages.received import _Held, _look
 from celery_redlock.messages.reservation import HEADER, HOUR, Reservation, claim_of, free
 from celery_redlock.messages.results import end_of
-from celery_redlock.parking import Parking
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.values import Owner
-from celery_redlock.worker import over, received, refused
+from celery_redlock.worker.parking.admission import AdmissionQueue
+from celery_redlock.worker.parking.consumer import Parking
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_forged import Ran, ran, request_of  # noqa: F401
 from tests.unit.test_publish import RESERVED, Box, box  # noqa: F401
@@ -257,7 +257,9 @@ def test_a_workers_main_process_goes_on(
 ) -> None:
     raised.clear()
     held: dict[Any, Any] = {}
-    monkeypatch.setattr("celery_redlock.worker.hold", lambda one, note: held.update({one: note}))
+    monkeypatch.setattr(
+        "celery_redlock.messages.endings.hold", lambda one, note: held.update({one: note})
+    )
     monkeypatch.setattr("celery.worker.state.revoked_stamps", {"who": ["me"]})
     monkeypatch.setattr("celery.worker.state.revoked", LimitedSet())
     monkeypatch.setattr("celery_redlock.messages.reservation.threading.Thread", AtOnce)

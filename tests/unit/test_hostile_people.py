@@ -15,10 +15,11 @@ from celery.worker import control
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock import LeaseLost, SingletonTask, inspection
+from celery_redlock import LeaseLost, SingletonTask
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.testing import FakeClock
+from celery_redlock.worker import remote_control
 
 ANY = st.text() | st.text(alphabet="|%7C25\x00\ud800 0").map(str)
 
@@ -39,8 +40,8 @@ def test_celery_tells_nobody_the_passwords_of_the_nodes(how: str) -> None:
 
 def test_what_celery_hides_itself_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utils, "HIDDEN_SETTINGS", re.compile("API|TOKEN", re.IGNORECASE))
-    inspection.register()
-    inspection.register()
+    remote_control.register()
+    remote_control.register()
     assert utils.HIDDEN_SETTINGS.pattern == "API|TOKEN|REDLOCK_NODES"
     hidden = utils.filter_hidden_settings({"x_token": "a", "CELERY_REDLOCK_NODES": "b", "y": "c"})
     assert {name for name, value in hidden.items() if "***" in value} == {

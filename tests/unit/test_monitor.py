@@ -13,10 +13,11 @@ import pytest
 from celery import Celery
 from celery.events.event import Event
 
-from celery_redlock import ResourceHeld, SingletonTask, monitor
+from celery_redlock import ResourceHeld, SingletonTask
 from celery_redlock.events import subscribe, unsubscribe
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
+from celery_redlock.worker import task_events
 from tests.support import wait_until
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
@@ -41,7 +42,7 @@ class Box:
 def box() -> Iterator[Box]:
     box = Box()
     post: Any = box
-    listener = monitor._Monitor(post)
+    listener = task_events._Monitor(post)
     subscribe(listener)
     yield box
     unsubscribe(listener)
@@ -50,7 +51,7 @@ def box() -> Iterator[Box]:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     clock = SimpleNamespace(now=1e9)
-    monkeypatch.setattr(monitor, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(task_events, "time", SimpleNamespace(time=lambda: clock.now))
     return clock
 
 
@@ -135,11 +136,11 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
         raise OSError("no broker")
 
     app: Any = SimpleNamespace(events=SimpleNamespace(default_dispatcher=dispatcher))  # noqa: F811
-    post = monitor._Post(app, "here")
-    for _ in range(monitor.MANY + 50):
+    post = task_events._Post(app, "here")
+    for _ in range(task_events.MANY + 50):
         post.send("task-lock-waiting", uuid="one")
     assert asked.wait(30.0)
-    assert post._letters.qsize() <= monitor.MANY
+    assert post._letters.qsize() <= task_events.MANY
     away.set()
     wait_until(lambda: not post._letters.qsize(), 30.0, "all are tried")
     said = [record for record in caplog.records if record.levelno == logging.WARNING]

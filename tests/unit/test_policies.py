@@ -24,7 +24,7 @@ from celery_redlock.config.options import CONFLICT_POLICIES
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.values import Holder, Owner
-from celery_redlock.worker import check
+from celery_redlock.worker.startup import check
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 

@@ -15,7 +15,7 @@ from kombu import Queue
 from kombu.common import QoS
 from kombu.utils.eventio import poll
 
-from celery_redlock.prefetch import MAX_PARKED, Prefetch
+from celery_redlock.worker.parking.prefetch import MAX_PARKED, Prefetch
 
 
 class Consumer:

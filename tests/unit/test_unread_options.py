@@ -11,7 +11,7 @@ import pytest
 from celery_redlock import ConfigurationError, RedlockError, SingletonTask, current_lease, locked
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.protocol.values import Owner
-from celery_redlock.worker import check
+from celery_redlock.worker.startup import check
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, deliver, redlock  # noqa: F401
 

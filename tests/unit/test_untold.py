@@ -36,9 +36,9 @@ def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
 ) -> None:
     found: list[Reservation] = []
     monkeypatch.setattr(
-        "celery_redlock.worker.free_soon", lambda _redlock, note: found.append(note)
+        "celery_redlock.messages.endings.free_soon", lambda _redlock, note: found.append(note)
     )
-    monkeypatch.setattr("celery_redlock.worker.hold", lambda *_: None)
+    monkeypatch.setattr("celery_redlock.messages.endings.hold", lambda *_: None)
 
     def on_failure(*_outcome: Any) -> None:
         request.acknowledged = acknowledged

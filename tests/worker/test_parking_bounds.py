@@ -10,7 +10,7 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
-from celery_redlock.prefetch import RETURN_S
+from celery_redlock.worker.parking.prefetch import RETURN_S
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
 from tests.worker.test_parking import all_done, cut_off, parked, send

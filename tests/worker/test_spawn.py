@@ -13,7 +13,7 @@ import pytest
 from celery.concurrency.prefork import TaskPool
 
 from celery_redlock import Redlock
-from celery_redlock.worker import keep
+from celery_redlock.worker.startup import keep
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
 from tests.worker.test_keeper import TTL, stopped
@@ -65,7 +65,7 @@ def test_where_they_cannot_be_kept_the_worker_says_so(
     custody = SimpleNamespace(board=SimpleNamespace(address=None), own_process=False)
     redlock = SimpleNamespace(_custody=custody)
     monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda _app: redlock))
-    monkeypatch.setattr("celery_redlock.worker._locking", lambda _app: True)
+    monkeypatch.setattr("celery_redlock.worker.startup._locking", lambda _app: True)
     monkeypatch.setattr("billiard.get_start_method", lambda: "spawn")
     pool = TaskPool.__new__(TaskPool)
     keep(SimpleNamespace(pool=pool, app=cluster.app))

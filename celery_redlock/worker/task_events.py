@@ -20,10 +20,10 @@ from typing import Any
 
 from celery import _state
 
-from .events import Ask, Listener, subscribe
-from .messages.headers import ATTEMPTS, attempts_of, short_id
-from .protocol.errors import LeaseLost
-from .protocol.values import Holder, Owner, printable
+from ..events import Ask, Listener, subscribe
+from ..messages.headers import ATTEMPTS, attempts_of, short_id
+from ..protocol.errors import LeaseLost
+from ..protocol.values import Holder, Owner, printable
 
 __all__ = ["WAITING", "begin", "told"]
 
@@ -60,7 +60,7 @@ def told(owner: Owner | None) -> dict[str, Any] | None:
 
 
 class _Monitor(Listener):
-    """In the process of the bodies. Main processes tell of what is parked (`parking.py`)."""
+    """In the process of the bodies. Main processes tell of what is parked (`consumer.py`)."""
 
     def __init__(self, post: _Post) -> None:
         self._post = post

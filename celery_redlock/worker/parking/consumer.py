@@ -30,20 +30,20 @@ from celery import bootsteps, signals
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state
 
+from ...config.options import TaskOptions
+from ...config.settings import enabled, read_settings
+from ...config.task_lock import lock_of, resources_of
+from ...locking.redlock import Redlock
+from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
+from ...messages.headers import ATTEMPTS, MANY, attempts_of, said
+from ...messages.parkable import parkable, set_at_work
+from ...messages.reservation import HEADER, Reservation
+from ...protocol.values import Owner, printable
+from ...runtime.clock import monotonic
+from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked
-from .config.options import TaskOptions
-from .config.settings import enabled, read_settings
-from .config.task_lock import lock_of, resources_of
 from .dispatcher import Dispatcher
-from .locking.redlock import Redlock
-from .messages.broker import has_way_back, on_last_delivery, unacknowledged_for
-from .messages.headers import ATTEMPTS, MANY, attempts_of, said
-from .messages.parkable import parkable, set_at_work
-from .messages.reservation import HEADER, Reservation
-from .monitor import WAITING, told
 from .prefetch import MAX_PARKED, Prefetch
-from .protocol.values import Owner, printable
-from .runtime.clock import monotonic
 
 __all__ = ["Parking", "begin"]
 

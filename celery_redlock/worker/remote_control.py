@@ -2,7 +2,7 @@
 
 No node is asked, so it answers at once, also while the nodes are away. In a prefork worker the
 children hold: its main process reads their notes on the board (`shared_table.py`). Elsewhere the
-bodies run in the process that answers. Who waits is parked (`parking.py`), or at work without a
+bodies run in the process that answers. Who waits is parked (`consumer.py`), or at work without a
 lock.
 """
 
@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .keepalive.shared_table import Board
-    from .locking.redlock import Redlock
+    from ..keepalive.shared_table import Board
+    from ..locking.redlock import Redlock
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
 
@@ -55,9 +55,9 @@ def _hide_nodes() -> None:
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     """Locks that the worker's tasks hold and wait for (celery_redlock)."""
-    from .config.settings import enabled
-    from .locking.redlock import Redlock
-    from .protocol.errors import ConfigurationError
+    from ..config.settings import enabled
+    from ..locking.redlock import Redlock
+    from ..protocol.errors import ConfigurationError
 
     app = state.app
     try:
@@ -86,9 +86,9 @@ def _answer(settings: Mapping[str, Any], app: Any, holds: Any, waits: Any) -> di
 
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
-    from .protocol.commands import RESERVED_SUFFIX, base_of
-    from .protocol.values import Owner, shown
-    from .runtime.clock import monotonic
+    from ..protocol.commands import RESERVED_SUFFIX, base_of
+    from ..protocol.values import Owner, shown
+    from ..runtime.clock import monotonic
 
     now, wall = monotonic(), time.time()
     seen: set[str] = set()
@@ -118,7 +118,7 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 
 def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
     """What stands on the board as held, whichever process has written it."""
-    from .protocol.claim import Claim
+    from ..protocol.claim import Claim
 
     for block, _pid in board.blocks():
         for note in board.notes(block):
@@ -135,8 +135,8 @@ def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float
 def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     from celery.worker import state
 
-    from .messages.headers import short_id
-    from .parking import Parking
+    from ..messages.headers import short_id
+    from .parking.consumer import Parking
 
     holders = {hold["resource"]: _called(hold["task"], hold["task_id"]) for hold in holds}
     now = time.time()
@@ -167,7 +167,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
 
 def _wanted(request: Any) -> str:
     """What a delivery that is at work is to hold; empty for nothing."""
-    from .config.task_lock import lock_of, resource_of
+    from ..config.task_lock import lock_of, resource_of
 
     try:
         lock = lock_of(request.task)
@@ -191,8 +191,8 @@ def settings_of(app: Any) -> dict[str, Any]:
     Raises:
         ConfigurationError: One of them cannot work.
     """
-    from .config.settings import read_settings
-    from .stores.redis.address import parse_nodes
+    from ..config.settings import read_settings
+    from ..stores.redis.address import parse_nodes
 
     settings = read_settings(app)
     nodes = [
@@ -211,7 +211,7 @@ def digest_of(settings: Mapping[str, Any]) -> str:
 
 def tasks_of(app: Any) -> dict[str, str]:
     """A short name of how each locked task is declared: workers that have it must agree."""
-    from .config.task_lock import lock_of
+    from ..config.task_lock import lock_of
 
     found = {}
     for name, task in sorted(app.tasks.items()):

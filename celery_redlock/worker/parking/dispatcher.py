@@ -21,16 +21,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
+from ...locking.redlock import Redlock
+from ...locking.wait_queue import FEW, Place
+from ...protocol import outcome, quorum
+from ...protocol.claim import Claim
+from ...protocol.quorum import Verb
+from ...protocol.values import printable
+from ...runtime.clock import monotonic
+from ...runtime.event import Bell
+from ...stores.redis.driver import BATCH
 from .admission import AdmissionQueue
-from .locking.redlock import Redlock
-from .locking.wait_queue import FEW, Place
-from .protocol import outcome, quorum
-from .protocol.claim import Claim
-from .protocol.quorum import Verb
-from .protocol.values import printable
-from .runtime.clock import monotonic
-from .runtime.event import Bell
-from .stores.redis.driver import BATCH
 
 __all__ = ["Dispatcher"]
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from celery.worker import state
 
-from .messages.broker import has_quorum_queues
+from ...messages.broker import has_quorum_queues
 
 __all__ = ["MAX_PARKED", "Prefetch"]
 

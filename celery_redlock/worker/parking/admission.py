@@ -1,6 +1,6 @@
 """Which delivery of a locked task goes to the pool now, and which wait parked: decisions only.
 
-The state of a worker's main process, without Celery, network, thread or clock. `parking.py` tells
+The state of a worker's main process, without Celery, network, thread or clock. `consumer.py` tells
 it what arrives and what ends, `dispatcher.py` which resources are free.
 
 A delivery whose resource is at work in this worker, or is waited for here, is parked. Those parked

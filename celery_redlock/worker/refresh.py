@@ -16,9 +16,9 @@ from typing import Any
 
 from celery.utils.imports import instantiate
 
-from .config.task_lock import lock_of
-from .messages.broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
-from .protocol.values import printable
+from ..config.task_lock import lock_of
+from ..messages.broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
+from ..protocol.values import printable
 
 __all__ = ["begin"]
 

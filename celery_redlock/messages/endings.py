@@ -1,0 +1,173 @@
+"""The signal handlers that give back what the message of a task had, at every ending.
+
+In the process that runs the body: `task_postrun` comes after every ending that Python survives, in
+every pool, after the result is stored and the user's hooks have run. `task_success`,
+`task_failure` and `task_retry` release too, where they come first; releasing again is nothing.
+
+In a worker's main process: of a message that comes to no body, its reservation is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from celery import signals, states
+from celery.exceptions import Retry
+
+from ..config.settings import enabled
+from ..config.task_lock import lock_of
+from ..locking.held import mark_done
+from ..locking.redlock import Redlock
+from ..protocol.errors import NotAcquired
+from .consume import arrival_of, comes_back, note_of
+from .delivery import lease_of
+from .headers import is_redelivered, mark_copy, receive, said
+from .received import hold
+from .reservation import HEADER, Reservation, free_soon
+
+__all__ = ["end", "over", "received", "refused", "release", "succeeded"]
+
+
+def succeeded(sender: Any = None, **_signal: Any) -> None:
+    """The body's process: this delivery has come to its end, and not only to an end."""
+    request = _request_of(sender)
+    held = lease_of(request)
+    if held is not None:
+        mark_done(held)
+
+
+def _request_of(task: Any) -> Any:
+    """What a task is at work on in this thread; None for nothing."""
+    stack = getattr(task, "request_stack", None)
+    return stack.top if stack else None
+
+
+def release(
+    sender: Any = None,
+    signal: Any = None,
+    state: str | None = None,
+    retval: Any = None,
+    **_signal: Any,
+) -> None:
+    """The body's process: this delivery is over."""
+    request = _request_of(sender)
+    held = lease_of(request)
+    arrival = arrival_of(request)
+    if held is None or arrival is None:
+        return
+    again = signal is signals.task_retry
+    if signal is signals.task_postrun:
+        again = state == states.RETRY or comes_back(sender, state, retval)
+    arrival.unlock(held, again)
+
+
+def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
+    """The body's process: this delivery is over, and what it was reserved for."""
+    request = _request_of(sender)
+    arrival = arrival_of(request)
+    if arrival is not None:
+        arrival.end(state, retval)
+    else:  # it did not come to a body
+        note = note_of(request)
+        if note is not None and not comes_back(sender, state, retval):
+            _free(sender.app, note)
+    if isinstance(retval, Retry) and isinstance(retval.exc, NotAcquired):
+        # Each holds frames that hold it, and Celery's copy of them all: half a megabyte, which
+        # would wait for a full collection.
+        retval.__traceback__ = retval.exc.__traceback__ = None
+
+
+def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
+    """The main process: a message was revoked or has expired; or, unseen, its body has died."""
+    if request is None:
+        request = _request_of(sender)
+    note = note_of(request)
+    if note is not None and arrival_of(request) is None:
+        _free(sender.app, note)
+
+
+def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
+    """The main process: a message cannot be read, or its task is not known here."""
+    headers = getattr(message, "headers", None)
+    if isinstance(headers, Mapping):
+        note = Reservation.of(said(headers, HEADER), headers.get("id"))
+        if note is not None:
+            _free(sender.app, note)
+
+
+def _free(app: Any, note: Reservation) -> None:
+    """Free what a message had that is over."""
+    if note.token and note.scope != "until_expired" and enabled(app.conf):
+        free_soon(Redlock.from_app(app), note)
+
+
+def received(request: Any = None, **_signal: Any) -> None:
+    """The main process: note when a message came, and how; is it at work here already?
+
+    While it is held here, its reservation is.
+
+    After a lost connection a worker may be given its own message again, and begin with it only when
+    the first has ended: too late to meet its lock.
+    """
+    lock = lock_of(request.task)
+    if lock is None:
+        return
+    receive(request.request_dict, request.content_type)
+    header, options = said(request.request_dict, HEADER), lock.options(request.task.app)
+    note = Reservation.of(header, request.id, options, confirmed=True)
+    if note is not None and note.token and note.scope != "until_expired":
+        hold(request, note)
+        if request.task.acks_late:
+            _free_if_untold(request, note)
+    if not is_redelivered(request.delivery_info):
+        return
+    _free_at_success(request)
+    from celery.worker import state  # of no use to producers
+
+    at_work = (other for other in tuple(state.active_requests) if other is not request)
+    if any(_same_message(other, request) for other in at_work):
+        mark_copy(request.request_dict)
+
+
+def _same_message(one: Any, other: Any) -> bool:
+    """Whether two requests are deliveries of one message: an id can be given to several."""
+    return bool(one.id == other.id and one.name == other.name and one.body == other.body)
+
+
+def _free_if_untold(request: Any, note: Reservation) -> None:
+    """Free it also where Celery acknowledges a message and then fails to say that its body failed.
+
+    Before 5.7 it does so when a body has raised SystemExit, which it cannot store as a result.
+    """
+    on_failure, app = request.on_failure, request.app
+
+    def failed(*outcome: Any, **more: Any) -> Any:
+        try:
+            return on_failure(*outcome, **more)
+        except BaseException:
+            if request.acknowledged:
+                _free(app, note)
+            raise
+
+    request.on_failure = failed
+
+
+def _free_at_success(request: Any) -> None:
+    """A message that comes again may be known to be done (`worker_deduplicate_successful_tasks`).
+
+    Then nothing else tells of its end; and if its first body's process died just before it was to
+    free the reservation, nobody has.
+    """
+    note = Reservation.of(said(request.request_dict, HEADER), request.id)
+    if note is None or not note.token:
+        return
+    on_success, app = request.on_success, request.app
+
+    def succeeded(outcome: Any, **more: Any) -> Any:
+        result = on_success(outcome, **more)
+        if not outcome[0]:
+            _free(app, note)
+        return result
+
+    request.on_success = succeeded

@@ -1,0 +1,1 @@
+"""What a worker does once: at its start, and beside its tasks."""

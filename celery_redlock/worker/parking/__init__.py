@@ -1,0 +1,1 @@
+"""Deliveries that wait for their lock without a pool slot."""
