@@ -149,10 +149,10 @@ def connect(**_signal: Any) -> None:
 
 
 def begin_beat(sender: Any = None, **_signal: Any) -> None:
-    """A beat, alone or in a worker (`-B`): see `beat.py`, which no other process needs."""
-    from .. import beat
+    """A beat, alone or in a worker (`-B`): see `scheduler.py`, which no other process needs."""
+    from ..beat import scheduler
 
-    beat.guard(sender)
+    scheduler.guard(sender)
 
 
 def _locking(app: Any) -> bool:

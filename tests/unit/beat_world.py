@@ -21,7 +21,7 @@ import pytest
 from celery import Celery
 from celery.beat import Scheduler, event_t
 
-from celery_redlock.beat import Guard
+from celery_redlock.beat.scheduler import Guard
 from celery_redlock.keepalive import watchdog as due
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Round
@@ -229,7 +229,7 @@ class Beat:
         self.redlock.client.watchdog = self.watchdog = watchdog
         driver: Any = BeatDriver(world.nodes, world.clock)
         self.redlock.client.driver = self.driver = driver
-        for module in ("locking.held", "locking.redlock", "turn", "beat"):
+        for module in ("locking.held", "locking.redlock", "beat.claims", "beat.scheduler"):
             world.patch.setattr(f"celery_redlock.{module}.monotonic", world.clock)
         self.app = Celery(main, set_as_current=False)
         self.app.conf.update(

@@ -71,7 +71,6 @@ HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
 
 # Until it is moved: the room that a module of the root belongs to.
 HOME: dict[str, str] = {
-    **dict.fromkeys(("beat", "turn", "tick", "outage"), "beat"),
     **dict.fromkeys(("entry", "visit", "survey", "freeing", "exporter"), "survey"),
 }
 

@@ -11,7 +11,7 @@ from celery.beat import Scheduler
 from celery.signals import beat_init
 
 from celery_redlock import ConfigurationError, install
-from celery_redlock.beat import Guard, guard
+from celery_redlock.beat.scheduler import Guard, guard
 from celery_redlock.locking.redlock import Redlock
 from tests.unit.fake_lock import FakeRedlock
 

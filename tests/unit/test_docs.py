@@ -19,7 +19,8 @@ import click
 import pytest
 
 import celery_redlock
-from celery_redlock import beat, cli, tick
+from celery_redlock import cli
+from celery_redlock.beat import scheduler, ticks
 from celery_redlock.compat import once, singleton
 from celery_redlock.config import settings
 from celery_redlock.events import Listener
@@ -363,11 +364,11 @@ def test_policies_are_documented(option: str) -> None:
         ("README.md", f"its ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
         ("docs/guarantees.md", f"{settings.GLOBAL['ttl'].default:g} s, the default"),
         ("docs/beat.md", f"({settings.GLOBAL['node_timeout'].default:g} s)"),
-        ("docs/beat.md", f"until the next due time, + {tick.GRACE:g} s"),
-        ("docs/beat.md", f"less {tick.MARGIN_RATE:.0%}".replace("%", " %")),
-        ("docs/beat.md", f"at most {tick.MARGIN_MAX:g} s less"),
-        ("docs/beat.md", f"about {beat.AGAIN:g} s after it has failed"),
-        ("docs/beat.md", f"`redlock_ttl` + {beat.AGAIN:g} s"),
+        ("docs/beat.md", f"until the next due time, + {ticks.GRACE:g} s"),
+        ("docs/beat.md", f"less {ticks.MARGIN_RATE:.0%}".replace("%", " %")),
+        ("docs/beat.md", f"at most {ticks.MARGIN_MAX:g} s less"),
+        ("docs/beat.md", f"about {scheduler.AGAIN:g} s after it has failed"),
+        ("docs/beat.md", f"`redlock_ttl` + {scheduler.AGAIN:g} s"),
     ],
 )
 def test_numbers_are_those_of_the_code(page: str, text: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock, current_lease
+from celery_redlock.beat.claims import TickClaim
 from celery_redlock.keys.template import KeyMaker
 from celery_redlock.locking.held import Unlocked
 from celery_redlock.protocol import quorum
@@ -24,7 +25,6 @@ from celery_redlock.protocol.outcome import refusal
 from celery_redlock.protocol.quorum import FENCE_AHEAD, Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.testing import FakeNode
-from celery_redlock.turn import TickClaim
 from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended
 
 Steps = Any

@@ -17,7 +17,7 @@ from celery.schedules import BaseSchedule, crontab, schedstate, schedule
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.tick import FINAL, GRACE, Tick, current_tick
+from celery_redlock.beat.ticks import FINAL, GRACE, Tick, current_tick
 from tests.unit.beat_moments import ZONES, cron, set_up, utc
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)

@@ -10,7 +10,7 @@ from typing import Any
 import celery
 import pytest
 
-from celery_redlock.tick import Tick, current_tick
+from celery_redlock.beat.ticks import Tick, current_tick
 from tests.unit.beat_moments import ZONES, cron, set_up, utc
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)

@@ -1,7 +1,7 @@
 """Any number of beats, each tick sent once, whichever of them sends it.
 
 There is no leader. Every beat goes through its own schedule, and before it sends a tick it asks
-whether it is its turn (`turn.py`). A beat whose turn it is not goes on as if it had sent the tick
+whether it is its turn (`claims.py`). A beat whose turn it is not goes on as if it had sent the tick
 itself; so a beat that dies is missed by nobody.
 
 Works by wrapping methods of the scheduler at hand, whichever it is: they all send through
@@ -19,12 +19,12 @@ from typing import Any
 
 from celery.schedules import schedstate
 
-from .config.settings import given_names, read_settings
-from .locking.redlock import Redlock
-from .protocol.errors import ConfigurationError, QuorumUnavailable
-from .protocol.values import quorum_of
-from .runtime.clock import monotonic
-from .turn import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
+from ..config.settings import given_names, read_settings
+from ..locking.redlock import Redlock
+from ..protocol.errors import ConfigurationError, QuorumUnavailable
+from ..protocol.values import quorum_of
+from ..runtime.clock import monotonic
+from .claims import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
 
 __all__ = ["Guard", "guard"]
 

@@ -3,9 +3,9 @@
 A beat that is due claims the tick on the nodes, before it sends. Between the claim and the message
 it may die, or the broker be away. Therefore a claim is short at first, extended while the message
 is being sent, and then made long: it is *kept*, nobody gives it back, it expires when the next tick
-is due (`tick.py`). Who is refused can tell the two by what is left of the claim, for its token says
-how long it was at first. If more is left, the tick is sent, and the entry moves on as if this beat
-had sent it. If not, the entry stays due, and is tried again a second later.
+is due (`ticks.py`). Who is refused can tell the two by what is left of the claim, for its token
+says how long it was at first. If more is left, the tick is sent, and the entry moves on as if this
+beat had sent it. If not, the entry stays due, and is tried again a second later.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from typing import Any
 
 from celery.utils.time import maybe_make_aware
 
-from .config.options import MIN_TTL
-from .keys.canonical import escape
-from .keys.template import shortened
-from .locking.held import HeldLease
-from .locking.redlock import Redlock
-from .messages.signals import beat_deduplicated, named
+from ..config.options import MIN_TTL
+from ..keys.canonical import escape
+from ..keys.template import shortened
+from ..locking.held import HeldLease
+from ..locking.redlock import Redlock
+from ..messages.signals import beat_deduplicated, named
+from ..protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
+from ..protocol.values import Holder, Owner
+from ..runtime.clock import monotonic
 from .outage import Outage
-from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
-from .protocol.values import Holder, Owner
-from .runtime.clock import monotonic
-from .tick import Tick, current_tick
+from .ticks import Tick, current_tick
 
 __all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]
 

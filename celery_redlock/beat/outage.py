@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 
-from .protocol.errors import QuorumUnavailable
+from ..protocol.errors import QuorumUnavailable
 
 __all__ = ["Outage"]
 

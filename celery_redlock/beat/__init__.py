@@ -1,0 +1,1 @@
+"""One tick, one message, however many beats run."""
