@@ -20,7 +20,7 @@ from ..protocol.errors import NotAcquired, QuorumUnavailable
 from ..protocol.values import quorum_of
 from ..stores.redis.address import Address
 from ..stores.redis.resp import Parser
-from ..survey import survey
+from ..survey.snapshot import survey
 from .site import NO_QUORUM, Site, on_site, table
 from .words import counted, nodes_data
 

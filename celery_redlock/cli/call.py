@@ -20,7 +20,7 @@ from ..protocol.values import printable
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
-    from ..entry import Entry
+    from ..survey.models import Entry
 
 __all__ = ["Call", "Verdict"]
 

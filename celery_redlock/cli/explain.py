@@ -17,7 +17,7 @@ from .words import waits_said
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
-    from ..entry import Survey
+    from ..survey.models import Survey
 
 __all__ = ["command"]
 
@@ -96,7 +96,7 @@ def _explain(
     surveys: list[Survey] = []
     refusal: QuorumUnavailable | None = None
     if call.enabled:
-        from ..survey import look_at
+        from ..survey.snapshot import look_at
 
         try:
             surveys = [look_at(site.redlock, name, timeout) for name in call.resources]

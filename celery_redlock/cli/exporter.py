@@ -63,7 +63,7 @@ def command(
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.
     """
-    from ..exporter import exposition, figures, make_registry
+    from ..survey.exporter import exposition, figures, make_registry
 
     registry = make_registry(site.redlock, cache=cache, timeout=timeout)
     if once or site.as_json:

@@ -12,8 +12,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..entry import Entry, Survey
 from ..protocol.values import printable
+from ..survey.models import Entry, Survey
 from .words import Say, counted, rows
 
 __all__ = ["screen"]

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import click
 
 from ..config.options import GLOBAL
-from ..entry import Entry
-from ..survey import survey
+from ..survey.models import Entry
+from ..survey.snapshot import survey
 from .site import Site, on_site, table
 from .words import (
     COLUMNS,

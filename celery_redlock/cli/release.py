@@ -6,11 +6,11 @@ import sys
 
 import click
 
-from ..entry import Entry, Survey
-from ..freeing import Freed, free, stop_command
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.values import printable
-from ..survey import look_at, resource_of
+from ..survey.force_release import Freed, free, stop_command
+from ..survey.models import Entry, Survey
+from ..survey.snapshot import look_at, resource_of
 from .show import described
 from .site import PROBLEM, REFUSED, Site, on_site
 from .words import away, counted, lines, name_of, timeout_option

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from ..entry import Entry, Survey
-from ..survey import look_at, resource_of
+from ..survey.models import Entry, Survey
+from ..survey.snapshot import look_at, resource_of
 from .site import PROBLEM, Site, on_site
 from .words import (
     away,

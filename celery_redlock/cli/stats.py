@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from ..entry import Entry, Survey
-from ..survey import survey
+from ..survey.models import Entry, Survey
+from ..survey.snapshot import survey
 from .site import Site, on_site, table
 from .words import IN_LINE, PARKED, away, counted, lines, nodes_data, span, timeout_option
 

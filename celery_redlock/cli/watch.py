@@ -10,10 +10,10 @@ from typing import Any
 
 import click
 
-from ..entry import Entry, Survey
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
-from ..survey import survey
+from ..survey.models import Entry, Survey
+from ..survey.snapshot import survey
 from .site import NO_QUORUM, Site, as_json, on_site
 from .words import (
     Say,

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import click
 
-from ..entry import KINDS, Entry, NodeLook, Survey
 from ..protocol.values import Owner, printable
+from ..survey.models import KINDS, Entry, NodeLook, Survey
 from .site import SECONDS
 
 __all__ = [

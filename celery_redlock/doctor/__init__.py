@@ -17,8 +17,8 @@ from .nodes import examine_nodes
 from .probe import probe
 
 if TYPE_CHECKING:
-    from ..entry import NodeLook
     from ..locking.redlock import Redlock
+    from ..survey.models import NodeLook
 
 __all__ = ["CHECKS", "Finding", "Report", "examine"]
 

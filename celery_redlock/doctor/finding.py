@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..entry import NodeLook
 from ..protocol.values import printable
+from ..survey.models import NodeLook
 
 __all__ = ["CHECKS", "Finding", "Report", "merged"]
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..entry import KINDS, Entry
 from ..protocol.errors import QuorumUnavailable
-from ..survey import survey
+from ..survey.models import KINDS, Entry
+from ..survey.snapshot import survey
 from .finding import MANY, Finding
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ..protocol.restart_guard import Facts, fsync_of
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import SECTIONS
 from ..stores.redis.resp import reason
-from ..visit import NodeLook, Reader, request, visit
+from ..survey.reader import NodeLook, Reader, request, visit
 
 __all__ = ["Probe", "introduce", "probe", "refused_by"]
 

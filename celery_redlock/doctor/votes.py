@@ -10,7 +10,7 @@ from ..config.options import DAY, GLOBAL, guarded
 from ..locking.redlock import Redlock
 from ..protocol.restart_guard import Facts
 from ..protocol.values import quorum_of
-from ..visit import visit
+from ..survey.reader import visit
 from .nodes import voteless
 from .probe import introduce
 from .tasks import ttls_of

@@ -17,7 +17,7 @@ from .fresh import Seen
 from .history import Change, state_of
 
 if TYPE_CHECKING:
-    from ..survey import Entry, NodeLook, Survey
+    from ..survey.snapshot import Entry, NodeLook, Survey
 
 __all__ = ["SORTS", "change", "entry", "failure", "matches", "nodes", "page_of", "sort", "when"]
 

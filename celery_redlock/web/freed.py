@@ -13,9 +13,9 @@ from werkzeug.exceptions import BadRequest, Forbidden, HTTPException
 from werkzeug.utils import redirect
 from werkzeug.wrappers import Response
 
-from ..freeing import free
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
+from ..survey.force_release import free
 from . import facts
 from .views import Ask, Shown
 

@@ -179,7 +179,7 @@ class Page:
     def _metrics(self) -> Response:
         """The exporter's gauges, where it is there."""
         try:
-            from ..exporter import exposition, make_registry
+            from ..survey.exporter import exposition, make_registry
 
             with self._once:
                 if self._registry is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import QuorumUnavailable
-from ..survey import Survey, look_at, survey
+from ..survey.snapshot import Survey, look_at, survey
 from . import facts
 from .fresh import Fresh, Seen
 from .history import History

@@ -16,7 +16,7 @@ from . import facts
 from .words import named_in, quoted
 
 if TYPE_CHECKING:
-    from ..survey import Survey
+    from ..survey.snapshot import Survey
     from .door import Door
     from .sources import Sources
 

@@ -7,8 +7,8 @@ import time
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from ..freeing import stop_command
 from ..protocol.values import printable
+from ..survey.force_release import stop_command
 
 __all__ = ["FILTERS", "clock", "named_in", "quoted", "seconds", "short", "stamp"]
 

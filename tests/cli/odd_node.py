@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.visit import SEE
+from celery_redlock.survey.reader import SEE
 from tests.contract.proxy import Front
 
 __all__ = ["ODD", "OddNode", "bent"]

@@ -17,9 +17,9 @@ from celery_redlock.doctor import CHECKS
 from celery_redlock.doctor.finding import NEED_APP
 from celery_redlock.doctor.nodes import examine_nodes
 from celery_redlock.doctor.probe import Probe, Told
-from celery_redlock.entry import NodeLook
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.survey.models import NodeLook
 from tests.cli.clinic import DURABLE, HOSTS, Forger, examined, found, shop, url
 from tests.contract.proxy import Proxy
 from tests.support import ACL_RULE, with_acl_user

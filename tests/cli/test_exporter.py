@@ -21,14 +21,15 @@ from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
 from werkzeug.test import Client
 
-from celery_redlock import ConfigurationError, Redlock, exporter
+from celery_redlock import ConfigurationError, Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.exporter import guarded
-from celery_redlock.entry import Entry
-from celery_redlock.exporter import Nodes, exposition, make_registry
 from celery_redlock.protocol.commands import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
+from celery_redlock.survey import exporter
+from celery_redlock.survey.exporter import Nodes, exposition, make_registry
+from celery_redlock.survey.models import Entry
 from tests.support import TOKEN, wait_until
 
 LONG = 30.0

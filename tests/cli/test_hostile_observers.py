@@ -18,10 +18,10 @@ from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.site import Site
-from celery_redlock.exporter import exposition, make_registry
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.survey import KINDS, survey
+from celery_redlock.survey.exporter import exposition, make_registry
+from celery_redlock.survey.snapshot import KINDS, survey
 from celery_redlock.web import make_app
 from celery_redlock.worker.remote_control import settings_of, tasks_of
 from tests.cli.clinic import examined, shop

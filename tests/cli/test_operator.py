@@ -19,7 +19,7 @@ from celery_redlock import Redlock
 from celery_redlock.cli import main, redlock
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.survey import look
+from celery_redlock.survey.snapshot import look
 from celery_redlock.web import make_app
 from tests.support import ACL_RULE
 

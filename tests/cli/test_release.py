@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli import release as command
-from celery_redlock.freeing import free
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.survey import look
+from celery_redlock.survey.force_release import free
+from celery_redlock.survey.snapshot import look
 from tests.support import TOKEN, all_connected, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")

@@ -36,7 +36,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.resp import Parser
-from celery_redlock.survey import survey
+from celery_redlock.survey.snapshot import survey
 from tests.cli.clinic import shop
 from tests.support import TOKEN, all_connected, told_all, wait_until
 

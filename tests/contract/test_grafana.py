@@ -18,12 +18,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_redlock import Redlock, ResourceHeld
 from celery_redlock.events import NODE_FAILURES
-from celery_redlock.exporter import exposition, make_registry
 from celery_redlock.messages import signals
 from celery_redlock.metrics import BUCKETS, install
 from celery_redlock.protocol.commands import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers
+from celery_redlock.survey.exporter import exposition, make_registry
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "grafana/celery-redlock.json").read_text("utf-8"))

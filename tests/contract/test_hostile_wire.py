@@ -12,10 +12,11 @@ from contextlib import ExitStack
 import pytest
 import redis
 
-from celery_redlock import Redlock, survey, visit
+from celery_redlock import Redlock
 from celery_redlock.locking.pubsub import STALLED, Wakeup
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
+from celery_redlock.survey import reader, snapshot
 from tests.contract.impostor import Impostor
 from tests.machine import brief
 from tests.support import wait_until
@@ -125,7 +126,7 @@ def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: list[Lo
         redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
         try:
             with redlock.lock("r"):
-                seen = survey.survey(redlock)
+                seen = snapshot.survey(redlock)
         finally:
             redlock.close()
         assert [entry.resource for entry in seen.entries] == ["r"], "the others tell"
@@ -136,13 +137,13 @@ def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: list[Lo
 def test_a_look_that_finds_ever_more_keys_is_given_up(
     servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(visit._Parser, "budget", 2**20)
+    monkeypatch.setattr(reader._Parser, "budget", 2**20)
     keys = b"".join(b"$12\r\nredlock:%04d\r\n" % number for number in range(1000))
     scanned = b"*2\r\n$1\r\n7\r\n*1000\r\n" + keys
     with Impostor(servers[0].port, scanned, (b"\r\nSCAN\r\n",)) as impostor:
         redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
         try:
-            seen = survey.survey(redlock)
+            seen = snapshot.survey(redlock)
         finally:
             redlock.close()
         assert "more than is read" in seen.looks[0].error

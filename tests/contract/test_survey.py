@@ -15,8 +15,8 @@ from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
-from celery_redlock.survey import KINDS, Entry, look, resource_of, survey
-from celery_redlock.visit import Reader, visit
+from celery_redlock.survey.reader import Reader, visit
+from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
 from tests.support import TOKEN, told_all, wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
@@ -328,7 +328,7 @@ def test_a_node_that_never_ends_is_left_alone(
             time.sleep(0.02)
             reader.rtt(b"redlock:")
 
-    monkeypatch.setattr("celery_redlock.visit.LONGEST_VISIT", 2)
+    monkeypatch.setattr("celery_redlock.survey.snapshot.reader.LONGEST_VISIT", 2)
     looks, _results = visit(redlock.client.addresses, "redlock:", errand, 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
     threads = threading.enumerate

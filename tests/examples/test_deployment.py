@@ -21,7 +21,7 @@ from celery_redlock.config.options import GLOBAL
 from celery_redlock.protocol.quorum import quorum_of
 from celery_redlock.server import _free_port, find_server
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.survey import survey
+from celery_redlock.survey.snapshot import survey
 from tests.support import ACL_RULE, end_with_parent, wait_until
 
 ROOT = Path(__file__).parents[2]

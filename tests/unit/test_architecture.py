@@ -70,9 +70,7 @@ HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
 """Their `__init__` files have names that users import; of all others it is a docstring."""
 
 # Until it is moved: the room that a module of the root belongs to.
-HOME: dict[str, str] = {
-    **dict.fromkeys(("entry", "visit", "survey", "freeing", "exporter"), "survey"),
-}
+HOME: dict[str, str] = {}
 
 
 @dataclass(frozen=True)

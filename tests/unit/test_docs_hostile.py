@@ -11,8 +11,8 @@ from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import LONGEST
 from celery_redlock.protocol.pipeline import OWED
 from celery_redlock.stores.redis.resp import LARGEST, PATIENCE
-from celery_redlock.visit import BUDGET
-from celery_redlock.visit import LARGEST as LARGEST_LOOK
+from celery_redlock.survey.reader import BUDGET
+from celery_redlock.survey.reader import LARGEST as LARGEST_LOOK
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")

@@ -25,8 +25,8 @@ from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.stores.redis.resp import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
-from celery_redlock.visit import BATCH, LONGEST, _Parser
-from celery_redlock.visit import LARGEST as LARGEST_LOOK
+from celery_redlock.survey.reader import BATCH, LONGEST, _Parser
+from celery_redlock.survey.reader import LARGEST as LARGEST_LOOK
 from tests.unit.test_edges import Wire
 
 NODES = ["one", "two", "three"]

@@ -1,6 +1,6 @@
 """Gauges for Prometheus, of what lies on the nodes: one survey per scrape, and none too often.
 
-It is a look from outside, at nodes that are asked at slightly different moments (`survey.py`): a
+It is a look from outside, at nodes that are asked at slightly different moments (`snapshot.py`): a
 lock that is just being taken or freed may be seen on some nodes only. A node that is away is a
 value and no failure; where no quorum answers, nothing is said of locks, and still of each node.
 
@@ -18,13 +18,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from .entry import KINDS, Entry, Survey
-from .protocol.errors import ConfigurationError, QuorumUnavailable
-from .protocol.values import Owner, Vote, printable, quorum_of
-from .survey import survey
+from ..protocol.errors import ConfigurationError, QuorumUnavailable
+from ..protocol.values import Owner, Vote, printable, quorum_of
+from .models import KINDS, Entry, Survey
+from .snapshot import survey
 
 if TYPE_CHECKING:
-    from .locking.redlock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = ["Nodes", "exposition", "figures", "make_registry"]
 

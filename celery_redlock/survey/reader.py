@@ -20,10 +20,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import redis
 
-from .protocol.commands import seconds_left
-from .protocol.errors import NodeError
-from .stores.redis.address import Address
-from .stores.redis.resp import Parser, reason
+from ..protocol.commands import seconds_left
+from ..protocol.errors import NodeError
+from ..stores.redis.address import Address
+from ..stores.redis.resp import Parser, reason
 
 __all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
 

@@ -12,9 +12,8 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from .config.options import MOST_SLOTS
-from .entry import KINDS, Entry, NodeLook, Rival, Survey
-from .protocol.commands import (
+from ..config.options import MOST_SLOTS
+from ..protocol.commands import (
     DONE,
     FENCE_SUFFIX,
     LINE_SUFFIX,
@@ -23,13 +22,14 @@ from .protocol.commands import (
     SLOT_SUFFIX,
     base_of,
 )
-from .protocol.errors import QuorumUnavailable
-from .protocol.names import mark_of
-from .protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
-from .visit import FOREIGN, Line, Reader, Seen, visit
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.names import mark_of
+from ..protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
+from .models import KINDS, Entry, NodeLook, Rival, Survey
+from .reader import FOREIGN, Line, Reader, Seen, visit
 
 if TYPE_CHECKING:
-    from .locking.redlock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = [
     "KINDS",

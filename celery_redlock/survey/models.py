@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .protocol.values import Owner
-from .visit import NodeLook
+from ..protocol.values import Owner
+from .reader import NodeLook
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
-from .entry import Entry
-from .protocol import quorum
-from .protocol.claim import Claim
-from .protocol.errors import QuorumUnavailable
-from .protocol.quorum import Round
-from .protocol.values import Owner, quorum_of, token_digest
-from .visit import NodeLook, Reader, Seen, visit
+from ..protocol import quorum
+from ..protocol.claim import Claim
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.quorum import Round
+from ..protocol.values import Owner, quorum_of, token_digest
+from .models import Entry
+from .reader import NodeLook, Reader, Seen, visit
 
 if TYPE_CHECKING:
-    from .locking.redlock import Redlock
+    from ..locking.redlock import Redlock
 
 __all__ = ["Freed", "free", "stop_command"]
 
