@@ -13,7 +13,7 @@ sys.path.insert(0, str(PAGE.parents[1]))
 
 from celery_redlock.config.options import GLOBAL, TASK, Option  # noqa: E402
 
-BEGIN = "<!-- options: written by docs/make_settings.py from celery_redlock/options.py -->\n"
+BEGIN = "<!-- options: written by docs/make_settings.py from celery_redlock/config/options.py -->\n"
 END = "<!-- options: end -->\n"
 
 

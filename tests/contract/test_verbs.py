@@ -17,7 +17,6 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import testing
 from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
@@ -29,8 +28,9 @@ from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis import address, driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import SETTLED, Node
-from celery_redlock.testing import fakes, process
-from celery_redlock.testing import keeper as mirror
+from celery_redlock.testing import fakes
+from tests.sim.world import keeper as mirror
+from tests.sim.world import process
 from tests.support import wait_until
 
 PREFIX = "redlock:"
@@ -83,8 +83,8 @@ class Subject:
 
 class Fake(Subject):
     def __init__(self) -> None:
-        self.clock = testing.FakeClock()
-        self.node = testing.FakeNode()
+        self.clock = fakes.FakeClock()
+        self.node = fakes.FakeNode()
 
     def ask(self, verb: Verb, *claims: Claim) -> Any:
         return self.node.execute(verb, claims, self.clock())

@@ -13,9 +13,13 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import Channel
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Guard, Memory
-from celery_redlock.testing import Board, Keeper, Link, Note, Operation, Process, Worker
-from celery_redlock.testing import keeper as keeper_module
-from celery_redlock.testing import process as process_module
+from tests.sim.world import keeper as keeper_module
+from tests.sim.world import process as process_module
+from tests.sim.world.keeper import Board, Keeper, Note
+from tests.sim.world.nodes import Link
+from tests.sim.world.operation import Operation
+from tests.sim.world.process import Process
+from tests.sim.world.worker import Worker
 
 
 def two_connections() -> list[Any]:

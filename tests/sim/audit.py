@@ -29,7 +29,11 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import base_of
 from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
 from celery_redlock.protocol.values import Vote
-from celery_redlock.testing import Audit, Connection, Link, Process, Server, Worker, World
+from tests.sim.world.nodes import Connection, Link, Server
+from tests.sim.world.plan import Audit
+from tests.sim.world.process import Process
+from tests.sim.world.worker import Worker
+from tests.sim.world.world import World
 
 EPSILON = 1e-6
 PROMPT = 0.012

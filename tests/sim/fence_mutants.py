@@ -7,7 +7,8 @@ from typing import Any
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.testing import FakeNode, Process
+from celery_redlock.testing.fakes import FakeNode
+from tests.sim.world.process import Process
 
 __all__ = ["Bug", "clocks_alone", "counters", "not_told", "steps", "told_anywhere"]
 

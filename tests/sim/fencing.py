@@ -21,7 +21,7 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import Channel
 from celery_redlock.protocol.quorum import Round, Steps, Verb
-from celery_redlock.testing import FakeNode
+from celery_redlock.testing.fakes import FakeNode
 
 NODES = 3
 CLIENTS = 3

@@ -12,8 +12,10 @@ from types import FrameType
 from typing import Any
 
 MODULES = (
-    *("driver", "node", "channel", "quorum", "lease", "engine", "lock", "watchdog", "custody"),
-    *("commands", "replies", "complaints"),
+    *("stores/redis/driver", "stores/redis/node", "stores/redis/resp", "runtime/complaints"),
+    *("protocol/pipeline", "protocol/quorum", "protocol/lease", "protocol/claim"),
+    *("protocol/commands", "locking/client", "locking/redlock"),
+    *("keepalive/watchdog", "keepalive/registry"),
 )
 
 

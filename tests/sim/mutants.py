@@ -23,9 +23,10 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import Channel
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.values import Owner, Vote
-from celery_redlock.testing import FakeNode, Fault, Knobs
+from celery_redlock.testing.fakes import FakeNode
 from tests.sim import actor_mutants, fence_mutants, several_mutants
 from tests.sim.swarm import CHANGED, SEVERAL
+from tests.sim.world.plan import Fault, Knobs
 
 Patches = Callable[[], list[Any]]
 Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]

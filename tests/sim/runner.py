@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from celery_redlock.testing import Fault, Knobs, World
 from tests.sim.audit import Auditor, Violation, conclude
 from tests.sim.swarm import draw, plain
+from tests.sim.world.plan import Fault, Knobs
+from tests.sim.world.world import World
 
 LONGEST = 600.0
 """Virtual seconds after which a world that goes on is stuck."""

@@ -9,7 +9,7 @@ import random
 from dataclasses import replace
 
 from celery_redlock.protocol.restart_guard import LOOK_AFTER
-from celery_redlock.testing import Fault, Knobs
+from tests.sim.world.plan import Fault, Knobs
 
 RATE = 0.005
 """Clock rates differ from true time by at most this part."""

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from celery_redlock.testing import Fault, Knobs
 from tests.sim.campaign import corpus, hunt
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, ddmin, play, run, shrink
 from tests.sim.swarm import CHANGED, SEVERAL
+from tests.sim.world.plan import Fault, Knobs
 
 ROOT = Path(__file__).parents[2]
 

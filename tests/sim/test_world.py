@@ -9,21 +9,12 @@ import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Round, Verb
-from celery_redlock.testing import (
-    Audit,
-    Connection,
-    FakeClock,
-    FakeNode,
-    Fault,
-    Knobs,
-    Link,
-    Server,
-    World,
-    chance,
-    key_of,
-)
+from celery_redlock.testing.fakes import FakeClock, FakeNode
 from tests.sim.audit import Auditor, Violation, conclude
 from tests.sim.swarm import RATE, RESTART, draw
+from tests.sim.world.nodes import Connection, Link, Server
+from tests.sim.world.plan import Audit, Fault, Knobs, chance, key_of
+from tests.sim.world.world import World
 
 
 class Journal(Audit):

@@ -26,7 +26,7 @@ from celery_redlock.keepalive import watchdog as due
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Round
 from celery_redlock.protocol.values import Owner
-from celery_redlock.testing import FakeClock, FakeNode
+from celery_redlock.testing.fakes import FakeClock, FakeNode
 from tests.unit.beat_moments import ZONES, utc
 from tests.unit.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 

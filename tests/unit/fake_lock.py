@@ -14,7 +14,7 @@ from celery_redlock import Redlock
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Round, Steps, Verb
 from celery_redlock.stores.redis.driver import Driver
-from celery_redlock.testing import FakeClock, FakeNode
+from celery_redlock.testing.fakes import FakeClock, FakeNode
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from celery_redlock.protocol.lease import FENCE_LIMIT, Lease
 from celery_redlock.protocol.outcome import refusal
 from celery_redlock.protocol.quorum import FENCE_AHEAD, Round, Verb
 from celery_redlock.runtime.clock import monotonic
-from celery_redlock.testing import FakeNode
+from celery_redlock.testing.fakes import FakeNode
 from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended
 
 Steps = Any

@@ -12,7 +12,7 @@ import pytest
 from celery_redlock.keepalive.watchdog import Watchdog
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.runtime.haste import OURS, haste
-from celery_redlock.testing import FakeClock
+from celery_redlock.testing.fakes import FakeClock
 
 USUAL = 3000
 """Microseconds: not CPython's own, as an application may have set it."""

@@ -39,7 +39,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
-from celery_redlock.testing import FakeClock
+from celery_redlock.testing.fakes import FakeClock
 from tests.unit.fake_lock import FakeRedlock
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import quorum
-from ..protocol.claim import Claim
-from ..protocol.lease import NEVER
-from ..protocol.quorum import Verb
-from .operation import Operation
-from .plan import chance, struck_at
-from .process import Process
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.lease import NEVER
+from celery_redlock.protocol.quorum import Verb
+from tests.sim.world.operation import Operation
+from tests.sim.world.plan import chance, struck_at
+from tests.sim.world.process import Process
 
 if TYPE_CHECKING:
-    from .world import World
+    from tests.sim.world.world import World
 
 LATE, LOOKS, OFTEN, SELDOM = 1 / 2, 1 / 10, 0.02, 0.5  # as in keeper.py
 

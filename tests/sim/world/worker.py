@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..protocol import quorum
-from ..protocol.claim import Claim
-from ..protocol.names import slots
-from ..protocol.quorum import Round
-from ..protocol.values import Owner
-from .operation import Operation
-from .plan import chance, key_of, struck_at
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.names import slots
+from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.values import Owner
+from tests.sim.world.operation import Operation
+from tests.sim.world.plan import chance, key_of, struck_at
 
 if TYPE_CHECKING:
-    from .process import Process
+    from tests.sim.world.process import Process
 
 
 class Worker:

@@ -6,19 +6,19 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..keepalive.watchdog import Schedule, Watched
-from ..protocol import quorum
-from ..protocol.claim import Claim
-from ..protocol.quorum import EXTENDING, VOTING, Round, Verb, look, wrote
-from ..protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard
-from .nodes import Connection, Link
-from .operation import Operation, Struck
-from .plan import chance, key_of, struck_at
-from .worker import Worker
+from celery_redlock.keepalive.watchdog import Schedule, Watched
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.quorum import EXTENDING, VOTING, Round, Verb, look, wrote
+from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard
+from tests.sim.world.nodes import Connection, Link
+from tests.sim.world.operation import Operation, Struck
+from tests.sim.world.plan import chance, key_of, struck_at
+from tests.sim.world.worker import Worker
 
 if TYPE_CHECKING:
-    from .keeper import Board
-    from .world import World
+    from tests.sim.world.keeper import Board
+    from tests.sim.world.world import World
 
 CONNECT_TIMEOUT = 1.0
 EPOCH = 1.7e9

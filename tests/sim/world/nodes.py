@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.pipeline import Channel
-from ..protocol.quorum import Round
-from ..protocol.restart_guard import ALWAYS, Facts, Memory
-from .fakes import FakeNode
+from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Memory
+from celery_redlock.testing.fakes import FakeNode
 
 if TYPE_CHECKING:
-    from .process import Process
+    from tests.sim.world.process import Process
 
 
 class Server:

@@ -6,14 +6,14 @@ import zlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.claim import Claim
-from ..protocol.quorum import Round
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.quorum import Round
 
 if TYPE_CHECKING:
-    from .nodes import Connection, Link, Server
-    from .process import Process
-    from .worker import Worker
-    from .world import World
+    from tests.sim.world.nodes import Connection, Link, Server
+    from tests.sim.world.process import Process
+    from tests.sim.world.worker import Worker
+    from tests.sim.world.world import World
 
 _MASK = (1 << 64) - 1
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.quorum import Round, Steps
+from celery_redlock.protocol.quorum import Round, Steps
 
 if TYPE_CHECKING:
-    from .process import Process
+    from tests.sim.world.process import Process
 
 
 class Struck(BaseException):

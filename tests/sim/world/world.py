@@ -7,13 +7,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..protocol.claim import Claim
-from ..protocol.pipeline import SETTING
-from ..protocol.quorum import Round, Verb
-from .keeper import Keeper
-from .nodes import Connection, Link, Server
-from .plan import Audit, Fault, Knobs, chance
-from .process import Process
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.pipeline import SETTING
+from celery_redlock.protocol.quorum import Round, Verb
+from tests.sim.world.keeper import Keeper
+from tests.sim.world.nodes import Connection, Link, Server
+from tests.sim.world.plan import Audit, Fault, Knobs, chance
+from tests.sim.world.process import Process
 
 
 class World:
