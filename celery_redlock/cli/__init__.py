@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..worker import remote_control
-from .site import Site, load_app
+from .context import Site, load_app
 
 __all__ = ["main", "redlock"]
 

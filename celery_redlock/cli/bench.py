@@ -21,8 +21,8 @@ from ..protocol.values import quorum_of
 from ..stores.redis.address import Address
 from ..stores.redis.resp import Parser
 from ..survey.snapshot import survey
-from .site import NO_QUORUM, Site, on_site, table
-from .words import counted, nodes_data
+from .context import NO_QUORUM, Site, on_site, table
+from .formatting import counted, nodes_data
 
 __all__ = ["Figures", "command"]
 

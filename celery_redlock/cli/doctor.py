@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from ..protocol.errors import ConfigurationError
-from .site import PROBLEM, SECONDS, Site, on_site
+from .context import PROBLEM, SECONDS, Site, on_site
 
 __all__ = ["command"]
 

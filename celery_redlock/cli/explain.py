@@ -12,8 +12,8 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
-from .site import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
-from .words import waits_said
+from .context import NO_QUORUM, PROBLEM, SECONDS, Site, on_site, table
+from .formatting import waits_said
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
@@ -90,7 +90,7 @@ def _explain(
     site: Site, task: Any, lock: TaskLock, args: Sequence[Any], kwargs: Any, timeout: float
 ) -> int | None:
     from ..doctor.workers import waiting_for
-    from .call import Call
+    from .verdict import Call
 
     call = Call.of(task, lock, args, kwargs)
     surveys: list[Survey] = []

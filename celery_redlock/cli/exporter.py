@@ -14,7 +14,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
-from .site import PROBLEM, SECONDS, Site, listen_option, on_site
+from .context import PROBLEM, SECONDS, Site, listen_option, on_site
 
 __all__ = ["command", "guarded"]
 

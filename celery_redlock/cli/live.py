@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..protocol.values import printable
 from ..survey.models import Entry, Survey
-from .words import Say, counted, rows
+from .formatting import Say, counted, rows
 
 __all__ = ["screen"]
 

@@ -11,8 +11,8 @@ import click
 from ..config.options import GLOBAL
 from ..survey.models import Entry
 from ..survey.snapshot import survey
-from .site import Site, on_site, table
-from .words import (
+from .context import Site, on_site, table
+from .formatting import (
     COLUMNS,
     IN_LINE,
     PARKED,

@@ -11,9 +11,9 @@ from ..protocol.values import printable
 from ..survey.force_release import Freed, free, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of
+from .context import PROBLEM, REFUSED, Site, on_site
+from .formatting import away, counted, lines, name_of, timeout_option
 from .show import described
-from .site import PROBLEM, REFUSED, Site, on_site
-from .words import away, counted, lines, name_of, timeout_option
 
 __all__ = ["command"]
 

@@ -8,8 +8,8 @@ import click
 
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of
-from .site import PROBLEM, Site, on_site
-from .words import (
+from .context import PROBLEM, Site, on_site
+from .formatting import (
     away,
     left,
     lines,

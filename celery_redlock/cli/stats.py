@@ -11,8 +11,8 @@ import click
 
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import survey
-from .site import Site, on_site, table
-from .words import IN_LINE, PARKED, away, counted, lines, nodes_data, span, timeout_option
+from .context import Site, on_site, table
+from .formatting import IN_LINE, PARKED, away, counted, lines, nodes_data, span, timeout_option
 
 __all__ = ["Tally", "command", "tallied"]
 

@@ -14,17 +14,8 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import survey
-from .site import NO_QUORUM, Site, as_json, on_site
-from .words import (
-    Say,
-    choosing,
-    chosen,
-    kinds_of,
-    name_of,
-    owner_text,
-    span,
-    state_of,
-)
+from .context import NO_QUORUM, Site, as_json, on_site
+from .formatting import Say, choosing, chosen, kinds_of, name_of, owner_text, span, state_of
 
 __all__ = ["Changes", "command"]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from .site import Site, listen_option, on_site
+from .context import Site, listen_option, on_site
 
 __all__ = ["command"]
 

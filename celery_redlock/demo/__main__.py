@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from celery_redlock.demo.display import make_display
-from celery_redlock.demo.leaving import leave_on_signals
 from celery_redlock.demo.scenario import run
+from celery_redlock.demo.shutdown import leave_on_signals
 from celery_redlock.protocol.errors import RedlockError
 
 

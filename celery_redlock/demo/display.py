@@ -8,7 +8,7 @@ from collections import Counter, deque
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.demo.judge import Story, Verdict
+from celery_redlock.demo.checker import Story, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,12 +7,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Reader
-from celery_redlock.demo.judge import Story, judge
-from celery_redlock.demo.leaving import deferred
-from celery_redlock.demo.picture import draw
-from celery_redlock.demo.stage import BEATS, CHARGES, NODES, Stage
+from celery_redlock.demo.processes import BEATS, CHARGES, NODES, Stage
+from celery_redlock.demo.shutdown import deferred
+from celery_redlock.demo.timeline import draw
 from celery_redlock.server import start_servers
 
 __all__ = ["play", "run"]

@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
-from .finding import CHECKS, NEED_APP, OF_APPS, Finding, Report, merged
 from .nodes import examine_nodes
 from .probe import probe
+from .report import CHECKS, NEED_APP, OF_APPS, Finding, Report, merged
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..protocol.errors import QuorumUnavailable
 from ..survey.models import KINDS, Entry
 from ..survey.snapshot import survey
-from .finding import MANY, Finding
+from .report import MANY, Finding
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from ..protocol.lease import drift
 from ..protocol.restart_guard import Facts
 from ..protocol.values import quorum_of
-from .finding import Finding
 from .probe import Probe, Told, refused_by
+from .report import Finding
 
 __all__ = ["examine_nodes", "voteless"]
 

@@ -12,7 +12,7 @@ from ..config.task_lock import lock_of
 from ..messages.broker import unacknowledged_for
 from ..messages.conflict import check_rejecting
 from ..protocol.errors import ConfigurationError
-from .finding import Finding
+from .report import Finding
 
 __all__ = ["examine_tasks", "ttls_of"]
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
 from ..worker.remote_control import NAME, settings_of, tasks_of
-from .finding import MANY, Finding
+from .report import MANY, Finding
 
 __all__ = ["ask", "examine_workers", "waiting_for"]
 

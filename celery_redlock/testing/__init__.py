@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .asserts import assert_free, assert_locked, assert_reserved, assert_skipped
     from .disabled import redlock_disabled
-    from .stage import FakeNodes, LocalNodes, fake_redlock, redlock_nodes
+    from .nodes import FakeNodes, LocalNodes, fake_redlock, redlock_nodes
 
 __all__ = [
     "FakeNodes",
@@ -33,7 +33,7 @@ _HOME = {
     **dict.fromkeys(("assert_free", "assert_locked"), "asserts"),
     **dict.fromkeys(("assert_reserved", "assert_skipped"), "asserts"),
     "redlock_disabled": "disabled",
-    **dict.fromkeys(("FakeNodes", "LocalNodes", "fake_redlock", "redlock_nodes"), "stage"),
+    **dict.fromkeys(("FakeNodes", "LocalNodes", "fake_redlock", "redlock_nodes"), "nodes"),
 }
 
 

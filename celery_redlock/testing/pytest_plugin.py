@@ -13,7 +13,7 @@ import pytest
 
 if TYPE_CHECKING:
     from ..server import LocalServer
-    from .stage import FakeNodes, LocalNodes
+    from .nodes import FakeNodes, LocalNodes
 
 __all__ = ["fake_redlock", "redlock_disabled", "redlock_node_count", "redlock_nodes"]
 
@@ -27,7 +27,7 @@ def redlock_node_count() -> int:
 @pytest.fixture
 def fake_redlock(redlock_node_count: int) -> Iterator[FakeNodes]:
     """All locks of this process are taken in its memory; no server is needed."""
-    from .stage import fake_redlock
+    from .nodes import fake_redlock
 
     with fake_redlock(redlock_node_count) as fake:
         yield fake
@@ -60,7 +60,7 @@ def redlock_nodes(
     redlock_node_count: int, _redlock_servers: Callable[[int], list[LocalServer]]
 ) -> Iterator[LocalNodes]:
     """All locks of this process are taken on real servers of this machine, empty at first."""
-    from .stage import redlock_nodes
+    from .nodes import redlock_nodes
 
     with redlock_nodes(servers=_redlock_servers(redlock_node_count)) as nodes:
         yield nodes

@@ -13,7 +13,7 @@ from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
-    from .page import Page
+    from .wsgi import Page
 
 __all__ = ["make_app"]
 
@@ -46,9 +46,9 @@ def make_app(
         ConfigurationError: The extra is not installed, or one of these cannot work.
     """
     try:
-        from .door import Door
-        from .page import Page
+        from .auth import Door
         from .serve import LOOPBACK
+        from .wsgi import Page
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
             raise

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .page import Page
+    from .wsgi import Page
 
 __all__ = ["as_view"]
 

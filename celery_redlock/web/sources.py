@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import QuorumUnavailable
 from ..survey.snapshot import Survey, look_at, survey
-from . import facts
-from .fresh import Fresh, Seen
+from . import serializers
 from .history import History
+from .refresher import Fresh, Seen
 from .workers import Hearing, ask
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Sources:
         if seen.error is None and seen.what is not None:
             self.history.note(seen.what)
         elif seen.error is not None:
-            self.history.blind(facts.failure(seen.error))
+            self.history.blind(serializers.failure(seen.error))
 
     def nodes(self) -> Seen[Survey]:
         """All that lies on the nodes."""
@@ -73,7 +73,7 @@ class Sources:
         looks, rows = self._rows
         if looks != seen.looks:
             found = seen.what
-            rows = [facts.entry(it, found.looks) for it in found.entries] if found else []
+            rows = [serializers.entry(it, found.looks) for it in found.entries] if found else []
             self._rows = (seen.looks, rows)
         return rows
 

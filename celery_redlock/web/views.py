@@ -12,12 +12,12 @@ from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Request
 
 from ..protocol.errors import QuorumUnavailable
-from . import facts
-from .words import named_in, quoted
+from . import serializers as facts
+from .formatting import named_in, quoted
 
 if TYPE_CHECKING:
     from ..survey.snapshot import Survey
-    from .door import Door
+    from .auth import Door
     from .sources import Sources
 
 __all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]

@@ -13,8 +13,8 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock import SingletonTask
+from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command
-from celery_redlock.cli.site import Site
 from celery_redlock.server import LocalServer
 from tests.contract.proxy import Proxy
 

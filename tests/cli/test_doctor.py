@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock.cli.site import Site
+from celery_redlock.cli.context import Site
 from celery_redlock.doctor import CHECKS
-from celery_redlock.doctor.finding import NEED_APP
 from celery_redlock.doctor.nodes import examine_nodes
 from celery_redlock.doctor.probe import Probe, Told
+from celery_redlock.doctor.report import NEED_APP
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook

@@ -9,8 +9,8 @@ from celery import Celery
 from kombu import Exchange, Queue
 
 from celery_redlock import SingletonTask
-from celery_redlock.cli.site import Site
-from celery_redlock.doctor.finding import Finding, merged
+from celery_redlock.cli.context import Site
+from celery_redlock.doctor.report import Finding, merged
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.doctor.workers import ask, examine_workers
 from celery_redlock.worker.remote_control import digest_of, settings_of, tasks_of

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from celery_redlock import Redlock, SingletonTask, locked
 from celery_redlock.cli import redlock as group
-from celery_redlock.cli.site import Site
+from celery_redlock.cli.context import Site
 from celery_redlock.config.task_lock import resources_of
 from celery_redlock.messages.reservation import claim_for, give_up, take
 from celery_redlock.protocol.values import Owner

@@ -17,7 +17,7 @@ from werkzeug.test import Client
 from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
-from celery_redlock.cli.site import Site
+from celery_redlock.cli.context import Site
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.exporter import exposition, make_registry

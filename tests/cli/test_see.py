@@ -25,10 +25,10 @@ from celery_redlock import Redlock, SingletonTask
 from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.bench import _Bare
+from celery_redlock.cli.context import Site
+from celery_redlock.cli.formatting import span
 from celery_redlock.cli.ls import command as ls
-from celery_redlock.cli.site import Site
 from celery_redlock.cli.watch import Changes
-from celery_redlock.cli.words import span
 from celery_redlock.doctor.votes import votes_in
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.restart_guard import Facts

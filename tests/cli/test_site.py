@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_redlock.cli import main, redlock
-from celery_redlock.cli.site import Site, on_site, table
+from celery_redlock.cli.context import Site, on_site, table
 from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable
 
 

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 from celery_redlock import ConfigurationError, Redlock
+from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
-from celery_redlock.cli.site import Site
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger, examined, found
 from tests.contract.proxy import Proxy

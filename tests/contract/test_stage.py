@@ -27,9 +27,9 @@ from celery_redlock.testing import (
     assert_reserved,
     assert_skipped,
 )
-from celery_redlock.testing.stage import Nodes
-from celery_redlock.testing.stage import fake_redlock as faked
-from celery_redlock.testing.stage import redlock_nodes as real
+from celery_redlock.testing.nodes import Nodes
+from celery_redlock.testing.nodes import fake_redlock as faked
+from celery_redlock.testing.nodes import redlock_nodes as real
 from tests.support import wait_until
 
 SOON = 20.0

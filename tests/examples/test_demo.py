@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.journal import Reader
-from celery_redlock.demo.judge import Story, judge
 from tests.support import TOKEN, wait_until
 
 pytestmark = pytest.mark.worker

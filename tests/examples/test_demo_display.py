@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console
 
+from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.display import Display, Terminal, make_display
-from celery_redlock.demo.judge import Story, judge
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from celery_redlock.demo.checker import Story, Verdict, judge
 from celery_redlock.demo.journal import Journal, Reader
-from celery_redlock.demo.judge import Story, Verdict, judge
-from celery_redlock.demo.picture import draw
+from celery_redlock.demo.timeline import draw
 
 Event = dict[str, Any]
 
@@ -151,7 +151,7 @@ def plant(directory: Path, *events: Event) -> None:
 
 
 def judged(directory: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "celery_redlock.demo.judge", str(directory)]
+    command = [sys.executable, "-m", "celery_redlock.demo.checker", str(directory)]
     return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 

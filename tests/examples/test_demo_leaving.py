@@ -7,20 +7,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from celery_redlock.demo import leaving
+from celery_redlock.demo import shutdown
 
 
 @pytest.fixture(autouse=True)
 def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(leaving, "_pending", None)
-    before = {name: signal.getsignal(name) for name in leaving.SIGNALS}
-    leaving.leave_on_signals()
+    monkeypatch.setattr(shutdown, "_pending", None)
+    before = {name: signal.getsignal(name) for name in shutdown.SIGNALS}
+    shutdown.leave_on_signals()
     yield
     for name, handler in before.items():
         signal.signal(name, handler)
 
 
-@pytest.mark.parametrize("name", leaving.SIGNALS)
+@pytest.mark.parametrize("name", shutdown.SIGNALS)
 def test_a_signal_unwinds_the_stack_and_says_so_in_the_exit_code(name: signal.Signals) -> None:
     with pytest.raises(SystemExit) as exit_:
         signal.raise_signal(name)
@@ -30,7 +30,7 @@ def test_a_signal_unwinds_the_stack_and_says_so_in_the_exit_code(name: signal.Si
 def test_in_a_deferred_block_it_waits_for_the_end() -> None:
     started = []
     with pytest.raises(SystemExit) as exit_:  # noqa: SIM117
-        with leaving.deferred():
+        with shutdown.deferred():
             signal.raise_signal(signal.SIGTERM)
             started.append("the process whose pid is noted")
     assert started
@@ -49,7 +49,7 @@ def test_a_second_signal_does_not_disturb_the_removal() -> None:
 
 
 def test_a_block_without_a_signal_ends_as_it_would() -> None:
-    with leaving.deferred():
+    with shutdown.deferred():
         pass
     with pytest.raises(SystemExit):
         signal.raise_signal(signal.SIGINT)

@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.display import Display, Terminal
-from celery_redlock.demo.judge import Story, judge
-from celery_redlock.demo.picture import draw
 from celery_redlock.demo.ticks import INTERVAL, Tick, Ticks, judge_ticks
+from celery_redlock.demo.timeline import draw
 
 Event = dict[str, Any]
 
@@ -179,7 +179,7 @@ def test_a_double_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
     def judge_it(events: list[Event]) -> subprocess.CompletedProcess[str]:
         lines = "".join(json.dumps(event) + "\n" for event in events)
         (tmp_path / "planted.journal").write_text(lines)
-        command = [sys.executable, "-m", "celery_redlock.demo.judge", str(tmp_path)]
+        command = [sys.executable, "-m", "celery_redlock.demo.checker", str(tmp_path)]
         return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
     assert judge_it(happened(*GOOD)).returncode == 0

@@ -69,9 +69,6 @@ CELERYS = {"_pending", "_request"}
 HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
 """Their `__init__` files have names that users import; of all others it is a docstring."""
 
-# Until it is moved: the room that a module of the root belongs to.
-HOME: dict[str, str] = {}
-
 
 @dataclass(frozen=True)
 class Import:
@@ -132,8 +129,7 @@ IMPORTS = {name: imports(path, name) for name, path in MODULES.items()}
 
 def room_of(module: str) -> str:
     """The room that a module of the package stands in; empty for its root."""
-    first = [*module.split("."), ""][1]
-    return HOME.get(first, first) if module.count(".") == 1 else first
+    return [*module.split("."), ""][1]
 
 
 def ours(name: str) -> list[str]:
@@ -261,10 +257,8 @@ def test_the_checker_sees_what_is_imported(tmp_path: Path) -> None:
     assert {name for name, lazy in seen if lazy} == {"time"}
     assert {name for name, lazy in seen if not lazy} == {
         *("__future__", "typing", "redis.connection", f"{ROOT}.protocol.lease"),
-        *(f"{ROOT}.protocol", f"{ROOT}.runtime.clock", f"{ROOT}.locking.redlock"),
-    } - ({f"{ROOT}.protocol"} if f"{ROOT}.protocol.quorum" in MODULES else set()) | (
-        {f"{ROOT}.protocol.quorum"} if f"{ROOT}.protocol.quorum" in MODULES else set()
-    )
+        *(f"{ROOT}.protocol.quorum", f"{ROOT}.runtime.clock", f"{ROOT}.locking.redlock"),
+    }
 
 
 def test_the_checker_sees_a_circle() -> None:

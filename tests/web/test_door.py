@@ -16,7 +16,7 @@ from celery_redlock import Redlock
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.protocol.values import Owner
 from celery_redlock.web import make_app
-from celery_redlock.web.page import Page
+from celery_redlock.web.wsgi import Page
 from tests.support import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
@@ -303,7 +303,7 @@ def test_what_is_remembered_of_sessions_ends_with_them(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
-        "celery_redlock.web.door.time",
+        "celery_redlock.web.auth.time",
         SimpleNamespace(time=lambda: 1.7e9 + clock[0], monotonic=lambda: clock[0]),
     )
     for _ in range(3):
@@ -325,7 +325,7 @@ def test_tries_at_the_token_are_limited(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
-        "celery_redlock.web.door.time",
+        "celery_redlock.web.auth.time",
         SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: clock[0]),
     )
     page = make_app(redlock=redlock, token=SECRET, private=True, idle=None)
@@ -356,7 +356,7 @@ def test_tries_at_the_token_are_limited(
 def test_a_network_of_addresses_is_one_and_what_is_remembered_is_bounded(
     client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_redlock.web.door.MOST_ADDRESSES", 20)
+    monkeypatch.setattr("celery_redlock.web.auth.MOST_ADDRESSES", 20)
     codes = [give(client, "wrong", f"2001:db8::{number:x}").status_code for number in range(11)]
     assert codes == [403] * 10 + [429]
     for number in range(30):

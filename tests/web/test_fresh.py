@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.web.fresh import Fresh
+from celery_redlock.web.refresher import Fresh
 from tests.support import wait_until
 
 

@@ -10,7 +10,7 @@ import pytest
 from celery_redlock.protocol.values import Owner
 from celery_redlock.survey.models import Entry, Survey
 from celery_redlock.survey.reader import NodeLook
-from celery_redlock.web import facts
+from celery_redlock.web import serializers
 from celery_redlock.web.history import GAP, History, state_of
 
 UP = tuple(NodeLook(f"n{n}", True, "", 0.001) for n in range(5))
@@ -102,5 +102,5 @@ def test_a_state_never_says_more_than_was_seen(it: Entry, silent: int, state: st
 
 def test_a_quorum_lasts_as_long_as_the_last_node_that_makes_it() -> None:
     it = replace(entry(), ttls=(1.0, 5.0, None, 3.0, 9.0))
-    assert facts.quorum_left(it) == 3.0
-    assert facts.quorum_left(replace(it, ttls=(1.0, None, None, None, 9.0))) is None
+    assert serializers.quorum_left(it) == 3.0
+    assert serializers.quorum_left(replace(it, ttls=(1.0, None, None, None, 9.0))) is None

@@ -15,8 +15,8 @@ from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.protocol.values import Owner, printable
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
-from celery_redlock.web.page import Page
-from celery_redlock.web.words import named_in, quoted
+from celery_redlock.web.formatting import named_in, quoted
+from celery_redlock.web.wsgi import Page
 from tests.support import TOKEN, wait_until
 
 PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events")

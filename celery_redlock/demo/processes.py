@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 from celery import Celery
 
 from celery_redlock import NotAcquired, Redlock
+from celery_redlock.demo.checker import QUORUM, Body, Story
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Journal, Reader
-from celery_redlock.demo.judge import QUORUM, Body, Story
-from celery_redlock.demo.leaving import deferred
+from celery_redlock.demo.shutdown import deferred
 from celery_redlock.demo.ticks import INTERVAL, Tick
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.protocol.lease import drift

@@ -17,16 +17,16 @@ from werkzeug.wrappers import Request, Response
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError
-from . import freed, views
+from . import actions, views
+from .formatting import FILTERS
 from .sources import Sources
 from .views import Ask, Shown
-from .words import FILTERS
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
     from ..locking.redlock import Redlock
-    from .door import Door
+    from .auth import Door
 
 __all__ = ["Page"]
 
@@ -41,9 +41,9 @@ VIEWS: dict[str, Callable[[Ask], Shown]] = {
 }
 """Each is a page, and JSON under the same name with `.json`."""
 FORMS: dict[str, Callable[[Ask], Shown | Response]] = {
-    "release": freed.release,
-    "login": freed.login,
-    "logout": freed.logout,
+    "release": actions.release,
+    "login": actions.login,
+    "logout": actions.logout,
 }
 URLS = Map(
     [

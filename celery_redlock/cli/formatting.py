@@ -11,7 +11,7 @@ import click
 
 from ..protocol.values import Owner, printable
 from ..survey.models import KINDS, Entry, NodeLook, Survey
-from .site import SECONDS
+from .context import SECONDS
 
 __all__ = [
     *("COLUMNS", "away", "choosing", "chosen", "counted", "kinds_of", "left", "lines"),

@@ -23,7 +23,7 @@ from ..runtime import clock
 from ..runtime.clock import monotonic
 from ..server import LocalServer, start_servers
 from ..stores.redis.address import parse_nodes
-from .memory import Memory, MemoryNode, MemoryWakeup
+from .memory_nodes import Memory, MemoryNode, MemoryWakeup
 from .redirect import redirected
 from .target import Target, target_of
 

@@ -2,7 +2,7 @@
 
 What it says of the ticks of the beats is in `ticks.py`.
 
-`python -m celery_redlock.demo.judge DIRECTORY` judges a journal that was kept.
+`python -m celery_redlock.demo.checker DIRECTORY` judges a journal that was kept.
 """
 
 from __future__ import annotations

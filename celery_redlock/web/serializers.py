@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NotAcquired
 from ..protocol.values import Vote, printable
-from .fresh import Seen
 from .history import Change, state_of
+from .refresher import Seen
 
 if TYPE_CHECKING:
     from ..survey.snapshot import Entry, NodeLook, Survey

@@ -16,7 +16,7 @@ from werkzeug.wrappers import Response
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
 from ..survey.force_release import free
-from . import facts
+from . import serializers
 from .views import Ask, Shown
 
 __all__ = ["login", "logout", "release"]
@@ -88,9 +88,9 @@ def release(ask: Ask) -> Shown | Response:
         raise BadRequest("What is to be freed? The link on the lock's own page says it.")
     found = ask.sources.one(ask.resource)
     if isinstance(found, QuorumUnavailable):
-        return _told(ask, "unknown", None, 503, said=facts.failure(found))
+        return _told(ask, "unknown", None, 503, said=serializers.failure(found))
     entry = next((it for it in found.entries if (it.kind, it.slot) == (kind, slot)), None)
-    row = facts.entry(entry, found.looks) if entry else None
+    row = serializers.entry(entry, found.looks) if entry else None
     status = 409 if request.method == "POST" else 200
     if entry is None:
         return _told(ask, "gone", None, status)
@@ -101,7 +101,7 @@ def release(ask: Ask) -> Shown | Response:
     try:
         freed = free(ask.sources.redlock, entry, FREE_WAIT)
     except QuorumUnavailable as error:
-        return _told(ask, "unknown", None, 503, said=facts.failure(error))
+        return _told(ask, "unknown", None, 503, said=serializers.failure(error))
     key = printable(entry.key)
     logger.warning("freed from the page, by %s: %s: %s", request.remote_addr, key, freed)
     if freed.outcome != "freed":

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from celery_redlock.demo.judge import Story, Verdict
+from celery_redlock.demo.checker import Story, Verdict
 
 __all__ = ["draw"]
 
