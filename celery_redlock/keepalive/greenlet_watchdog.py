@@ -18,12 +18,19 @@ from functools import partial
 from ..events import heard
 from ..protocol.claim import Claim
 from ..protocol.lease import NEVER
-from ..runtime.greenlets import Doorbell, Errands, end_hub, native_ident, native_rlock, start_native
+from ..runtime.greenlets import (
+    Doorbell,
+    GreenletExecutor,
+    end_hub,
+    native_ident,
+    native_rlock,
+    start_native,
+)
 from ..runtime.haste import haste
 from ..stores.redis.driver import Driver
 from .watchdog import BUSY, Schedule, Watched
 
-__all__ = ["NativeWatchdog"]
+__all__ = ["GreenletWatchdog"]
 
 logger = logging.getLogger("celery_redlock.watchdog")
 
@@ -33,7 +40,7 @@ TALKATIVE = ("celery_redlock.node",)
 """The loggers of what runs in the native thread."""
 
 
-class NativeWatchdog:
+class GreenletWatchdog:
     """Keeps leases alive as `Watchdog` does, from a native thread.
 
     Args:
@@ -63,7 +70,7 @@ class NativeWatchdog:
         self.schedule = Schedule()
         self._wakes = math.inf
         self._bell: Doorbell | None = None
-        self._errands: Errands | None = None
+        self._errands: GreenletExecutor | None = None
         self._closed = False
 
     def watch(
@@ -83,7 +90,7 @@ class NativeWatchdog:
         until = claim.granted_at + max_lifetime if max_lifetime else math.inf
         if self._bell is None:
             self._bell = Doorbell()
-            self._errands = Errands()
+            self._errands = GreenletExecutor()
             start_native(self._run)
         with self._lock:
             self.schedule.add(Watched(claim, until, lost), self._clock())
@@ -166,7 +173,7 @@ class NativeWatchdog:
 class _Relay(logging.Filter):
     """Has what this native thread logs written by a greenlet: the locks of logging are theirs."""
 
-    def __init__(self, errands: Errands) -> None:
+    def __init__(self, errands: GreenletExecutor) -> None:
         super().__init__()
         self._errands = errands
         self._thread = native_ident()

@@ -17,16 +17,16 @@ from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from .shared_table import Board
-    from .sidecar import Helper
+    from .shared_table import SharedLeaseTable
+    from .sidecar import Sidecar
 
-__all__ = ["Custody"]
+__all__ = ["LeaseRegistry"]
 
 PLACE = "CELERY_REDLOCK_BOARD"
 """The environment's variable that tells spawned children whose board it is, and where."""
 
 
-class Custody:
+class LeaseRegistry:
     """Tells a keeper, where there is one, what is held.
 
     Args:
@@ -41,10 +41,10 @@ class Custody:
     """
 
     def __init__(self, nodes: int, helper: Mapping[str, Any] | None = None) -> None:
-        self.board: Board | None = None
+        self.table: SharedLeaseTable | None = None
         self._nodes = nodes
         self._config = helper
-        self._helper: Helper | None = None
+        self._helper: Sidecar | None = None
         self._beginning = threading.RLock()
         self._begun = False
         if helper is not None:
@@ -63,32 +63,32 @@ class Custody:
 
     def begin(self) -> None:
         """Make the board, before there are children; start the helper, if there is to be one."""
-        from .shared_table import MAX_NODES, Board  # not for the many who need none
+        from .shared_table import MAX_NODES, SharedLeaseTable  # not for the many who need none
 
         with self._beginning:
             # Begun, and not done: a handler has interrupted this very thread. It does without.
-            if self._begun or self.board is not None or self._nodes > MAX_NODES:
+            if self._begun or self.table is not None or self._nodes > MAX_NODES:
                 return
             self._begun = True
             try:
-                self._make(Board(self._nodes))
+                self._make(SharedLeaseTable(self._nodes))
             finally:
                 self._begun = False
 
-    def _make(self, board: Board) -> None:
+    def _make(self, table: SharedLeaseTable) -> None:
         if self._config is not None:
-            from .sidecar import Helper
+            from .sidecar import Sidecar
 
-            self._helper = Helper(board, self._config)
-            board.read = True
-        self.board = board
+            self._helper = Sidecar(table, self._config)
+            table.read = True
+        self.table = table
 
     def offer(self) -> bool:
         """Tell children that will be spawned where the board is; whether they can find it.
 
         They inherit no memory, as forked ones do.
         """
-        address = self.board.address if self.board is not None else None
+        address = self.table.address if self.table is not None else None
         if address is not None:
             os.environ[PLACE] = f"{os.getpid()}:{address}"
         return address is not None
@@ -98,18 +98,18 @@ class Custody:
         parent, _, address = os.environ.get(PLACE, "").partition(":")
         if self._config is not None or parent != str(os.getppid()):
             return
-        from .shared_table import Board
+        from .shared_table import SharedLeaseTable
 
         with self._beginning, contextlib.suppress(OSError):  # its parent is going
-            if self.board is None:
-                self.board = Board.at(address, self._nodes)
+            if self.table is None:
+                self.table = SharedLeaseTable.at(address, self._nodes)
 
     def forked(self) -> None:
         """This is a child now; whoever keeps what its parent holds keeps what it holds."""
         self._beginning = threading.RLock()
         self._begun = False
-        if self.board is not None:
-            self.board.forked()
+        if self.table is not None:
+            self.table.forked()
         if self._helper is not None:
             self._helper.forked()
 
@@ -118,29 +118,29 @@ class Custody:
         if self._helper is not None:
             self._helper.close()
 
-    def post(self, claim: Claim) -> None:
+    def register(self, claim: Claim) -> None:
         """A token, before it is written to any node."""
-        if self._config is not None and self.board is None:
+        if self._config is not None and self.table is None:
             self.begin()
-        if self.board is not None:
-            self.board.post(claim)
+        if self.table is not None:
+            self.table.register(claim)
 
-    def hold(self, claim: Claim, max_lifetime: float | None) -> None:
+    def granted(self, claim: Claim, max_lifetime: float | None) -> None:
         """It is granted, and to be extended for `max_lifetime` seconds; None for ever."""
-        if self.board is not None and claim.granted_at is not None:
-            self.board.hold(claim, claim.granted_at + (max_lifetime or math.inf))
+        if self.table is not None and claim.granted_at is not None:
+            self.table.granted(claim, claim.granted_at + (max_lifetime or math.inf))
 
     def renewed(self, claim: Claim) -> None:
         """Its holder has extended it."""
-        if self.board is not None:
-            self.board.renewed(claim)
+        if self.table is not None:
+            self.table.renewed(claim)
 
-    def leave(self, claim: Claim) -> None:
+    def releasing(self, claim: Claim) -> None:
         """It is about to be released."""
-        if self.board is not None:
-            self.board.leave(claim)
+        if self.table is not None:
+            self.table.releasing(claim)
 
-    def strike_off(self, claim: Claim) -> None:
+    def unregister(self, claim: Claim) -> None:
         """It is released, lost, or left to expire."""
-        if self.board is not None:
-            self.board.strike_off(claim)
+        if self.table is not None:
+            self.table.unregister(claim)

@@ -30,7 +30,7 @@ from ..protocol.lease import NEVER
 from ..protocol.values import shown
 from ..runtime.greenlets import native_rlock
 
-__all__ = ["MAX_NODES", "Board", "Note"]
+__all__ = ["MAX_NODES", "LeaseRecord", "SharedLeaseTable"]
 
 MAX_NODES = 16
 BLOCKS, SLOTS = 1024, 8
@@ -56,7 +56,7 @@ _LENGTH = 2
 _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 
 
-class Note(NamedTuple):
+class LeaseRecord(NamedTuple):
     """One note on the board, as the keeper reads it.
 
     Attributes:
@@ -87,7 +87,7 @@ class Note(NamedTuple):
         return shown(self.resources)
 
 
-class Board:
+class SharedLeaseTable:
     """Shared by a process and all that it forks; with a program it starts, by descriptor.
 
     Args:
@@ -118,7 +118,7 @@ class Board:
         self._begin()
 
     @classmethod
-    def at(cls, address: str, nodes: int) -> Board:
+    def at(cls, address: str, nodes: int) -> SharedLeaseTable:
         """The board of the process that has spawned this one, to write on.
 
         Args:
@@ -129,10 +129,10 @@ class Board:
             OSError: It is gone.
         """
         memory, ring = address.split(":")
-        board = cls(nodes, os.open(memory, os.O_RDWR), os.open(ring, os.O_WRONLY))
-        board._ringing, board.ring = board.ring, -1
-        board.read = True
-        return board
+        table = cls(nodes, os.open(memory, os.O_RDWR), os.open(ring, os.O_WRONLY))
+        table._ringing, table.ring = table.ring, -1
+        table.read = True
+        return table
 
     @property
     def address(self) -> str | None:
@@ -160,7 +160,7 @@ class Board:
         # another that stands in its place.
         self._serial = int.from_bytes(os.urandom(7), "big")
 
-    def post(self, claim: Claim) -> None:
+    def register(self, claim: Claim) -> None:
         """Note a token before it is written to any node. Without room there is no note."""
         if not self.read:
             return
@@ -196,7 +196,7 @@ class Board:
         if news or claim.ttl < 4 * seconds[_PERIOD]:
             self._knock()
 
-    def hold(self, claim: Claim, until: float) -> None:
+    def granted(self, claim: Claim, until: float) -> None:
         """It is granted, and to be extended until `until`; seconds."""
         with self._lock:
             word = self._word_of(claim)
@@ -213,14 +213,14 @@ class Board:
             if word is not None:
                 self._write_held(word, claim)
 
-    def leave(self, claim: Claim) -> None:
+    def releasing(self, claim: Claim) -> None:
         """It is about to be released: nobody is to extend it, but to free it if its holder dies."""
         with self._lock:
             word = self._word_of(claim)
             if word is not None:
                 self._words[word + _KIND] = _ASKING
 
-    def strike_off(self, claim: Claim) -> None:
+    def unregister(self, claim: Claim) -> None:
         """It is released, lost or left to expire: nobody is to extend or to free it."""
         with self._lock:
             word = self._word_of(claim)
@@ -295,14 +295,14 @@ class Board:
             if pid:
                 yield _HEADER + number * _BLOCK, pid
 
-    def notes(self, block: int) -> Iterator[Note]:
+    def records(self, block: int) -> Iterator[LeaseRecord]:
         """What stands in a block, but for notes that are being written."""
         for slot in range(block, block + _BLOCK, _SLOT):
             note = self._read(slot)
             if note is not None:
                 yield note
 
-    def _read(self, slot: int) -> Note | None:
+    def _read(self, slot: int) -> LeaseRecord | None:
         word = slot // _WORD
         kind, serial = self._words[word + _KIND], self._words[word + _SERIAL]
         if kind == _EMPTY:
@@ -318,14 +318,14 @@ class Board:
         token = text[names_length:].decode("utf-8", "surrogatepass")
         held = kind == _HOLDING
         fence = self._words[word + _FENCE] if held else 0
-        return Note(slot, serial, held, resources, token, ttl, until, expiries, kept, fence)
+        return LeaseRecord(slot, serial, held, resources, token, ttl, until, expiries, kept, fence)
 
     def stands(self, slot: int, serial: int) -> bool:
         """Whether a note is still there, and its holder wants it extended."""
         word = slot // _WORD
         return self._words[word + _SERIAL] == serial and self._words[word + _KIND] == _HOLDING
 
-    def keep(self, note: Note, expiries: Sequence[float]) -> None:
+    def extended(self, note: LeaseRecord, expiries: Sequence[float]) -> None:
         """Tell the holder what was acknowledged in its stead."""
         first = note.slot // _WORD + _KEPT
         newest = self._newest(note.slot // _WORD, note.serial)

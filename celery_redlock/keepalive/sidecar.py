@@ -24,9 +24,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .shared_table import Board
+from .shared_table import SharedLeaseTable
 
-__all__ = ["Helper"]
+__all__ = ["Sidecar"]
 
 logger = logging.getLogger("celery_redlock.keeper")
 
@@ -40,7 +40,7 @@ NEEDED = ("celery_redlock", "redis")
 """What it imports, and does not come with Python."""
 
 
-class Helper:
+class Sidecar:
     """The client's end: starts the helper, and starts it again if it dies.
 
     Args:
@@ -48,9 +48,9 @@ class Helper:
         config: How to reach the nodes; may hold passwords, so it travels through a pipe.
     """
 
-    def __init__(self, board: Board, config: Mapping[str, Any]) -> None:
-        self._board = board
-        self._config = json.dumps({"fd": board.fd, "ring": board.ring, **config}).encode() + b"\n"
+    def __init__(self, table: SharedLeaseTable, config: Mapping[str, Any]) -> None:
+        self._table = table
+        self._config = json.dumps({"fd": table.fd, "ring": table.ring, **config}).encode() + b"\n"
         self._closed = threading.Event()
         self._process = self._spawn()
         threading.Thread(target=self._mind, name="celery_redlock helper", daemon=True).start()
@@ -76,7 +76,7 @@ class Helper:
             [sys.executable, "-I", "-c", START, __name__, *_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(self._board.fd, self._board.ring),
+            pass_fds=(self._table.fd, self._table.ring),
             start_new_session=True,  # Ctrl-C at a terminal is for the worker
         )
         assert process.stdin is not None
@@ -132,7 +132,7 @@ def main() -> None:
     """The helper: keep what stands on the board until the client is gone."""
     from ..stores.redis.address import parse_nodes
     from ..stores.redis.driver import Driver
-    from .supervisor import Keeper
+    from .supervisor import LeaseSupervisor
 
     # Whoever ends the worker by a signal to all of its group must not end this first.
     for name in ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP"):
@@ -143,8 +143,8 @@ def main() -> None:
     addresses = parse_nodes(config["nodes"])
     # It only extends and frees, and that any node may do; its client has said what is to be said.
     driver = Driver(addresses, config["prefix"], strict=False)
-    board = Board(len(addresses), config["fd"], config["ring"])
-    Keeper(board, driver, config["node_timeout"], client=stdin).run()
+    table = SharedLeaseTable(len(addresses), config["fd"], config["ring"])
+    LeaseSupervisor(table, driver, config["node_timeout"], client=stdin).run()
 
 
 def _line(fd: int) -> bytes:

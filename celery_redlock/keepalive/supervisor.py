@@ -33,9 +33,9 @@ from ..protocol.quorum import Verb
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from ..stores.redis.driver import Driver
-from .shared_table import Board, Note
+from .shared_table import LeaseRecord, SharedLeaseTable
 
-__all__ = ["Keeper"]
+__all__ = ["LeaseSupervisor"]
 
 logger = logging.getLogger("celery_redlock.keeper")
 
@@ -56,7 +56,7 @@ Name = tuple[int, int]
 """A note's slot and serial."""
 
 
-class Keeper:
+class LeaseSupervisor:
     """Keeps what stands on one board. Runs in one thread.
 
     Args:
@@ -68,16 +68,20 @@ class Keeper:
     """
 
     def __init__(
-        self, board: Board, driver: Driver, node_timeout: float, client: int | None = None
+        self,
+        table: SharedLeaseTable,
+        driver: Driver,
+        node_timeout: float,
+        client: int | None = None,
     ) -> None:
-        self._board = board
+        self._table = table
         self._driver = driver
         self._node_timeout = node_timeout
         self._claims: dict[Name, Claim] = {}
         self._over: dict[Name, float] = {}
         self._watched: dict[int, int | None] = {}  # pidfd by block
         self._poll = select.poll()
-        self._poll.register(board.ring, select.POLLIN)
+        self._poll.register(table.ring, select.POLLIN)
         self._alone = False
         self._client = client
         if client is not None:
@@ -89,10 +93,10 @@ class Keeper:
         # Begun now and not waited for later: what is late has no time.
         self._driver.connect(0.1)
         while not self._alone:
-            self.turn()
+            self.run_once()
         self._finish()
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Do what is to be done, and wait for more."""
         try:
             self._look()
@@ -109,10 +113,10 @@ class Keeper:
         while True:
             # Asked once more after the last moment: this process may have stood still as well.
             over = monotonic() >= until
-            for block, pid in list(self._board.blocks()):
+            for block, pid in list(self._table.blocks()):
                 if self._dead(block, pid):
-                    self._bury(block, pid)
-            if over or not any(self._board.blocks()):
+                    self._reap(block, pid)
+            if over or not any(self._table.blocks()):
                 return
             select.select([], [], [], OFTEN)
 
@@ -123,7 +127,7 @@ class Keeper:
         for fd, _event in self._poll.poll(period * 1000):
             if fd == self._client:
                 self._alone = True
-            elif fd == self._board.ring:
+            elif fd == self._table.ring:
                 with contextlib.suppress(BlockingIOError):
                     os.read(fd, 4096)
 
@@ -131,13 +135,13 @@ class Keeper:
         """At the whole board: who is dead, what is late."""
         now = monotonic()
         seen: dict[Name, Claim] = {}
-        late: list[tuple[Note, Claim]] = []
+        late: list[tuple[LeaseRecord, Claim]] = []
         shortest = SELDOM / LOOKS
-        for block, pid in list(self._board.blocks()):
+        for block, pid in list(self._table.blocks()):
             if self._dead(block, pid):
-                self._bury(block, pid)
+                self._reap(block, pid)
                 continue
-            for note in self._board.notes(block):
+            for note in self._table.records(block):
                 shortest = min(shortest, note.ttl)
                 if not note.held:
                     continue
@@ -150,11 +154,11 @@ class Keeper:
         self._claims = seen
         self._over = {name: since for name, since in self._over.items() if name in seen}
         self._period = min(max(shortest * LOOKS, OFTEN), SELDOM)
-        self._board.looks_every(self._period)
+        self._table.looks_every(self._period)
         if late:
             self._extend(late, now)
 
-    def _claim(self, note: Note, now: float) -> Claim:
+    def _claim(self, note: LeaseRecord, now: float) -> Claim:
         """What this keeper knows of a note, and what its holder has written since."""
         claim = self._claims.get((note.slot, note.serial))
         if claim is not None:
@@ -162,21 +166,21 @@ class Keeper:
             if claim.lost is None or not news:
                 return claim
         # Unknown; or lost, as far as was known here, but its holder has known better.
-        fresh = _Charge(self._board, note)
+        fresh = _Charge(self._table, note)
         if claim is None and note.kept:
             fresh.expiries = list(note.kept)  # of a keeper that is no more; now this one's
         fresh.learn(note.expiries)
         fresh.granted_at = now
         return fresh
 
-    def _extend(self, late: list[tuple[Note, Claim]], now: float) -> None:
+    def _extend(self, late: list[tuple[LeaseRecord, Claim]], now: float) -> None:
         claims = [claim for _note, claim in late]
         patience = min(min(c.deadline - now, c.ttl / 10, self._node_timeout) for c in claims)
         self._driver.extend(claims, max(0.001, patience), Verb.RENEW)
         for note, claim in late:
-            self._board.keep(note, claim.acknowledgements())
+            self._table.extended(note, claim.acknowledgements())
 
-    def _lost(self, name: Name, note: Note, claim: Claim, pid: int, now: float) -> None:
+    def _lost(self, name: Name, note: LeaseRecord, claim: Claim, pid: int, now: float) -> None:
         """Its holder tells of a loss; unless it cannot."""
         if now - self._over.setdefault(name, now) >= SILENCE:
             self._over[name] = math.inf
@@ -189,10 +193,10 @@ class Keeper:
                 pid,
             )
 
-    def _bury(self, block: int, pid: int) -> None:
+    def _reap(self, block: int, pid: int) -> None:
         """Free what a dead process has left on the board."""
-        left = list(self._board.notes(block))
-        claims = [Claim(n.resources, n.token, n.ttl, self._board.nodes) for n in left]
+        left = list(self._table.records(block))
+        claims = [Claim(n.resources, n.token, n.ttl, self._table.nodes) for n in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
         for note, round_ in zip(left, freed, strict=True):
@@ -207,13 +211,13 @@ class Keeper:
                     note.resource,
                     pid,
                 )
-        self._board.clear(block)
+        self._table.clear(block)
         pidfd = self._watched.pop(block, None)
         if pidfd is not None:
             self._poll.unregister(pidfd)
             os.close(pidfd)
 
-    def _tell(self, note: Note) -> None:
+    def _tell(self, note: LeaseRecord) -> None:
         """A lock was freed in its dead holder's stead. Its own clock is gone; its token tells."""
         now = monotonic()
         owner = Owner.of(note.token)
@@ -256,16 +260,16 @@ class Keeper:
 class _Charge(Claim):
     """A claim of another process. It ends when the note is struck off, whenever that is."""
 
-    __slots__ = ("_board", "_name")
+    __slots__ = ("_name", "_table")
 
-    def __init__(self, board: Board, note: Note) -> None:
-        self._board = board
+    def __init__(self, table: SharedLeaseTable, note: LeaseRecord) -> None:
+        self._table = table
         self._name = (note.slot, note.serial)
-        super().__init__(note.resources, note.token, note.ttl, board.nodes)
+        super().__init__(note.resources, note.token, note.ttl, table.nodes)
 
     @property
     def ended(self) -> bool:
-        return not self._board.stands(*self._name)
+        return not self._table.stands(*self._name)
 
     @ended.setter
     def ended(self, _ended: bool) -> None:

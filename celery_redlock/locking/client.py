@@ -19,8 +19,8 @@ from functools import partial
 
 from ..config.options import MIN_TTL, check_option
 from ..events import Ask, emit, heard
-from ..keepalive.greenlet_watchdog import NativeWatchdog
-from ..keepalive.registry import Custody
+from ..keepalive.greenlet_watchdog import GreenletWatchdog
+from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome as refusal
 from ..protocol import quorum
@@ -68,7 +68,7 @@ class LockClient:
         node_timeout: float,
         fencing: bool,
         guarded: bool,
-        custody: Custody,
+        registry: LeaseRegistry,
     ) -> None:
         self.addresses = addresses
         self.ttl = ttl
@@ -76,7 +76,7 @@ class LockClient:
         self.node_timeout = node_timeout
         self.fencing = fencing
         self._last_fence = 0
-        self.custody = custody
+        self.registry = registry
         self.guard = Guard(guarded, ttl, node_logger.warning)
         self.checked = False
         self.start_afresh()
@@ -91,11 +91,11 @@ class LockClient:
             node_timeout=self.node_timeout,
         )
         self.wakeup = Wakeup(self.addresses, self.prefix)
-        self.watchdog: Watchdog | NativeWatchdog = Watchdog(self._extend, monotonic)
+        self.watchdog: Watchdog | GreenletWatchdog = Watchdog(self._extend, monotonic)
         if patched():
             # It only extends.
             driver = partial(Driver, self.addresses, self.prefix, strict=False, told=False)
-            self.watchdog = NativeWatchdog(
+            self.watchdog = GreenletWatchdog(
                 driver, self._renew, self._renewed, self._extend, monotonic
             )
         self.claims: dict[str, Claim] = {}
@@ -353,11 +353,11 @@ class LockClient:
 
     def _forget(self, claim: Claim) -> None:
         self.claims.pop(claim.token, None)
-        self.custody.strike_off(claim)
+        self.registry.unregister(claim)
 
     def release(self, claim: Claim) -> bool:
         self.watchdog.drop(claim)
-        self.custody.leave(claim)
+        self.registry.releasing(claim)
         try:
             held = self.driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
         except BaseException:
@@ -379,7 +379,7 @@ class LockClient:
         if not claim.held(monotonic()):
             self.release(claim)  # set again now, it would keep the next holder out
             return False
-        self.custody.strike_off(claim)  # nor may a keeper shorten it again
+        self.registry.unregister(claim)  # nor may a keeper shorten it again
         self.guard.expect(max(MIN_TTL, seconds))
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
@@ -439,7 +439,7 @@ class LockClient:
                 claim.silent = silent
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         for claim in renewed:
-            self.custody.renewed(claim)
+            self.registry.renewed(claim)
         return renewed
 
     def _renewed(self, renewed: Sequence[Claim], asked: Sequence[Claim]) -> None:
@@ -477,7 +477,7 @@ instances: weakref.WeakSet[LockClient] = weakref.WeakSet()
 def _after_fork() -> None:
     """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
     for engine in list(instances):
-        engine.custody.forked()
+        engine.registry.forked()
         engine.start_afresh()
 
 

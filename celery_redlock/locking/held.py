@@ -184,7 +184,7 @@ class HeldLease:
             )
             _stack.set((*_stack.get(), self))
             self.redlock.client.watchdog.watch(claim, self._lost, self.max_lifetime)
-            self.redlock.client.custody.hold(claim, self.max_lifetime)
+            self.redlock.client.registry.granted(claim, self.max_lifetime)
         except BaseException:
             self.release()
             raise
@@ -203,7 +203,7 @@ class HeldLease:
         if claim is not None and not claim.ended and self._pid == os.getpid():
             held = self.redlock.client.release(claim)
         if claim is not None:
-            self.redlock.client.custody.strike_off(claim)
+            self.redlock.client.registry.unregister(claim)
         self._leave()
         return held
 
@@ -336,7 +336,7 @@ class HeldLease:
 
     def _adopt(self, claim: Claim) -> None:
         self.claim = claim
-        self.redlock.client.custody.post(claim)
+        self.redlock.client.registry.register(claim)
 
     def _held(self) -> Claim:
         if self.claim is None and self._outers:
@@ -347,7 +347,7 @@ class HeldLease:
 
     def _lost(self, claim: Claim) -> None:
         """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
-        self.redlock.client.custody.strike_off(claim)
+        self.redlock.client.registry.unregister(claim)
         loss = self.loss()
         self._say_lost(loss)
         emit("lost", loss)

@@ -12,7 +12,7 @@ from typing import Any
 from ..config.options import check_option, guarded
 from ..config.settings import read_settings
 from ..events import emit
-from ..keepalive.registry import Custody
+from ..keepalive.registry import LeaseRegistry
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
@@ -85,7 +85,7 @@ class Redlock:
             check_option("node_timeout", node_timeout),
             check_option("fencing", fencing),
             guarded(check_option("restart_guard", restart_guard), len(addresses)),
-            Custody(len(addresses), helper),
+            LeaseRegistry(len(addresses), helper),
         )
 
     @property
@@ -159,7 +159,7 @@ class Redlock:
         self.client.watchdog.close()
         self.client.wakeup.close()
         self.client.driver.close()
-        self.client.custody.close()
+        self.client.registry.close()
 
     # -- The four operations ---------------------------------------------------------------------
 

@@ -300,13 +300,13 @@ class Arrival:
     def _post(self, claim: Claim) -> None:
         if not self._survives and self.scope == "until_executed":
             self._noted = True
-            self._redlock.client.custody.post(claim)
+            self._redlock.client.registry.register(claim)
 
     def _watch(self, claim: Claim) -> None:
         self._watched = True
         self._redlock.client.watchdog.watch(claim, self._lost, self._options.max_lifetime)
         if self._noted:
-            self._redlock.client.custody.hold(claim, self._options.max_lifetime)
+            self._redlock.client.registry.granted(claim, self._options.max_lifetime)
 
     def _lost(self, claim: Claim) -> None:
         """Its lock still excludes others; only the queue may fill again."""
@@ -315,7 +315,7 @@ class Arrival:
 
     def _strike_off(self, claim: Claim) -> None:
         if self._noted:
-            self._redlock.client.custody.strike_off(claim)
+            self._redlock.client.registry.unregister(claim)
 
     def _drop(self, claim: Claim) -> None:
         """No longer keep it alive; what is on the nodes stays there."""
@@ -365,7 +365,7 @@ class Arrival:
         if self._watched:
             self._redlock.client.watchdog.drop(claim)
         if self._noted:
-            self._redlock.client.custody.leave(claim)
+            self._redlock.client.registry.releasing(claim)
         free(self._redlock, claim)
         self._strike_off(claim)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 __all__ = [
     "Doorbell",
-    "Errands",
+    "GreenletExecutor",
     "current",
     "end_hub",
     "in_hub",
@@ -169,7 +169,7 @@ class Doorbell:
         os.close(self._write)
 
 
-class Errands:
+class GreenletExecutor:
     """Does in a greenlet of this native thread what others ask for."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ..config import settings
-from ..keepalive.registry import Custody
+from ..keepalive.registry import LeaseRegistry
 from ..locking import client as engines
 from ..locking import redlock as locks
 from ..locking.client import LockClient
@@ -22,7 +22,7 @@ from ..stores.redis.address import Address
 
 logger = logging.getLogger("celery_redlock.testing")
 
-_WHERE = ("addresses", "guard", "custody")
+_WHERE = ("addresses", "guard", "registry")
 _STATE = (
     *(*_WHERE, "driver", "wakeup", "watchdog", "claims", "owner", "_called", "_many"),
     "checked",
@@ -54,7 +54,7 @@ def redirected(
             before[engine] = {name: getattr(engine, name) for name in _WHERE}
         engine.addresses = addresses
         engine.guard = Guard(False, engine.ttl, logger.debug)
-        engine.custody = Custody(len(addresses))
+        engine.registry = LeaseRegistry(len(addresses))
         begin(engine)
 
     known = set(locks.of_app.values())

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..keepalive.shared_table import Board
+    from ..keepalive.shared_table import SharedLeaseTable
     from ..locking.redlock import Redlock
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
@@ -92,8 +92,8 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 
     now, wall = monotonic(), time.time()
     seen: set[str] = set()
-    board = redlock.client.custody.board
-    noted = _notes(board, len(redlock.nodes)) if board is not None else ()
+    table = redlock.client.registry.table
+    noted = _notes(table, len(redlock.nodes)) if table is not None else ()
     # A copy: other threads take locks and give them back meanwhile.
     own = (
         (claim.token, claim.resources, claim.deadline, claim.fencing_token)
@@ -116,12 +116,14 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
         }
 
 
-def _notes(board: Board, nodes: int) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
+def _notes(
+    table: SharedLeaseTable, nodes: int
+) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
     """What stands on the board as held, whichever process has written it."""
     from ..protocol.claim import Claim
 
-    for block, _pid in board.blocks():
-        for note in board.notes(block):
+    for block, _pid in table.blocks():
+        for note in table.records(block):
             if note.held:
                 claim = Claim(note.resources, note.token, note.ttl, nodes)
                 claim.learn(note.expiries)

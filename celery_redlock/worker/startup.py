@@ -57,8 +57,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
             redlock = Redlock.from_app(app)
             # Before the pool is forked: the children know what we know of the nodes.
             _warnings[:] = redlock.check(ttl=max(ttls))
-            redlock.client.custody.begin()
-            redlock.client.custody.offer()
+            redlock.client.registry.begin()
+            redlock.client.registry.offer()
             from . import refresh, task_events
             from .parking import consumer  # of no use to producers
 
@@ -82,23 +82,23 @@ def keep(sender: Any = None, **_signal: Any) -> None:
     """The main process of a prefork worker: keep what its children hold."""
     from celery.concurrency.prefork import TaskPool
 
-    from ..keepalive.supervisor import Keeper
+    from ..keepalive.supervisor import LeaseSupervisor
 
     if not isinstance(sender.pool, TaskPool) or not _locking(sender.app):
         return
     redlock = Redlock.from_app(sender.app)
-    board = redlock.client.custody.board
-    if board is not None and not redlock.client.custody.own_process:
+    table = redlock.client.registry.table
+    if table is not None and not redlock.client.registry.own_process:
         from billiard import get_start_method
 
-        if get_start_method() != "fork" and board.address is None:
+        if get_start_method() != "fork" and table.address is None:
             logger.warning(
                 "pool children are spawned here, and cannot be kept by this process: what one holds"
                 " when it dies stays locked for its ttl. Set redlock_keeper = 'process', or"
                 " worker_pool_start_method = 'fork'"
             )
             return
-        keeper = Keeper(board, redlock.client.driver, redlock.node_timeout)
+        keeper = LeaseSupervisor(table, redlock.client.driver, redlock.node_timeout)
         threading.Thread(target=keeper.run, name="celery_redlock keeper", daemon=True).start()
 
 
@@ -144,7 +144,7 @@ def connect(**_signal: Any) -> None:
     app = _state.get_current_app()
     if _locking(app):
         redlock = Redlock.from_app(app)
-        redlock.client.custody.accept()
+        redlock.client.registry.accept()
         redlock.connect(timeout=0)
 
 

@@ -9,8 +9,8 @@ import pytest
 import redis
 
 from celery_redlock.keepalive import sidecar
-from celery_redlock.keepalive.shared_table import Board
-from celery_redlock.keepalive.sidecar import Helper
+from celery_redlock.keepalive.shared_table import SharedLeaseTable
+from celery_redlock.keepalive.sidecar import Sidecar
 from celery_redlock.server import LocalServer
 from tests.support import wait_until
 
@@ -46,9 +46,9 @@ def test_a_helper_imports_nothing_from_the_working_directory(
         monkeypatch.setenv("PYTHONPATH", str(here))
     else:
         monkeypatch.syspath_prepend(str(here) if way == "here" else way)
-    board = Board(1)
+    table = SharedLeaseTable(1)
     with LocalServer(password="SECRET") as server:
-        made = Helper(board, {"nodes": [server.url], "prefix": "redlock:", "node_timeout": 0.25})
+        made = Sidecar(table, {"nodes": [server.url], "prefix": "redlock:", "node_timeout": 0.25})
         try:
             stolen = tmp_path / "stolen"
             wait_until(lambda: stolen.exists() or clients(server), 20, "it has begun its work")

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from celery_redlock import HeldLease, Redlock
-from celery_redlock.keepalive.shared_table import Board
-from celery_redlock.keepalive.supervisor import Keeper
+from celery_redlock.keepalive.shared_table import SharedLeaseTable
+from celery_redlock.keepalive.supervisor import LeaseSupervisor
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
@@ -24,25 +24,25 @@ TTL = 2.0
 
 
 @pytest.fixture
-def board() -> Board:
-    board = Board(5)
-    board.read = True
-    return board
+def table() -> SharedLeaseTable:
+    table = SharedLeaseTable(5)
+    table.read = True
+    return table
 
 
 @pytest.fixture
-def redlock(servers: list[LocalServer], board: Board) -> Iterator[Redlock]:
+def redlock(servers: list[LocalServer], table: SharedLeaseTable) -> Iterator[Redlock]:
     redlock = Redlock([server.url for server in servers], ttl=TTL)
-    redlock.client.custody.board = board
+    redlock.client.registry.table = table
     yield redlock
     redlock.close()
 
 
 @pytest.fixture
-def keeper(servers: list[LocalServer], board: Board) -> Iterator[Keeper]:
+def keeper(servers: list[LocalServer], table: SharedLeaseTable) -> Iterator[LeaseSupervisor]:
     driver = Driver(parse_nodes([server.url for server in servers]), "redlock:")
     driver.connect()
-    yield Keeper(board, driver, 0.25)
+    yield LeaseSupervisor(table, driver, 0.25)
     driver.close()
 
 
@@ -63,10 +63,10 @@ def held(redlock: Redlock) -> Iterator[Callable[..., HeldLease]]:
         lease.release()
 
 
-def work(keeper: Keeper, seconds: float) -> None:
+def work(keeper: LeaseSupervisor, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        keeper.turn()
+        keeper.run_once()
 
 
 def tokens(servers: list[LocalServer], resource: str) -> int:
@@ -79,7 +79,7 @@ def tokens(servers: list[LocalServer], resource: str) -> int:
 
 
 def test_it_extends_what_its_holder_does_not(
-    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
+    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
     lease = held("r")
     work(keeper, 1.5 * TTL)
@@ -97,7 +97,7 @@ def test_without_it_the_same_is_lost(
 
 
 def test_it_goes_on_while_a_minority_is_stopped(
-    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
+    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
     lease = held("r")
     servers[0].pause()
@@ -107,7 +107,7 @@ def test_it_goes_on_while_a_minority_is_stopped(
 
 
 def test_it_goes_no_further_than_the_maximum_lifetime(
-    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer]
+    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
     lease = held("r", max_lifetime=TTL)
     work(keeper, 2.2 * TTL)
@@ -116,21 +116,27 @@ def test_it_goes_no_further_than_the_maximum_lifetime(
 
 
 def test_it_sets_nothing_again_that_was_released(
-    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer], board: Board
+    keeper: LeaseSupervisor,
+    held: Callable[..., HeldLease],
+    servers: list[LocalServer],
+    table: SharedLeaseTable,
 ) -> None:
     lease = held("r")
-    strike_off, board.strike_off = board.strike_off, lambda claim: None  # type: ignore[method-assign]
+    unregister, table.unregister = table.unregister, lambda claim: None  # type: ignore[method-assign]
     assert lease.release()
     work(keeper, 1.2 * TTL)
-    board.strike_off = strike_off  # type: ignore[method-assign]
+    table.unregister = unregister  # type: ignore[method-assign]
     assert tokens(servers, "r") == 0
 
 
 def test_it_does_not_shorten_what_is_left_locked(
-    keeper: Keeper, held: Callable[..., HeldLease], servers: list[LocalServer], board: Board
+    keeper: LeaseSupervisor,
+    held: Callable[..., HeldLease],
+    servers: list[LocalServer],
+    table: SharedLeaseTable,
 ) -> None:
     lease = held("r")
-    board.strike_off = lambda claim: None  # type: ignore[method-assign]
+    table.unregister = lambda claim: None  # type: ignore[method-assign]
     assert lease.keep(60.0)
     work(keeper, TTL)
     with redis.Redis(port=servers[0].port) as client:
@@ -138,17 +144,20 @@ def test_it_does_not_shorten_what_is_left_locked(
 
 
 def test_a_new_keeper_goes_on_where_another_has_ended(
-    keeper: Keeper, held: Callable[..., HeldLease], board: Board, servers: list[LocalServer]
+    keeper: LeaseSupervisor,
+    held: Callable[..., HeldLease],
+    table: SharedLeaseTable,
+    servers: list[LocalServer],
 ) -> None:
     lease = held("r")
     work(keeper, 1.2 * TTL)  # by then it lives by what the first was acknowledged
-    work(Keeper(board, keeper._driver, 0.25), 1.2 * TTL)
+    work(LeaseSupervisor(table, keeper._driver, 0.25), 1.2 * TTL)
     assert not lease.lost
     assert tokens(servers, "r") >= 3
 
 
 def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
-    keeper: Keeper,
+    keeper: LeaseSupervisor,
     held: Callable[..., HeldLease],
     servers: list[LocalServer],
     caplog: pytest.LogCaptureFixture,
@@ -165,7 +174,7 @@ def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
 
 
 def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
-    keeper: Keeper,
+    keeper: LeaseSupervisor,
     held: Callable[..., HeldLease],
     servers: list[LocalServer],
     monkeypatch: pytest.MonkeyPatch,
@@ -181,7 +190,7 @@ def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
         return rounds
 
     monkeypatch.setattr(keeper._driver, "run_all", stopped_before)
-    wait_until(lambda: keeper.turn() or rounds, TTL, "it has come to extend")
+    wait_until(lambda: keeper.run_once() or rounds, TTL, "it has come to extend")
     assert tokens(servers, "r") == 0
     work(keeper, 1.2 * TTL)
     assert caplog.text == ""
@@ -204,24 +213,24 @@ def child_that_holds(redlock: Redlock, resource: str) -> int:
 
 
 def test_what_a_dead_process_held_is_freed_and_not_before(
-    keeper: Keeper,
+    keeper: LeaseSupervisor,
     redlock: Redlock,
     servers: list[LocalServer],
-    board: Board,
+    table: SharedLeaseTable,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     child = child_that_holds(redlock, "r")
     work(keeper, 0.3)
     assert tokens(servers, "r") == 5
     os.kill(child, signal.SIGKILL)  # it is not reaped: a zombie is dead
-    wait_until(lambda: keeper.turn() or tokens(servers, "r") == 0, 10.0, "it is free")
+    wait_until(lambda: keeper.run_once() or tokens(servers, "r") == 0, 10.0, "it is free")
     os.waitpid(child, 0)
     assert f"freed r, which process {child} held when it died" in caplog.text
-    assert list(board.blocks()) == []
+    assert list(table.blocks()) == []
 
 
 def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
-    keeper: Keeper, redlock: Redlock, servers: list[LocalServer]
+    keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer]
 ) -> None:
     child = child_that_holds(redlock, "r")
     work(keeper, 0.1)
@@ -230,7 +239,9 @@ def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
         node._drop("a connection that breaks", blame=False)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    wait_until(lambda: keeper.turn() or tokens(servers[2:], "r") == 0, 10.0, "the rest are free")
+    wait_until(
+        lambda: keeper.run_once() or tokens(servers[2:], "r") == 0, 10.0, "the rest are free"
+    )
     for server in servers[:2]:
         server.resume()
     wait_until(lambda: tokens(servers, "r") == 0, 20.0, "all are free")

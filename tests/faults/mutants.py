@@ -65,13 +65,13 @@ def _free_before_death() -> None:
     """The keeper believes Celery's main process, which tells of a death before it happens."""
     from celery.worker.request import Request
 
-    from celery_redlock.keepalive.supervisor import Keeper
+    from celery_redlock.keepalive.supervisor import LeaseSupervisor
 
     doomed: set[int] = set()
-    dead = Keeper._dead
+    dead = LeaseSupervisor._dead
     on_timeout, terminate = Request.on_timeout, Request.terminate
 
-    def hasty(self: Keeper, block: int, pid: int) -> bool:
+    def hasty(self: LeaseSupervisor, block: int, pid: int) -> bool:
         watched = dead(self, block, pid)
         return watched or pid in doomed
 
@@ -84,7 +84,7 @@ def _free_before_death() -> None:
         doomed.add(self.worker_pid)
         terminate(self, *args, **options)
 
-    Keeper._dead = hasty  # type: ignore[method-assign]
+    LeaseSupervisor._dead = hasty  # type: ignore[method-assign]
     Request.on_timeout = timed_out
     Request.terminate = terminated
 

@@ -15,7 +15,7 @@ from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Guard, Memory
 from tests.sim.world import keeper as keeper_module
 from tests.sim.world import process as process_module
-from tests.sim.world.keeper import Board, Keeper, Note
+from tests.sim.world.keeper import LeaseRecord, LeaseSupervisor, SharedLeaseTable
 from tests.sim.world.nodes import Link
 from tests.sim.world.operation import Operation
 from tests.sim.world.process import Process
@@ -99,7 +99,7 @@ def keeper_counts_from_the_answer() -> list[Any]:
         def acknowledged(self, node: int, sent: float, now: float) -> None:
             super().acknowledged(node, now, now)
 
-    return [(Keeper, "known", Late)]
+    return [(LeaseSupervisor, "known", Late)]
 
 
 def keepers_old_deadline_ignored() -> list[Any]:
@@ -109,7 +109,7 @@ def keepers_old_deadline_ignored() -> list[Any]:
         def _open(self, now: float) -> bool:
             return True
 
-    return [(Keeper, "known", Careless)]
+    return [(LeaseSupervisor, "known", Careless)]
 
 
 def loss_revoked() -> list[Any]:
@@ -118,34 +118,34 @@ def loss_revoked() -> list[Any]:
             self.learn(self.kept())
         return self.granted_at is not None and not self.ended and now < self.deadline
 
-    strike_off = Board.strike_off
+    unregister = SharedLeaseTable.unregister
 
-    def late(self: Board, claim: Claim) -> None:
+    def late(self: SharedLeaseTable, claim: Claim) -> None:
         if claim.ended:
-            strike_off(self, claim)
+            unregister(self, claim)
 
-    return [(Claim, "held", held), (Board, "strike_off", late)]
+    return [(Claim, "held", held), (SharedLeaseTable, "unregister", late)]
 
 
 def keeper_deaf() -> list[Any]:
-    strike_off, notes = Board.strike_off, Keeper._read
+    unregister, notes = SharedLeaseTable.unregister, LeaseSupervisor._read
 
-    def forgetful(self: Board, claim: Claim) -> None:
+    def forgetful(self: SharedLeaseTable, claim: Claim) -> None:
         if self.keeper is not None and claim.token in self.notes and not claim.ended:
             self.keeper.__dict__.setdefault("old", {})[claim.token] = self.notes[claim.token]
-        strike_off(self, claim)
+        unregister(self, claim)
 
-    def all_notes(self: Keeper) -> dict[str, Note]:
+    def all_notes(self: LeaseSupervisor) -> dict[str, LeaseRecord]:
         return {**self.__dict__.get("old", {}), **notes(self)}
 
-    return [(Board, "strike_off", forgetful), (Keeper, "_read", all_notes)]
+    return [(SharedLeaseTable, "unregister", forgetful), (LeaseSupervisor, "_read", all_notes)]
 
 
 def freed_before_death() -> list[Any]:
-    def gone(self: Keeper) -> bool:
+    def gone(self: LeaseSupervisor) -> bool:
         return self.child.dead or self.child.paused_until > self.world.now
 
-    return [(Keeper, "gone", gone)]
+    return [(LeaseSupervisor, "gone", gone)]
 
 
 def fork_releases() -> list[Any]:

@@ -247,7 +247,7 @@ class Auditor(Audit):
         holders = []
         for worker, other in grants:
             process = worker.process
-            over = process.clock() >= other.deadline or (process.dead and process.board)
+            over = process.clock() >= other.deadline or (process.dead and process.table)
             if not (other.ended or other.lost or over):
                 holders.append((worker, other))
         self.granted_to[name] = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
-from celery_redlock.keepalive.shared_table import Board
+from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.locking.pubsub import Waiter
 from celery_redlock.protocol.claim import Claim
 from tests.unit.fake_lock import FakeRedlock
@@ -188,12 +188,14 @@ def test_one_lock_entered_three_times_is_freed_by_the_outermost(redlock: FakeRed
 
 
 def test_a_note_tells_all_names(redlock: FakeRedlock) -> None:
-    board = Board(3)
-    board.read = True
+    table = SharedLeaseTable(3)
+    table.read = True
     names = ("a\0b", "order:1", "\ud800 " + "é" * 20)
-    board.post(Claim(names, "t|1", 10.0, 3))
-    board.post(Claim([f"{number}:{'x' * 500}" for number in range(70)], "t|2", 10.0, 3))  # no room
-    (note,) = [note for block, _pid in board.blocks() for note in board.notes(block)]
+    table.register(Claim(names, "t|1", 10.0, 3))
+    table.register(
+        Claim([f"{number}:{'x' * 500}" for number in range(70)], "t|2", 10.0, 3)
+    )  # no room
+    (note,) = [note for block, _pid in table.blocks() for note in table.records(block)]
     assert note.resources == tuple(sorted(names))
     assert note.token == "t|1"
     assert Claim(note.resources, "t", 10.0, 3).resources == note.resources

@@ -62,8 +62,8 @@ def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: s
 def test_where_they_cannot_be_kept_the_worker_says_so(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    custody = SimpleNamespace(board=SimpleNamespace(address=None), own_process=False)
-    redlock = SimpleNamespace(_custody=custody)
+    registry = SimpleNamespace(table=SimpleNamespace(address=None), own_process=False)
+    redlock = SimpleNamespace(client=SimpleNamespace(registry=registry))
     monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda _app: redlock))
     monkeypatch.setattr("celery_redlock.worker.startup._locking", lambda _app: True)
     monkeypatch.setattr("billiard.get_start_method", lambda: "spawn")

@@ -1,6 +1,7 @@
 """Who extends leases for a process that may be paused, from a process of its own.
 
-Mirrors `supervisor.Keeper` and the memory it shares with those it keeps, `shared_table.Board`.
+Mirrors `supervisor.LeaseSupervisor` and the memory it shares with those it keeps,
+`shared_table.SharedLeaseTable`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 LATE, LOOKS, OFTEN, SELDOM = 1 / 2, 1 / 10, 0.02, 0.5  # as in keeper.py
 
 
-class Note:
+class LeaseRecord:
     """What a process says of a lease, and what its keeper was acknowledged for it."""
 
     __slots__ = ("expiries", "held", "kept", "resources", "token", "ttl")
@@ -34,33 +35,33 @@ class Note:
         self.kept: Sequence[float] = ()
 
 
-class Board:
+class SharedLeaseTable:
     """The notes of one process, and the bell that wakes its keeper."""
 
     def __init__(self) -> None:
-        self.notes: dict[str, Note] = {}
-        self.keeper: Keeper | None = None
+        self.notes: dict[str, LeaseRecord] = {}
+        self.keeper: LeaseSupervisor | None = None
 
-    def post(self, claim: Claim) -> None:
+    def register(self, claim: Claim) -> None:
         """Before a token is written to any node."""
-        note = self.notes[claim.token] = Note(claim)
+        note = self.notes[claim.token] = LeaseRecord(claim)
         claim.kept = lambda: note.kept
         if self.keeper is not None:
             self.keeper.wake()
 
-    def hold(self, claim: Claim) -> None:
+    def granted(self, claim: Claim) -> None:
         """It is granted, or was extended."""
         note = self.notes.get(claim.token)
         if note is not None:
             note.held, note.expiries = True, tuple(claim.expiries)
 
-    def strike_off(self, claim: Claim) -> None:
+    def unregister(self, claim: Claim) -> None:
         """It is released, or lost."""
         self.notes.pop(claim.token, None)
         claim.kept = None
 
 
-class Keeper(Process):
+class LeaseSupervisor(Process):
     """Extends what its child holds and is late to extend; buries it.
 
     Attributes:
@@ -72,10 +73,10 @@ class Keeper(Process):
     def __init__(self, world: World, index: int, child: Process, *, connected: bool = True) -> None:
         super().__init__(world, index, child.host, connected=connected)
         self.child = child
-        if child.board is None:
-            child.board = Board()
-        self.notes = child.board.notes
-        child.board.keeper = self
+        if child.table is None:
+            child.table = SharedLeaseTable()
+        self.notes = child.table.notes
+        child.table.keeper = self
         self._claims: dict[str, Claim] = {}
         self._looking = False
         self._rounds = 0
@@ -92,7 +93,7 @@ class Keeper(Process):
 
     def _succeed(self, _argument: Any) -> None:
         processes = self.world.processes
-        processes.append(Keeper(self.world, len(processes), self.child, connected=False))
+        processes.append(LeaseSupervisor(self.world, len(processes), self.child, connected=False))
 
     def wake(self) -> None:
         """There is something on the board."""
@@ -108,7 +109,7 @@ class Keeper(Process):
         """Whether the child has really ended: only then may its locks be freed."""
         return self.child.dead
 
-    def _bury(self) -> None:
+    def _reap(self) -> None:
         for note in list(self.notes.values()):
             claim = Claim(note.resources, note.token, note.ttl, len(note.expiries))
             claim.written = [True] * len(note.expiries)
@@ -120,10 +121,10 @@ class Keeper(Process):
         """Extend what the child has not; look again as long as there is anything."""
         self._looking = False
         if self.gone():
-            self._bury()
+            self._reap()
         now = self.clock()
         seen: dict[str, Claim] = {}
-        late: list[tuple[Note, Claim]] = []
+        late: list[tuple[LeaseRecord, Claim]] = []
         for token, note in self._read().items():
             if note.held:
                 claim = seen[token] = self._claim(note, now)
@@ -136,10 +137,10 @@ class Keeper(Process):
         elif self.notes:
             self.wake()
 
-    def _read(self) -> dict[str, Note]:
+    def _read(self) -> dict[str, LeaseRecord]:
         return self.notes
 
-    def _claim(self, note: Note, now: float) -> Claim:
+    def _claim(self, note: LeaseRecord, now: float) -> Claim:
         """What this keeper knows of a note, and what its holder has written since."""
         claim = self._claims.get(note.token)
         if claim is not None:
@@ -153,7 +154,7 @@ class Keeper(Process):
         fresh.granted_at = now
         return fresh
 
-    def _extend(self, late: list[tuple[Note, Claim]], now: float) -> None:
+    def _extend(self, late: list[tuple[LeaseRecord, Claim]], now: float) -> None:
         claims = [claim for _note, claim in late]
         knobs = self.world.knobs
         patience = min(min(c.deadline - now, knobs.patience) for c in claims)
@@ -166,13 +167,13 @@ class Keeper(Process):
             struck_at(self._stream("strike", 0), self._rounds, knobs) if knobs.strikes else 0,
         ).start()
 
-    def _extended(self, late: list[tuple[Note, Claim]]) -> None:
+    def _extended(self, late: list[tuple[LeaseRecord, Claim]]) -> None:
         # Any time may pass between knowing it and writing it down.
         drawn = chance(self._stream("write", 0), self._rounds)
         seconds = self.world.knobs.ttl * (drawn - 0.8) * 5 if drawn > 0.8 else 0.0
         self.later(seconds, self._write, late)
 
-    def _write(self, late: list[tuple[Note, Claim]]) -> None:
+    def _write(self, late: list[tuple[LeaseRecord, Claim]]) -> None:
         for note, claim in late:
             note.kept = tuple(claim.expiries)
         self._looking = False

@@ -17,7 +17,7 @@ from tests.sim.world.plan import chance, key_of, struck_at
 from tests.sim.world.worker import Worker
 
 if TYPE_CHECKING:
-    from tests.sim.world.keeper import Board
+    from tests.sim.world.keeper import SharedLeaseTable
     from tests.sim.world.world import World
 
 CONNECT_TIMEOUT = 1.0
@@ -60,7 +60,7 @@ class Process:
                 self._open(link)
             else:
                 self._reconnect(link)
-        self.board: Board | None = None
+        self.table: SharedLeaseTable | None = None
         self.workers: list[Worker] = []
 
     def hire(self) -> None:
@@ -103,8 +103,8 @@ class Process:
         self.dead = True
         for worker in self.workers:
             worker.done = True
-        if self.board is not None and self.board.keeper is not None:
-            self.board.keeper.hears_of_death()
+        if self.table is not None and self.table.keeper is not None:
+            self.table.keeper.hears_of_death()
 
     # -- Operations, as in Driver._carry
 
@@ -373,9 +373,9 @@ class Process:
 
     def _tended(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         self._tending = False
-        if self.board is not None:
+        if self.table is not None:
             for claim in renewed:
-                self.board.hold(claim)
+                self.table.granted(claim)
         self._settle_leases(due, renewed)
         self._wake()
 

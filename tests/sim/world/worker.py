@@ -52,8 +52,8 @@ class Worker:
         self._attempts += 1
         token = self._owner.token(str(self._attempts))
         self.claim = claim = Claim(self._resources(), token, knobs.ttl, knobs.nodes)
-        if process.board is not None:
-            process.board.post(claim)
+        if process.table is not None:
+            process.table.register(claim)
         self._knows = False
         steps = quorum.acquire(claim, process.clock(), knobs.patience, process.proposal())
         operation = Operation(process, steps, self._tried, self._interrupted, self._strike())
@@ -129,8 +129,8 @@ class Worker:
         process.world.note(f"granted {process.index}.{self.number} until {claim.deadline:.6f}")
         if knobs.extension:
             process.watch(self, claim)
-            if process.board is not None:
-                process.board.hold(claim)
+            if process.table is not None:
+                process.table.granted(claim)
         if knobs.nested and self._outer is None and self._draw() < knobs.nested:
             self._inner = Worker(process, self.number + 100 * self._attempts, outer=self)
             process.workers.append(self._inner)
@@ -190,8 +190,8 @@ class Worker:
         self._rest()
 
     def _strike_off(self, claim: Claim) -> None:
-        if self.process.board is not None:
-            self.process.board.strike_off(claim)
+        if self.process.table is not None:
+            self.process.table.unregister(claim)
 
     def _rest(self) -> None:
         self.process.later(self._draw() * self.process.world.knobs.think, self._begin)

@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import SETTING
 from celery_redlock.protocol.quorum import Round, Verb
-from tests.sim.world.keeper import Keeper
+from tests.sim.world.keeper import LeaseSupervisor
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit, Fault, Knobs, chance
 from tests.sim.world.process import Process
@@ -58,7 +58,7 @@ class World:
             self.processes.append(process)
             process.hire()
             if knobs.keeper:
-                self.processes.append(Keeper(self, len(self.processes), process))
+                self.processes.append(LeaseSupervisor(self, len(self.processes), process))
         for fault in self.faults:
             self.at(fault.at, self._strike, fault)
         self.healed = max((fault.at + fault.lasts for fault in self.faults), default=0.0)
