@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 
+import celery_redlock
 from celery_redlock.keepalive import sidecar
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.sidecar import Sidecar
@@ -62,7 +63,7 @@ def test_what_we_have_from_the_working_directory_is_found_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a project brings the package with it, there is nowhere else to find it."""
-    home = Path(sidecar.__file__).parents[1]
+    home = Path(celery_redlock.__file__).parents[1]
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", ["", str(home), "lib", "/somewhere"])
     path = sidecar._path()

@@ -328,7 +328,7 @@ def test_a_node_that_never_ends_is_left_alone(
             time.sleep(0.02)
             reader.rtt(b"redlock:")
 
-    monkeypatch.setattr("celery_redlock.survey.snapshot.reader.LONGEST_VISIT", 2)
+    monkeypatch.setattr("celery_redlock.survey.reader.LONGEST_VISIT", 2)
     looks, _results = visit(redlock.client.addresses, "redlock:", errand, 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
     threads = threading.enumerate
