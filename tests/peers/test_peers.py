@@ -67,7 +67,7 @@ def test_whole_worker_killed(site: Site, worker: Worker, key: str) -> None:
         begun(site, key, "brief", queue="doomed")
         os.kill(doomed.process.pid, signal.SIGKILL)
         doomed.ended()
-    site.as_new(key, within=SHORT + SOON)
+    site.as_new(key, within=SHORT + SOON, most=len(site.nodes) // 2)
 
 
 def test_revoked_before_start(site: Site, worker: Worker, key: str) -> None:

@@ -159,7 +159,7 @@ def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
     task.delay(f"{key}-dead-letter", 0.05, "reject")
     cluster.entered(f"{key}-dead-letter")
     reservations.freed(f"{key}-dead-letter")
-    sent = task.delay(f"{key}-requeued", 0.3, "requeue")
+    sent = task.delay(f"{key}-requeued", 1.0, "requeue")
     cluster.entered(f"{key}-requeued", 2)
     reservations.kept(f"{key}-requeued", sent)
     cluster.result(sent)
