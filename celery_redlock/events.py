@@ -59,7 +59,7 @@ class Listener:
     def unavailable(self, resource: str, votes: tuple[object, ...]) -> None:
         """An attempt failed since too few nodes answered; `votes` has one `NodeVote` each."""
 
-    def asked(self, ask: Ask) -> None:
+    def acquire_finished(self, ask: Ask) -> None:
         """A call for a lock has come to its end, after one attempt or many."""
 
     def extended(self, lease: Lease) -> None:
@@ -88,7 +88,7 @@ class Listener:
         """A node failed us; `kind` is one of `NODE_FAILURES`."""
 
 
-NODE_FAILURES = ("timeout", "unreachable", "disconnected", "refused", "misfit", "amnesia")
+NODE_FAILURES = ("timeout", "unreachable", "disconnected", "refused", "unsuitable", "data_loss")
 """No answer in time; no connection; a connection that broke; an error in place of an answer or a
 welcome; no node at all (a replica, a member of a cluster, one that is listed twice); a node that
 has forgotten locks."""

@@ -71,7 +71,7 @@ class _Tracing(Listener):
         self._with_resource = with_resource
         self._spans: OrderedDict[str, trace.Span] = OrderedDict()
 
-    def asked(self, ask: Ask) -> None:
+    def acquire_finished(self, ask: Ask) -> None:
         if is_tick(ask.resource, ask.owner):
             return
         end = time.time_ns()

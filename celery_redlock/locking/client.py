@@ -171,7 +171,7 @@ class LockClient:
         def tell(lease: Lease | None, refusal: NotAcquired | None) -> None:
             count = len(self.addresses)
             asked = (shown(names), owner or self.owner, lease, refusal, monotonic() - began)
-            emit("asked", Ask(*asked, attempts, count, quorum_of(count)))
+            emit("acquire_finished", Ask(*asked, attempts, count, quorum_of(count)))
 
         try:
             claim = self._ask(names, ttl, wait, owner, counted, patience, fencing, limit)
@@ -222,21 +222,21 @@ class LockClient:
         if len(names) == 1:
             return self._acquire_in_line(names[0], wait, limit, once, standing_back)
         with self.wakeup.waiting(*names) as waiter:
-            in_the_way = names
+            conflicting = names
 
             def again() -> Claim:
-                nonlocal in_the_way
+                nonlocal conflicting
                 waiter.forget()
                 try:
                     return once()
                 except ResourceHeld as error:
                     # That the others of several are freed is no reason to try.
-                    in_the_way = error.in_the_way or names
-                    waiter.heed(in_the_way)
+                    conflicting = error.conflicting or names
+                    waiter.heed(conflicting)
                     raise
 
             def free_in() -> float:
-                return refusal.free_in(self.peek(in_the_way, limit))
+                return refusal.free_in(self.peek(conflicting, limit))
 
             return waiter.retry(again, wait, free_in)
 

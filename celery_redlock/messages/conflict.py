@@ -229,7 +229,7 @@ class Refused:
         parked = (attempts.pop("parked", False) or count == 1) and at_work(self._request)
         countdown = self._countdown(count, parked and why == "held", refusal)
         attempts["pause"] = countdown
-        ordinary = isinstance(refusal, ResourceHeld) and not refusal.for_ever
+        ordinary = isinstance(refusal, ResourceHeld) and not refusal.permanent
         level = logging.INFO if ordinary else logging.WARNING
         if self._copy and count & (count - 1):
             level = logging.DEBUG  # it looks as long as its first is at work
@@ -353,7 +353,7 @@ class Refused:
 def is_split(refusal: ResourceHeld) -> bool:
     """Whether its nodes were shared among several who tried, so that none of them has a quorum."""
     holder = refusal.holder
-    return holder is not None and not refusal.for_ever and holder.nodes < holder.quorum
+    return holder is not None and not refusal.permanent and holder.nodes < holder.quorum
 
 
 def _name(function: Callable[..., Any]) -> str:

@@ -91,7 +91,7 @@ class _Bridge(Listener):
                 (subscribe if wanted else unsubscribe)(self)
                 self._listens = wanted
 
-    def asked(self, ask: Ask) -> None:
+    def acquire_finished(self, ask: Ask) -> None:
         if is_tick(ask.resource, ask.owner):
             return
         task = task_of(ask.owner)

@@ -84,7 +84,7 @@ class ResourceHeld(NotAcquired):
 
     Attributes:
         holder: Who holds it, as far as the nodes told; None if they did not agree on one.
-        in_the_way: If several resources were asked for: those that were found held.
+        conflicting: If several resources were asked for: those that were found held.
     """
 
     __module__ = "celery_redlock"
@@ -96,14 +96,14 @@ class ResourceHeld(NotAcquired):
         resource: str | None = None,
         votes: Sequence[NodeVote] = (),
         holder: Holder | None = None,
-        in_the_way: Sequence[str] = (),
+        conflicting: Sequence[str] = (),
     ) -> None:
         super().__init__(message, resource=resource, votes=votes)
         self.holder = holder
-        self.in_the_way = tuple(in_the_way)
+        self.conflicting = tuple(conflicting)
 
     @property
-    def for_ever(self) -> bool:
+    def permanent(self) -> bool:
         """Whether nobody will free it: another program's key that has no ttl lies there."""
         return self.holder is not None and self.holder.expires_in == math.inf
 

@@ -59,7 +59,7 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
         resource=resource,
         votes=_votes(ballot, nodes),
         holder=who,
-        in_the_way=sorted(set(names)),
+        conflicting=sorted(set(names)),
     )
 
 

@@ -85,7 +85,7 @@ class _Monitor(Listener):
                 waited=now - first,
             )
 
-    def asked(self, ask: Ask) -> None:
+    def acquire_finished(self, ask: Ask) -> None:
         request = _delivery()
         if request is None or ask.lease is None:
             return

@@ -59,16 +59,16 @@ class Misconfigured(Ailing):
 
     def config(self) -> list[str]:
         name = f"snapshot-{id(self)}"
-        self.in_the_way = self.folder / name
+        self.conflicting = self.folder / name
         return ["--dir", str(self.folder), "--dbfilename", name, "--save", "36000 1"]
 
     def fall_ill(self) -> None:
-        self.in_the_way.mkdir()
+        self.conflicting.mkdir()
         self.client.bgsave()
         wait_until(lambda: not self._wrote(), 10, "its snapshot has failed")
 
     def get_well(self) -> None:
-        self.in_the_way.rmdir()
+        self.conflicting.rmdir()
         wait_until(self._snapshot, 10, "its snapshot succeeds")
 
     def _wrote(self) -> bool:

@@ -141,7 +141,7 @@ def test_a_replica_is_a_misfit(lock: Callable[..., Redlock], ears: Ears) -> None
         redlock = Redlock([replica.url])
         redlock.client.driver.strict = False
         redlock.connect()
-        ears.wait_for(redlock.nodes[0], "misfit")
+        ears.wait_for(redlock.nodes[0], "unsuitable")
         redlock.close()
 
 
@@ -157,7 +157,7 @@ def test_a_node_that_forgets_is_told(
 
     def told() -> bool:
         redlock.extend(lease)
-        return ears.failures[redlock.nodes[0], "amnesia"] > 0
+        return ears.failures[redlock.nodes[0], "data_loss"] > 0
 
     wait_until(told, LONG, "it is told")
 

@@ -45,7 +45,7 @@ def test_one_that_is_held_keeps_out_of_all(redlock: FakeRedlock) -> None:
     theirs = redlock.acquire("account:2")
     with pytest.raises(ResourceHeld, match=r"account:1 \+ account:2: account:2 is held by") as it:
         redlock.acquire(NAMES)
-    assert it.value.in_the_way == ("account:2",)
+    assert it.value.conflicting == ("account:2",)
     assert it.value.holder is not None and it.value.holder.resource == "account:2"
     assert redlock.free("account:1")
     redlock.release(theirs)

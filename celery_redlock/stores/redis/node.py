@@ -147,7 +147,7 @@ class Node:
             self._log(logging.ERROR, f"node {self.name} cannot be one: {why}")
         self.misfit, self.twin = why, twin
         self.channel.unreachable(why)
-        self._failed("misfit")
+        self._failed("unsuitable")
 
     def opened(self, connection: Any, facts: Facts, now: float, asked: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first.
@@ -349,7 +349,7 @@ class Node:
                 " (celery redlock release)?",
             )
             round_.amnesiac.clear()
-            self._failed("amnesia")
+            self._failed("data_loss")
         for owed in self.channel.due(round_.verb, now) if written else ():
             if self.connection is not None:
                 self._write(encode(owed, self._prefix, plain=self._old_server))
