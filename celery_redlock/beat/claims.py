@@ -34,7 +34,7 @@ from ..runtime.clock import monotonic
 from .outage import Outage
 from .ticks import Tick, current_tick
 
-__all__ = ["AGAIN", "LATE", "OPTION", "Turn", "Turns", "is_guarded", "stays_due"]
+__all__ = ["AGAIN", "LATE", "OPTION", "SendDecision", "Turns", "is_guarded", "stays_due"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
@@ -55,7 +55,7 @@ ATOM = 0.001
 
 
 @dataclass(frozen=True)
-class Turn:
+class SendDecision:
     """What a beat does with a tick that is due.
 
     Attributes:
@@ -81,9 +81,9 @@ class Turn:
     count: int | None = None
 
 
-def stays_due(entry: Any, again: float) -> Turn:
+def stays_due(entry: Any, again: float) -> SendDecision:
     """Not now: as if nobody had looked at it yet, in `again` seconds."""
-    return Turn(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
+    return SendDecision(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
 
 
 class TickClaim(HeldLease):
@@ -137,7 +137,7 @@ class Turns:
         for entry in entries:
             self._outage.met(entry.name, None, monotonic())
 
-    def take(self, entry: Any, timeout: float) -> Turn:
+    def take(self, entry: Any, timeout: float) -> SendDecision:
         """Whose turn an entry is that is due. Never raises.
 
         Args:
@@ -148,7 +148,7 @@ class Turns:
         try:
             wish = _wish(entry)
             if wish is False:
-                return Turn(entry, send=True)
+                return SendDecision(entry, send=True)
             if not isinstance(wish, bool) and entry.name not in self._warned:
                 self._warned.add(entry.name)
                 logger.warning(
@@ -165,7 +165,7 @@ class Turns:
             logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
             return stays_due(entry, BROKEN)
 
-    def end(self, turn: Turn, sent: bool) -> None:
+    def end(self, turn: SendDecision, sent: bool) -> None:
         """This beat's turn is over: keep its claim, or let another send the tick."""
         if turn.claim is None:
             return
@@ -185,7 +185,7 @@ class Turns:
                 claim.tick,
             )
 
-    def _claim(self, entry: Any, tick: Tick, timeout: float) -> Turn:
+    def _claim(self, entry: Any, tick: Tick, timeout: float) -> SendDecision:
         resource = shortened(f"{self.resources}{escape(str(entry.name))}:{tick.name}")
         now = monotonic()
         # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
@@ -206,13 +206,13 @@ class Turns:
         left = max(ATOM, timeout - (monotonic() - now))
         if granted:
             self._splits.pop(entry.name, None)
-            turn = Turn(entry, True, claim, kept=now + tick.kept, timeout=left)
+            turn = SendDecision(entry, True, claim, kept=now + tick.kept, timeout=left)
         else:
             turn = self._refuse(entry, tick, self._redlock.holder(resource, timeout=left), short)
         self._outage.ended(monotonic())
         return turn
 
-    def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> Turn:
+    def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> SendDecision:
         left = 0.0 if holder is None else holder.expires_in or 0.0
         sent = left > _short_of(holder, short) + ATOM
         if holder is None or (holder.nodes < holder.quorum and not sent):
@@ -230,26 +230,28 @@ class Turns:
             )
         if tick.period is None:
             if sent:
-                return Turn(entry, sent=True)
+                return SendDecision(entry, sent=True)
             coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
             return stays_due(entry, min(AGAIN, left, coming) + LATE)
         # Due when the one who sent it is due, and after him: he goes on, unless he is gone.
         again = left + tick.margin + LATE
         if sent:
-            return Turn(entry, sent=True, again=again, last=_ago(entry, tick.period - again))
+            return SendDecision(
+                entry, sent=True, again=again, last=_ago(entry, tick.period - again)
+            )
         telling = (tick.kept - short) / 2  # then one could tell
         return stays_due(entry, min(AGAIN, again, telling if telling > LATE else again))
 
-    def _split(self, entry: Any) -> Turn:
+    def _split(self, entry: Any) -> SendDecision:
         """Several beats asked at once, and none got a quorum: again soon, with full jitter."""
         count = self._splits[entry.name] = self._splits.get(entry.name, 0) + 1
         return stays_due(entry, random.uniform(LATE, min(AGAIN, SPLIT * 2.0 ** min(count, 9))))
 
     def _without_quorum(
         self, entry: Any, error: QuorumUnavailable | None = None, *, for_all: bool = True
-    ) -> Turn:
+    ) -> SendDecision:
         self._outage.met(entry.name, error, monotonic(), for_all=for_all)
-        return Turn(entry, send=True) if self._outage.send else stays_due(entry, AGAIN)
+        return SendDecision(entry, send=True) if self._outage.send else stays_due(entry, AGAIN)
 
     def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool, ours: bool) -> None:
         if self._told.get(entry.name) == holder.digest:

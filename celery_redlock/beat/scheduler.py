@@ -24,9 +24,9 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
-from .claims import AGAIN, LATE, OPTION, Turn, Turns, is_guarded, stays_due
+from .claims import AGAIN, LATE, OPTION, SendDecision, Turns, is_guarded, stays_due
 
-__all__ = ["Guard", "guard"]
+__all__ = ["SchedulerAdapter", "guard"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
@@ -36,7 +36,7 @@ ENOUGH = 0.8
 """Part of the node timeout that must be left for one more entry to be asked about in a pass."""
 
 
-class Guard:
+class SchedulerAdapter:
     """Stands between one scheduler and the broker: lets each tick through in one beat of all.
 
     Args:
@@ -50,11 +50,11 @@ class Guard:
         self._turns = Turns(scheduler.app, redlock, on_unavailable)
         self._timeout = redlock.node_timeout
         # The turn that is being sent in; whether anything was, or was tried; whether just now.
-        self._granted: Turn | None = None
+        self._granted: SendDecision | None = None
         self._sent: bool | None = None
         self._publishing = False
         # The turn that another beat has, until the scheduler asks when to look at its entry again.
-        self._refused: Turn | None = None
+        self._refused: SendDecision | None = None
         self._put_off: set[str] = set()
         # For schedules that all beats share: until when an entry is left alone, and whether it was
         # said to be sent; what could not be sent once; when to wake up; when this pass began.
@@ -205,7 +205,7 @@ class Guard:
             self._wake = min(self._wake, AGAIN)
 
     @contextmanager
-    def _sending(self, turn: Turn) -> Iterator[None]:
+    def _sending(self, turn: SendDecision) -> Iterator[None]:
         """All that is sent in here is sent in this turn. Its claim is kept if anything was."""
         self._granted, self._sent = turn, None
         try:
@@ -222,7 +222,12 @@ class Guard:
                 logger.exception("the schedule could not be written")
 
     def _publish(
-        self, turn: Turn, entry: Any, producer: Any, advance: bool, kwargs: Mapping[str, Any]
+        self,
+        turn: SendDecision,
+        entry: Any,
+        producer: Any,
+        advance: bool,
+        kwargs: Mapping[str, Any],
     ) -> Any:
         self._sent = bool(self._sent)
         if turn.claim is not None and turn.claim.lost and not self._sent:
@@ -265,7 +270,7 @@ def _guard(scheduler: Any) -> None:
         return
     settings = read_settings(app)
     _check_entries(app.conf.beat_schedule or {})
-    if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), Guard):
+    if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
         return
     if not settings.enabled:
         logger.warning("redlock_enabled is False: every beat sends every tick")
@@ -275,7 +280,7 @@ def _guard(scheduler: Any) -> None:
         logger.warning("%s", warning)
     redlock.connect()
     policy = settings.beat_on_unavailable
-    resources = Guard(scheduler, redlock, policy).resources
+    resources = SchedulerAdapter(scheduler, redlock, policy).resources
     logger.info(
         "each tick is sent by one beat: claims %s* on %s, quorum %d, ttl %g s, without one: %s",
         *(redlock.prefix + resources, ", ".join(redlock.nodes)),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from ..protocol.lease import drift
-from ..protocol.restart_guard import Facts
+from ..protocol.restart_guard import NodeInfo
 from ..protocol.values import quorum_of
 from .probe import Probe, Told, refused_by
 from .report import Finding
@@ -330,7 +330,7 @@ def _restart(
             )
 
 
-def voteless(facts: Facts, ttls: Sequence[float], guard: str | None) -> float:
+def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float:
     """For how long a worker that meets it now gives it no vote; seconds."""
     if guard in (None, "off") or not ttls or facts.durable or facts.uptime is None:
         return 0.0

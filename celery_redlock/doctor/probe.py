@@ -15,7 +15,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from ..protocol.restart_guard import Facts, fsync_of
+from ..protocol.restart_guard import NodeInfo, fsync_of
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import SECTIONS
 from ..stores.redis.resp import reason
@@ -27,7 +27,7 @@ LIFE = b"10000"
 """Milliseconds for which what is tried stays on a node."""
 NEEDED = ("set", "get", "del", "pexpire", "pttl", "eval", "evalsha")
 """Commands without which there is no lock; without the others waiting is slower."""
-NOTHING = Facts()
+NOTHING = NodeInfo()
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Told:
 
     peer: str = ""
     info: Mapping[str, str] = field(default_factory=dict)
-    facts: Facts = NOTHING
+    facts: NodeInfo = NOTHING
     denied: str = ""
     ahead: float | None = None
     refused: Mapping[str, bool] = field(default_factory=dict)
@@ -125,17 +125,17 @@ def _ask(reader: Reader, prefix: str) -> Told:
     )
 
 
-def introduce(reader: Reader) -> tuple[str, Facts, str]:
+def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """What INFO says, what the guard makes of it, and why INFO is refused; empty if it is not."""
     sections = reader.ask([request(b"INFO", section.encode()) for section in SECTIONS])
     denied = next((reason(r) for r in sections if isinstance(r, ResponseError)), "")
     text = "" if denied else "\n".join(_text(section) for section in sections)
-    facts = Facts.of(text)
+    facts = NodeInfo.of(text)
     if facts.appends:
         (config,) = reader.ask([request(b"CONFIG", b"GET", b"*appendfsync*")])
         if isinstance(config, list):
             words = [_text(word) for word in config]
-            facts = Facts.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+            facts = NodeInfo.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
     return text, facts, denied
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..config.options import DAY, GLOBAL, guarded
 from ..locking.redlock import Redlock
-from ..protocol.restart_guard import Facts
+from ..protocol.restart_guard import NodeInfo
 from ..protocol.values import quorum_of
 from ..survey.reader import visit
 from .nodes import voteless
@@ -18,7 +18,7 @@ from .tasks import ttls_of
 __all__ = ["ask", "guard_of", "votes_in"]
 
 
-def ask(redlock: Redlock, timeout: float) -> list[Facts]:
+def ask(redlock: Redlock, timeout: float) -> list[NodeInfo]:
     """What the nodes say of themselves, those that do. It only reads."""
     _looks, told = visit(redlock.client.addresses, redlock.prefix, introduce, timeout)
     return [one[1] for one in told if one is not None]
@@ -33,7 +33,7 @@ def guard_of(app: Any, nodes: int) -> str | None:
     return None if guard == "auto" else guard  # nobody can switch on more with so few nodes
 
 
-def votes_in(told: Sequence[Facts], nodes: int, app: Any) -> float | None:
+def votes_in(told: Sequence[NodeInfo], nodes: int, app: Any) -> float | None:
     """Return the seconds until a quorum has a vote that was started a short time ago.
 
     Args:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..protocol.claim import Claim
-from ..runtime.event import Bell
+from ..runtime.event import SafeEvent
 from ..runtime.haste import haste
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
@@ -148,7 +148,7 @@ class Watchdog:
         # `with` on a Condition can be interrupted half-way; and a handler that interrupts who has
         # the lock may come by again.
         self.lock = threading.RLock()
-        self.bell = Bell()
+        self.bell = SafeEvent()
         self.schedule = Schedule()
         self._wakes = math.inf
         self._thread: threading.Thread | None = None
@@ -178,7 +178,7 @@ class Watchdog:
                 )
                 self._thread.start()
         if self.schedule.wakes < self._wakes:
-            self.bell.ring()
+            self.bell.set()
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`."""
@@ -195,7 +195,7 @@ class Watchdog:
         with self.lock:
             self._closed = True
             self.schedule = Schedule()
-        self.bell.ring()
+        self.bell.set()
 
     def _run(self) -> None:
         while not self._closed:

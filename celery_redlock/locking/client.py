@@ -30,13 +30,13 @@ from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import NEVER, Lease
 from ..protocol.names import Resources, check_alone, checked_names, slots
 from ..protocol.quorum import Round, Verb
-from ..protocol.restart_guard import Guard
+from ..protocol.restart_guard import RestartGuard
 from ..protocol.values import Owner, Vote, quorum_of, shown
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import patched
 from ..stores.redis.address import Address
 from ..stores.redis.driver import Driver
-from .pubsub import Wakeup
+from .pubsub import ReleaseSubscriber
 from .wait_queue import JITTER, STAND_BACK
 
 __all__ = ["LockClient"]
@@ -77,7 +77,7 @@ class LockClient:
         self.fencing = fencing
         self._last_fence = 0
         self.registry = registry
-        self.guard = Guard(guarded, ttl, node_logger.warning)
+        self.guard = RestartGuard(guarded, ttl, node_logger.warning)
         self.checked = False
         self.start_afresh()
         instances.add(self)
@@ -90,7 +90,7 @@ class LockClient:
             strict=not self.checked,
             node_timeout=self.node_timeout,
         )
-        self.wakeup = Wakeup(self.addresses, self.prefix)
+        self.wakeup = ReleaseSubscriber(self.addresses, self.prefix)
         self.watchdog: Watchdog | GreenletWatchdog = Watchdog(self._extend, monotonic)
         if patched():
             # It only extends.
@@ -204,7 +204,7 @@ class LockClient:
             try:
                 if limit > 1:
                     if place is not None:
-                        self.driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
+                        self.driver.run(lambda now: quorum.leave(place, now, Verb.ENQUEUE))
                     return self._attempt_slots(names[0], limit, attempt, known_full)
                 return attempt(names, place=place)
             except NotAcquired as error:
@@ -232,7 +232,7 @@ class LockClient:
                 except ResourceHeld as error:
                     # That the others of several are freed is no reason to try.
                     conflicting = error.conflicting or names
-                    waiter.heed(conflicting)
+                    waiter.only(conflicting)
                     raise
 
             def free_in() -> float:
@@ -250,25 +250,25 @@ class LockClient:
     ) -> Claim:
         """Stand in line for a resource until one of its releases is for us."""
         place = Claim(name, "", self.ttl, len(self.addresses))
-        verb = Verb.PASS
+        verb = Verb.HAND_ON
 
         with self.wakeup.in_line() as waiter:
             place.token, place.since = waiter.member, waiter.since
             try:
                 if standing_back:
                     waiter.forget()
-                    self.driver.run(lambda now: quorum.leave(place, now, Verb.QUEUE))
+                    self.driver.run(lambda now: quorum.leave(place, now, Verb.ENQUEUE))
                     waiter.wait(min(wait, JITTER.uniform(*STAND_BACK)))
                 claim = waiter.retry(
                     lambda queue: once(place=place if queue else None),
                     wait,
                     lambda: refusal.free_in(self.peek(name, limit)),
                 )
-                verb = Verb.LEAVE
+                verb = Verb.DEQUEUE
                 return claim
             finally:
                 there = set(range(len(self.addresses)))
-                if verb is Verb.LEAVE:
+                if verb is Verb.DEQUEUE:
                     there.difference_update(waiter.left_by)
                 if there:
                     self.driver.run(lambda now: quorum.leave(place, now, verb, there))

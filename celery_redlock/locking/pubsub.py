@@ -23,13 +23,13 @@ from typing import Any, TypeVar
 from ..protocol.commands import LINE_SUFFIX
 from ..protocol.errors import NodeError, NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.values import quorum_of
-from ..runtime.event import Bell
+from ..runtime.event import SafeEvent
 from ..runtime.polling import WAITS, Poll
 from ..stores.redis.address import Address
 from ..stores.redis.resp import SIZE, Replies, reason
-from .wait_queue import JITTER, POLL, POLL_MAX, Place, split
+from .wait_queue import JITTER, POLL, POLL_MAX, QueueEntry, split
 
-__all__ = ["Waiter", "Wakeup"]
+__all__ = ["ReleaseSubscriber", "Waiter"]
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Waiter:
     """
 
     def __init__(self, quorum: int, channels: Mapping[str, bytes]) -> None:
-        self.news = Bell()
+        self.news = SafeEvent()
         self._channels = channels
         self._heeded: set[bytes] | None = None
         self.closed = False
@@ -66,9 +66,9 @@ class Waiter:
         """Count news from now on, of whichever resource: call it right before a try."""
         self._heeded = None
         self._heard.clear()
-        self.news.forget()
+        self.news.clear()
 
-    def heed(self, resources: Iterable[str]) -> None:
+    def only(self, resources: Iterable[str]) -> None:
         """Count from now on only news of some of the resources, until the next try."""
         self._heeded = {self._channels[resource] for resource in resources}
 
@@ -130,13 +130,13 @@ class Waiter:
             return
         self._heard.add(node)
         if len(self._heard) >= self._quorum:
-            self.news.ring()
+            self.news.set()
 
-    def _deaf(self, node: int) -> None:
+    def _disconnected(self, node: int) -> None:
         self._listening.discard(node)
 
 
-class Wakeup:
+class ReleaseSubscriber:
     """The subscriptions of one process. Not to be used after a fork."""
 
     def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
@@ -146,9 +146,11 @@ class Wakeup:
         # be done with it before that goes on.
         self._lock = threading.RLock()
         self._waiters: dict[bytes, list[Waiter]] = {}
-        self._ears = [_Ear(self, index, address) for index, address in enumerate(addresses)]
+        self._ears = [
+            NodeSubscription(self, index, address) for index, address in enumerate(addresses)
+        ]
         self._started = False
-        self._places: dict[bytes, Place] = {}
+        self._places: dict[bytes, QueueEntry] = {}
         self._attentive: set[int] = set()
         self._process = f"{prefix}{LINE_SUFFIX}:{secrets.token_hex(8)}"
         self.channel = self._process.encode("utf-8", "surrogatepass")
@@ -178,9 +180,9 @@ class Wakeup:
                             ear.tell(b"UNSUBSCRIBE", channel)
 
     @contextmanager
-    def in_line(self) -> Iterator[Place]:
+    def in_line(self) -> Iterator[QueueEntry]:
         """A place in the line for a resource, as long as the block runs."""
-        place = Place(self._quorum, self._attentive, self._process)
+        place = QueueEntry(self._quorum, self._attentive, self._process)
         name = place.name.encode()
         with self._lock:
             self._start()
@@ -204,12 +206,12 @@ class Wakeup:
             for waiters in list(self._waiters.values()):
                 for waiter in waiters:
                     waiter.closed = True
-                    waiter.news.ring()
+                    waiter.news.set()
             for place in list(self._places.values()):
                 place.closed = True
-                place.news.ring()
+                place.news.set()
 
-    def _subscribe_all(self, ear: _Ear, connection: Any) -> None:
+    def _subscribe_all(self, ear: NodeSubscription, connection: Any) -> None:
         with self._lock:
             ear.connected(connection)
             ear.tell(b"SUBSCRIBE", self.channel)
@@ -233,23 +235,23 @@ class Wakeup:
             for place in list(self._places.values()):
                 place.hear(node, popped=False)
 
-    def _deaf(self, ear: _Ear) -> None:
+    def _disconnected(self, ear: NodeSubscription) -> None:
         with self._lock:
             ear.connection = None
             self._attentive.discard(ear.node)
             for waiters in list(self._waiters.values()):
                 for waiter in waiters:
-                    waiter._deaf(ear.node)
+                    waiter._disconnected(ear.node)
 
 
-class _Ear:
+class NodeSubscription:
     """Listens to one node, in a thread of its own.
 
     Anybody writes, and none ever waits for the node: all is done with the lock held, on a socket
     that does not block. What it does not take at once is sent by the thread.
     """
 
-    def __init__(self, wakeup: Wakeup, node: int, address: Address) -> None:
+    def __init__(self, wakeup: ReleaseSubscriber, node: int, address: Address) -> None:
         self.node = node
         self.connection: Any = None
         self._socket: Any = None
@@ -331,7 +333,7 @@ class _Ear:
                 # Waiters poll meanwhile; the node itself complains where it matters.
                 logger.debug("not listening to %s: %s", self._address.name, reason(error))
             finally:
-                self._wakeup._deaf(self)
+                self._wakeup._disconnected(self)
                 connection.disconnect()
             self._closing.wait(JITTER.uniform(0, RETRY))
 

@@ -35,9 +35,9 @@ from time import monotonic
 from typing import TypeVar
 
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
-from ..runtime.event import Bell
+from ..runtime.event import SafeEvent
 
-__all__ = ["JITTER", "POLL", "POLL_MAX", "STAND_BACK", "Place", "split"]
+__all__ = ["JITTER", "POLL", "POLL_MAX", "STAND_BACK", "QueueEntry", "split"]
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ STAND_BACK = (0.02, 0.06)
 _count = itertools.count(1)
 
 
-class Place:
+class QueueEntry:
     """The place of one who waits, in the line for a resource.
 
     Args:
@@ -78,7 +78,7 @@ class Place:
     """
 
     def __init__(self, quorum: int, attentive: set[int], process: str) -> None:
-        self.news = Bell()
+        self.news = SafeEvent()
         self.name = str(next(_count))
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000
@@ -94,7 +94,7 @@ class Place:
         self._sure = self._sure and popped
         self._heard.add(node)
         if len(self._heard) in (1, self.quorum):
-            self.news.ring()
+            self.news.set()
 
     @property
     def calls(self) -> int:
@@ -124,7 +124,7 @@ class Place:
 
     def forget(self) -> None:
         """Count calls from now on: call it right before standing in line."""
-        self.news.forget()  # first: a ring too many does no harm
+        self.news.clear()  # first: a ring too many does no harm
         self._heard.clear()
         self._sure = True
         self._stood += 1

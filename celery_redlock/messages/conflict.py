@@ -36,7 +36,7 @@ from .parkable import at_work
 from .signals import task_skipped
 from .skipped import Skipped
 
-__all__ = ["Refused", "check_rejecting", "is_split"]
+__all__ = ["ConflictPolicy", "check_rejecting", "is_split"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -78,7 +78,7 @@ def check_rejecting(task: Any, options: TaskOptions) -> None:
             )
 
 
-class Refused:
+class ConflictPolicy:
     """A delivery that did not get its lock.
 
     Args:

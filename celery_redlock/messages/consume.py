@@ -46,7 +46,7 @@ from .results import end_of
 from .signals import task_skipped
 from .skipped import Skipped
 
-__all__ = ["Arrival", "arrival_of", "comes_back", "note_of"]
+__all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -56,7 +56,7 @@ PAUSE = 0.02
 """Seconds between two looks at a reservation that is about to be freed."""
 
 
-class Arrival:
+class ReservedDelivery:
     """A delivery, as far as its reservation is concerned.
 
     Args:
@@ -380,10 +380,10 @@ def comes_back(task: Any, state: str | None, retval: Any) -> bool:
     return state is None and bool(lost)
 
 
-def arrival_of(request: Any) -> Arrival | None:
+def arrival_of(request: Any) -> ReservedDelivery | None:
     """What a delivery does about its reservation, if it has come to that."""
     arrival = getattr(request, ARRIVAL, None)
-    return arrival if isinstance(arrival, Arrival) else None
+    return arrival if isinstance(arrival, ReservedDelivery) else None
 
 
 def note_of(request: Any) -> Reservation | None:

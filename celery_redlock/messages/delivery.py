@@ -23,7 +23,7 @@ from ..protocol.errors import QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of
 from ..protocol.values import Owner, printable
 from .broker import unacknowledged_for, without_delays
-from .conflict import Refused, is_split
+from .conflict import ConflictPolicy, is_split
 from .headers import ATTEMPTS, FEW, attempts_of, count, is_redelivered, said, short_id, waited
 from .results import has_ended, state_of
 from .signals import task_skipped
@@ -180,8 +180,8 @@ class Delivery:
         return at_work
 
     @property
-    def _refused(self) -> Refused:
-        return Refused(
+    def _refused(self) -> ConflictPolicy:
+        return ConflictPolicy(
             self._task,
             self._request,
             self._options,

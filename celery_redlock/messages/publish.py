@@ -30,7 +30,7 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.values import Holder, printable
 from .broker import seconds_until
-from .consume import Arrival, arrival_of
+from .consume import ReservedDelivery, arrival_of
 from .headers import LONG, short_id
 from .reservation import (
     HEADER,
@@ -341,7 +341,7 @@ class _Publication:
         return self._task_id is not None and any(options.get(name) for name in FROZEN)
 
     @property
-    def _arrival(self) -> Arrival | None:
+    def _arrival(self) -> ReservedDelivery | None:
         """The delivery of this very message that is at work here."""
         return _arrival_of(self._task_id)
 
@@ -368,7 +368,7 @@ def _is_stamp(name: str, options: Mapping[str, Any]) -> bool:
     return isinstance(stamped, (list, tuple, set, frozenset, str, dict)) and name in stamped
 
 
-def _arrival_of(task_id: Any) -> Arrival | None:
+def _arrival_of(task_id: Any) -> ReservedDelivery | None:
     """The delivery that is at work here, if it is of the message with this id."""
     task = _celery_state._task_stack.top
     arrival = arrival_of(task.request_stack.top) if task is not None else None

@@ -12,7 +12,7 @@ from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease, Unlocked, lost_unawares
 from ..locking.redlock import Redlock
 from ..runtime.interrupt import Interruptible
-from .consume import Arrival
+from .consume import ReservedDelivery
 from .delivery import first_call
 from .headers import short_id
 from .parkable import parks
@@ -74,7 +74,7 @@ def run(
         held.on_lost = options.on_lost
     if delivered:
         redlock = held.redlock
-        return Arrival(task, request, redlock, resources, options).run(held, body)
+        return ReservedDelivery(task, request, redlock, resources, options).run(held, body)
     if options.scope == "until_executing":  # which excludes no body from another
         with Unlocked(resources, held.redlock):
             return body()

@@ -268,12 +268,12 @@ def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
     keys = [_bytes(prefix + name) for name in claim.resources]
     count = b"%d" % len(keys)
     token = _bytes(claim.token)
-    if verb in (Verb.QUEUE, Verb.LEAVE):
+    if verb in (Verb.ENQUEUE, Verb.DEQUEUE):
         lines = [key + _LINE_SUFFIX for key in keys]
-        if verb is Verb.LEAVE:
+        if verb is Verb.DEQUEUE:
             return _command(b"EVAL", LEAVE, count, *lines, token)
         return _command(b"EVAL", QUEUE, count, *lines, token, b"%d" % claim.since, LINE_LIFE)
-    if verb is Verb.PASS:
+    if verb is Verb.HAND_ON:
         return _command(b"EVAL", PASS, count, *keys, token)
     if verb is Verb.UNDO:
         return _command(b"EVAL", UNDO, count, *keys, token)

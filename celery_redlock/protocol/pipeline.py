@@ -26,7 +26,7 @@ from collections import deque
 
 from .quorum import Round, Verb
 
-__all__ = ["FREEING", "Channel"]
+__all__ = ["FREEING", "Pipeline"]
 
 STALLED = 1.0
 """Seconds without an answer after which a node is asked nothing new."""
@@ -40,7 +40,7 @@ FREEING = (Verb.RELEASE, Verb.UNDO)
 SETTING = (Verb.ACQUIRE, Verb.EXTEND)
 
 
-class Channel:
+class Pipeline:
     """The queue of requests to one node.
 
     Attributes:

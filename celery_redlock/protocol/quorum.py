@@ -65,11 +65,11 @@ class Verb(enum.Enum):
     PEEK = "peek"
     """Who holds it, and for how long yet? Of several names: the first holder, and how long until
     all are free."""
-    QUEUE = "queue"
+    ENQUEUE = "queue"
     """Stand in line for it, since a time of ours: a release calls the first in line."""
-    LEAVE = "leave"
+    DEQUEUE = "leave"
     """Stand there no more: we hold it."""
-    PASS = "pass"
+    HAND_ON = "pass"
     """Stand there no more: we do without. Where we have been called, call the next."""
     LOOK = "tell its role"
     """Say whether it still is the master it was: nobody waits for the answer but the next one."""
@@ -98,7 +98,7 @@ than a clock that shows local time for UTC is off; and less than a node remember
 (`commands.FENCE_LIFE`), or one that is forgotten might still be larger than the next."""
 
 EXTENDING = (Verb.EXTEND, Verb.RENEW)
-LINING = (Verb.QUEUE, Verb.LEAVE, Verb.PASS)
+LINING = (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON)
 VOTING = (Verb.ACQUIRE, Verb.FENCE, Verb.PEEK)
 """Where "it is free", from a node that has forgotten a lock, would do harm."""
 
@@ -388,7 +388,7 @@ def _fence(ballot: Round) -> bool:
 
 
 def line_up(
-    place: Claim, now: float, verb: Verb = Verb.QUEUE, nodes: Iterable[int] | None = None
+    place: Claim, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
 ) -> Round:
     """Stand in line for what `place` names, or leave it. Nobody waits for the answers.
 

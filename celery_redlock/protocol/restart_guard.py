@@ -45,7 +45,7 @@ from dataclasses import dataclass, replace
 
 from .lease import drift
 
-__all__ = ["ALWAYS", "LOOK_AFTER", "Doubt", "Facts", "Guard", "Memory"]
+__all__ = ["ALWAYS", "LOOK_AFTER", "Doubt", "Memory", "NodeInfo", "RestartGuard"]
 
 ALWAYS = -math.inf
 """Began: so long ago, or with such a memory, that nothing is forgotten."""
@@ -64,7 +64,7 @@ ANOTHER = "is another server than before, met"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeInfo:
     """What a node says of itself.
 
     Attributes:
@@ -98,7 +98,7 @@ class Facts:
     twin: int | None = None
 
     @classmethod
-    def of(cls, info: str, fsync: str = "") -> Facts:
+    def of(cls, info: str, fsync: str = "") -> NodeInfo:
         """From the text of an INFO reply."""
         said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         uptime = said.get("uptime_in_seconds", "")
@@ -161,13 +161,13 @@ class Memory:
         what: What happened at `began`, for people.
     """
 
-    facts: Facts
+    facts: NodeInfo
     began: float = ALWAYS
     heard: float = ALWAYS
     started: float = ALWAYS
     what: str = "started"
 
-    def same(self, facts: Facts) -> bool:
+    def same(self, facts: NodeInfo) -> bool:
         """Whether `facts` are of this very memory."""
         ours = self.facts
         return (ours.run_id, ours.replication, ours.history) == (
@@ -176,7 +176,7 @@ class Memory:
         )
 
 
-class Guard:
+class RestartGuard:
     """What is known of the nodes' memories. Survives a fork: children know what the parent knew.
 
     Args:
@@ -202,17 +202,17 @@ class Guard:
         if ttl > self.longest:
             self.longest, self.span = ttl, ttl + drift(ttl)
 
-    def saying(self, say: Callable[[str], None]) -> Guard:
+    def saying(self, say: Callable[[str], None]) -> RestartGuard:
         """The same guard, with the same memory, that gives its warnings to somebody else."""
-        other = Guard(self.on, self.longest, say)
+        other = RestartGuard(self.on, self.longest, say)
         other._said, other._met = self._said, self._met
         return other
 
-    def remember(self, parent: Guard) -> None:
+    def remember(self, parent: RestartGuard) -> None:
         """Know what another guard knew: for a simulation of a process that was forked."""
         self._met = {index: replace(memory) for index, memory in parent._met.items()}
 
-    def meet(self, index: int, facts: Facts, asked: float, now: float) -> Memory:
+    def meet(self, index: int, facts: NodeInfo, asked: float, now: float) -> Memory:
         """What is to be believed of a node that has just said who it is.
 
         Args:
@@ -268,7 +268,7 @@ class Guard:
             left,
         )
 
-    def twin(self, index: int, all_facts: Iterable[Facts | None]) -> int | None:
+    def twin(self, index: int, all_facts: Iterable[NodeInfo | None]) -> int | None:
         """The index of another node that is the same server as node `index`."""
         known = list(all_facts)
         facts = known[index]

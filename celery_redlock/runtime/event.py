@@ -11,17 +11,17 @@ from __future__ import annotations
 import contextlib
 import threading
 
-__all__ = ["Bell"]
+__all__ = ["SafeEvent"]
 
 
-class Bell:
+class SafeEvent:
     """One waits, others ring. A ring is heard once, and kept until then."""
 
     def __init__(self) -> None:
         self._silence = threading.Lock()
         self._silence.acquire()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake who waits, or who will wait next."""
         with contextlib.suppress(RuntimeError):  # it has rung already
             self._silence.release()
@@ -30,6 +30,6 @@ class Bell:
         """Wait for a ring, for `timeout` seconds at most; whether there was one."""
         return self._silence.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Take back a ring that nobody has heard."""
         self._silence.acquire(blocking=False)

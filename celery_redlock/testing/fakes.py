@@ -99,11 +99,11 @@ class FakeNode:
         for name in place.resources:
             line = self.lines.setdefault(name, {})
             stood.append(line.pop(place.token, None) is not None)
-            if verb is Verb.QUEUE:
+            if verb is Verb.ENQUEUE:
                 line[place.token] = place.since
-            elif verb is Verb.PASS and not stood[-1]:
+            elif verb is Verb.HAND_ON and not stood[-1]:
                 self._call(name)
-        return verb is Verb.QUEUE or all(stood)
+        return verb is Verb.ENQUEUE or all(stood)
 
     def _call(self, name: str) -> bool:
         """Call the first in line whose process listens."""

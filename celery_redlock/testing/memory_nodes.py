@@ -17,14 +17,14 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from ..locking.pubsub import Waiter, Wakeup
-from ..locking.wait_queue import Place
+from ..locking.pubsub import ReleaseSubscriber, Waiter
+from ..locking.wait_queue import QueueEntry
 from ..protocol.claim import Claim
 from ..protocol.commands import base_of
 from ..protocol.errors import RedlockError
-from ..protocol.pipeline import Channel
+from ..protocol.pipeline import Pipeline
 from ..protocol.quorum import Round, Steps, Verb
-from ..protocol.restart_guard import Guard
+from ..protocol.restart_guard import RestartGuard
 from ..runtime.clock import monotonic
 from ..stores.redis.address import Address
 from ..stores.redis.driver import Driver
@@ -136,13 +136,17 @@ class Memory:
         self.process = os.getpid()
 
     def driver(
-        self, addresses: Sequence[Address], prefix: str, _guard: Guard | None = None, **_more: Any
+        self,
+        addresses: Sequence[Address],
+        prefix: str,
+        _guard: RestartGuard | None = None,
+        **_more: Any,
     ) -> MemoryDriver:
         """In place of `Driver`."""
         return MemoryDriver(self, prefix)
 
     def wakeup(self, addresses: Sequence[Address], prefix: str) -> MemoryWakeup:
-        """In place of `Wakeup`."""
+        """In place of `ReleaseSubscriber`."""
         return MemoryWakeup(self, addresses, prefix)
 
     @contextmanager
@@ -164,7 +168,7 @@ class MemoryDriver:
         self.strict = True
         self._memory = memory
         self._prefix = prefix
-        self._channels = [Channel(index) for index in range(len(memory.nodes))]
+        self._channels = [Pipeline(index) for index in range(len(memory.nodes))]
         self._closed = False
         for index, node in enumerate(memory.nodes):
             if node.cut:
@@ -241,7 +245,7 @@ class MemoryDriver:
             round_.answer(index, reply, monotonic())
 
 
-class MemoryWakeup(Wakeup):
+class MemoryWakeup(ReleaseSubscriber):
     """Hears the releases that nodes in memory announce."""
 
     def __init__(self, memory: Memory, addresses: Sequence[Address], prefix: str) -> None:
@@ -253,7 +257,7 @@ class MemoryWakeup(Wakeup):
 
     @contextmanager
     def waiting(self, *resources: str) -> Iterator[Waiter]:
-        """As `Wakeup.waiting`: that we listen is news of each node."""
+        """As `ReleaseSubscriber.waiting`: that we listen is news of each node."""
         with super().waiting(*resources) as waiter:
             for ear in self._memory_ears:
                 for name in resources:
@@ -261,8 +265,8 @@ class MemoryWakeup(Wakeup):
             yield waiter
 
     @contextmanager
-    def in_line(self) -> Iterator[Place]:
-        """As `Wakeup.in_line`."""
+    def in_line(self) -> Iterator[QueueEntry]:
+        """As `ReleaseSubscriber.in_line`."""
         with super().in_line() as place:
             if not self._attending:
                 self._attending = True
@@ -275,13 +279,13 @@ class MemoryWakeup(Wakeup):
         with self._lock:
             for waiters in self._waiters.values():
                 for waiter in waiters:
-                    waiter.news.ring()
+                    waiter.news.set()
             for place in list(self._places.values()):
-                place.news.ring()
+                place.news.set()
 
 
 class Ear:
-    """Listens to one node in memory: what `_Ear` is in production."""
+    """Listens to one node in memory: what `NodeSubscription` is in production."""
 
     connection = None
 

@@ -282,7 +282,7 @@ class FakeNodes(Nodes):
         """Whoever sleeps until some time looks at the clock."""
         for engine in self._engines():
             if isinstance(engine.watchdog, Watchdog):
-                engine.watchdog.bell.ring()
+                engine.watchdog.bell.set()
             if isinstance(engine.wakeup, MemoryWakeup):
                 engine.wakeup.ring()
 

@@ -17,7 +17,7 @@ from ..keepalive.registry import LeaseRegistry
 from ..locking import client as engines
 from ..locking import redlock as locks
 from ..locking.client import LockClient
-from ..protocol.restart_guard import Guard
+from ..protocol.restart_guard import RestartGuard
 from ..stores.redis.address import Address
 
 logger = logging.getLogger("celery_redlock.testing")
@@ -53,7 +53,7 @@ def redirected(
         if engine not in before:
             before[engine] = {name: getattr(engine, name) for name in _WHERE}
         engine.addresses = addresses
-        engine.guard = Guard(False, engine.ttl, logger.debug)
+        engine.guard = RestartGuard(False, engine.ttl, logger.debug)
         engine.registry = LeaseRegistry(len(addresses))
         begin(engine)
 
@@ -63,7 +63,7 @@ def redirected(
             if driver is not None:
                 stack.enter_context(patch.object(module, "Driver", driver))
         if wakeup is not None:
-            stack.enter_context(patch.object(engines, "Wakeup", wakeup))
+            stack.enter_context(patch.object(engines, "ReleaseSubscriber", wakeup))
         # An app whose broker is no Redis needs no setting to be tested.
         stack.enter_context(patch.object(settings, "_broker", lambda _conf: "redis://127.0.0.1"))
         stack.enter_context(patch.object(LockClient, "start_afresh", start))

@@ -31,7 +31,7 @@ from celery_redlock.cli.ls import command as ls
 from celery_redlock.cli.watch import Changes
 from celery_redlock.doctor.votes import votes_in
 from celery_redlock.protocol.names import mark_of
-from celery_redlock.protocol.restart_guard import Facts
+from celery_redlock.protocol.restart_guard import NodeInfo
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
@@ -154,10 +154,10 @@ def test_a_quorum_has_a_vote_when_enough_of_its_nodes_have(
     uptimes: list[float | None], seconds: float | None
 ) -> None:
     app = shop([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)], redlock_restart_guard="uptime")
-    facts = [Facts(uptime=uptime) for uptime in uptimes]
+    facts = [NodeInfo(uptime=uptime) for uptime in uptimes]
     found = votes_in(facts, 3, app)
     assert found == (None if seconds is None else pytest.approx(seconds, abs=0.1))
-    replicas = [Facts(role="slave", uptime=90.0)] * (3 - len(facts))
+    replicas = [NodeInfo(role="slave", uptime=90.0)] * (3 - len(facts))
     assert votes_in([*replicas, *facts], 3, app) == found
     app.conf.redlock_restart_guard = "off"
     assert votes_in(facts, 3, app) is None

@@ -16,8 +16,8 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.locking import wait_queue
-from celery_redlock.locking.pubsub import Wakeup
-from celery_redlock.locking.wait_queue import Place
+from celery_redlock.locking.pubsub import ReleaseSubscriber
+from celery_redlock.locking.wait_queue import QueueEntry
 from celery_redlock.messages.headers import ATTEMPTS, attempts_of
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
@@ -159,7 +159,7 @@ def test_a_waiter_survives_a_subscription_that_breaks_as_it_subscribes(
     servers: list[LocalServer],
 ) -> None:
     """redis-py drops its socket in the reader's thread, before we hear of it."""
-    wakeup = Wakeup(parse_nodes([servers[0].url]), "p:")
+    wakeup = ReleaseSubscriber(parse_nodes([servers[0].url]), "p:")
     with wakeup.waiting("first") as waiter:
         wait_until(lambda: waiter.informed, 5, "it listens")
         connection = wakeup._ears[0].connection
@@ -189,10 +189,10 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         waiter.release(waiter.acquire("r", wait=10))
         got.append(time.monotonic())
 
-    asleep: list[Place] = []
-    sleep = Place.wait
+    asleep: list[QueueEntry] = []
+    sleep = QueueEntry.wait
 
-    def noted(self: Place, seconds: float) -> bool:
+    def noted(self: QueueEntry, seconds: float) -> bool:
         if seconds > 1:  # for the holder's ttl, or a call
             asleep.append(self)
         called = sleep(self, seconds)
@@ -212,7 +212,7 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         wait_until(fast_asleep, 5, "it sleeps")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Place, "wait", noted)
+    monkeypatch.setattr(QueueEntry, "wait", noted)
     monkeypatch.setattr(wait_queue, "AGAIN", (60.0, 60.0))
     monkeypatch.setattr(struck.client.driver, "_carry", interrupted)
     with pytest.raises(KeyboardInterrupt):

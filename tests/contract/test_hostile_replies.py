@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.locking.pubsub import Wakeup
+from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
@@ -208,7 +208,7 @@ def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) 
 )
 def test_a_listener_survives_what_is_no_message(reply: bytes, servers: list[LocalServer]) -> None:
     with Impostor(servers[0].port) as impostor:
-        wakeup = Wakeup(parse_nodes([impostor.url]), "p:")
+        wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         try:
             with wakeup.waiting("r") as waiter:
                 wait_until(lambda: waiter.informed, 5, "it listens")

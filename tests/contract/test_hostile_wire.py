@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.locking.pubsub import STALLED, Wakeup
+from celery_redlock.locking.pubsub import STALLED, ReleaseSubscriber
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey import reader, snapshot
@@ -111,7 +111,7 @@ def test_a_handshake_with_an_answer_too_many_makes_no_connection(
 
 def test_no_announcement_is_read_to_its_end_however_long(servers: list[LocalServer]) -> None:
     with Impostor(servers[0].port, flood(b"*3\r\n$7\r\n"), (b"SUBSCRIBE\r\n",)) as impostor:
-        wakeup = Wakeup(parse_nodes([impostor.url]), "p:")
+        wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         try:
             with wakeup.waiting("r"):
                 wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
@@ -191,7 +191,9 @@ def test_a_node_that_reads_nothing_holds_up_no_waiter(
             time.sleep(0.001)
 
     with Deaf(servers[0].port, confirm) as impostor:
-        wakeup = Wakeup(parse_nodes([impostor.url, servers[1].url, servers[2].url]), "p:")
+        wakeup = ReleaseSubscriber(
+            parse_nodes([impostor.url, servers[1].url, servers[2].url]), "p:"
+        )
         ear = wakeup._ears[0]
         tell = ear.tell
 
@@ -227,7 +229,7 @@ def test_a_node_that_reads_nothing_holds_up_no_waiter(
 def test_what_a_socket_does_not_take_at_once_is_told_all_the_same(
     servers: list[LocalServer],
 ) -> None:
-    wakeup = Wakeup(parse_nodes([servers[0].url]), "p:")
+    wakeup = ReleaseSubscriber(parse_nodes([servers[0].url]), "p:")
     (ear,) = wakeup._ears
     try:
         with wakeup.waiting("first") as waiter:

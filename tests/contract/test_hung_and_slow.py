@@ -14,7 +14,7 @@ from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.quorum import Round, Verb
-from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
@@ -103,12 +103,12 @@ class Wants:
 @pytest.mark.parametrize("wants", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
 def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError]) -> None:
     node = Node(
-        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, 1.0, print), []),
+        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 1.0, print), []),
         clock=time.monotonic,
         later=lambda call: call(),
     )
     wire = Wants()
-    node.opened(wire, Facts(), 1.0, 1.0)
+    node.opened(wire, NodeInfo(), 1.0, 1.0)
     asked = Round(Verb.PEEK, [Claim("r", "token", 10.0, 1)], 1.0, 1.0)
     payload = encode(asked, "p:")
     wire.raises = [wants]

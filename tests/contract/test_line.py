@@ -197,9 +197,9 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     holder, hasty = make(), make()
     lease = holder.acquire("r")
     called = threading.Event()
-    wait = wait_queue.Place.wait
+    wait = wait_queue.QueueEntry.wait
 
-    def too_late(self: wait_queue.Place, seconds: float) -> bool:
+    def too_late(self: wait_queue.QueueEntry, seconds: float) -> bool:
         heard = wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
         if in_vain and self._sure and len(self._heard) >= 2:
@@ -207,7 +207,7 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
             raise TimeoutError("struck as it was called")
         return heard
 
-    monkeypatch.setattr(wait_queue.Place, "wait", too_late)
+    monkeypatch.setattr(wait_queue.QueueEntry, "wait", too_late)
     errors: list[str] = []
 
     def give_up() -> None:
@@ -334,8 +334,8 @@ def test_every_try_but_the_first_stands_in_line_before(
     monkeypatch.setattr(wait_queue, "AGAIN", (0.02, 0.02))
     with pytest.raises(ResourceHeld):
         waiter.acquire("r", wait=0.5)
-    tries = [verb for verb in written if verb in (Verb.ACQUIRE, Verb.QUEUE)]
-    assert tries == [Verb.ACQUIRE, *[Verb.QUEUE, Verb.ACQUIRE] * (len(tries) // 2)]
+    tries = [verb for verb in written if verb in (Verb.ACQUIRE, Verb.ENQUEUE)]
+    assert tries == [Verb.ACQUIRE, *[Verb.ENQUEUE, Verb.ACQUIRE] * (len(tries) // 2)]
     assert len(tries) > 4
-    assert written[-1] is Verb.PASS
+    assert written[-1] is Verb.HAND_ON
     holder.release(lease)

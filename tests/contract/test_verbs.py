@@ -22,7 +22,7 @@ from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
-from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis import address, driver
@@ -35,7 +35,7 @@ from tests.support import wait_until
 
 PREFIX = "redlock:"
 LONG = 60.0
-OFF = Guard(False, LONG, print)
+OFF = RestartGuard(False, LONG, print)
 
 
 class Heard(Round):
@@ -337,8 +337,8 @@ def place(who: str, since: int, resource: Resource = "r") -> Claim:
 def test_a_release_calls_the_first_in_line_and_no_other(node: Subject) -> None:
     node.listen("p1")
     for who, since in (("p1:second", 2 * 10**15), ("p1:first", 2 * 10**15 - 1)):
-        assert node.ask(Verb.QUEUE, place(who, since)) is True
-        assert node.ask(Verb.QUEUE, place(who, since)) is True  # once more is nothing more
+        assert node.ask(Verb.ENQUEUE, place(who, since)) is True
+        assert node.ask(Verb.ENQUEUE, place(who, since)) is True  # once more is nothing more
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.RELEASE, claim()) == 3
     assert node.calls(1) == ["p1:first"]
@@ -351,7 +351,7 @@ def test_a_release_calls_the_first_in_line_and_no_other(node: Subject) -> None:
 def test_who_is_dead_is_passed_over(node: Subject) -> None:
     node.listen("p1")
     for since, who in enumerate(("dead:1", "dead:2", "p1:3", "p1:4")):
-        node.ask(Verb.QUEUE, place(who, since))
+        node.ask(Verb.ENQUEUE, place(who, since))
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.RELEASE, claim()) == 3
     assert node.calls(1) == ["p1:3"]
@@ -360,10 +360,10 @@ def test_who_is_dead_is_passed_over(node: Subject) -> None:
 def test_who_leaves_is_not_called(node: Subject) -> None:
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2", "p1:3")):
-        node.ask(Verb.QUEUE, place(who, since))
-    assert node.ask(Verb.LEAVE, place("p1:1", 0)) is True
-    assert node.ask(Verb.LEAVE, place("p1:1", 0)) is False
-    assert node.ask(Verb.PASS, place("p1:2", 0)) is True
+        node.ask(Verb.ENQUEUE, place(who, since))
+    assert node.ask(Verb.DEQUEUE, place("p1:1", 0)) is True
+    assert node.ask(Verb.DEQUEUE, place("p1:1", 0)) is False
+    assert node.ask(Verb.HAND_ON, place("p1:2", 0)) is True
     assert node.calls(0) == []
     node.ask(Verb.RELEASE, claim())
     assert node.calls(1) == ["p1:3"]
@@ -372,15 +372,15 @@ def test_who_leaves_is_not_called(node: Subject) -> None:
 def test_who_was_called_and_gives_up_calls_the_next(node: Subject) -> None:
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2")):
-        node.ask(Verb.QUEUE, place(who, since))
+        node.ask(Verb.ENQUEUE, place(who, since))
     node.ask(Verb.RELEASE, claim())
-    assert node.ask(Verb.PASS, place("p1:1", 0)) is False
+    assert node.ask(Verb.HAND_ON, place("p1:1", 0)) is False
     assert node.calls(2) == ["p1:1", "p1:2"]
 
 
 def test_an_undone_vote_calls_nobody(node: Subject) -> None:
     node.listen("p1")
-    node.ask(Verb.QUEUE, place("p1:1", 0))
+    node.ask(Verb.ENQUEUE, place("p1:1", 0))
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.UNDO, claim()) is True
     assert node.calls(0) == []
@@ -388,7 +388,7 @@ def test_an_undone_vote_calls_nobody(node: Subject) -> None:
 
 def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject) -> None:
     node.listen("p1")
-    node.ask(Verb.QUEUE, place("p1:1", 0))
+    node.ask(Verb.ENQUEUE, place("p1:1", 0))
     node.ask(Verb.ACQUIRE, claim(resource="r#slot2"))
     assert node.ask(Verb.RELEASE, claim(resource="r#slot2")) == 3
     assert node.calls(1) == ["p1:1"]
@@ -771,7 +771,7 @@ class Wire:
 def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
     node, wire = a_node("redis://127.0.0.1:1"), Wire()
-    node.opened(wire, Facts(), 1.0, 1.0)
+    node.opened(wire, NodeInfo(), 1.0, 1.0)
     mine = claim()
     attempt = quorum.acquire(mine, 1.0, 0.1)
     asked = next(attempt)
@@ -792,7 +792,7 @@ def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
 def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
     """Two releases by digest after SCRIPT FLUSH: the node dies when the first is sent as text."""
     node, wire = a_node("redis://127.0.0.1:1"), Wire()
-    node.opened(wire, Facts(), 1.0, 1.0)
+    node.opened(wire, NodeInfo(), 1.0, 1.0)
     for mine in (claim("one"), claim("two")):
         (freeing,) = [next(quorum.release(mine, 1.0, 0.1))]
         node.ask(freeing, encode(freeing, PREFIX), 1.0)

@@ -115,12 +115,12 @@ def _swallow() -> None:
     """A task that met a held lock is put off, and never sent again."""
     from celery.exceptions import Retry
 
-    from celery_redlock.messages.conflict import Refused
+    from celery_redlock.messages.conflict import ConflictPolicy
 
     def later(self: Any, why: str, refusal: Exception) -> Any:
         raise Retry(str(refusal), exc=refusal, when=1.0)
 
-    Refused.later = later  # type: ignore[method-assign]
+    ConflictPolicy.later = later  # type: ignore[method-assign]
 
 
 def _kept_token() -> None:
@@ -153,9 +153,9 @@ def _not_undone() -> None:
 
 
 def _no_doubt() -> None:
-    from celery_redlock.protocol.restart_guard import Guard
+    from celery_redlock.protocol.restart_guard import RestartGuard
 
-    Guard.doubt = lambda self, *args: ""  # type: ignore[method-assign]
+    RestartGuard.doubt = lambda self, *args: ""  # type: ignore[method-assign]
 
 
 def _dawdle() -> None:

@@ -64,7 +64,7 @@ class Event(NamedTuple):
 def install() -> None:
     """From now on, this process and those forked from it write a trace."""
     from celery_redlock.protocol.claim import Claim
-    from celery_redlock.protocol.pipeline import Channel
+    from celery_redlock.protocol.pipeline import Pipeline
     from celery_redlock.protocol.quorum import Round
     from celery_redlock.stores.redis.node import Node
 
@@ -155,7 +155,7 @@ def install() -> None:
             conclude("lost", claims=claims([claim]), vote=reason, deadline=claim.deadline)
         lose(claim, reason)
 
-    after(Channel, "_written", written)
+    after(Pipeline, "_written", written)
     Round.answer = heard  # type: ignore[method-assign]
     after(Claim, "grant", granted)
     after(Node, "opened", met)

@@ -10,9 +10,9 @@ from unittest import mock
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import Round, Verb
-from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Guard, Memory
+from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard
 from tests.sim.world import keeper as keeper_module
 from tests.sim.world import process as process_module
 from tests.sim.world.keeper import LeaseRecord, LeaseSupervisor, SharedLeaseTable
@@ -56,7 +56,7 @@ def close_on_timeout() -> list[Any]:
 
 
 def sent_again() -> list[Any]:
-    overdue, connected = Process._overdue, Channel.connected
+    overdue, connected = Process._overdue, Pipeline.connected
 
     def impatient(self: Process, round_: Round) -> None:
         for link in self.links if round_ in self.waiting else ():
@@ -67,7 +67,7 @@ def sent_again() -> list[Any]:
                 self.drop(link)
         overdue(self, round_)
 
-    def insistent(self: Channel, now: float) -> list[Round]:
+    def insistent(self: Pipeline, now: float) -> list[Round]:
         first = connected(self, now)
         again = self.__dict__.pop("again", None)
         if again is None or again in first:
@@ -75,7 +75,7 @@ def sent_again() -> list[Any]:
         self._written(again)
         return [*first, again]
 
-    return [(Process, "_overdue", impatient), (Channel, "connected", insistent)]
+    return [(Process, "_overdue", impatient), (Pipeline, "connected", insistent)]
 
 
 def struck_while_undoing() -> list[Any]:
@@ -166,13 +166,15 @@ def release_swallowed() -> list[Any]:
 
 
 def guard_off() -> list[Any]:
-    return [(Guard, "doubt", lambda self, memory, now: None)]
+    return [(RestartGuard, "doubt", lambda self, memory, now: None)]
 
 
 def swapped_long_ago() -> list[Any]:
-    meet = Guard.meet
+    meet = RestartGuard.meet
 
-    def since_opened(self: Guard, index: int, facts: Facts, asked: float, now: float) -> Memory:
+    def since_opened(
+        self: RestartGuard, index: int, facts: NodeInfo, asked: float, now: float
+    ) -> Memory:
         opened = self.__dict__.setdefault("opened", {})
         before = self._met.get(index)
         met = meet(self, index, facts, asked, now)
@@ -182,19 +184,19 @@ def swapped_long_ago() -> list[Any]:
             opened[index] = now
         return met
 
-    return [(Guard, "meet", since_opened)]
+    return [(RestartGuard, "meet", since_opened)]
 
 
 def trusted_as_before() -> list[Any]:
-    meet = Guard.meet
+    meet = RestartGuard.meet
 
-    def by_run(self: Guard, index: int, facts: Facts, asked: float, now: float) -> Memory:
+    def by_run(self: RestartGuard, index: int, facts: NodeInfo, asked: float, now: float) -> Memory:
         met = meet(self, index, facts, asked, now)
         known = self.__dict__.setdefault("runs", {})
         met.began = known[facts.run_id] = min(met.began, known.get(facts.run_id, met.began))
         return met
 
-    return [(Guard, "meet", by_run)]
+    return [(RestartGuard, "meet", by_run)]
 
 
 def never_looks_again() -> list[Any]:

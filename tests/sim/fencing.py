@@ -19,7 +19,7 @@ from unittest import mock
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import Round, Steps, Verb
 from celery_redlock.testing.fakes import FakeNode
 
@@ -61,7 +61,7 @@ class Client:
         self.nodes = nodes
         self.wall = rng.randrange(1, 9)
         self.last = self.attempts = 0
-        self.channels = [Channel(index) for index in range(NODES)]
+        self.channels = [Pipeline(index) for index in range(NODES)]
         self.requests: list[deque[Round]] = [deque() for _ in range(NODES)]
         self.replies: list[deque[tuple[Round, Any]]] = [deque() for _ in range(NODES)]
         self.claim: Claim | None = None

@@ -20,7 +20,7 @@ from celery_redlock.keepalive import watchdog
 from celery_redlock.protocol import claim as claims
 from celery_redlock.protocol import lease, quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.testing.fakes import FakeNode
@@ -125,7 +125,7 @@ def _old_deadline_ignored() -> list[Any]:
 
 
 def _late_answer_counted_as_new() -> list[Any]:
-    return [(Channel, "answered", lambda self: self.unanswered.pop())]
+    return [(Pipeline, "answered", lambda self: self.unanswered.pop())]
 
 
 def _no_clean_up() -> list[Any]:
@@ -179,9 +179,9 @@ def _extension_after_release() -> list[Any]:
 
 
 def _waiting_set_behind_release() -> list[Any]:
-    connected = Channel.connected
+    connected = Pipeline.connected
 
-    def careless(self: Channel, now: float) -> list[Round]:
+    def careless(self: Pipeline, now: float) -> list[Round]:
         ended = [(c, c.ended) for r in self._waiting for c in r.claims]
         for claim, _was in ended:
             claim.ended = False
@@ -191,11 +191,11 @@ def _waiting_set_behind_release() -> list[Any]:
             for claim, was in ended:
                 claim.ended = was
 
-    return [(Channel, "connected", careless)]
+    return [(Pipeline, "connected", careless)]
 
 
 def _release_not_owed() -> list[Any]:
-    return [(Channel, "_owe", lambda self, round_: None)]
+    return [(Pipeline, "_owe", lambda self, round_: None)]
 
 
 def _silence_is_yes() -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.quorum import Round, Verb
-from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.runtime.polling import WAITS
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
@@ -43,11 +43,17 @@ class World:
         self.now, self.read_at = 100.0, 0.0
         self.claim = Claim("r", "token", TTL, 1)
         self.node = kind(
-            *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, TTL, print), []),
+            *(
+                0,
+                parse_nodes(["redis://127.0.0.1:1"])[0],
+                "p:",
+                RestartGuard(False, TTL, print),
+                [],
+            ),
             clock=lambda: self.now,
             later=lambda _call: None,
         )
-        self.node.opened(Line(self), Facts(), self.now, self.now)
+        self.node.opened(Line(self), NodeInfo(), self.now, self.now)
         self.claim.acknowledged(0, self.now, self.now)
         assert self.claim.grant(self.now)
         self.deadline = self.claim.deadline

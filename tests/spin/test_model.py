@@ -53,7 +53,7 @@ def test_the_models_numbers_are_those_of_the_code() -> None:
     # A tick is as long as the watchdog waits; the drift is paid in whole ticks, upwards.
     assert ttl * EVERY == 1
     assert allowance == math.ceil(drift(ttl))
-    assert model["AWAY"] == "(TTL + DRIFT)"  # `restart_guard.Guard.span`
+    assert model["AWAY"] == "(TTL + DRIFT)"  # `restart_guard.RestartGuard.span`
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ import pytest
 from celery import Celery
 from celery.beat import Scheduler, event_t
 
-from celery_redlock.beat.scheduler import Guard
+from celery_redlock.beat.scheduler import SchedulerAdapter
 from celery_redlock.keepalive import watchdog as due
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import Round
@@ -241,7 +241,7 @@ class Beat:
         )
         mine = {"world": world, "beat": self, "store": world.store}
         self.scheduler = type(kind.__name__, (kind,), mine)(self.app)
-        self.guard = Guard(self.scheduler, self.redlock, world.on_unavailable)
+        self.guard = SchedulerAdapter(self.scheduler, self.redlock, world.on_unavailable)
         self.guard._turns._owner = Owner(f"host{number}", 100 + number)
 
     def entry(self, name: str) -> Any:

@@ -11,7 +11,7 @@ from celery.beat import Scheduler
 from celery.signals import beat_init
 
 from celery_redlock import ConfigurationError, install
-from celery_redlock.beat.scheduler import Guard, guard
+from celery_redlock.beat.scheduler import SchedulerAdapter, guard
 from celery_redlock.locking.redlock import Redlock
 from tests.unit.fake_lock import FakeRedlock
 
@@ -45,7 +45,7 @@ def beat(**conf: Any) -> Service:
 def is_guarded(service: Service) -> bool:
     scheduler = service.scheduler
     guards = {id(getattr(getattr(scheduler, name), "__self__", None)) for name in OWN}
-    guarded = isinstance(scheduler.tick.__self__, Guard)
+    guarded = isinstance(scheduler.tick.__self__, SchedulerAdapter)
     assert guarded == (id(scheduler) not in guards)  # all of them, or none
     return guarded
 

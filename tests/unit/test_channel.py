@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import AGAIN, OWED, STALLED, Channel
+from celery_redlock.protocol.pipeline import AGAIN, OWED, STALLED, Pipeline
 from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.values import Vote
 
@@ -13,8 +13,8 @@ NOW, TTL = 1000.0, 10.0
 
 
 @pytest.fixture
-def channel() -> Channel:
-    new = Channel(0)
+def channel() -> Pipeline:
+    new = Pipeline(0)
     assert new.connected(NOW) == []
     return new
 
@@ -32,14 +32,14 @@ def undo(of: Claim, at: float = NOW) -> Round:
     return ask(Verb.UNDO, of, at=at, patience=0.0)
 
 
-def test_answers_belong_to_requests_in_order(channel: Channel) -> None:
+def test_answers_belong_to_requests_in_order(channel: Pipeline) -> None:
     rounds = [ask(Verb.ACQUIRE), ask(Verb.PEEK), ask(Verb.EXTEND)]
     for round_ in rounds:
         assert channel.ask(round_, NOW)
     assert [channel.answered() for _ in rounds] == rounds
 
 
-def test_an_overdue_request_keeps_its_place(channel: Channel) -> None:
+def test_an_overdue_request_keeps_its_place(channel: Pipeline) -> None:
     late, mine = claim(), claim("other")
     first = ask(Verb.ACQUIRE, late)
     channel.ask(first, NOW)
@@ -52,7 +52,7 @@ def test_an_overdue_request_keeps_its_place(channel: Channel) -> None:
     assert channel.answered() is second
 
 
-def test_a_request_that_may_set_a_token_is_remembered(channel: Channel) -> None:
+def test_a_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None:
     setting, asking = claim(), claim()
     channel.ask(ask(Verb.ACQUIRE, setting), NOW)
     channel.ask(ask(Verb.PEEK, asking), NOW)
@@ -64,7 +64,7 @@ def test_a_request_that_may_set_a_token_is_remembered(channel: Channel) -> None:
 
 
 def test_a_node_that_is_down_is_silent_at_once() -> None:
-    channel = Channel(0)
+    channel = Pipeline(0)
     channel.unreachable("refused")
     round_ = ask(Verb.ACQUIRE)
     assert not channel.ask(round_, NOW)
@@ -73,7 +73,7 @@ def test_a_node_that_is_down_is_silent_at_once() -> None:
 
 
 def test_the_first_attempt_to_connect_is_waited_for() -> None:
-    channel = Channel(0)
+    channel = Pipeline(0)
     round_ = ask(Verb.ACQUIRE)
     assert not channel.ask(round_, NOW)
     assert channel.awaited
@@ -84,7 +84,7 @@ def test_the_first_attempt_to_connect_is_waited_for() -> None:
 
 
 def test_when_it_fails_nobody_waits_any_longer() -> None:
-    channel = Channel(0)
+    channel = Pipeline(0)
     round_ = ask(Verb.ACQUIRE)
     channel.ask(round_, NOW)
     channel.unreachable("refused")
@@ -94,7 +94,7 @@ def test_when_it_fails_nobody_waits_any_longer() -> None:
 
 
 def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
-    channel = Channel(0)
+    channel = Pipeline(0)
     mine = claim()
     round_ = ask(Verb.ACQUIRE, mine)
     channel.ask(round_, NOW)
@@ -104,7 +104,7 @@ def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
 
 
 def test_nobody_waits_to_undo_what_was_never_written() -> None:
-    channel = Channel(0)
+    channel = Pipeline(0)
     mine = claim()
     round_ = undo(mine)
     assert not channel.ask(round_, NOW)
@@ -115,7 +115,7 @@ def test_nobody_waits_to_undo_what_was_never_written() -> None:
 # -- A connection that breaks
 
 
-def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Channel) -> None:
+def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Pipeline) -> None:
     round_ = ask(Verb.ACQUIRE)
     channel.ask(round_, NOW)
     channel.dropped()
@@ -124,7 +124,7 @@ def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Channel) 
     assert round_.votes == [None]
 
 
-def test_a_release_that_was_not_acknowledged_is_owed(channel: Channel) -> None:
+def test_a_release_that_was_not_acknowledged_is_owed(channel: Pipeline) -> None:
     mine = claim()
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
     channel.answered()
@@ -142,7 +142,7 @@ def test_a_release_that_was_not_acknowledged_is_owed(channel: Channel) -> None:
     assert channel.connected(NOW + 7.0) == []
 
 
-def test_a_release_while_there_is_no_connection_is_owed(channel: Channel) -> None:
+def test_a_release_while_there_is_no_connection_is_owed(channel: Pipeline) -> None:
     mine = claim()
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
     channel.answered()
@@ -154,7 +154,7 @@ def test_a_release_while_there_is_no_connection_is_owed(channel: Channel) -> Non
     assert channel.connected(NOW + 2.0) == [release]
 
 
-def test_what_the_ttl_has_done_is_not_owed(channel: Channel) -> None:
+def test_what_the_ttl_has_done_is_not_owed(channel: Pipeline) -> None:
     mine = claim()
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
     channel.dropped()
@@ -162,7 +162,7 @@ def test_what_the_ttl_has_done_is_not_owed(channel: Channel) -> None:
     assert channel.connected(NOW + 1.0 + TTL) == []
 
 
-def test_owed_releases_go_first(channel: Channel) -> None:
+def test_owed_releases_go_first(channel: Pipeline) -> None:
     gone, mine = claim("gone"), claim("mine")
     channel.ask(ask(Verb.ACQUIRE, gone), NOW)
     channel.answered()
@@ -175,7 +175,7 @@ def test_owed_releases_go_first(channel: Channel) -> None:
     assert list(channel.unanswered) == [owed, waiting]
 
 
-def test_a_released_token_is_not_set_again_behind_its_release(channel: Channel) -> None:
+def test_a_released_token_is_not_set_again_behind_its_release(channel: Pipeline) -> None:
     mine = claim()
     first = ask(Verb.ACQUIRE, mine)
     channel.ask(first, NOW)
@@ -189,7 +189,7 @@ def test_a_released_token_is_not_set_again_behind_its_release(channel: Channel) 
 # -- A node that hangs
 
 
-def test_a_node_that_hangs_is_asked_nothing_new(channel: Channel) -> None:
+def test_a_node_that_hangs_is_asked_nothing_new(channel: Pipeline) -> None:
     channel.ask(ask(Verb.ACQUIRE), NOW)
     later = NOW + STALLED + 0.1
     assert channel.stalled(later)
@@ -200,7 +200,7 @@ def test_a_node_that_hangs_is_asked_nothing_new(channel: Channel) -> None:
     assert len(channel.unanswered) == 1
 
 
-def test_a_node_that_hangs_is_told_the_releases_all_the_same(channel: Channel) -> None:
+def test_a_node_that_hangs_is_told_the_releases_all_the_same(channel: Pipeline) -> None:
     mine, stranger = claim(), claim("stranger")
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
     later = NOW + STALLED + 0.1
@@ -208,7 +208,7 @@ def test_a_node_that_hangs_is_told_the_releases_all_the_same(channel: Channel) -
     assert not channel.ask(undo(stranger, later), later)  # nothing of it was ever written
 
 
-def test_a_node_that_answers_again_is_asked_again(channel: Channel) -> None:
+def test_a_node_that_answers_again_is_asked_again(channel: Pipeline) -> None:
     channel.ask(ask(Verb.ACQUIRE), NOW)
     channel.answered()
     later = NOW + STALLED + 0.1
@@ -217,7 +217,7 @@ def test_a_node_that_answers_again_is_asked_again(channel: Channel) -> None:
 
 
 def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_way(
-    channel: Channel,
+    channel: Pipeline,
 ) -> None:
     mine = claim()
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
@@ -235,7 +235,7 @@ def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_
 # -- Releases that were refused
 
 
-def refuse(channel: Channel, of: Claim, *, at: float = NOW) -> Round:
+def refuse(channel: Pipeline, of: Claim, *, at: float = NOW) -> Round:
     """A claim that was set here, and a release of it that the node answered with an error."""
     channel.ask(ask(Verb.ACQUIRE, of, at=at), at)
     release = ask(Verb.RELEASE, of, at=at)
@@ -246,33 +246,33 @@ def refuse(channel: Channel, of: Claim, *, at: float = NOW) -> Round:
     return release
 
 
-def test_a_refused_release_is_tried_again_when_the_node_has_written(channel: Channel) -> None:
+def test_a_refused_release_is_tried_again_when_the_node_has_written(channel: Pipeline) -> None:
     release = refuse(channel, claim())
     assert channel.due(Verb.ACQUIRE, NOW + 1) == [release]
     assert channel.answered() is release
     assert channel.due(Verb.ACQUIRE, NOW + 1) == []
 
 
-def test_one_is_tried_first_and_more_when_that_has_succeeded(channel: Channel) -> None:
+def test_one_is_tried_first_and_more_when_that_has_succeeded(channel: Pipeline) -> None:
     releases = [refuse(channel, claim(f"{number}")) for number in range(AGAIN + 5)]
     assert channel.due(Verb.EXTEND, NOW) == releases[:1]
     channel.answered()
     assert channel.due(Verb.RELEASE, NOW) == releases[1 : AGAIN + 1]
 
 
-def test_a_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Channel) -> None:
+def test_a_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Pipeline) -> None:
     refuse(channel, claim())
     assert channel.due(Verb.ACQUIRE, NOW + TTL) == []
     assert not channel.unanswered
 
 
-def test_a_refused_release_survives_its_connection(channel: Channel) -> None:
+def test_a_refused_release_survives_its_connection(channel: Pipeline) -> None:
     release = refuse(channel, claim())
     channel.dropped()
     assert channel.connected(NOW + 1) == [release]
 
 
-def test_nothing_but_releases_is_owed(channel: Channel) -> None:
+def test_nothing_but_releases_is_owed(channel: Pipeline) -> None:
     for verb in (Verb.ACQUIRE, Verb.EXTEND, Verb.PEEK):
         refused = ask(verb)
         channel.ask(refused, NOW)
@@ -282,7 +282,7 @@ def test_nothing_but_releases_is_owed(channel: Channel) -> None:
 
 
 def test_what_a_node_is_owed_is_bounded_and_the_oldest_is_left_to_its_ttl(
-    channel: Channel,
+    channel: Pipeline,
 ) -> None:
     releases = [refuse(channel, claim(f"{number}")) for number in range(OWED + 10)]
     assert channel.due(Verb.ACQUIRE, NOW) == [releases[10]]

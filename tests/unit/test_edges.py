@@ -9,14 +9,14 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_redlock import QuorumUnavailable, SingletonTask
-from celery_redlock.locking.wait_queue import Place
+from celery_redlock.locking.wait_queue import QueueEntry
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.lease import drift
-from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
@@ -55,11 +55,11 @@ def wire() -> Any:
 @pytest.fixture
 def node(wire: Wire) -> Node:
     node = Node(
-        *(0, ADDRESS, PREFIX, Guard(False, 30.0, print), []),
+        *(0, ADDRESS, PREFIX, RestartGuard(False, 30.0, print), []),
         clock=lambda: 1.2,
         later=lambda call: call(),
     )
-    node.opened(wire, Facts(), 1.0, 1.0)
+    node.opened(wire, NodeInfo(), 1.0, 1.0)
     return node
 
 
@@ -102,7 +102,7 @@ def test_of_two_that_connect_to_one_node_the_second_is_turned_away(
     """What was asked on the first would never be answered on the second."""
     wires = [Wire(), Wire()]
     made = iter(wires)
-    monkeypatch.setattr(Node, "connect", lambda _node: (next(made), Facts()))
+    monkeypatch.setattr(Node, "connect", lambda _node: (next(made), NodeInfo()))
     driver = Driver([ADDRESS], PREFIX)
     (node,) = driver.nodes
     try:
@@ -148,7 +148,7 @@ def test_what_was_learnt_shortens_nothing() -> None:
 
 
 def test_who_has_stood_in_line_twice_cannot_tell_which_line_a_call_came_from() -> None:
-    place = Place(2, {0, 1, 2}, "process")
+    place = QueueEntry(2, {0, 1, 2}, "process")
     place.forget()
     place.hear(0)
     assert place.left_by == (0,)

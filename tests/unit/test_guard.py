@@ -9,7 +9,7 @@ import pytest
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.quorum import Round, Verb
-from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Guard, Memory, fsync_of
+from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard, fsync_of
 from celery_redlock.protocol.values import Vote
 
 TTL = 30.0
@@ -29,7 +29,7 @@ aof_enabled:0\r
 # Cluster\r
 cluster_enabled:0\r
 """
-FRESH = Facts.of(INFO)
+FRESH = NodeInfo.of(INFO)
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def guard(said: list[str]) -> Guard:
-    return Guard(True, TTL, said.append)
+def guard(said: list[str]) -> RestartGuard:
+    return RestartGuard(True, TTL, said.append)
 
 
 def met(
-    guard: Guard, facts: Facts, now: float, before: tuple[Facts, float] | None = None
+    guard: RestartGuard, facts: NodeInfo, now: float, before: tuple[NodeInfo, float] | None = None
 ) -> Memory:
     """What is made of a node; `before`: of whom it was until when, over another connection."""
     guard._met.clear()
@@ -52,7 +52,7 @@ def met(
     return guard.meet(0, facts, now, now)
 
 
-def trusted_at(guard: Guard, memory: Memory) -> float:
+def trusted_at(guard: RestartGuard, memory: Memory) -> float:
     """The first moment without a doubt, by asking."""
     low, high = memory.began, NOW + 1e6
     while high - low > 1e-6:
@@ -68,18 +68,18 @@ def test_what_a_node_says_is_read() -> None:
     )
     assert not FRESH.cluster and not FRESH.history and not FRESH.appends and not FRESH.misfit
     other = INFO.replace("aof_enabled:0", "aof_enabled:1").replace("enabled:0", "enabled:1")
-    facts = Facts.of(other, "always")
+    facts = NodeInfo.of(other, "always")
     assert facts.cluster and facts.appends and facts.durable
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "uptime_in_seconds:-1", "uptime_in_seconds:x"])
 def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
-    facts = Facts.of(text)
+    facts = NodeInfo.of(text)
     assert facts.uptime is None and not facts.misfit and not facts.durable
 
 
 def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
-    guard: Guard,
+    guard: RestartGuard,
 ) -> None:
     memory = met(guard, FRESH, NOW)
     # It says five seconds; both ends are cut to whole ones, so that may have been a bit over four.
@@ -87,30 +87,30 @@ def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
     assert trusted_at(guard, memory) == pytest.approx(NOW - 4.0 + TTL + drift(TTL), abs=1e-5)
 
 
-def test_a_node_that_has_been_up_for_long_is_trusted_at_once(guard: Guard) -> None:
+def test_a_node_that_has_been_up_for_long_is_trusted_at_once(guard: RestartGuard) -> None:
     up = TTL + drift(TTL) + 1
     assert guard.doubt(met(guard, replace(FRESH, uptime=up - 0.01), NOW), NOW)
     assert not guard.doubt(met(guard, replace(FRESH, uptime=up), NOW), NOW)
 
 
-def test_a_server_of_less_than_a_second_is_no_older_than_now(guard: Guard) -> None:
+def test_a_server_of_less_than_a_second_is_no_older_than_now(guard: RestartGuard) -> None:
     assert met(guard, replace(FRESH, uptime=0.0), NOW).began == NOW
 
 
-def test_the_same_memory_met_again_is_no_restart(guard: Guard) -> None:
+def test_the_same_memory_met_again_is_no_restart(guard: RestartGuard) -> None:
     memory = guard.meet(0, FRESH, NOW, NOW)
     assert guard.meet(0, replace(FRESH, uptime=6.0), NOW + 2, NOW + 2) is memory
     again = guard.meet(0, replace(FRESH, run_id="new", uptime=0.0), NOW + 9, NOW + 9)
     assert again.began == NOW + 9 and again.what == "started"
 
 
-def test_a_restart_since_the_last_answer_counts_from_the_start(guard: Guard) -> None:
+def test_a_restart_since_the_last_answer_counts_from_the_start(guard: RestartGuard) -> None:
     """Seen late, as nobody asked meanwhile: no pause then."""
     new = replace(FRESH, run_id="new", uptime=100.0)
     assert met(guard, new, NOW, (FRESH, NOW - 102.0)).began == NOW - 99.0
 
 
-def test_a_longer_ttl_makes_the_pause_longer(guard: Guard) -> None:
+def test_a_longer_ttl_makes_the_pause_longer(guard: RestartGuard) -> None:
     memory = met(guard, FRESH, NOW)
     guard.expect(10.0)
     assert guard.longest == TTL
@@ -118,7 +118,7 @@ def test_a_longer_ttl_makes_the_pause_longer(guard: Guard) -> None:
     assert trusted_at(guard, memory) == pytest.approx(memory.began + 300 + drift(300), abs=1e-5)
 
 
-def test_a_durable_node_is_trusted_at_once(guard: Guard) -> None:
+def test_a_durable_node_is_trusted_at_once(guard: RestartGuard) -> None:
     keeps = replace(FRESH, appends=True, fsync="always")
     assert met(guard, keeps, NOW).began == ALWAYS
     for forgets in (
@@ -130,7 +130,9 @@ def test_a_durable_node_is_trusted_at_once(guard: Guard) -> None:
         assert guard.doubt(met(guard, forgets, NOW), NOW)
 
 
-def test_a_durable_node_keeps_what_it_was_told_and_no_other_server_knows_it(guard: Guard) -> None:
+def test_a_durable_node_keeps_what_it_was_told_and_no_other_server_knows_it(
+    guard: RestartGuard,
+) -> None:
     keeps = replace(FRESH, appends=True, fsync="always")
     again = replace(keeps, run_id="again", uptime=3.0)
     assert met(guard, again, NOW, (keeps, NOW - 2.5)).began == ALWAYS  # whole seconds
@@ -154,7 +156,7 @@ def test_when_the_file_is_written_through(config: dict[str, str], when: str) -> 
     assert fsync_of(config) == when
 
 
-def test_a_promoted_replica_may_have_been_promoted_just_now(guard: Guard) -> None:
+def test_a_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard) -> None:
     promoted = replace(FRESH, uptime=1e6, history="f" * 40)
     assert guard.meet(0, promoted, NOW, NOW).began == NOW
     # Known from now on, also to the processes that are forked: no new pause for each of them.
@@ -166,7 +168,7 @@ def test_a_promoted_replica_may_have_been_promoted_just_now(guard: Guard) -> Non
     assert guard.meet(1, again, NOW + 80, NOW + 80).began == NOW + 80
 
 
-def test_another_server_at_the_address_may_have_forgotten_all(guard: Guard) -> None:
+def test_another_server_at_the_address_may_have_forgotten_all(guard: RestartGuard) -> None:
     """It was up when the one that we knew there last answered: no restart of that one."""
     other = replace(FRESH, run_id="other", uptime=100.0)
     for heard in (NOW, NOW - 50.0, NOW - 99.0, NOW - 100.9):
@@ -178,7 +180,7 @@ def test_another_server_at_the_address_may_have_forgotten_all(guard: Guard) -> N
     )
 
 
-def test_what_counts_is_the_last_answer_and_not_the_first(guard: Guard) -> None:
+def test_what_counts_is_the_last_answer_and_not_the_first(guard: RestartGuard) -> None:
     """The old connection is old; the other server was started behind it, and is no restart."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
     guard.heard(0, old, NOW + 1000)
@@ -186,7 +188,7 @@ def test_what_counts_is_the_last_answer_and_not_the_first(guard: Guard) -> None:
     assert guard.meet(0, other, NOW + 1001, NOW + 1001).began == NOW + 1001
 
 
-def test_a_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: Guard) -> None:
+def test_a_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: RestartGuard) -> None:
     one, two = replace(FRESH, uptime=1e6), replace(FRESH, run_id="other", uptime=1e6)
     assert guard.meet(0, one, NOW, NOW).began < NOW - 1000
     assert guard.meet(0, two, NOW + 10, NOW + 10).began == NOW + 10
@@ -194,7 +196,7 @@ def test_a_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: Guar
     assert guard.meet(0, two, NOW + 90, NOW + 90).began == NOW + 90
 
 
-def test_the_old_one_still_answers_over_another_connection(guard: Guard) -> None:
+def test_the_old_one_still_answers_over_another_connection(guard: RestartGuard) -> None:
     """Two connections of one process: what was granted there, the new one has not heard of."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
     new = guard.meet(0, replace(FRESH, run_id="other", uptime=1e6), NOW + 10, NOW + 10)
@@ -208,7 +210,7 @@ def test_the_old_one_still_answers_over_another_connection(guard: Guard) -> None
     assert new.began == ALWAYS
 
 
-def test_who_has_a_new_history_was_a_replica(guard: Guard) -> None:
+def test_who_has_a_new_history_was_a_replica(guard: RestartGuard) -> None:
     """Demoted and promoted again: no client was disconnected."""
     memory = guard.meet(0, replace(FRESH, uptime=1e6, replication="a" * 40), NOW, NOW)
     assert not guard.doubt(memory, NOW)
@@ -219,15 +221,15 @@ def test_who_has_a_new_history_was_a_replica(guard: Guard) -> None:
 
 
 def test_off_trusts_everybody(said: list[str]) -> None:
-    guard = Guard(False, TTL, said.append)
+    guard = RestartGuard(False, TTL, said.append)
     for facts in (FRESH, replace(FRESH, history="f" * 40)):
         assert not guard.doubt(guard.meet(0, facts, NOW, NOW), NOW)
 
 
 def test_without_facts_there_is_no_guard_and_that_is_said_once(
-    guard: Guard, said: list[str]
+    guard: RestartGuard, said: list[str]
 ) -> None:
-    mute = guard.meet(0, Facts(denied="no permission to INFO"), NOW, NOW)
+    mute = guard.meet(0, NodeInfo(denied="no permission to INFO"), NOW, NOW)
     assert mute.began == ALWAYS
     guard.welcome("a:1", mute, NOW)
     guard.welcome("b:1", mute, NOW)
@@ -235,7 +237,7 @@ def test_without_facts_there_is_no_guard_and_that_is_said_once(
     assert "node a:1 does not tell us about itself (no permission to INFO)" in line
 
 
-def test_a_new_node_is_announced_once_a_run(guard: Guard, said: list[str]) -> None:
+def test_a_new_node_is_announced_once_a_run(guard: RestartGuard, said: list[str]) -> None:
     memory = guard.meet(0, FRESH, NOW, NOW)
     for _ in range(2):
         guard.welcome("a:1", memory, NOW)
@@ -249,7 +251,7 @@ def test_a_new_node_is_announced_once_a_run(guard: Guard, said: list[str]) -> No
     assert len(said) == 2
 
 
-def test_eviction_is_warned_of_once(guard: Guard, said: list[str]) -> None:
+def test_eviction_is_warned_of_once(guard: RestartGuard, said: list[str]) -> None:
     evicts = replace(FRESH, uptime=1e6, eviction="allkeys-lru")
     for _ in range(2):
         guard.welcome("a:1", guard.meet(0, evicts, NOW, NOW), NOW)
@@ -263,12 +265,12 @@ def test_who_is_no_node() -> None:
     assert "Redis Cluster" in replace(FRESH, cluster=True).misfit
 
 
-def test_one_server_under_two_names(guard: Guard) -> None:
+def test_one_server_under_two_names(guard: RestartGuard) -> None:
     other = replace(FRESH, run_id="other")
     assert guard.twin(2, [FRESH, other, FRESH]) == 0
     assert guard.twin(1, [FRESH, other, FRESH]) is None
-    assert guard.twin(1, [Facts(), Facts(), None]) is None  # they say nothing
-    assert guard.twin(1, [Facts(), Facts(twin=0)]) == 0  # a nonce says it
+    assert guard.twin(1, [NodeInfo(), NodeInfo(), None]) is None  # they say nothing
+    assert guard.twin(1, [NodeInfo(), NodeInfo(twin=0)]) == 0  # a nonce says it
     assert guard.twin(0, [None, FRESH]) is None
 
 

@@ -18,9 +18,9 @@ from celery_redlock.protocol import outcome
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import LONGEST_TTL, decode, encode
 from celery_redlock.protocol.errors import NodeError
-from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import EXTENDING, Round, Verb, look
-from celery_redlock.protocol.restart_guard import Facts, Guard
+from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
@@ -278,7 +278,7 @@ def test_any_answer_fits_or_is_that_nodes_silence(
             round_.silence(node, str(error))
             continue
         if verb is Verb.LOOK:
-            assert Facts.of(answer) is not None
+            assert NodeInfo.of(answer) is not None
             return
         round_.answer(node, answer, 100.5)
     round_.close("late")
@@ -312,11 +312,11 @@ def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, repl
     """It may be anybody's thread, with a round of its own for other nodes."""
     line = Wire()
     node = Node(
-        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, 30.0, print), []),
+        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 30.0, print), []),
         clock=lambda: 100.2,
         later=lambda call: call(),
     )
-    node.opened(line, Facts(), 100.0, 100.0)
+    node.opened(line, NodeInfo(), 100.0, 100.0)
     round_ = asked(verb, 1, 1, False)
     node.ask(round_, encode(round_, "p:"), 100.0)
     line.peer.sendall(reply)
@@ -342,7 +342,7 @@ def test_what_a_node_says_of_itself_between_two_requests_is_short() -> None:
     honest = (
         b"role:master\r\n" + b"slave0:ip=10.0.0.1,port=6379,state=online,offset=1,lag=0\r\n" * 100
     )
-    assert Facts.of(decode(round_, honest)).role == "master"
+    assert NodeInfo.of(decode(round_, honest)).role == "master"
     with pytest.raises(NodeError):
         decode(round_, honest + b"a:\r\n" * 8000)
 
@@ -360,11 +360,11 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     line = Wire()
     line._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     node = Node(
-        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", Guard(False, 30.0, print), []),
+        *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 30.0, print), []),
         clock=lambda: now[0],
         later=lambda call: call(),
     )
-    node.opened(line, Facts(), now[0], now[0])
+    node.opened(line, NodeInfo(), now[0], now[0])
     most, said = 0, set()
     for number in range(5000):
         if reads and number % 20 == 19:
@@ -392,7 +392,7 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
 
 
 def test_a_new_connection_has_all_room() -> None:
-    channel = Channel(0)
+    channel = Pipeline(0)
     channel.connected(100.0)
     channel.clogged = 100.0
     assert channel.stalled(101.1) and not channel.stalled(100.9)

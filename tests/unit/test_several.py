@@ -211,7 +211,7 @@ def test_who_waits_for_several_tries_again_when_what_was_in_the_way_is_freed() -
             waiter._hear(node, channel)
         assert waiter.news.wait(0.0)
         waiter.forget()
-    waiter.heed(["b"])
+    waiter.only(["b"])
     for node in (0, 1, 2):
         waiter._hear(node, b"p:a")
     assert not waiter.news.wait(0.0)

@@ -31,10 +31,10 @@ from ...protocol.claim import Claim
 from ...protocol.commands import encode
 from ...protocol.errors import ConfigurationError, NodeError, RedlockError
 from ...protocol.quorum import Round, Steps, Verb, extend
-from ...protocol.restart_guard import Facts, Guard
+from ...protocol.restart_guard import NodeInfo, RestartGuard
 from ...protocol.values import quorum_of
 from ...runtime.clock import monotonic
-from ...runtime.event import Bell
+from ...runtime.event import SafeEvent
 from ...runtime.polling import Poll
 from .address import Address
 from .node import Node, close_round
@@ -66,7 +66,7 @@ SLICE = 0.002
 in a socket's buffer."""
 
 
-LEAVING = (Verb.RELEASE, Verb.UNDO, Verb.LEAVE, Verb.PASS)
+LEAVING = (Verb.RELEASE, Verb.UNDO, Verb.DEQUEUE, Verb.HAND_ON)
 """What can be asked later as well, and its answer be done without."""
 
 
@@ -87,14 +87,14 @@ class Driver:
         self,
         addresses: Sequence[Address],
         prefix: str,
-        guard: Guard | None = None,
+        guard: RestartGuard | None = None,
         *,
         strict: bool = True,
         told: bool = True,
         node_timeout: float = FIRST_CONNECT,
     ) -> None:
         self._node_timeout = node_timeout
-        self._guard = guard = guard or Guard(False, 0.0, logger.debug)
+        self._guard = guard = guard or RestartGuard(False, 0.0, logger.debug)
         self.strict = strict
         self._later: deque[Callable[[], object]] = deque()
         nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
@@ -110,7 +110,7 @@ class Driver:
         # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
         # back; on a Condition it can: a time limit that struck there would leave it taken for good.
         self._turn = threading.RLock()
-        self._bells: list[Bell] = []
+        self._bells: list[SafeEvent] = []
         self._poller: int | None = None
         self._poll = Poll()
         self._connecting: dict[int, threading.Thread] = {}
@@ -296,7 +296,7 @@ class Driver:
                 payload = encode(round_, self._prefix)
                 for index in round_.targets:
                     node = self.nodes[index]
-                    node.ask(round_, payload, now, round_.verb is Verb.QUEUE and not last)
+                    node.ask(round_, payload, now, round_.verb is Verb.ENQUEUE and not last)
                     self._reconnect(node)
         until = max(round_.until for round_ in rounds)
         while not all([round_.decided for round_ in rounds]):
@@ -350,16 +350,16 @@ class Driver:
                 self._ring()  # somebody else must poll
             raise
 
-    def _bell(self) -> Bell:
+    def _bell(self) -> SafeEvent:
         """Rung when answers or connections have come, or when somebody else must poll."""
-        bell = Bell()
+        bell = SafeEvent()
         self._bells.append(bell)
         return bell
 
     def _ring(self) -> None:
         bells, self._bells = self._bells, []
         for bell in bells:
-            bell.ring()
+            bell.set()
 
     def _reconnect(self, node: Node) -> None:
         """Make a new connection in the background if there is none, unless that is being done.
@@ -423,7 +423,7 @@ class Driver:
                     self._ring()
                     return
 
-    def _twin(self, node: Node, facts: Facts) -> int | None:
+    def _twin(self, node: Node, facts: NodeInfo) -> int | None:
         """Another node that has a vote and says that it is this same server.
 
         Who lies cannot be told. The first keeps its vote, so that a liar silences no more than one

@@ -14,7 +14,7 @@ from typing import Any
 from redis.exceptions import NoPermissionError, ResponseError
 
 from ...protocol.errors import NodeError
-from ...protocol.restart_guard import Facts, fsync_of
+from ...protocol.restart_guard import NodeInfo, fsync_of
 from .resp import reason
 
 __all__ = ["introduce"]
@@ -26,7 +26,7 @@ NONCE_TTL = 60.0
 """Seconds a nonce lives: nodes that are reached within this time are told apart."""
 
 
-def introduce(connection: Any, *, guarded: bool, index: int, nonces: Sequence[str]) -> Facts:
+def introduce(connection: Any, *, guarded: bool, index: int, nonces: Sequence[str]) -> NodeInfo:
     """Ask a node about itself. Blocks, for the connection's timeout at most.
 
     Args:
@@ -45,24 +45,24 @@ def introduce(connection: Any, *, guarded: bool, index: int, nonces: Sequence[st
     )
     mute = next((why for why in map(_why_forbidden, (script, digest)) if why), "")
     if mute:
-        return Facts(scripts=mute)
+        return NodeInfo(scripts=mute)
     for reply in sections:
         if isinstance(reply, ResponseError):
             if not _forbidden(reply):
                 raise reply
             return _by_nonce(connection, str(reply), index, nonces)
         info.append(_text(reply))
-    facts = Facts.of("\n".join(info))
+    facts = NodeInfo.of("\n".join(info))
     if not (guarded and facts.appends):
         return facts
     (config,) = _ask(connection, [("CONFIG", "GET", "*appendfsync*")])
     if isinstance(config, ResponseError):
         return facts
     words = [_text(word) for word in config]
-    return Facts.of("\n".join(info), fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+    return NodeInfo.of("\n".join(info), fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
 
 
-def _by_nonce(connection: Any, denied: str, index: int, nonces: Sequence[str]) -> Facts:
+def _by_nonce(connection: Any, denied: str, index: int, nonces: Sequence[str]) -> NodeInfo:
     set_ours = ("SET", nonces[index], str(index), "PX", str(int(NONCE_TTL * 1000)))
     others = [other for other in range(len(nonces)) if other != index]
     # In this order: of two that do it at the same time, one at least finds the other's.
@@ -72,7 +72,7 @@ def _by_nonce(connection: Any, denied: str, index: int, nonces: Sequence[str]) -
         for other, reply in zip(others, replies[1:], strict=True)
         if reply is not None and not isinstance(reply, ResponseError)
     ]
-    return Facts(denied=" ".join(denied.split())[:100], twin=found[0] if found else None)
+    return NodeInfo(denied=" ".join(denied.split())[:100], twin=found[0] if found else None)
 
 
 def _ask(connection: Any, commands: Sequence[tuple[str, ...]]) -> list[Any]:

@@ -21,9 +21,9 @@ from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, Re
 from ...events import emit_node, heard_nodes
 from ...protocol.commands import FOREIGN, decode, encode
 from ...protocol.errors import NodeError
-from ...protocol.pipeline import FREEING, Channel
+from ...protocol.pipeline import FREEING, Pipeline
 from ...protocol.quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
-from ...protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard, Memory
+from ...protocol.restart_guard import ALWAYS, LOOK_AFTER, Memory, NodeInfo, RestartGuard
 from ...runtime.complaints import Complaints, refuses
 from ...runtime.greenlets import native_rlock
 from ...runtime.polling import WAITS
@@ -84,7 +84,7 @@ class Node:
         index: int,
         address: Address,
         prefix: str,
-        guard: Guard,
+        guard: RestartGuard,
         nonces: Sequence[str],
         told: bool = True,
         *,
@@ -93,17 +93,17 @@ class Node:
     ) -> None:
         self.index = index
         self.name = address.name
-        self.channel = Channel(index)
+        self.channel = Pipeline(index)
         self.connection: Any = None
         self.unsent: bytes | bytearray = b""
-        self.facts: Facts | None = None
+        self.facts: NodeInfo | None = None
         self.misfit = ""
         self.twin: int | None = None
         self.told = told
         self._clock = clock
         self._later = later
         self._guard = guard
-        self._memory = Memory(Facts())
+        self._memory = Memory(NodeInfo())
         self._heard = ALWAYS  # when it last answered
         self._proved = math.inf  # when it was last asked for what only a master does
         self._looked_at = ALWAYS
@@ -118,7 +118,7 @@ class Node:
         self._opened = self._seen = 0.0
         self._complaints = Complaints(self.name, self._log)
 
-    def connect(self) -> tuple[Any, Facts]:
+    def connect(self) -> tuple[Any, NodeInfo]:
         """A new connection, ready and non-blocking, and who is at its end.
 
         Blocks: call it without the turn.
@@ -149,7 +149,7 @@ class Node:
         self.channel.unreachable(why)
         self._failed("unsuitable")
 
-    def opened(self, connection: Any, facts: Facts, now: float, asked: float) -> None:
+    def opened(self, connection: Any, facts: NodeInfo, now: float, asked: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first.
 
         Args:
@@ -218,7 +218,7 @@ class Node:
 
     def _looked(self, round_: Round, info: str, now: float) -> None:
         """What it said to that. Answers come in order: its vote has not been read yet."""
-        said = Facts.of(info)
+        said = NodeInfo.of(info)
         facts = replace(
             self._memory.facts,
             role=said.role,
@@ -360,7 +360,7 @@ class Node:
         if round_.verb is Verb.LOOK:
             # Whose rights were taken away has no guard from now on, as if it had never had them.
             if isinstance(error, NoPermissionError):
-                self._proved, denied = math.inf, Facts(denied=reason(error))
+                self._proved, denied = math.inf, NodeInfo(denied=reason(error))
                 self._later(partial(self._guard.welcome, self.name, Memory(denied), now))
             else:
                 self._unsure = f"does not tell if it still is a master: {reason(error)}"

@@ -22,13 +22,13 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from ...locking.redlock import Redlock
-from ...locking.wait_queue import FEW, Place
+from ...locking.wait_queue import FEW, QueueEntry
 from ...protocol import outcome, quorum
 from ...protocol.claim import Claim
 from ...protocol.quorum import Verb
 from ...protocol.values import printable
 from ...runtime.clock import monotonic
-from ...runtime.event import Bell
+from ...runtime.event import SafeEvent
 from ...stores.redis.driver import BATCH
 from .admission import AdmissionQueue
 
@@ -58,22 +58,22 @@ NO_QUORUM_S = 1.0
 JITTER = random.SystemRandom()
 
 
-class _Call(Bell):
+class _Call(SafeEvent):
     """Rings the dispatcher's bell as well."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: SafeEvent) -> None:
         super().__init__()
         self._bell = bell
 
-    def ring(self) -> None:
-        super().ring()
-        self._bell.ring()
+    def set(self) -> None:
+        super().set()
+        self._bell.set()
 
 
 class _Watched:
     """One resource that somebody here is parked for."""
 
-    def __init__(self, resource: str, place: Place, claim: Claim, exits: ExitStack) -> None:
+    def __init__(self, resource: str, place: QueueEntry, claim: Claim, exits: ExitStack) -> None:
         self.resource = resource
         self.place = place
         self.claim = claim
@@ -114,7 +114,7 @@ class Dispatcher:
         self._has_slot = has_slot
         self._proceed = proceed
         self._sweep = sweep
-        self._bell = Bell()
+        self._bell = SafeEvent()
         self._watched: dict[str, _Watched] = {}
         self._asked: deque[tuple[str, Callable[[_Watched, float], None]]] = deque()
         self._thread: threading.Thread | None = None
@@ -136,7 +136,7 @@ class Dispatcher:
     def close(self) -> None:
         """Leave all queues, soon: this worker asks for nothing any more."""
         self._closing = True
-        self._bell.ring()
+        self._bell.set()
 
     def _ask(self, resource: str, what: Callable[[_Watched, float], None]) -> None:
         self._asked.append((resource, what))
@@ -145,7 +145,7 @@ class Dispatcher:
                 target=self._run, name="celery_redlock parking", daemon=True
             )
             self._thread.start()
-        self._bell.ring()
+        self._bell.set()
 
     def _run(self) -> None:
         while not self._closing:
@@ -215,7 +215,7 @@ class Dispatcher:
     def _stand(self, watched: _Watched, now: float) -> None:
         watched.place.forget()
         watched.queued = now
-        self._leave(watched, Verb.QUEUE)
+        self._leave(watched, Verb.ENQUEUE)
 
     def _leave(self, watched: _Watched, verb: Verb) -> None:
         self._redlock.client.driver.run(lambda now: quorum.leave(watched.claim, now, verb))
@@ -224,7 +224,7 @@ class Dispatcher:
         self._watched.pop(watched.resource, None)
         watched.exits.close()
         if watched.queued is not None:
-            self._leave(watched, Verb.PASS)
+            self._leave(watched, Verb.HAND_ON)
 
     # -- What may go -----------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class Dispatcher:
         if watched.called:  # and nothing has come of it: another may have a slot for it
             watched.called = False
             self._admission.called(watched.resource, False)
-            self._leave(watched, Verb.PASS)
+            self._leave(watched, Verb.HAND_ON)
         if not self._has_slot():
             watched.no_slot = now if watched.no_slot is None else watched.no_slot
             watched.due = now + SLOT_S

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.protocol.pipeline import Channel
+from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import Round
-from celery_redlock.protocol.restart_guard import ALWAYS, Facts, Memory
+from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo
 from celery_redlock.testing.fakes import FakeNode
 
 if TYPE_CHECKING:
@@ -40,10 +40,10 @@ class Server:
         """This node's time at the true time `now`."""
         return self.rate * now + self.offset
 
-    def facts(self, now: float) -> Facts:
+    def facts(self, now: float) -> NodeInfo:
         """What it says of itself at the true time `now`; one with a memory is durable."""
         run = f"{self._name}.{self.runs}"
-        return Facts(
+        return NodeInfo(
             run_id=run,
             uptime=1e6 if self.started is None else float(int(self.clock(now) - self.started)),
             role="slave" if self.replica_until > now else "master",
@@ -102,7 +102,7 @@ class Link:
         self.process = process
         self.index = index
         self.server = server
-        self.channel = Channel(index)
+        self.channel = Pipeline(index)
         self.connection: Connection | None = None
         self.connecting = False
         self.failures = 0

@@ -10,7 +10,7 @@ from celery_redlock.keepalive.watchdog import Schedule, Watched
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import EXTENDING, VOTING, Round, Verb, look, wrote
-from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER, Facts, Guard
+from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER, NodeInfo, RestartGuard
 from tests.sim.world.nodes import Connection, Link
 from tests.sim.world.operation import Operation, Struck
 from tests.sim.world.plan import chance, key_of, struck_at
@@ -52,7 +52,7 @@ class Process:
         self.schedule = Schedule()
         self._tending = False
         self._ticks = 0
-        self.guard = Guard(knobs.guard, knobs.ttl, lambda warning: None)
+        self.guard = RestartGuard(knobs.guard, knobs.ttl, lambda warning: None)
         servers = knobs.servers or range(knobs.nodes)
         self.links = [Link(self, i, world.servers[s]) for i, s in enumerate(servers)]
         for link in self.links:
@@ -143,7 +143,7 @@ class Process:
             link.channel.unanswered.append(round_)
             self.world.send(link, round_)
 
-    def _looked(self, link: Link, round_: Round, facts: Facts, now: float) -> None:
+    def _looked(self, link: Link, round_: Round, facts: NodeInfo, now: float) -> None:
         """As in Node._looked."""
         link.proved, link.unsure = max(link.proved, round_.sent), ""
         if facts.misfit:
@@ -189,7 +189,7 @@ class Process:
         round_ = link.channel.answered()
         link.heard = now
         if round_.verb is Verb.LOOK:
-            if isinstance(reply, Facts):
+            if isinstance(reply, NodeInfo):
                 self._looked(link, round_, reply, now)
             else:
                 link.unsure, link.looked_at = "does not tell if it still is a master", ALWAYS
