@@ -1,12 +1,17 @@
-"""Draws the pictures of how-it-works.md, as SVG with a ground of their own, for light and dark.
+"""Draws the pictures of how-it-works.md and architecture.md, as SVG with a ground of their own, for light and dark.
 
 python docs/make_pictures.py
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from xml.sax.saxutils import escape
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.unit.rooms import ROOMS
 
 PLACE = Path(__file__).with_name("pictures")
 WIDTH = 600
@@ -395,7 +400,38 @@ def _bars(picture: Picture, row: int, y: float) -> None:
         picture.text(20, lock + 30, "another's lock", "small", colour="soft")
 
 
-PICTURES = (flow, lease, endings)
+def rooms() -> Picture:
+    """The rooms of the package, from the table that the architecture test keeps."""
+
+    def level(name: str) -> int:
+        return 1 + max((level(below) for below in ROOMS[name][0]), default=-1)
+
+    rows: dict[int, list[str]] = {}
+    for name in ROOMS:
+        rows.setdefault(level(name), []).append(name)
+    step = 58
+    picture = Picture(
+        "rooms",
+        len(rows) * step + 66,
+        "The rooms of the package, and which stand on which",
+        "Rows of rooms. At the bottom protocol, which is pure; above it what a process is, then the"
+        " connections to Redis, keeping leases alive, the lock itself, the messages of tasks, the"
+        " worker and the beat; at the top what people use. Each imports only from rows below it.",
+    )
+    for row, names in enumerate(rows[number] for number in sorted(rows, reverse=True)):
+        y, width = 18 + row * step, (520 - 8 * (len(names) - 1)) / len(names)
+        for number, name in enumerate(names):
+            x = 20 + number * (width + 8)
+            pure = not ROOMS[name][1] and "stores" not in ROOMS[name][0]
+            picture.box(x, y, width, 42, "good-soft" if pure else "ground", "line")
+            picture.text(x + width / 2, y + 26, name, "bold small", anchor="middle")
+    picture.line(f"566,18 566,{18 + len(rows) * step - 16}", look="arrow")
+    words = "Imports point down only. Green: nothing but the standard library."
+    picture.text(20, len(rows) * step + 40, words, "small", colour="soft")
+    return picture
+
+
+PICTURES = (flow, lease, endings, rooms)
 
 
 def main() -> None:

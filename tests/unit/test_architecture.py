@@ -1,4 +1,4 @@
-"""Who may import whom: a row a room. What stands here is the plan of docs/architecture.md."""
+"""Nobody imports but from the rooms below, which `rooms.py` lists, and docs/architecture.md shows."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import celery_redlock
+from tests.unit.rooms import ROOMS
 
 PACKAGE = Path(__file__).parents[2] / "celery_redlock"
 ROOT = "celery_redlock"
@@ -19,51 +20,6 @@ STDLIB = set(sys.stdlib_module_names)
 IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
 """What brings a clock, chance, a thread or a wire."""
 PURE = ("protocol", "keys", "config", "events")
-EXTRAS = {"click", "rich", "jinja2", "waitress", "werkzeug", "prometheus_client", "pytest"}
-
-CORE = ("protocol", "runtime", "events", "keys", "config", "stores", "keepalive", "locking")
-CELERY = (*CORE, "messages", "signals", "beat", "worker")
-
-# Room: the rooms that it may import from, besides itself; what it may import of others. The
-# standard library is free to all but the pure ones.
-ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "protocol": ((), set()),
-    "runtime": (("protocol",), set()),
-    "events": (("protocol",), set()),
-    "keys": (("protocol",), set()),
-    "stores": (("protocol", "runtime", "events"), {"redis"}),
-    "config": (("protocol", "keys", "stores"), {"celery"}),
-    "keepalive": (("protocol", "runtime", "events", "stores"), set()),
-    "locking": (
-        ("protocol", "runtime", "events", "config", "stores", "keepalive"),
-        {"redis", "tenacity"},
-    ),
-    "messages": (
-        ("protocol", "runtime", "events", "config", "locking"),
-        {"celery", "kombu", "tenacity"},
-    ),
-    "beat": (
-        ("protocol", "runtime", "keys", "config", "locking", "messages"),
-        {"celery"},
-    ),
-    "worker": ((*CORE, "messages", "beat"), {"celery", "kombu", "billiard"}),
-    "task": ((*CORE, "messages", "worker"), {"celery"}),
-    "signals": (("messages",), set()),
-    "metrics": (("protocol", "events", "config", "messages"), {"celery", "prometheus_client"}),
-    "tracing": (("protocol", "events", "config", "messages"), {"opentelemetry"}),
-    "server": (("protocol",), set()),
-    # They may use whatever is below, and none of them another but where it says so.
-    "survey": (("protocol", "config", "stores", "locking"), {"redis", "prometheus_client"}),
-    "doctor": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", "packaging"}),
-    "web": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", *EXTRAS}),
-    "compat": ((*CELERY, "task"), {"celery"}),
-    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
-    "testing": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
-    "cli": (
-        (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),
-        {"celery", "kombu", "redis", *EXTRAS},
-    ),
-}
 CELERYS = {"_pending", "_request"}
 """Private names of Celery's that are reached for, and that one of ours happens to have as well."""
 HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}

@@ -1,0 +1,51 @@
+"""Who may import whom: a row a room. docs/make_pictures.py draws it."""
+
+from __future__ import annotations
+
+__all__ = ["ROOMS"]
+
+EXTRAS = {"click", "rich", "jinja2", "waitress", "werkzeug", "prometheus_client", "pytest"}
+
+CORE = ("protocol", "runtime", "events", "keys", "config", "stores", "keepalive", "locking")
+CELERY = (*CORE, "messages", "signals", "beat", "worker")
+
+# Room: the rooms that it may import from, besides itself; what it may import of others. The
+# standard library is free to all but the pure ones.
+ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
+    "protocol": ((), set()),
+    "runtime": (("protocol",), set()),
+    "events": (("protocol",), set()),
+    "keys": (("protocol",), set()),
+    "stores": (("protocol", "runtime", "events"), {"redis"}),
+    "config": (("protocol", "keys", "stores"), {"celery"}),
+    "keepalive": (("protocol", "runtime", "events", "stores"), set()),
+    "locking": (
+        ("protocol", "runtime", "events", "config", "stores", "keepalive"),
+        {"redis", "tenacity"},
+    ),
+    "messages": (
+        ("protocol", "runtime", "events", "config", "locking"),
+        {"celery", "kombu", "tenacity"},
+    ),
+    "beat": (
+        ("protocol", "runtime", "keys", "config", "locking", "messages"),
+        {"celery"},
+    ),
+    "worker": ((*CORE, "messages", "beat"), {"celery", "kombu", "billiard"}),
+    "task": ((*CORE, "messages", "worker"), {"celery"}),
+    "signals": (("messages",), set()),
+    "metrics": (("protocol", "events", "config", "messages"), {"celery", "prometheus_client"}),
+    "tracing": (("protocol", "events", "config", "messages"), {"opentelemetry"}),
+    "server": (("protocol",), set()),
+    # They may use whatever is below, and none of them another but where it says so.
+    "survey": (("protocol", "config", "stores", "locking"), {"redis", "prometheus_client"}),
+    "doctor": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", "packaging"}),
+    "web": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", *EXTRAS}),
+    "compat": ((*CELERY, "task"), {"celery"}),
+    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
+    "testing": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
+    "cli": (
+        (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),
+        {"celery", "kombu", "redis", *EXTRAS},
+    ),
+}
