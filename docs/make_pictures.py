@@ -1,4 +1,6 @@
-"""Draws the pictures of how-it-works.md and architecture.md, as SVG with a ground of their own, for light and dark.
+"""Draws the pictures of how-it-works.md and architecture.md, as SVG, for light and dark.
+
+Each has a ground of its own.
 
 python docs/make_pictures.py
 """

@@ -22,7 +22,7 @@ from typing import Any
 
 from celery.utils.time import maybe_make_aware
 
-from ..config.options import MIN_TTL
+from ..config.checks import MIN_TTL
 from ..keys.canonical import escape
 from ..keys.template import shortened
 from ..locking.held import HeldLease

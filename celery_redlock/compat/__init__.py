@@ -6,7 +6,7 @@ and how to leave them behind, is in docs/migrating.md.
 
 from __future__ import annotations
 
-from celery_redlock.config.options import DAY
+from celery_redlock.config.checks import DAY
 
 __all__ = ["FOR_EVER"]
 

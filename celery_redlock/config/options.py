@@ -7,41 +7,22 @@ Durations are seconds.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
+from . import checks
+from .checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES
 
 __all__ = [
-    "CONFLICT_POLICIES",
-    "DAY",
-    "DUPLICATE_POLICIES",
     "GLOBAL",
-    "MIN_TTL",
     "TASK",
     "Option",
     "TaskOptions",
     "check_option",
     "guarded",
 ]
-
-MIN_TTL = 0.02
-"""Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
-DAY = 86_400.0
-MOST_SLOTS = 100
-"""Bodies at a time per key; each has a name of its own on the nodes, and who finds one taken looks
-at all of them."""
-SCOPES = (
-    "while_executing",
-    "until_executing",
-    "until_executed",
-    "until_and_while_executing",
-    "until_expired",
-)
-DUPLICATE_POLICIES = ("existing", "raise", "skip", "replace")
-CONFLICT_POLICIES = ("retry", "skip", "raise", "wait", "reject", "replace")
 
 
 @dataclass(frozen=True)
@@ -61,121 +42,12 @@ class Option:
     about: str
 
 
-def _seconds(least: float = 0.0, *, none: bool = False, zero: bool = False) -> Any:
-    wanted = f"a number of seconds {'>=' if zero or least else '>'} {least:g}"
-
-    def check(value: Any) -> Any:
-        if value is None and none:
-            return None
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"must be {wanted}{', or None' if none else ''}")
-        if not math.isfinite(value) or value < least or (value == 0 and not zero):
-            raise ValueError(f"must be {wanted}")
-        return float(value)
-
-    return check
-
-
-def _up_to_a_day(seconds: Callable[[Any], float], why: str) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        if (given := seconds(value)) > DAY:
-            raise ValueError(f"must be at most {DAY:g} (a day): {why}")
-        return given
-
-    return check
-
-
-_ttl = _up_to_a_day(
-    _seconds(MIN_TTL),
-    "a holder that dies blocks the resource for so long; a lease is extended by itself while its"
-    " task runs, so it can be short",
-)
-_hold_for = _up_to_a_day(
-    _seconds(zero=True),
-    "a node that was restarted has no vote for so long. What must not run again for longer is"
-    " reserved for longer, by scope 'until_expired' and reserve_ttl",
-)
-
-
-def _one_of(*names: str) -> Callable[[Any], Any]:
-    def check(value: Any) -> Any:
-        if value not in names:
-            raise ValueError(f"must be one of {', '.join(map(repr, names))}")
-        return value
-
-    return check
-
-
-def _text(value: Any) -> Any:
-    if not isinstance(value, str) or not value:
-        raise ValueError("must be a string that is not empty")
-    return value
-
-
-def _flag(value: Any) -> Any:
-    if not isinstance(value, bool):
-        raise ValueError("must be True or False")
-    return value
-
-
-def _flag_or_none(value: Any) -> Any:
-    if value is not None and not isinstance(value, bool):
-        raise ValueError("must be True, False or None")
-    return value
-
-
-def _nodes(value: Any) -> Any:
-    if value is None:
-        return None
-    from ..stores.redis.address import parse_nodes  # the one check that needs redis
-
-    parse_nodes(value, "redlock_nodes")
-    return value
-
-
-def _on_lost(value: Any) -> Any:
-    if value in ("raise", "log") or callable(value):
-        return value
-    raise ValueError("must be 'raise', 'log' or a callable that takes the lease")
-
-
-def _key(value: Any) -> Any:
-    if value is None or callable(value):
-        return value
-    if isinstance(value, (list, tuple)):
-        for name in value:
-            _text(name)
-        return value if isinstance(value, tuple) else tuple(value)  # nobody is to change it
-    return _text(value)
-
-
-def _on_conflict(value: Any) -> Any:
-    if callable(value):
-        return value
-    try:
-        return _one_of(*CONFLICT_POLICIES)(value)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}, or a callable that is given the holder and the request"
-        ) from None
-
-
-def _limit(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_SLOTS:
-        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}")
-    return value
-
-
-def _scope_name(value: Any) -> Any:
-    return None if value is None else _text(value)
-
-
 _SHARED = (
-    Option("ttl", 30.0, _ttl, "How long the nodes keep a lock that nobody extends; seconds."),
+    Option("ttl", 30.0, checks.ttl, "How long the nodes keep a lock that nobody extends; seconds."),
     Option(
         "wait",
         0.5,
-        _seconds(zero=True),
+        checks.seconds(zero=True),
         "How long a task waits in its process for a lock before the conflict policy applies;"
         " seconds. It occupies a pool slot meanwhile. Where the task itself says nothing, one that"
         " skips, raises or rejects on a conflict does not wait, and one that waits or replaces does"
@@ -184,15 +56,15 @@ _SHARED = (
     Option(
         "retry_backoff",
         1.0,
-        _seconds(),
+        checks.seconds(),
         "A task that must be retried later is sent again after a random time up to this, doubled"
         " with every attempt; seconds.",
     ),
-    Option("retry_backoff_max", 60.0, _seconds(), "The longest of these times; seconds."),
+    Option("retry_backoff_max", 60.0, checks.seconds(), "The longest of these times; seconds."),
     Option(
         "retry_deadline",
         None,
-        _seconds(none=True),
+        checks.seconds(none=True),
         "When to give up retrying and fail: seconds for which one and the same holder has been in"
         " the way, or too few nodes have answered. Time in which the key changes hands does not"
         " count: waiting is not failing. None: never.",
@@ -200,14 +72,14 @@ _SHARED = (
     Option(
         "max_lifetime",
         DAY,
-        _seconds(none=True),
+        checks.seconds(none=True),
         "How long a lock is extended at most, for tasks that hang; seconds, None for ever. Then the"
         " body is told that its lease is lost, though the ttl be longer.",
     ),
     Option(
         "fencing",
         False,
-        _flag,
+        checks.flag,
         "Give every lease a fencing token, a number that grows with each grant of its resource:"
         " what is written to can refuse the write of a holder that has been overtaken.",
     ),
@@ -219,21 +91,21 @@ GLOBAL: Mapping[str, Option] = {
         Option(
             "nodes",
             None,
-            _nodes,
+            checks.nodes,
             "The independent Redis masters: URLs, clients or mappings of connection arguments."
             " If not set, the broker, where that is a Redis.",
         ),
-        Option("prefix", "redlock:", _text, "What the keys on the nodes begin with."),
+        Option("prefix", "redlock:", checks.text, "What the keys on the nodes begin with."),
         Option(
             "node_timeout",
             0.25,
-            _seconds(0.001),
+            checks.seconds(0.001),
             "How long to wait for a node's answer, never more than a tenth of the ttl; seconds.",
         ),
         Option(
             "keeper",
             "thread",
-            _one_of("thread", "process"),
+            checks.one_of("thread", "process"),
             "What extends a lock for the process that holds it: a thread of it (in a prefork worker"
             " the main process as well), or besides a small process of its own, which goes on while"
             " a C call keeps the GIL, and frees at once what a killed process held; it takes about"
@@ -242,16 +114,16 @@ GLOBAL: Mapping[str, Option] = {
         Option(
             "restart_guard",
             "auto",
-            _one_of("auto", "uptime", "off"),
+            checks.one_of("auto", "uptime", "off"),
             "`uptime`: a node that was started more recently than the longest ttl in use has no"
             " vote, because it may have forgotten locks; unless it has `appendfsync always`. `off`:"
             " it votes. `auto`: `uptime` with three nodes or more, else `off`.",
         ),
-        Option("enabled", True, _flag, "False: no lock anywhere, for tests."),
+        Option("enabled", True, checks.flag, "False: no lock anywhere, for tests."),
         Option(
             "parking",
             True,
-            _flag,
+            checks.flag,
             "A worker keeps deliveries that wait for a lock in its main process, and lets them go"
             " one after the other; none of them waits in a pool slot, none polls. False: each waits"
             " in its slot for `wait`, and is sent again after a random time.",
@@ -259,21 +131,21 @@ GLOBAL: Mapping[str, Option] = {
         Option(
             "events",
             False,
-            _flag,
+            checks.flag,
             "Send the events `task-lock-waiting`, `task-lock-acquired` and `task-lock-lost` to"
             " whoever monitors the workers, as Flower does.",
         ),
         Option(
             "beat",
             None,
-            _flag_or_none,
+            checks.flag_or_none,
             "Send each tick of a periodic task once, however many beats run. None: if"
             " `redlock_nodes` is set.",
         ),
         Option(
             "beat_on_unavailable",
             "hold",
-            _one_of("hold", "send"),
+            checks.one_of("hold", "send"),
             "If too few nodes answer a beat: hold what is due until they do, or send it, from every"
             " beat.",
         ),
@@ -287,7 +159,7 @@ TASK: Mapping[str, Option] = {
         Option(
             "key",
             None,
-            _key,
+            checks.key,
             "What is exclusive: a template over the task's arguments, such as"
             " `order:{order_id}`; a list of templates, for all or none of several; a list of"
             " arguments' names; or a function that is called with the arguments. None: the task's"
@@ -297,22 +169,22 @@ TASK: Mapping[str, Option] = {
         Option(
             "scope_name",
             None,
-            _scope_name,
+            checks.scope_name,
             "What the key begins with, in place of the task's name: tasks that have the same share"
             " their keys. None: the task's name where there is no template, else nothing.",
         ),
-        Option("limit", 1, _limit, "How many bodies may run at a time per key."),
+        Option("limit", 1, checks.limit, "How many bodies may run at a time per key."),
         Option(
             "scope",
             "while_executing",
-            _one_of(*SCOPES),
+            checks.one_of(*SCOPES),
             "From when to when a key is taken: while the body runs; or from its publication on, by"
             " a reservation.",
         ),
         Option(
             "reserve_ttl",
             None,
-            _seconds(MIN_TTL, none=True),
+            checks.seconds(MIN_TTL, none=True),
             "How long the nodes keep a reservation, counted from the message's ETA; seconds. A"
             " worker that holds the message prolongs it. None: until the message expires, else an"
             " hour. By its call (`lock=`, ETA, `expires`) it lasts for 31 days from now at most, or"
@@ -321,7 +193,7 @@ TASK: Mapping[str, Option] = {
         Option(
             "on_duplicate",
             "existing",
-            _one_of(*DUPLICATE_POLICIES),
+            checks.one_of(*DUPLICATE_POLICIES),
             "If another has the reservation when a task is published: return the result of that"
             " one, raise DuplicateTask, return a result that says it was skipped, or revoke the one"
             " that is queued and take its place.",
@@ -329,14 +201,14 @@ TASK: Mapping[str, Option] = {
         Option(
             "hold_for",
             0.0,
-            _hold_for,
+            checks.hold_for,
             "How long a lock is kept at least, counted from when it was taken, though the body has"
             " ended before; seconds, at most a day.",
         ),
         Option(
             "on_conflict",
             "retry",
-            _on_conflict,
+            checks.on_conflict,
             "If another holds the lock: send the task again later, skip it, raise ResourceHeld,"
             " wait in its pool slot for up to `wait`, reject the message (to a dead letter"
             " exchange), replace the holder (revoke it, and wait for its end); or what a function"
@@ -345,7 +217,7 @@ TASK: Mapping[str, Option] = {
         Option(
             "on_deadline",
             "raise",
-            _one_of("raise", "skip", "reject"),
+            checks.one_of("raise", "skip", "reject"),
             "When `retry_deadline` is over, or the wait of the policies `wait` and `replace`: raise"
             " ResourceHeld (or QuorumUnavailable), skip the task, or reject its message. Refused"
             " where there is no such time.",
@@ -353,14 +225,14 @@ TASK: Mapping[str, Option] = {
         Option(
             "on_unavailable",
             "retry",
-            _one_of("retry", "raise", "run"),
+            checks.one_of("retry", "raise", "run"),
             "If too few nodes answer: send the task again later, raise QuorumUnavailable, or run"
             " it without a lock.",
         ),
         Option(
             "on_lost",
             "raise",
-            _on_lost,
+            checks.on_lost,
             "If the lease is lost while the task runs: raise LeaseLost in it, only log it, or call"
             " a function with the lease.",
         ),

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
-from .options import CONFLICT_POLICIES, GLOBAL, TASK, Option, TaskOptions, check_option
+from .checks import CONFLICT_POLICIES
+from .options import GLOBAL, TASK, Option, TaskOptions, check_option
 
 __all__ = [
     "Settings",

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from ..config.options import DAY, GLOBAL, guarded
+from ..config.checks import DAY
+from ..config.options import GLOBAL, guarded
 from ..locking.redlock import Redlock
 from ..protocol.restart_guard import NodeInfo
 from ..protocol.values import quorum_of

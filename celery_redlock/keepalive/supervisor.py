@@ -29,7 +29,7 @@ from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.lease import Lease
-from ..protocol.quorum import Verb
+from ..protocol.round import Verb
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from ..stores.redis.driver import Driver

@@ -17,7 +17,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..config.options import MIN_TTL, check_option
+from ..config.checks import MIN_TTL
+from ..config.options import check_option
 from ..events import Ask, emit, heard
 from ..keepalive.greenlet_watchdog import GreenletWatchdog
 from ..keepalive.registry import LeaseRegistry
@@ -29,8 +30,8 @@ from ..protocol.commands import DONE, base_of
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import NEVER, Lease
 from ..protocol.names import Resources, check_alone, checked_names, slots
-from ..protocol.quorum import Round, Verb
 from ..protocol.restart_guard import RestartGuard
+from ..protocol.round import Round, Steps, Verb
 from ..protocol.values import Owner, Vote, quorum_of, shown
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import patched
@@ -309,7 +310,7 @@ class LockClient:
         self._remember(claim)
         patience = self.patience(claim.ttl) if patience is None else patience
 
-        def operation(now: float) -> quorum.Steps[Round]:
+        def operation(now: float) -> Steps[Round]:
             # The proposal is made after `now`: who is stopped in between asks too late.
             proposal = self._proposal() if fencing else None
             return quorum.acquire(claim, now, patience, proposal, self._wall())

@@ -25,7 +25,6 @@ from ..events import emit
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, RedlockError
 from ..protocol.lease import Lease
-from ..protocol.names import slots
 from ..protocol.outcome import last_votes
 from ..protocol.values import Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
@@ -33,7 +32,7 @@ from ..runtime.clock import monotonic
 if TYPE_CHECKING:
     from .redlock import Redlock
 
-__all__ = ["HeldLease", "Unlocked", "current_lease", "look_up", "lost_unawares", "mark_done"]
+__all__ = ["HeldLease", "Unlocked", "current_lease", "lost_unawares", "release_leftovers"]
 
 logger = logging.getLogger("celery_redlock")
 
@@ -454,33 +453,6 @@ class Unlocked(HeldLease):
     def remaining(self) -> float:
         """For ever."""
         return math.inf
-
-
-# What is no user's business.
-
-
-def mark_done(held: HeldLease) -> None:
-    """The work under a lock is done: leave its mark, when it is given back."""
-    if held.claim is not None:
-        held.claim.mark = held.mark
-
-
-def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
-    """Whether a lock's mark is there already, of one who held it before; and who else holds it.
-
-    Raises:
-        QuorumUnavailable: That cannot be told.
-    """
-    if held.mark is None:
-        return False, []
-    claim = held.claim
-    names = slots(held.resources[0], held.limit) if held.limit > 1 else held.resources
-    if claim is None or not claim.held(monotonic()):
-        claim = None
-    else:
-        names = [name for name in names if name not in claim.resources]
-    marked, tokens = held.redlock.client.look_up(held.mark[0], claim, names)
-    return marked, [owner for token in tokens if (owner := Owner.of(token)) is not None]
 
 
 def lost_unawares(held: HeldLease) -> bool:

@@ -12,7 +12,8 @@ from typing import Any
 import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from ..config.options import CONFLICT_POLICIES, TaskOptions
+from ..config.checks import CONFLICT_POLICIES
+from ..config.options import TaskOptions
 from ..protocol.errors import (
     ConfigurationError,
     NotAcquired,

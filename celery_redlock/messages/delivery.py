@@ -18,7 +18,8 @@ from celery import states
 from celery.exceptions import Ignore
 
 from ..config.options import TaskOptions
-from ..locking.held import HeldLease, Unlocked, look_up, release_leftovers
+from ..locking.done_mark import look_up
+from ..locking.held import HeldLease, Unlocked, release_leftovers
 from ..protocol.errors import QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of
 from ..protocol.values import Owner, printable

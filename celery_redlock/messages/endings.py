@@ -17,7 +17,7 @@ from celery.exceptions import Retry
 
 from ..config.settings import enabled
 from ..config.task_lock import lock_of
-from ..locking.held import mark_done
+from ..locking.done_mark import mark_done
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
 from .consume import arrival_of, comes_back, note_of

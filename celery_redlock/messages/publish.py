@@ -23,7 +23,8 @@ from celery.app.task import Task
 from celery.result import EagerResult
 from kombu.utils.uuid import uuid
 
-from ..config.options import MIN_TTL, TaskOptions
+from ..config.checks import MIN_TTL
+from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock, lock_of
 from ..locking.redlock import Redlock

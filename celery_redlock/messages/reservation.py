@@ -22,13 +22,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config.options import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, TaskOptions
+from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import LONGEST, MOST, Resources
-from ..protocol.quorum import Verb
+from ..protocol.round import Verb
 from ..protocol.values import Holder, Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
 from .headers import short_id

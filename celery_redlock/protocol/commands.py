@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from .errors import NodeError
-from .quorum import EXTENDING, Held, Round, Verb
+from .round import EXTENDING, Held, Round, Verb
 
 __all__ = [
     "DONE",

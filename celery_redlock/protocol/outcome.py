@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from .claim import Claim
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER
-from .quorum import Held, Round, Verb
 from .restart_guard import Doubt
+from .round import Held, Round, Verb
 from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, token_digest
 
 __all__ = [

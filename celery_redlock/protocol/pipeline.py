@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from .quorum import Round, Verb
+from .round import Round, Verb
 
 __all__ = ["FREEING", "Pipeline"]
 

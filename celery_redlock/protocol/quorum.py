@@ -11,23 +11,19 @@ The page this implements: https://redis.io/docs/latest/develop/clients/patterns/
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
 
 from .claim import Claim
 from .lease import FENCE_LIMIT
-from .values import Vote, quorum_of
+from .round import (
+    Round,
+    Steps,
+    Verb,
+)
+from .values import Vote
 
 __all__ = [
-    "EXTENDING",
     "FENCE_AHEAD",
-    "LINING",
-    "VOTING",
-    "Held",
-    "Round",
-    "Steps",
-    "Verb",
     "acquire",
     "extend",
     "free",
@@ -38,278 +34,13 @@ __all__ = [
     "release",
     "survey",
     "undo",
-    "wrote",
 ]
-
-T = TypeVar("T")
-Steps = Generator["Round", float, T]
-
-
-class Verb(enum.Enum):
-    """What a node can be asked."""
-
-    ACQUIRE = "acquire"
-    """Set our token if there is none."""
-    EXTEND = "extend"
-    """Renew our token where it is; set it again where there is none."""
-    RENEW = "renew"
-    """Renew our token where it is. For who is not the holder: on another connection than the
-    holder's, a request may arrive behind the release, and must not set the token again. All answers
-    are waited for: who may not set it again must at least learn in time where it is missing."""
-    RELEASE = "release"
-    """Delete our token, only ours, and announce it."""
-    UNDO = "undo"
-    """Delete our token, only ours, in silence: an attempt that failed frees nobody."""
-    FENCE = "fence"
-    """Raise the fencing token to ours, only where our token still holds the key."""
-    PEEK = "peek"
-    """Who holds it, and for how long yet? Of several names: the first holder, and how long until
-    all are free."""
-    ENQUEUE = "queue"
-    """Stand in line for it, since a time of ours: a release calls the first in line."""
-    DEQUEUE = "leave"
-    """Stand there no more: we hold it."""
-    HAND_ON = "pass"
-    """Stand there no more: we do without. Where we have been called, call the next."""
-    LOOK = "tell its role"
-    """Say whether it still is the master it was: nobody waits for the answer but the next one."""
-
-
-class Held(str):
-    """Another's token, where a claim has several names: and the first under which it was found.
-
-    Attributes:
-        name: That name.
-    """
-
-    name: str
-
-    def __new__(cls, token: str, name: str) -> Held:
-        """The token, with a name."""
-        held = super().__new__(cls, token)
-        held.name = name
-        return held
-
 
 FENCE_AHEAD = 86_400 * 1_000_000
 """Microseconds by which a fencing token may be ahead of the wall clock of who is granted it. A node
 may answer any number, and the largest becomes known to all: one that lies would poison them. More
 than a clock that shows local time for UTC is off; and less than a node remembers a number
 (`commands.FENCE_LIFE`), or one that is forgotten might still be larger than the next."""
-
-EXTENDING = (Verb.EXTEND, Verb.RENEW)
-LINING = (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON)
-VOTING = (Verb.ACQUIRE, Verb.FENCE, Verb.PEEK)
-"""Where "it is free", from a node that has forgotten a lock, would do harm."""
-
-# How a node answers these: one character per claim.
-RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
-
-
-class Round:
-    """One request to many nodes, and their votes.
-
-    Attributes:
-        verb: What is asked.
-        claims: For what; one, but for extensions and for PEEK, which may carry many.
-        sent: The time before the first byte was sent: what leases are counted from; seconds.
-        until: When unanswered nodes are taken for silent; seconds.
-        targets: Node indexes that are asked.
-        votes: Per node, its vote so far, None while it is open.
-        details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
-            it is silent, what it holds (PEEK; of many claims a list).
-        closed: Nobody waits for this round any more. Late answers still count for the lease.
-        amnesiac: Nodes that no longer held a token before its time.
-    """
-
-    __slots__ = (
-        "_confirmed",
-        "_full",
-        "_missing",
-        "amnesiac",
-        "claims",
-        "closed",
-        "details",
-        "no",
-        "quorum",
-        "sent",
-        "silent",
-        "targets",
-        "until",
-        "verb",
-        "votes",
-        "yes",
-    )
-
-    def __init__(
-        self,
-        verb: Verb,
-        claims: Sequence[Claim],
-        now: float,
-        patience: float,
-        targets: Iterable[int] | None = None,
-    ) -> None:
-        count = len(claims[0].expiries)
-        self.verb = verb
-        self.claims = claims
-        self.sent = now
-        self.until = now + patience
-        self.targets = range(count) if targets is None else tuple(targets)
-        self.votes: list[Vote | None] = [None] * count
-        self.details: list[Any] = [None] * count
-        self.quorum = quorum_of(count)
-        self.yes = self.no = self.silent = 0
-        self.closed = False
-        self.amnesiac: list[int] = []
-        self._confirmed = [0] * len(claims)
-        self._full = 0
-        self._missing: list[tuple[Claim, int, float]] = []
-
-    def begin(self) -> None:
-        """The driver is about to write, and nobody can write between: drop what has ended.
-
-        An extension written behind the release of its lease would set the released token again.
-        """
-        if self.verb in EXTENDING:
-            self.claims = [claim for claim in self.claims if not claim.ended]
-            self._confirmed = [0] * len(self.claims)
-            if not self.claims:
-                self.targets = ()
-
-    def answer(self, node: int, reply: Any, now: float, doubt: str = "") -> None:
-        """A node answered.
-
-        Args:
-            node: Its index.
-            reply: What `commands.decode` made of the answer.
-            now: When it was read; seconds.
-            doubt: Why the node may have forgotten locks, or empty. "It is free" is then no answer
-                at all; nor is "it is held" to who tries to acquire: by another that tries, for all
-                it can tell. "Yours is extended" is one: see `restart_guard.py`.
-        """
-        if self.verb is Verb.ACQUIRE:
-            # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
-            # its answer was lost. A number, where we want one: either of these. Else: another's.
-            claim = self.claims[0]
-            fenced = claim.proposal is not None
-            if doubt:
-                self.silence(node, doubt)
-            elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
-                self._vote(node, Vote.NO, reply)
-            else:
-                claim.acknowledged(node, self.sent, now)
-                self._vote(node, Vote.YES, reply if fenced else None)
-        elif self.verb in EXTENDING:
-            self._extended(node, reply, now)
-        elif self.verb is Verb.FENCE:
-            if not reply and self.claims[0].forgotten(node, now):
-                self.amnesiac.append(node)
-            # A node that has forgotten another's vote of a moment ago does not answer for him.
-            if reply and doubt:
-                self.silence(node, doubt)
-            else:
-                self._vote(node, Vote.YES if reply else Vote.NO)
-        elif self.verb is Verb.PEEK:
-            if doubt and (reply is None or (len(self.claims) > 1 and None in reply)):
-                self.silence(node, doubt)
-            else:
-                self._vote(node, Vote.YES, reply)
-        elif self.verb is Verb.RELEASE:
-            freed = int(reply or 0)
-            self._vote(node, Vote.YES if freed & 1 else Vote.NO, "called" if freed & 2 else None)
-        else:
-            self._vote(node, Vote.YES if reply else Vote.NO)
-
-    def _extended(self, node: int, outcomes: str, now: float) -> None:
-        for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
-            if outcome != RENEWED and self._missing_at(claim, node, now):
-                self.amnesiac.append(node)
-            if outcome == REFUSED:
-                continue
-            claim.acknowledged(node, self.sent, now)
-            self._confirmed[position] += 1
-            if self._confirmed[position] == self.quorum:
-                self._full += 1
-        self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
-
-    def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
-        """`node` does not hold it. Whether it should have."""
-        if self.verb is Verb.RENEW and not self.closed:
-            # The others' answers first: who renews in another's stead may not know yet of all the
-            # nodes that hold it, and would give it up for one that does not.
-            self._missing.append((claim, node, now))
-            # One that was released meanwhile, over another connection, is rightly missing.
-            return claim.expiries[node] > now and not claim.ended
-        return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
-
-    def silence(self, node: int, reason: str) -> None:
-        """A node will not answer this round, or its answer is of no use."""
-        self._vote(node, Vote.SILENT, reason)
-
-    def _vote(self, node: int, vote: Vote, detail: Any = None) -> None:
-        if self.votes[node] is not None or self.closed:
-            return
-        self.votes[node] = vote
-        self.details[node] = detail
-        if vote is Vote.YES:
-            self.yes += 1
-        elif vote is Vote.NO:
-            self.no += 1
-        else:
-            self.silent += 1
-
-    @property
-    def decided(self) -> bool:
-        """Whether further answers cannot change what this round comes to (never wait for them)."""
-        answered = self.yes + self.no
-        if answered + self.silent == len(self.targets) or not self.waits:
-            return True
-        if self.verb is Verb.ACQUIRE:
-            spare = len(self.votes) - self.quorum
-            if self.yes >= self.quorum or self.silent > spare:
-                return True
-            # Lost already; but say which way only when it is certain: held, or no quorum.
-            return self.no + self.silent > spare and answered >= self.quorum
-        if self.verb is Verb.EXTEND:
-            return self._full == len(self.claims)
-        if self.verb is Verb.RELEASE:
-            return answered >= self.quorum
-        if self.verb is Verb.FENCE:
-            lacking = self.no + self.silent
-            return self.yes >= self.quorum or lacking > len(self.votes) - self.quorum
-        return False
-
-    @property
-    def waits(self) -> bool:
-        """Whether anybody waits for the answers."""
-        return self.until > self.sent
-
-    def close(self, reason: str) -> list[int]:
-        """Take the nodes that have not answered for silent; which they were."""
-        late = [node for node in self.targets if self.votes[node] is None]
-        if not self.decided:
-            for node in late:
-                self.silence(node, reason)
-        else:
-            late = []
-        self.closed = True
-        for claim, node, now in self._missing:
-            self._missing_at(claim, node, now)
-        return late
-
-    def confirmed(self) -> list[Claim]:
-        """The claims that a quorum confirmed in this round."""
-        counted = zip(self.claims, self._confirmed, strict=True)
-        return [claim for claim, count in counted if count >= self.quorum]
-
-
-def wrote(verb: Verb, answer: Any) -> bool:
-    """Whether a node that answers so has written something. One that cannot write looks as well."""
-    if verb is Verb.PEEK:
-        return False
-    if verb is Verb.ACQUIRE:
-        return not isinstance(answer, str)
-    return answer.strip("0") != "" if verb in EXTENDING else bool(answer)
 
 
 def look(node: int, now: float) -> Round:

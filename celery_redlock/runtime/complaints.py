@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 
-from ..protocol.quorum import Verb
+from ..protocol.round import Verb
 
 __all__ = ["Complaints", "Once"]
 

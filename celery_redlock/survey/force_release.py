@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.quorum import Round
+from ..protocol.round import Round
 from ..protocol.values import Owner, quorum_of, token_digest
 from .models import Entry
 from .reader import NodeLook, Reader, Seen, visit

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config.options import MOST_SLOTS
+from ..config.checks import MOST_SLOTS
 from ..protocol.commands import (
     DONE,
     FENCE_SUFFIX,

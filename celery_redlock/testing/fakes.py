@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import DONE, base_of
-from ..protocol.quorum import EXTENDING, LINING, Verb
+from ..protocol.round import EXTENDING, LINING, REFUSED, RENEWED, SET_AGAIN, Held, Verb
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
@@ -120,7 +119,7 @@ class FakeNode:
         tokens = [self.token(name, now) for name in claim.resources]
         for name, token in zip(claim.resources, tokens, strict=True):
             if token not in (None, claim.token):
-                return quorum.Held(str(token), name)
+                return Held(str(token), name)
         if claim.proposal is not None:
             return self._acquire_fenced(claim, tokens[0], now)
         if len(tokens) == 1 and tokens[0] is not None:
@@ -152,15 +151,15 @@ class FakeNode:
     def _extend(self, verb: Verb, claim: Claim, now: float) -> str:
         tokens = {name: self.token(name, now) for name in claim.resources}
         if any(token not in (None, claim.token) for token in tokens.values()):
-            return quorum.REFUSED
+            return REFUSED
         whole = None not in tokens.values()
         if not whole and (verb is Verb.RENEW or self.full):
-            return quorum.REFUSED
+            return REFUSED
         for name, token in tokens.items():
             left = self.held[name][1] - now if verb is Verb.RENEW else 0.0
             if left <= min(claim.ttl, claim.below):
                 self._set(claim, name, token, now)
-        return quorum.RENEWED if whole else quorum.SET_AGAIN
+        return RENEWED if whole else SET_AGAIN
 
     def _set(self, claim: Claim, name: str, before: str | None, now: float) -> None:
         # A server counts whole milliseconds, from one that has begun already.

@@ -23,8 +23,8 @@ from ..protocol.claim import Claim
 from ..protocol.commands import base_of
 from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Pipeline
-from ..protocol.quorum import Round, Steps, Verb
 from ..protocol.restart_guard import RestartGuard
+from ..protocol.round import Round, Steps, Verb
 from ..runtime.clock import monotonic
 from ..stores.redis.address import Address
 from ..stores.redis.driver import Driver

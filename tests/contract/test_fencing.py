@@ -21,6 +21,7 @@ from celery_redlock import (
     locked,
 )
 from celery_redlock.protocol import quorum
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
 from tests.support import told_all, wait_until
 
@@ -84,20 +85,20 @@ def test_one_round_trip_is_enough_when_the_nodes_agree(
     clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds = []
-    make = quorum.Round
+    make = Round
 
-    def counted(*arguments: Any) -> quorum.Round:
+    def counted(*arguments: Any) -> Round:
         rounds.append(arguments[0])
         return make(*arguments)
 
     monkeypatch.setattr(quorum, "Round", counted)
     take(clients[1])
-    assert rounds == [quorum.Verb.ACQUIRE, quorum.Verb.RELEASE]
+    assert rounds == [Verb.ACQUIRE, Verb.RELEASE]
     rounds.clear()
     for node, admin in enumerate(admins):
         admin.set("redlock:r#fence", time.time_ns() // 1000 + HOUR + node)
     take(clients[1])
-    assert rounds == [quorum.Verb.ACQUIRE, quorum.Verb.FENCE, quorum.Verb.RELEASE]
+    assert rounds == [Verb.ACQUIRE, Verb.FENCE, Verb.RELEASE]
 
 
 def test_tokens_grow_though_one_node_after_the_other_forgets(
@@ -128,7 +129,7 @@ def test_a_number_that_nobody_can_be_told_is_not_granted(
     """Between the two rounds another program deletes our key on three of five nodes."""
     fence = quorum._fence
 
-    def meanwhile(ballot: quorum.Round) -> bool:
+    def meanwhile(ballot: Round) -> bool:
         fence(ballot)
         for admin in admins[:3]:
             admin.delete("redlock:r")
@@ -145,7 +146,7 @@ def test_a_number_that_nobody_can_be_told_is_not_granted(
 def test_an_attempt_that_is_struck_between_its_rounds_is_undone(
     clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def strike(ballot: quorum.Round) -> bool:
+    def strike(ballot: Round) -> bool:
         raise TimeoutError("a soft time limit")
 
     monkeypatch.setattr(quorum, "_fence", strike)

@@ -14,7 +14,7 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
-from celery_redlock.config.options import DAY, MIN_TTL
+from celery_redlock.config.checks import DAY, MIN_TTL
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.names import LONGEST
 from celery_redlock.protocol.values import Owner

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import NotAcquired, Redlock
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.stores.redis.node import Node
 from tests.support import wait_until
 

@@ -18,7 +18,7 @@ import redis
 
 from celery_redlock import Lease, Redlock, ResourceHeld
 from celery_redlock.locking import wait_queue
-from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.node import Node
 from tests.machine import in_time

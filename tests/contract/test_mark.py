@@ -9,7 +9,7 @@ import pytest
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import slots
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.runtime.clock import monotonic
 from tests.contract.test_verbs import Real, Subject, a_node, claim, debian, node, valkey  # noqa: F401
 

@@ -21,8 +21,8 @@ from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
-from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.round import EXTENDING, Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis import address, driver

@@ -65,7 +65,7 @@ def install() -> None:
     """From now on, this process and those forked from it write a trace."""
     from celery_redlock.protocol.claim import Claim
     from celery_redlock.protocol.pipeline import Pipeline
-    from celery_redlock.protocol.quorum import Round
+    from celery_redlock.protocol.round import Round
     from celery_redlock.stores.redis.node import Node
 
     path = os.path.join(os.environ["TEST_JOURNAL"], "trace")

@@ -11,8 +11,8 @@ from unittest import mock
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard
+from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world import keeper as keeper_module
 from tests.sim.world import process as process_module
 from tests.sim.world.keeper import LeaseRecord, LeaseSupervisor, SharedLeaseTable

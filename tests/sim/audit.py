@@ -27,7 +27,7 @@ from typing import Any
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import base_of
-from celery_redlock.protocol.quorum import EXTENDING, Round, Verb
+from celery_redlock.protocol.round import EXTENDING, Round, Verb
 from celery_redlock.protocol.values import Vote
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit

@@ -7,6 +7,7 @@ from typing import Any
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.round import Round
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim.world.process import Process
 
@@ -20,7 +21,7 @@ def not_told() -> list[Any]:
     """The largest number is taken without telling it to a quorum."""
     fence = quorum._fence
 
-    def silent(ballot: quorum.Round) -> bool:
+    def silent(ballot: Round) -> bool:
         fence(ballot)
         return True
 

@@ -20,7 +20,7 @@ from unittest import mock
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import Round, Steps, Verb
+from celery_redlock.protocol.round import Round, Steps, Verb
 from celery_redlock.testing.fakes import FakeNode
 
 NODES = 3

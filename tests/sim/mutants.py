@@ -19,9 +19,10 @@ from unittest import mock
 from celery_redlock.keepalive import watchdog
 from celery_redlock.protocol import claim as claims
 from celery_redlock.protocol import lease, quorum
+from celery_redlock.protocol import round as rounds
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim import actor_mutants, fence_mutants, several_mutants
@@ -96,7 +97,7 @@ def _minority_quorum() -> list[Any]:
     def half(nodes: int) -> int:
         return max(1, nodes // 2)
 
-    return [(quorum, "quorum_of", half), (claims, "quorum_of", half)]
+    return [(rounds, "quorum_of", half), (claims, "quorum_of", half)]
 
 
 def _counted_from_the_answer() -> list[Any]:

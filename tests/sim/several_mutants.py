@@ -11,7 +11,7 @@ from typing import Any
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import EXTENDING, Verb
+from celery_redlock.protocol.round import EXTENDING, Verb
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim.world.plan import Fault, Knobs
 from tests.sim.world.worker import Worker

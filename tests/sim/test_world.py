@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.testing.fakes import FakeClock, FakeNode
 from tests.sim.audit import Auditor, Violation, conclude
 from tests.sim.swarm import RATE, RESTART, draw

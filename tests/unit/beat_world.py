@@ -24,7 +24,7 @@ from celery.beat import Scheduler, event_t
 from celery_redlock.beat.scheduler import SchedulerAdapter
 from celery_redlock.keepalive import watchdog as due
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import Owner
 from celery_redlock.testing.fakes import FakeClock, FakeNode
 from tests.unit.beat_moments import ZONES, utc

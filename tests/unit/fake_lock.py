@@ -12,7 +12,7 @@ import pytest
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Round, Steps, Verb
+from celery_redlock.protocol.round import Round, Steps, Verb
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.testing.fakes import FakeClock, FakeNode
 
@@ -105,7 +105,13 @@ class FakeRedlock(Redlock):
         self.client.driver = self.driver = fake
         watchdog: Any = FakeWatchdog(self, self.clock)
         self.client.watchdog = self.watchdog = watchdog
-        for module in ("locking.held", "locking.redlock", "locking.client", "messages.reservation"):
+        for module in (
+            "locking.held",
+            "locking.redlock",
+            "locking.client",
+            "locking.done_mark",
+            "messages.reservation",
+        ):
             patch.setattr(f"celery_redlock.{module}.monotonic", self.clock)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:

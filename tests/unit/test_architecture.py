@@ -1,4 +1,4 @@
-"""Nobody imports but from the rooms below, which `rooms.py` lists, and docs/architecture.md shows."""
+"""Imports only from the rooms below: `rooms.py` lists them, docs/architecture.md shows them."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import AGAIN, OWED, STALLED, Pipeline
-from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 
 NOW, TTL = 1000.0, 10.0

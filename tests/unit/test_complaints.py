@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.runtime.complaints import CHANGES, PAGE, Complaints, Once
 
 LATE = "no answer within 0.250 s"

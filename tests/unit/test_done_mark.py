@@ -20,7 +20,7 @@ from celery_redlock import (
     Skipped,
     current_lease,
 )
-from celery_redlock.locking.held import look_up, mark_done
+from celery_redlock.locking.done_mark import look_up, mark_done
 from celery_redlock.messages.delivery import Delivery
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.claim import Claim

@@ -22,7 +22,8 @@ from celery_redlock.protocol.commands import FENCE_LIFE, FENCE_SUFFIX, decode, e
 from celery_redlock.protocol.errors import NodeError, QuorumUnavailable
 from celery_redlock.protocol.lease import FENCE_LIMIT, Lease
 from celery_redlock.protocol.outcome import refusal
-from celery_redlock.protocol.quorum import FENCE_AHEAD, Round, Verb
+from celery_redlock.protocol.quorum import FENCE_AHEAD
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.testing.fakes import FakeNode
 from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended

@@ -15,11 +15,11 @@ from celery.worker.strategy import proto1_to_proto2
 from kombu.utils.uuid import uuid
 
 from celery_redlock import ConfigurationError, SingletonTask, Skipped
-from celery_redlock.config.options import SCOPES
+from celery_redlock.config.checks import SCOPES
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_publish import RESERVED, Box, box, take  # noqa: F401

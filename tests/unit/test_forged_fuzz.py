@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock import Skipped
-from celery_redlock.config.options import DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from celery_redlock.config.checks import DUPLICATE_POLICIES, MIN_TTL, SCOPES
 from celery_redlock.messages.broker import on_last_delivery, queue_of, without_delays
 from celery_redlock.messages.endings import over, received, refused
 from celery_redlock.messages.headers import (

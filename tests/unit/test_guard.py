@@ -8,8 +8,8 @@ import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import drift
-from celery_redlock.protocol.quorum import Round, Verb
 from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard, fsync_of
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 
 TTL = 30.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import LeaseLost
 from celery_redlock.protocol.lease import Lease, drift
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner, quorum_of, token_digest
 from celery_redlock.testing.fakes import FakeClock, FakeNode
 

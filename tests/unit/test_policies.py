@@ -20,7 +20,7 @@ from celery_redlock import (
     SingletonTask,
     Skipped,
 )
-from celery_redlock.config.options import CONFLICT_POLICIES
+from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.values import Holder, Owner

@@ -28,7 +28,7 @@ from celery_redlock.messages.headers import LONG
 from celery_redlock.messages.publish import wrap
 from celery_redlock.messages.reservation import HEADER, MONTH, SHORT, Reservation
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_task import app, redlock  # noqa: F401

@@ -11,7 +11,7 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ResourceHeld
 from celery_redlock.protocol.outcome import refusal
-from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import NodeVote, Vote
 
 T = TypeVar("T")

@@ -19,8 +19,9 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import LONGEST_TTL, decode, encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import EXTENDING, Round, Verb, look
+from celery_redlock.protocol.quorum import look
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.round import EXTENDING, Round, Verb
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node

@@ -36,7 +36,7 @@ from celery_redlock.config.task_lock import lock_of, resource_of
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from celery_redlock.testing.fakes import FakeClock

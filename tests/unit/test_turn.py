@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from celery.schedules import crontab, schedule
 
-from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.round import Round
 from tests.unit import beat_world
 from tests.unit.beat_world import FLOWS, Beat, Killed, Plain, Shared, World
 

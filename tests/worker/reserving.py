@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from celery_redlock import SingletonTask
-from celery_redlock.config.options import SCOPES
+from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 

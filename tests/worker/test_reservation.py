@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from celery_redlock.config.options import SCOPES
+from celery_redlock.config.checks import SCOPES
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
 from tests.worker.reserving import Reservations

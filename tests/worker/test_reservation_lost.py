@@ -18,7 +18,7 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_redlock import Redlock, Skipped
-from celery_redlock.config.options import SCOPES
+from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
 from tests.worker.harness import ROOT, Cluster, died, often, pool

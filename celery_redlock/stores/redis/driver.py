@@ -30,8 +30,9 @@ from typing import TypeVar
 from ...protocol.claim import Claim
 from ...protocol.commands import encode
 from ...protocol.errors import ConfigurationError, NodeError, RedlockError
-from ...protocol.quorum import Round, Steps, Verb, extend
+from ...protocol.quorum import extend
 from ...protocol.restart_guard import NodeInfo, RestartGuard
+from ...protocol.round import Round, Steps, Verb
 from ...protocol.values import quorum_of
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent

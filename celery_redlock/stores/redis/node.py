@@ -22,8 +22,9 @@ from ...events import emit_node, heard_nodes
 from ...protocol.commands import FOREIGN, decode, encode
 from ...protocol.errors import NodeError
 from ...protocol.pipeline import FREEING, Pipeline
-from ...protocol.quorum import EXTENDING, LINING, VOTING, Round, Verb, look, wrote
+from ...protocol.quorum import look
 from ...protocol.restart_guard import ALWAYS, LOOK_AFTER, Memory, NodeInfo, RestartGuard
+from ...protocol.round import EXTENDING, LINING, VOTING, Round, Verb, wrote
 from ...runtime.complaints import Complaints, refuses
 from ...runtime.greenlets import native_rlock
 from ...runtime.polling import WAITS

@@ -25,7 +25,7 @@ from ...locking.redlock import Redlock
 from ...locking.wait_queue import FEW, QueueEntry
 from ...protocol import outcome, quorum
 from ...protocol.claim import Claim
-from ...protocol.quorum import Verb
+from ...protocol.round import Verb
 from ...protocol.values import printable
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import NEVER
-from celery_redlock.protocol.quorum import Verb
+from celery_redlock.protocol.round import Verb
 from tests.sim.world.operation import Operation
 from tests.sim.world.plan import chance, struck_at
 from tests.sim.world.process import Process

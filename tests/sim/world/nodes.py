@@ -6,8 +6,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import Round
 from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo
+from celery_redlock.protocol.round import Round
 from celery_redlock.testing.fakes import FakeNode
 
 if TYPE_CHECKING:

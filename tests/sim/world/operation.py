@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.protocol.quorum import Round, Steps
+from celery_redlock.protocol.round import Round, Steps
 
 if TYPE_CHECKING:
     from tests.sim.world.process import Process

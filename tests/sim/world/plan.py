@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.round import Round
 
 if TYPE_CHECKING:
     from tests.sim.world.nodes import Connection, Link, Server

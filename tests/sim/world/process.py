@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.keepalive.watchdog import Schedule, Watched
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.quorum import EXTENDING, VOTING, Round, Verb, look, wrote
+from celery_redlock.protocol.quorum import look
 from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER, NodeInfo, RestartGuard
+from celery_redlock.protocol.round import EXTENDING, VOTING, Round, Verb, wrote
 from tests.sim.world.nodes import Connection, Link
 from tests.sim.world.operation import Operation, Struck
 from tests.sim.world.plan import chance, key_of, struck_at

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.names import slots
-from celery_redlock.protocol.quorum import Round
+from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import Owner
 from tests.sim.world.operation import Operation
 from tests.sim.world.plan import chance, key_of, struck_at

@@ -9,7 +9,7 @@ from typing import Any
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.pipeline import SETTING
-from celery_redlock.protocol.quorum import Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world.keeper import LeaseSupervisor
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit, Fault, Knobs, chance
