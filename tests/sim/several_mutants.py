@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.round import EXTENDING, Verb
+from celery_redlock.protocol.round import EXTENDING, REFUSED, RENEWED, SET_AGAIN, Verb
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim.world.plan import Fault, Knobs
 from tests.sim.world.worker import Worker
@@ -50,12 +49,12 @@ def part_extended() -> list[Any]:
     """What one of the keys allows is done to all that are not another's."""
 
     def extend(self: FakeNode, verb: Verb, claim: Claim, now: float) -> str:
-        answer = quorum.REFUSED
+        answer = REFUSED
         for name in claim.resources:
             token = self.token(name, now)
             if token == claim.token or (token is None and verb is Verb.EXTEND):
                 self._set(claim, name, token, now)
-                answer = quorum.RENEWED if token else quorum.SET_AGAIN
+                answer = RENEWED if token else SET_AGAIN
         return answer
 
     return [(FakeNode, "_extend", extend)]

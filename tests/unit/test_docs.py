@@ -26,7 +26,7 @@ from celery_redlock.config import settings
 from celery_redlock.events import Listener
 from celery_redlock.keepalive import watchdog
 from celery_redlock.messages import signals
-from celery_redlock.protocol import lease, pipeline, quorum, values
+from celery_redlock.protocol import lease, pipeline, values
 from celery_redlock.testing import pytest_plugin
 
 ROOT = Path(__file__).parents[2]
@@ -387,7 +387,7 @@ def test_quorums_named_in_the_index() -> None:
     quorums = re.findall(r"(\d) of (\d)", read("docs/index.md"))
     assert quorums
     for needed, nodes in quorums:
-        assert quorum.quorum_of(int(nodes)) == int(needed)
+        assert values.quorum_of(int(nodes)) == int(needed)
 
 
 REFERENCE = re.compile(r"^\.\. auto\w+:: ([\w.]+)$|^\.\. currentmodule:: ([\w.]+)$", re.M)
