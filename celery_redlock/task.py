@@ -1,6 +1,6 @@
 """`SingletonTask` and `@locked`: which key, under which options, around what.
 
-A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `startup.py` give
+A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `endings.py` give
 it back after every ending that Python survives. Plain calls and eager ones take it in
 `run.py`, and give it back when they return.
 """

@@ -22,7 +22,7 @@ from celery_redlock.protocol.lease import drift
 
 BROKER, NODES, DIRECTORY, LOCKS = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL", "DEMO_LOCKS"
 BEAT = "DEMO_BEAT"
-"""Environment variables, set by `nodes.py`; the last one only for a beat: its number."""
+"""Environment variables, set by `processes.py`; the last one only for a beat: its number."""
 
 TTL = 3.0
 """Seconds a lock outlives a holder that nobody sees die."""
