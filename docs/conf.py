@@ -53,7 +53,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(celery|click|collections|kombu|opentelemetry|prometheus_client|pytest|redis)\..*"),
     (
         "py:class",
-        r"(celery_redlock\.task\.F|celery_redlock\.testing\.memory\.Memory|NodeSpec|NodeVote|Owner|Page)",
+        r"(celery_redlock\.task\.F|celery_redlock\.testing\.memory_nodes\.Memory|NodeSpec|NodeVote|Owner|Page)",
     ),
 ]
 
