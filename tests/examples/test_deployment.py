@@ -18,7 +18,7 @@ import yaml
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.config.options import GLOBAL
-from celery_redlock.protocol.quorum import quorum_of
+from celery_redlock.protocol.values import quorum_of
 from celery_redlock.server import _free_port, find_server
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.snapshot import survey
