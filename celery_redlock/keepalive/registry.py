@@ -1,6 +1,6 @@
-"""What this process holds, in the custody of a keeper: noted on a board for another to see.
+"""Registers the leases of this process in the table that a supervisor reads.
 
-Without a keeper there is no board, and nothing is noted.
+Without a supervisor there is no table, and nothing is registered.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["LeaseRegistry"]
 
 PLACE = "CELERY_REDLOCK_BOARD"
-"""The environment's variable that tells spawned children whose board it is, and where."""
+"""The environment variable that tells spawned children whose table it is, and where."""
 
 
 class LeaseRegistry:
-    """Tells a keeper, where there is one, what is held.
+    """Tells the supervisor, if there is one, what this process holds.
 
     Args:
         nodes: How many nodes the lock has.
-        helper: How a helper process of our own reaches them; None for no such process.
+        helper: How the sidecar reaches the nodes; None for no sidecar.
 
     Raises:
-        ConfigurationError: What the helper is to be told cannot be told to another process.
+        ConfigurationError: The nodes cannot be described to another process.
 
     Attributes:
-        board: Where it is noted, or None.
+        table: The table that is shared with the supervisor, or None.
     """
 
     def __init__(self, nodes: int, helper: Mapping[str, Any] | None = None) -> None:
@@ -62,7 +62,7 @@ class LeaseRegistry:
         return self._config is not None
 
     def begin(self) -> None:
-        """Make the board, before there are children; start the helper, if there is to be one."""
+        """Make the table, before there are children, and start the sidecar if there is one."""
         from .shared_table import MAX_NODES, SharedLeaseTable  # not for the many who need none
 
         with self._beginning:
@@ -84,7 +84,7 @@ class LeaseRegistry:
         self.table = table
 
     def offer(self) -> bool:
-        """Tell children that will be spawned where the board is; whether they can find it.
+        """Tell children that will be spawned where the table is; return whether they can find it.
 
         They inherit no memory, as forked ones do.
         """
@@ -94,7 +94,7 @@ class LeaseRegistry:
         return address is not None
 
     def accept(self) -> None:
-        """This may be a child that was spawned: note on its parent's board."""
+        """Open the parent's table, if this is a child that was spawned."""
         parent, _, address = os.environ.get(PLACE, "").partition(":")
         if self._config is not None or parent != str(os.getppid()):
             return
@@ -114,33 +114,33 @@ class LeaseRegistry:
             self._helper.forked()
 
     def close(self) -> None:
-        """End the helper."""
+        """End the sidecar."""
         if self._helper is not None:
             self._helper.close()
 
     def register(self, claim: Claim) -> None:
-        """A token, before it is written to any node."""
+        """Register a token, before it is written to any node."""
         if self._config is not None and self.table is None:
             self.begin()
         if self.table is not None:
             self.table.register(claim)
 
     def granted(self, claim: Claim, max_lifetime: float | None) -> None:
-        """It is granted, and to be extended for `max_lifetime` seconds; None for ever."""
+        """Record that it is granted, and for how long it is extended; seconds, None for ever."""
         if self.table is not None and claim.granted_at is not None:
             self.table.granted(claim, claim.granted_at + (max_lifetime or math.inf))
 
     def renewed(self, claim: Claim) -> None:
-        """Its holder has extended it."""
+        """Record that its holder has extended it."""
         if self.table is not None:
             self.table.renewed(claim)
 
     def releasing(self, claim: Claim) -> None:
-        """It is about to be released."""
+        """Record that it is about to be released."""
         if self.table is not None:
             self.table.releasing(claim)
 
     def unregister(self, claim: Claim) -> None:
-        """It is released, lost, or left to expire."""
+        """Remove it: it is released, lost, or left to expire."""
         if self.table is not None:
             self.table.unregister(claim)

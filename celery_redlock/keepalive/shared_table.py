@@ -1,16 +1,16 @@
-"""What the processes of one worker hold, in memory that they share with who keeps it alive.
+"""A table of the leases that the processes of one worker hold, in memory that they share.
 
-A process cannot extend what it holds while it is stopped, or while a C call keeps the GIL; and it
-frees nothing once it is dead. So every holder notes on a *board*, before it asks a node for
-anything, what token it is going to hold where, and strikes the note off when that is released. The
-*keeper* (`supervisor.py`), another process, reads the notes: it extends what its holder is late to
-extend, and frees what a dead one has left. Back the other way go the expiries that the keeper was
-acknowledged; the holder takes them for its own when its own are over, so that the two never
-contradict each other.
+A process cannot extend its leases while it is stopped, or while a C call keeps the GIL; and once it
+is dead it can free nothing. So every holder writes a record into this table before it asks a node
+for anything: which token it is going to hold, and where. It removes the record when the lease is
+released. The supervisor (`supervisor.py`), in another process, reads the records. It extends the
+leases whose holders are late, and frees the leases of dead holders. In return it writes down the
+expiries that the nodes acknowledged to it. A holder adopts them when its own have passed, so that
+the two never contradict each other.
 
-No process waits for another: who is stopped in the midst of a note must stop nobody else. Holder
-and keeper each write words of their own, and what only means something together is covered by a
-checksum.
+No process waits for another, because a process that is stopped while it writes must not stop the
+others. Holder and supervisor write separate words, and words that mean something only together
+are covered by a checksum.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 
 
 class LeaseRecord(NamedTuple):
-    """One note on the board, as the keeper reads it.
+    """One record of the table, as the supervisor reads it.
 
     Attributes:
         slot: Where it stands.
@@ -83,7 +83,7 @@ class LeaseRecord(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """What is held, for people."""
+        """The names of what is held, as one text for people."""
         return shown(self.resources)
 
 
@@ -92,7 +92,7 @@ class SharedLeaseTable:
 
     Args:
         nodes: How many nodes the lock has.
-        fd: The memory of a board that exists, inherited; a new one if None.
+        fd: The memory of an inherited table; None makes a new one.
         ring: Where holders ring for the keeper, inherited with `fd`.
 
     Attributes:
@@ -119,10 +119,10 @@ class SharedLeaseTable:
 
     @classmethod
     def at(cls, address: str, nodes: int) -> SharedLeaseTable:
-        """The board of the process that has spawned this one, to write on.
+        """Open the table of the process that spawned this one, to write to it.
 
         Args:
-            address: Where it is, as that board says itself.
+            address: Where it is: the `address` of that table.
             nodes: How many nodes the lock has.
 
         Raises:
@@ -136,7 +136,7 @@ class SharedLeaseTable:
 
     @property
     def address(self) -> str | None:
-        """Where a process finds it that was started by this one and inherits nothing but names.
+        """How a process that was spawned by this one, and inherits no descriptor, finds the table.
 
         None where the system has no such place: it has one on Linux.
         """
@@ -146,9 +146,9 @@ class SharedLeaseTable:
     # -- The holder's side -----------------------------------------------------------------------
 
     def forked(self) -> None:
-        """This is another process than before: what the board says is not of this one."""
+        """Forget the records of the parent, in the child of a fork: they are not its own."""
         self._begin()
-        self.read = True  # by the process that made the board
+        self.read = True  # by the process that made the table
 
     def _begin(self) -> None:
         # Between threads of this process, a native one among them where threads are greenlets. None
@@ -161,7 +161,7 @@ class SharedLeaseTable:
         self._serial = int.from_bytes(os.urandom(7), "big")
 
     def register(self, claim: Claim) -> None:
-        """Note a token before it is written to any node. Without room there is no note."""
+        """Write a record, before the token is written to any node; nothing if the table is full."""
         if not self.read:
             return
         names = b"".join([_named(name) for name in claim.resources])
@@ -197,7 +197,7 @@ class SharedLeaseTable:
             self._knock()
 
     def granted(self, claim: Claim, until: float) -> None:
-        """It is granted, and to be extended until `until`; seconds."""
+        """Record that it is granted, and is to be extended until `until`; seconds."""
         with self._lock:
             word = self._word_of(claim)
             if word is not None:
@@ -207,21 +207,21 @@ class SharedLeaseTable:
                 self._words[word + _KIND] = _HOLDING
 
     def renewed(self, claim: Claim) -> None:
-        """Its holder was acknowledged later expiries; or a node has forgotten."""
+        """Record the expiries that its holder knows now: later ones, or one that a node forgot."""
         with self._lock:
             word = self._word_of(claim)
             if word is not None:
                 self._write_held(word, claim)
 
     def releasing(self, claim: Claim) -> None:
-        """It is about to be released: nobody is to extend it, but to free it if its holder dies."""
+        """Stop the supervisor from extending it; if its holder dies now, it is still freed."""
         with self._lock:
             word = self._word_of(claim)
             if word is not None:
                 self._words[word + _KIND] = _ASKING
 
     def unregister(self, claim: Claim) -> None:
-        """It is released, lost or left to expire: nobody is to extend or to free it."""
+        """Remove the record: it is released, lost or left to expire."""
         with self._lock:
             word = self._word_of(claim)
             if word is not None:
@@ -230,7 +230,7 @@ class SharedLeaseTable:
                 claim.kept = None
 
     def _word_of(self, claim: Claim) -> int | None:
-        """Where its note stands, while it does: a moment later the place may be another's."""
+        """The place of its record, if it has one; a moment later that may be another's."""
         if claim.kept is None:
             return None
         word: int = claim.kept.args[0]  # type: ignore[attr-defined]
@@ -241,12 +241,12 @@ class SharedLeaseTable:
             self._seconds[word + _HELD + node] = expiry
 
     def _kept(self, word: int, serial: int) -> Sequence[float]:
-        """What the keeper was acknowledged for a note, per node; empty for nothing."""
+        """The expiries that the supervisor was acknowledged, per node; empty for none."""
         newest = self._newest(word, serial)
         return newest[2] if newest is not None else ()
 
     def _newest(self, word: int, serial: int) -> tuple[int, int, Sequence[float]] | None:
-        """The last that was written whole: its count, where it stands, and the expiries."""
+        """The last expiries that were written completely: their count, their place, themselves."""
         whole = []
         for area in (word + _KEPT, word + _KEPT + _AREA):
             count = self._words[area + 1]
@@ -256,7 +256,7 @@ class SharedLeaseTable:
         return max(whole, default=None)
 
     def _free_slot(self) -> int | None:
-        """One that no claim of ours uses. One that is being released still does."""
+        """Return a slot that no claim of ours uses; one that is being released is still used."""
         for slot in self._mine:
             if slot not in self._used:
                 return slot
@@ -290,13 +290,13 @@ class SharedLeaseTable:
     # -- The keeper's side -----------------------------------------------------------------------
 
     def blocks(self) -> Iterator[tuple[int, int]]:
-        """All blocks that a process has taken, each with its pid."""
+        """Yield each block that a process has taken, with its pid."""
         for number, pid in enumerate(self._words[_PIDS : _PIDS + BLOCKS].tolist()):
             if pid:
                 yield _HEADER + number * _BLOCK, pid
 
     def records(self, block: int) -> Iterator[LeaseRecord]:
-        """What stands in a block, but for notes that are being written."""
+        """Yield the records of a block, except those that are being written."""
         for slot in range(block, block + _BLOCK, _SLOT):
             note = self._read(slot)
             if note is not None:
@@ -321,12 +321,12 @@ class SharedLeaseTable:
         return LeaseRecord(slot, serial, held, resources, token, ttl, until, expiries, kept, fence)
 
     def stands(self, slot: int, serial: int) -> bool:
-        """Whether a note is still there, and its holder wants it extended."""
+        """Return whether a record is still there, and its holder wants it extended."""
         word = slot // _WORD
         return self._words[word + _SERIAL] == serial and self._words[word + _KIND] == _HOLDING
 
     def extended(self, note: LeaseRecord, expiries: Sequence[float]) -> None:
-        """Tell the holder what was acknowledged in its stead."""
+        """Write down for its holder what the nodes acknowledged to the supervisor."""
         first = note.slot // _WORD + _KEPT
         newest = self._newest(note.slot // _WORD, note.serial)
         count, area = (newest[0] + 1, newest[1]) if newest is not None else (1, first + _AREA)
@@ -337,13 +337,13 @@ class SharedLeaseTable:
         self._words[area] = _sum(note.serial, count, expiries)
 
     def clear(self, block: int) -> None:
-        """Give a dead process's block to whoever comes next."""
+        """Make the block of a dead process free for the next one."""
         for slot in range(block, block + _BLOCK, _SLOT):
             self._words[slot // _WORD + _KIND] = _EMPTY
         self._words[_PIDS + (block - _HEADER) // _BLOCK] = 0
 
     def looks_every(self, period: float) -> None:
-        """Say how often the keeper looks; seconds."""
+        """Write down how often the supervisor looks; seconds."""
         self._seconds[_PERIOD] = period
 
 

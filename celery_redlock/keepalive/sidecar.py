@@ -1,13 +1,13 @@
-"""A small process of its own that keeps what a worker holds (`redlock_keeper = "process"`).
+"""The sidecar: a small process that supervises what a worker holds (`redlock_keeper = "process"`).
 
-No thread of a process can extend while a C call keeps the GIL, and none can free once the process
-is dead. Where there is no main process to do both for its children (threads, solo, gevent, a
-program that uses `Redlock` itself), or where that may be killed too, this helper does. It reads the
-board (`shared_table.py`), imports no Celery, and hears of its client's death by the end of its
-input.
+No thread of a process can extend leases while a C call keeps the GIL, and none can free them once
+the process is dead. In a prefork worker the main process does both for its children. Elsewhere
+(threads, solo, gevent, a program that uses `Redlock` itself), or where the main process may be
+killed too, the sidecar does. It reads the shared table (`shared_table.py`) and imports no Celery.
+It notices the death of its client because its standard input ends.
 
-It is told the nodes' passwords, so it imports nothing from the directory that it is started in,
-where anybody may have put something.
+It receives the nodes' passwords, so it imports nothing from the directory that it is started in,
+where anybody may have put a file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = ["Sidecar"]
 logger = logging.getLogger("celery_redlock.keeper")
 
 STEADY = 5.0
-"""Seconds that a helper must live for the next one to be started without delay."""
+"""Seconds that a sidecar must live for the next one to be started without delay."""
 AGAIN, AGAIN_MAX = 0.05, 5.0
-"""Seconds before it is started again, doubled up to this while it does not live."""
+"""Seconds before it is started again, doubled up to this each time it dies at once."""
 START = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main()"
 """What it runs. Not `-m`, which has the working directory first on the path."""
 NEEDED = ("celery_redlock", "redis")
@@ -41,10 +41,10 @@ NEEDED = ("celery_redlock", "redis")
 
 
 class Sidecar:
-    """The client's end: starts the helper, and starts it again if it dies.
+    """The client's end: starts the sidecar, and starts it again if it dies.
 
     Args:
-        board: What it is to keep.
+        table: The leases that it supervises.
         config: How to reach the nodes; may hold passwords, so it travels through a pipe.
     """
 
@@ -57,11 +57,11 @@ class Sidecar:
 
     @property
     def pid(self) -> int:
-        """Of the helper that runs now, or has just died."""
+        """The process id of the sidecar that runs now, or has just died."""
         return self._process.pid
 
     def close(self) -> None:
-        """End it. What is noted on the board then has no keeper."""
+        """End it. The leases in the table then have no supervisor."""
         self._closed.set()
         self.forked()
 
@@ -129,7 +129,7 @@ def _path() -> list[str]:
 
 
 def main() -> None:
-    """The helper: keep what stands on the board until the client is gone."""
+    """Run the sidecar: supervise the table until the client is gone."""
     from ..stores.redis.address import parse_nodes
     from ..stores.redis.driver import Driver
     from .supervisor import LeaseSupervisor

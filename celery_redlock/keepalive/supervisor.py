@@ -1,17 +1,17 @@
-"""Extends what other processes hold and are late to extend, and frees what the dead have left.
+"""Extends the leases of processes that are late, and releases the leases of dead processes.
 
-Each process extends its own leases, by a thread. That thread stands still when the process is
-stopped or a C call keeps the GIL, and ends with it. So a keeper in another process, the main
-process of a prefork worker or a small one of its own (`sidecar.py`), reads the *board* on which
-holders note what they hold: a lease of which more than half is gone is extended in its holder's
-stead, and when a holder is dead, and with it the body, its tokens are deleted.
+Each process extends its own leases in a thread. That thread stands still while the process is
+stopped or a C call keeps the GIL, and it ends with the process. So a supervisor in another process
+(the main process of a prefork worker, or a sidecar, `sidecar.py`) reads the table in which holders
+record what they hold (`shared_table.py`). It extends a lease when more than half of its ttl is
+gone. When a holder is dead, and its body with it, the supervisor deletes its tokens.
 
-Death is seen, not assumed. Celery's main process hears of a child's death 0.1 to 5 seconds late,
-and of some deaths by no signal at all; of a hard time limit and a terminating revocation it hears
-while the child is still alive. So neither is believed: the pids themselves are watched.
+It does not assume a death, it watches the pids. Celery's main process learns of a child's death 0.1
+to 5 seconds late, and of some deaths not at all; and it announces a hard time limit or a
+terminating revocation while the child is still alive.
 
-A keeper never sets a missing key again (`Verb.RENEW`): its connections are not the holder's, and
-its request may arrive behind the release.
+A supervisor never sets a missing key again (`Verb.RENEW`): its connections are not the holder's, so
+its request may arrive after the release.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ __all__ = ["LeaseSupervisor"]
 logger = logging.getLogger("celery_redlock.keeper")
 
 LATE = 1 / 2
-"""A holder extends when a third of the ttl is gone; the keeper when this part is."""
+"""A holder extends when a third of the ttl is gone; the supervisor when this part is."""
 LOOKS = 1 / 10
-"""It looks, and tries again, so often, as a part of the shortest ttl on the board."""
+"""How long it waits between two looks, as a part of the shortest ttl in the table."""
 OFTEN, SELDOM = 0.02, 0.5
 """Seconds between two looks, at least and at most."""
 UNWATCHED = 0.1
@@ -50,21 +50,21 @@ UNWATCHED = 0.1
 LINGER = 0.8
 """Seconds for the processes of a client that is gone to be dead as well."""
 SILENCE = 0.5
-"""Seconds for a holder to tell of its loss itself."""
+"""Seconds that a holder has to report its loss itself."""
 
 Name = tuple[int, int]
-"""A note's slot and serial."""
+"""The slot and serial of a record."""
 
 
 class LeaseSupervisor:
-    """Keeps what stands on one board. Runs in one thread.
+    """Watches over the leases of one table. Runs in one thread.
 
     Args:
-        board: What others hold.
-        driver: The nodes, over connections of the keeper's own.
+        table: What the other processes hold.
+        driver: The nodes, over the supervisor's own connections.
         node_timeout: How long to wait for a node, in seconds.
-        client: What ends when the client does whose board it is: a descriptor; None for the client
-            itself, which ends with us.
+        client: A descriptor that reaches its end when the client that owns the table ends; None if
+            that is this process.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class LeaseSupervisor:
                     os.read(fd, 4096)
 
     def _look(self) -> None:
-        """At the whole board: who is dead, what is late."""
+        """Look through the whole table for dead holders and late leases."""
         now = monotonic()
         seen: dict[Name, Claim] = {}
         late: list[tuple[LeaseRecord, Claim]] = []
@@ -194,7 +194,7 @@ class LeaseSupervisor:
             )
 
     def _reap(self, block: int, pid: int) -> None:
-        """Free what a dead process has left on the board."""
+        """Release the leases of a dead process."""
         left = list(self._table.records(block))
         claims = [Claim(n.resources, n.token, n.ttl, self._table.nodes) for n in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]

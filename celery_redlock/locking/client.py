@@ -1,8 +1,8 @@
 """What goes on inside a `Redlock`: its claims, from the first request to the last.
 
-It binds the pure algorithm (`quorum.py`) to real nodes (`driver.py`), keeps what is held alive
-(`watchdog.py`), has it noted for a keeper (`registry.py`) and wakes who waits (`pubsub.py`).
-Connections, threads and claims belong to one process: after a fork the child starts with none, and
+It runs the pure algorithm (`quorum.py`) on real nodes (`driver.py`), keeps leases alive
+(`watchdog.py`), registers them for a supervisor (`registry.py`) and wakes waiters (`pubsub.py`).
+Connections, threads and claims belong to one process. After a fork the child starts with none, and
 never owns, extends or releases what its parent took.
 """
 
@@ -58,7 +58,7 @@ class LockClient:
         node_timeout: How long to wait for an answer at most; seconds.
         fencing: Whether claims get a fencing token where nothing else is said.
         guarded: Whether nodes that may have forgotten locks have no vote.
-        custody: Tells a keeper in another process what is held here.
+        registry: Tells a supervisor in another process what is held here.
     """
 
     def __init__(

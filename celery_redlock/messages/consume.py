@@ -5,7 +5,7 @@ Before the body: a reservation is confirmed, or freed, as its scope says; a mess
 be another's is a duplicate, and does not run. After the body it is freed, unless the message comes
 back, or has been sent again.
 
-While the body runs, a reservation is extended like a lock, and in the same custody; but with late
+While the body runs, a reservation is extended like a lock, and registered like one; but with late
 acknowledgement it must outlive its worker, for the message does.
 """
 

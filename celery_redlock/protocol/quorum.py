@@ -1,10 +1,10 @@
-"""Redlock itself: who is asked what, and what the answers mean.
+"""Redlock itself: which nodes are asked what, and what the answers mean.
 
 Nothing here reads a clock, draws a random number or touches a socket. An operation is a generator
-of *rounds*. It yields a round; its driver writes the request to every target, hands in the answers
-as they arrive (`Round.answer`, `Round.silence`) and resumes the generator with the time once the
-round is decided or its patience is over. The driver over real sockets (`driver.py`) and the
-simulated world of the tests run this very code.
+of *rounds* (`round.py`). It yields a round; its driver writes the request to every target, hands in
+the answers as they arrive (`Round.answer`, `Round.silence`), and resumes the generator with the
+time once the round is decided or its patience is over. The driver over real sockets (`driver.py`)
+and the simulated world of the tests run this very code.
 
 The page this implements: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
 """
@@ -37,14 +37,15 @@ __all__ = [
 ]
 
 FENCE_AHEAD = 86_400 * 1_000_000
-"""Microseconds by which a fencing token may be ahead of the wall clock of who is granted it. A node
-may answer any number, and the largest becomes known to all: one that lies would poison them. More
-than a clock that shows local time for UTC is off; and less than a node remembers a number
-(`commands.FENCE_LIFE`), or one that is forgotten might still be larger than the next."""
+"""Microseconds by which a fencing token may be ahead of the wall clock of its holder. A node may
+answer any number, and the largest one spreads to all nodes, so a node that lies would poison them.
+It is more than the error of a clock that shows local time instead of UTC. It is less than the time
+for which a node remembers a number (`commands.FENCE_LIFE`); otherwise a number that was forgotten
+might be larger than the next."""
 
 
 def look(node: int, now: float) -> Round:
-    """What a node is asked about itself, ahead of a request."""
+    """Make the round that asks one node about itself, ahead of a request."""
     round_ = Round(Verb.LOOK, [Claim("", "", 0.0, node + 1)], now, 0.0, (node,))
     round_.closed = True
     return round_
@@ -57,19 +58,21 @@ def acquire(
     proposal: int | None = None,
     wall: int | None = None,
 ) -> Steps[Round]:
-    """Try once to acquire (Redis page, "The Redlock algorithm"). `claim.held` tells the outcome.
+    """Try once to acquire a claim (Redis page, "The Redlock algorithm").
+
+    `claim.held` tells the outcome. The numbers in the comments are the steps of that page.
 
     Args:
         claim: A fresh claim, with a token that no earlier attempt used.
         now: Step 1, the time before anything is sent; seconds.
         patience: How long to wait for a quorum; small against the ttl; seconds.
-        proposal: What its fencing token is to be at least, by a wall clock that was read *after*
-            `now`; None for a lease without one. See `_fence`.
-        wall: That clock, in microseconds since 1970; the proposal, if it is not given. Not the
-            proposal itself, which follows the last token: a liar would raise it step by step.
+        proposal: The least fencing token, from a wall clock that was read *after* `now`; None for a
+            lease without a fencing token. See `_fence`.
+        wall: That clock, in microseconds since 1970; None takes the proposal. The two differ where
+            the proposal follows the last token: a node that lies could raise it step by step.
 
     Returns:
-        The round that decided: a FENCE if it came to one, else the ACQUIRE.
+        The round that decided: the FENCE if there was one, else the ACQUIRE.
     """
     claim.proposal = proposal
     if proposal is not None:
@@ -91,25 +94,25 @@ def acquire(
 
 
 def _fence(ballot: Round) -> bool:
-    """Give the claim of a won ACQUIRE its fencing token; whether a quorum knows it already.
+    """Give the claim of a won ACQUIRE its fencing token; return whether a quorum knows it already.
 
-    Every node that set our token has raised its own number, above all it ever had and to our
-    proposal at least. The largest is ours. Before anybody sees it a quorum must know it, and have
-    learnt it while our token held the key there; if they did not all answer the same, a FENCE round
-    tells them. Then tokens strictly increase, grant by grant: any later quorum shares a node with
-    this one, on which the later token was set after ours was told, and got a larger number. Written
-    where our token no longer holds the key, the number might come after another's was handed out;
-    and the largest of mere counters, told to nobody, is one that the next quorum may not know.
+    Every node that set our token has raised its own number: above all that it had before, and at
+    least to our proposal. The largest of these numbers is our fencing token. Before anybody sees
+    it, a quorum must know it, and must have learnt it while our token held the key there. If the
+    nodes did not all answer the same number, a FENCE round tells them. Then tokens increase
+    strictly with every grant: a later quorum shares a node with ours, and on that node the later
+    token was set after ours was known, so it got a larger number. If the number were written where
+    our token no longer holds the key, it might arrive after another holder got its own. And if the
+    largest number were told to nobody, the next quorum might not know it.
 
-    A node that forgets forgets its numbers as well. Then, if it was the only one that two quorums
-    shared, the larger number comes from the later proposal: from clocks that agree better than the
-    time such a node has no vote. Extensions tell nobody: setting our number again on a node that
-    has forgotten our key would help only while we hold it, and the clocks are needed all the same
-    for one that forgets after our release.
+    A node that forgets its locks forgets its numbers, too. If it was the only node that two quorums
+    shared, the larger number comes from the later proposal, that is, from clocks that differ by
+    less than the time for which such a node has no vote. Extensions do not repeat the number: that
+    would help only while we hold the lock, and the clocks are needed anyway for a node that forgets
+    after our release.
 
-    No node has a say in this that is more than `FENCE_AHEAD` of our clock: an honest one refuses to
-    go there, and raises nothing; what another answers is no answer. So it is with the quorums above
-    as if these nodes were down.
+    A number that is more than `FENCE_AHEAD` ahead of our clock does not count. An honest node never
+    goes there, and the quorums above treat a node that answers one as if it were down.
     """
     claim = ballot.claims[0]
     pairs = zip(ballot.votes, ballot.details, strict=True)
@@ -121,24 +124,24 @@ def _fence(ballot: Round) -> bool:
 def line_up(
     place: Claim, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
 ) -> Round:
-    """Stand in line for what `place` names, or leave it. Nobody waits for the answers.
+    """Join the wait queue of what `place` names, or leave it. Nobody waits for the answers.
 
     Args:
-        place: Whose token tells the nodes whom to call, and since when it waits.
+        place: A claim whose token says whom to wake, and since when it waits.
         now: The time before anything is sent; seconds.
-        verb: QUEUE, LEAVE or PASS.
-        nodes: Whom to tell; all, if None.
+        verb: ENQUEUE, DEQUEUE or HAND_ON.
+        nodes: The nodes to tell; None for all.
     """
     return Round(verb, [place], now, 0.0, nodes)
 
 
 def leave(place: Claim, now: float, verb: Verb, nodes: Iterable[int] | None = None) -> Steps[None]:
-    """The same by itself."""
+    """Do the same as an operation of its own."""
     yield line_up(place, now, verb, nodes)
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
-    """Delete our token from `nodes` (all, if None), behind whatever was written before."""
+    """Delete our token from `nodes` (None: from all), after whatever was written before."""
     claim.ended = True
     ballot = Round(Verb.UNDO, [claim], now, 0.0, nodes)
     if ballot.targets:
@@ -150,16 +153,16 @@ def extend(
 ) -> Steps[Round]:
     """Renew leases, many in one round ("Making the algorithm more reliable").
 
-    `confirmed()` of the result are those renewed. The others need not be lost: their old deadline
-    stands, and trying again is fine. A node that no longer has our token sets it again. That is
-    safe, since its answer counts only if it is read before the old deadline (`Claim.acknowledged`):
-    until then no other can have had a quorum.
+    `confirmed()` of the result returns those that were renewed. The others are not lost yet: their
+    old deadline stands, and they can be tried again. A node that no longer has our token sets it
+    again. That is safe, because its answer counts only if it is read before the old deadline
+    (`Claim.acknowledged`), and until then no other can have had a quorum.
 
     Args:
         claims: What to renew.
         now: The time before anything is sent; seconds.
         patience: How long to wait for the answers; seconds.
-        verb: RENEW for a keeper, who extends what another process holds.
+        verb: RENEW for a supervisor, which extends what another process holds.
     """
     ballot = Round(verb, claims, now, patience)
     yield ballot
@@ -167,9 +170,10 @@ def extend(
 
 
 def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
-    """Give a lease back, everywhere. Whether it was held to this very end.
+    """Give a lease back on all nodes; return whether it was held until now.
 
-    Never fails: what cannot be told to a node is told by its ttl. May be run again if interrupted.
+    Never fails: where a node cannot be reached, the ttl ends the lock. May be run again if it was
+    interrupted.
     """
     held = claim.held(now)
     claim.ended = True  # no extension may be written behind this
@@ -180,10 +184,10 @@ def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
 
 
 def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
-    """Delete the token of another process, everywhere.
+    """Delete the token of another process from all nodes.
 
-    Only for whoever has seen its holder die, or the message end that it was for. Nodes that are
-    away are told when they are back.
+    Only call it after its holder was seen to die, or after the message that it was for has ended.
+    Nodes that are away are told when they are back.
     """
     claim.ended = True
     claim.written = [True] * len(claim.written)  # by the other; so it is owed
@@ -193,12 +197,12 @@ def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
 
 
 def peek(claim: Claim, now: float, patience: float) -> Steps[Round]:
-    """Ask all nodes who holds the resource. `details`: per node None or (token, seconds left)."""
+    """Ask all nodes who holds a resource. `details`: per node None or (token, seconds left)."""
     return survey([claim], now, patience)
 
 
 def survey(claims: Sequence[Claim], now: float, patience: float) -> Steps[Round]:
-    """Ask that for many. `details`: per node a list of such; for one claim as from `peek`."""
+    """Do that for many. `details`: per node a list of such; for one claim the same as `peek`."""
     ballot = Round(Verb.PEEK, claims, now, patience)
     yield ballot
     return ballot

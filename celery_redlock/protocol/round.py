@@ -1,4 +1,4 @@
-"""A round: one request to all nodes, and what their answers come to."""
+"""A round: one request to all nodes, and the outcome of their answers."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ class Verb(enum.Enum):
     """What a node can be asked."""
 
     ACQUIRE = "acquire"
-    """Set our token if there is none."""
+    """Set our token where no other is set (Redis page, step 2)."""
     EXTEND = "extend"
-    """Renew our token where it is; set it again where there is none."""
+    """Renew our token where it is set; set it again where none is."""
     RENEW = "renew"
-    """Renew our token where it is. For who is not the holder: on another connection than the
-    holder's, a request may arrive behind the release, and must not set the token again. All answers
-    are waited for: who may not set it again must at least learn in time where it is missing."""
+    """Renew our token where it is set, and never set it again. For a supervisor: its connection is
+    not the holder's, so its request may arrive after the release. It waits for all answers, because
+    it must at least learn in time where the token is missing."""
     RELEASE = "release"
-    """Delete our token, only ours, and announce it."""
+    """Delete our token, and no other, and wake the first waiter."""
     UNDO = "undo"
-    """Delete our token, only ours, in silence: an attempt that failed frees nobody."""
+    """Delete our token, and no other, and wake nobody: a failed attempt frees nothing."""
     FENCE = "fence"
-    """Raise the fencing token to ours, only where our token still holds the key."""
+    """Raise the fencing token to ours, only where our token still holds the key (`_fence`)."""
     PEEK = "peek"
-    """Who holds it, and for how long yet? Of several names: the first holder, and how long until
-    all are free."""
+    """Tell who holds it, and for how long. Of several names: the first holder, and how long until
+    all of them are free."""
     ENQUEUE = "queue"
-    """Stand in line for it, since a time of ours: a release calls the first in line."""
+    """Join its wait queue, with the time since when we wait: a release wakes the first."""
     DEQUEUE = "leave"
-    """Stand there no more: we hold it."""
+    """Leave the queue because we hold the lock."""
     HAND_ON = "pass"
-    """Stand there no more: we do without. Where we have been called, call the next."""
+    """Leave the queue without the lock; if a release woke us, wake the next one."""
     LOOK = "tell its role"
-    """Say whether it still is the master it was: nobody waits for the answer but the next one."""
+    """Tell whether it still is a master. Only the request behind it waits for the answer."""
 
 
 class Held(str):
-    """Another's token, where a claim has several names: and the first under which it was found.
+    """The token of another holder of one of several names, with that name.
 
     Attributes:
-        name: That name.
+        name: The first name under which the token was found.
     """
 
     name: str
 
     def __new__(cls, token: str, name: str) -> Held:
-        """The token, with a name."""
+        """Make a token that remembers a name."""
         held = super().__new__(cls, token)
         held.name = name
         return held
@@ -64,7 +64,7 @@ class Held(str):
 EXTENDING = (Verb.EXTEND, Verb.RENEW)
 LINING = (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON)
 VOTING = (Verb.ACQUIRE, Verb.FENCE, Verb.PEEK)
-"""Where "it is free", from a node that has forgotten a lock, would do harm."""
+"""Requests for which "it is free" does harm if the node has forgotten a lock."""
 
 # How a node answers these: one character per claim.
 RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
@@ -75,15 +75,15 @@ class Round:
 
     Attributes:
         verb: What is asked.
-        claims: For what; one, but for extensions and for PEEK, which may carry many.
-        sent: The time before the first byte was sent: what leases are counted from; seconds.
-        until: When unanswered nodes are taken for silent; seconds.
+        claims: What it is about. One claim; extensions and PEEK may carry many.
+        sent: The time before the first byte was sent, from which leases are counted; seconds.
+        until: When nodes that have not answered count as silent; seconds.
         targets: Node indexes that are asked.
         votes: Per node, its vote so far, None while it is open.
         details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
             it is silent, what it holds (PEEK; of many claims a list).
-        closed: Nobody waits for this round any more. Late answers still count for the lease.
-        amnesiac: Nodes that no longer held a token before its time.
+        closed: Whether nobody waits for it any more. Late answers still count for the lease.
+        amnesiac: Nodes that lost a token before its time.
     """
 
     __slots__ = (
@@ -130,9 +130,9 @@ class Round:
         self._missing: list[tuple[Claim, int, float]] = []
 
     def begin(self) -> None:
-        """The driver is about to write, and nobody can write between: drop what has ended.
+        """Drop the claims that have ended. Called by the driver right before it writes.
 
-        An extension written behind the release of its lease would set the released token again.
+        An extension that is written after the release of its lease would set the token again.
         """
         if self.verb in EXTENDING:
             self.claims = [claim for claim in self.claims if not claim.ended]
@@ -141,15 +141,16 @@ class Round:
                 self.targets = ()
 
     def answer(self, node: int, reply: Any, now: float, doubt: str = "") -> None:
-        """A node answered.
+        """Count the answer of a node.
 
         Args:
             node: Its index.
             reply: What `commands.decode` made of the answer.
             now: When it was read; seconds.
-            doubt: Why the node may have forgotten locks, or empty. "It is free" is then no answer
-                at all; nor is "it is held" to who tries to acquire: by another that tries, for all
-                it can tell. "Yours is extended" is one: see `restart_guard.py`.
+            doubt: Why the node may have forgotten locks, or empty. "It is free" then counts as
+                silence. So does "it is held" for an ACQUIRE, because the holder may be another
+                attempt that is undone in a moment. "Yours is extended" counts
+                (`restart_guard.py`).
         """
         if self.verb is Verb.ACQUIRE:
             # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
@@ -197,7 +198,7 @@ class Round:
         self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
 
     def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
-        """`node` does not hold it. Whether it should have."""
+        """Note that a node does not hold a claim; return whether it should."""
         if self.verb is Verb.RENEW and not self.closed:
             # The others' answers first: who renews in another's stead may not know yet of all the
             # nodes that hold it, and would give it up for one that does not.
@@ -207,7 +208,7 @@ class Round:
         return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
 
     def silence(self, node: int, reason: str) -> None:
-        """A node will not answer this round, or its answer is of no use."""
+        """Count a node as silent: it will not answer, or its answer is of no use."""
         self._vote(node, Vote.SILENT, reason)
 
     def _vote(self, node: int, vote: Vote, detail: Any = None) -> None:
@@ -224,7 +225,7 @@ class Round:
 
     @property
     def decided(self) -> bool:
-        """Whether further answers cannot change what this round comes to (never wait for them)."""
+        """Whether the outcome is certain, so that nobody has to wait for further answers."""
         answered = self.yes + self.no
         if answered + self.silent == len(self.targets) or not self.waits:
             return True
@@ -249,7 +250,7 @@ class Round:
         return self.until > self.sent
 
     def close(self, reason: str) -> list[int]:
-        """Take the nodes that have not answered for silent; which they were."""
+        """Count the nodes that have not answered as silent; return which they are."""
         late = [node for node in self.targets if self.votes[node] is None]
         if not self.decided:
             for node in late:
@@ -262,13 +263,13 @@ class Round:
         return late
 
     def confirmed(self) -> list[Claim]:
-        """The claims that a quorum confirmed in this round."""
+        """Return the claims that a quorum confirmed in this round."""
         counted = zip(self.claims, self._confirmed, strict=True)
         return [claim for claim, count in counted if count >= self.quorum]
 
 
 def wrote(verb: Verb, answer: Any) -> bool:
-    """Whether a node that answers so has written something. One that cannot write looks as well."""
+    """Return whether this answer proves that the node can write."""
     if verb is Verb.PEEK:
         return False
     if verb is Verb.ACQUIRE:

@@ -1,9 +1,9 @@
 """`celery inspect redlock`: what a worker holds and waits for, from its own memory.
 
 No node is asked, so it answers at once, also while the nodes are away. In a prefork worker the
-children hold: its main process reads their notes on the board (`shared_table.py`). Elsewhere the
-bodies run in the process that answers. Who waits is parked (`consumer.py`), or at work without a
-lock.
+children hold: its main process reads their records in the shared table (`shared_table.py`).
+Elsewhere the bodies run in the process that answers. Who waits is parked (`consumer.py`), or at
+work without a lock.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 def _notes(
     table: SharedLeaseTable, nodes: int
 ) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
-    """What stands on the board as held, whichever process has written it."""
+    """Yield what the table records as held, whichever process wrote it."""
     from ..protocol.claim import Claim
 
     for block, _pid in table.blocks():
