@@ -33,22 +33,25 @@ logger = logging.getLogger("celery_redlock.lock")
 class Redlock:
     """A lock over N independent Redis masters, held by a quorum of them.
 
-    Nothing connects before the first use. Instances are safe to share between threads, and may be
-    made before a fork.
+    It connects at the first use. Threads may share an instance, and it may be made before a fork::
+
+        redlock = Redlock(["redis://a", "redis://b", "redis://c"])
+        with redlock.lock("order:7", wait=5.0):
+            ...
 
     Args:
         nodes: URLs (redis, rediss, unix), `redis.Redis` clients or mappings of connection
-            arguments; one is a lock on a single node.
+            arguments. With one node there is no quorum to survive its loss.
         ttl: How long the nodes keep a lock that nobody extends; seconds.
         prefix: What the keys on the nodes begin with.
         node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.
-        fencing: Whether leases get a fencing token where nothing else is said.
-        keeper: What extends a lock for the process that holds it: a "thread" of it, or as well a
-            small "process", which goes on while the GIL is taken and frees at once when the
-            process dies.
-        restart_guard: "uptime": a node that was started more recently than the longest ttl in use
-            has no vote, as it may have forgotten locks; unless it has `appendfsync always`. "off":
-            it votes. "auto": "uptime" with three nodes or more, else "off".
+        fencing: Whether leases get a fencing token, unless a call says otherwise.
+        keeper: What extends the locks of this process: a "thread" of it, or in addition a small
+            "process", which goes on while a C call keeps the GIL, and releases the locks at once if
+            this process dies.
+        restart_guard: "uptime": a node has no vote until it has been up for the longest ttl in use,
+            because it may have forgotten locks; `appendfsync always` exempts it. "off": every node
+            votes. "auto": "uptime" with three nodes or more, else "off".
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -121,21 +124,23 @@ class Redlock:
         self.client.driver.connect(timeout)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:
-        """Look at all nodes once, on connections of its own: can they be what they are to be?
+        """Check once that each node can serve as an independent master, on connections of its own.
 
-        A node that is away is no error: it is silent until it is back. After a check that went
-        well, nor is one that turns out wrong later: it is silent as well, with an error in the log.
+        A node that is away is not an error: it is silent until it is back. After a check that
+        succeeded, neither is a node that turns out to be unsuitable later: it is silent, and the
+        log says why.
 
         Args:
-            ttl: The longest in use, in seconds, if that is more than the instance's.
+            ttl: The longest ttl in use, in seconds, if that is more than the instance's.
             timeout: Seconds to wait for the nodes at most.
 
         Returns:
-            Warnings, which are then given nowhere else.
+            Warnings. They are not logged.
 
         Raises:
-            ConfigurationError: So many of them are replicas, members of a Redis Cluster or one
-                server under two names that no quorum is left. Of fewer there is a warning each.
+            ConfigurationError: No quorum is left, because nodes are replicas, members of a Redis
+                Cluster, or one server under two names. Where a quorum is left, each such node is a
+                warning.
         """
         if ttl is not None:
             self.client.guard.expect(ttl)
@@ -155,7 +160,7 @@ class Redlock:
         return warnings
 
     def close(self) -> None:
-        """Close all connections. What is still held expires by its ttl."""
+        """Close all connections. Locks that are still held expire by their ttl."""
         self.client.watchdog.close()
         self.client.wakeup.close()
         self.client.driver.close()
@@ -172,7 +177,7 @@ class Redlock:
         fencing: bool | None = None,
         limit: int = 1,
     ) -> Lease | None:
-        """Try once, without waiting. None if another holds the resource.
+        """Try once to acquire a lease; return None if another holds the resource.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
@@ -192,14 +197,14 @@ class Redlock:
         fencing: bool | None = None,
         limit: int = 1,
     ) -> Lease:
-        """Acquire a lease. It is not extended by itself: for that, see `lock()`.
+        """Acquire a lease. Nothing extends it; `lock()` does both.
 
         Args:
-            resource: What must be exclusive; or several such, of which it gets all or none.
-            ttl: Seconds; the instance's if None.
+            resource: The name to lock; or several names, of which it gets all or none.
+            ttl: Seconds; None for the instance's.
             wait: How long to go on trying, in seconds; 0 tries once.
-            owner: Who asks, for others to read; host and process if None.
-            fencing: Whether the lease gets a fencing token; the instance's if None.
+            owner: Who asks, for others to read; None for this host and process.
+            fencing: Whether the lease gets a fencing token; None for the instance's default.
             limit: How many may hold it at a time.
 
         Raises:
@@ -229,10 +234,10 @@ class Redlock:
         """Renew a lease for its ttl from now.
 
         Raises:
-            LeaseLost: It is over: the deadline passed, a quorum no longer holds our token, or it
-                is not a lease of this instance and process.
-            QuorumUnavailable: Too few nodes confirmed in time. The lease you have still stands,
-                until its own deadline.
+            LeaseLost: The lease is over: its deadline has passed, or a quorum no longer holds the
+                token; or it is not a lease of this instance and process.
+            QuorumUnavailable: Too few nodes confirmed in time. The lease that you have stands until
+                its own deadline.
         """
         claim = self.client.claims.get(lease.token)
         now = monotonic()
@@ -261,16 +266,16 @@ class Redlock:
         )
 
     def release(self, lease: Lease) -> bool:
-        """Give a lease back. Whether it was still held to this end. Never raises for a node."""
+        """Give a lease back; return whether it was held until now. No node makes it raise."""
         claim = self.client.claims.get(lease.token)
         return claim is not None and self.client.release(claim)
 
     def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
-        """Who holds `resource`, as the nodes tell; None if it is free.
+        """Ask the nodes who holds a resource; return None if it is free.
 
         Args:
-            resource: What may be held.
-            timeout: How long to wait for the nodes, in seconds; the node timeout if None.
+            resource: Its name.
+            timeout: How long to wait for the nodes, in seconds; None for the node timeout.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
@@ -279,12 +284,12 @@ class Redlock:
         return found[0] if found else None
 
     def holders(self, resource: str, *, limit: int, timeout: float | None = None) -> list[Holder]:
-        """Who holds the slots of a `resource` that several may hold at a time.
+        """Ask the nodes who holds a resource that has a limit; one holder for each slot in use.
 
         Args:
-            resource: What may be held.
-            limit: How many may hold it.
-            timeout: How long to wait for the nodes, in seconds; the node timeout if None.
+            resource: Its name.
+            limit: How many may hold it at a time.
+            timeout: How long to wait for the nodes, in seconds; None for the node timeout.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
@@ -316,11 +321,12 @@ class Redlock:
         fencing: bool | None = None,
         limit: int = 1,
     ) -> HeldLease:
-        """A lock for a `with` block: acquired at its begin, extended meanwhile, then released.
+        """Make a lock for a `with` block: acquired at the start, extended, released at the end.
 
-        A block inside a block of the same resource and thread (or greenlet, or asyncio task)
-        shares the lock; only the outermost frees it. Of several resources it shares those that are
-        held, and acquires the rest: then it waits while it holds, for as long as `wait` says.
+        A block inside another block with the same resource, in the same thread (greenlet, asyncio
+        task), shares the lock, and only the outermost block releases it. If some of several
+        resources are held already, the inner block acquires the others. It then waits while it
+        holds locks, for up to `wait`.
 
         Args:
             resource: What must be exclusive; or several such, of which it gets all or none.
@@ -351,11 +357,11 @@ class Redlock:
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:
-        """The lock of a Celery app, as its `redlock_...` settings describe; one per app.
+        """Return the lock of a Celery app, made from its `redlock_...` settings; one per app.
 
         Raises:
-            ConfigurationError: A setting cannot work, or no node is named and the broker is no
-                Redis.
+            ConfigurationError: A setting cannot work; or `redlock_nodes` is not set and the broker
+                is not a Redis.
         """
         with _of_app_lock:
             known = of_app.get(app)
