@@ -299,7 +299,7 @@ def _guard(scheduler: Any) -> None:
 
 
 def _check_entries(schedule: Mapping[str, Any]) -> None:
-    """Our option. Of whatever else an entry is made of, its scheduler has its own opinion."""
+    """Check our option. The scheduler validates everything else of an entry."""
     for name, entry in schedule.items():
         options = (
             entry.get("options") if isinstance(entry, Mapping) else getattr(entry, "options", None)
