@@ -55,7 +55,7 @@ def test_what_a_scope_holds_while_the_body_runs(
     late: str,
 ) -> None:
     task = reservations.tasks[scope + late]
-    first = task.delay(key, 0.5)
+    first = task.delay(key, 1.0)
     cluster.entered(key)
     assert bool(reservations.tokens(key)) == (while_running == "held")
     locked = cluster.redlock.holder(f"k:{key}")
@@ -97,9 +97,10 @@ def test_a_retry_keeps_it(
 def test_what_replaces_a_task_has_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
-    sent = reservations.tasks[scope].delay(key, 0.2, "replace")
+    held = scope in ("until_executed", "until_expired")
+    sent = reservations.tasks[scope].delay(key, 1.0 if held else 0.2, "replace")
     cluster.entered(key, 2)
-    if scope in ("until_executed", "until_expired"):
+    if held:
         reservations.kept(key, sent)
     assert cluster.result(sent)["token"] is not None
     assert len(cluster.runs(key)) == 2

@@ -143,7 +143,7 @@ def test_one_that_the_main_process_sends_again_keeps_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed_sent_again
-    sent = task.delay(key, 0.5)
+    sent = task.delay(key, 1.0)
     os.kill(cluster.entered(key).pid, signal.SIGKILL)
     cluster.entered(key, 2)
     reservations.kept(key, sent)
