@@ -64,7 +64,14 @@ def told_all(redlock: Redlock) -> None:
     wait_until(answered, 30.0, "all nodes have done it")
 
 
-def wait_until(predicate: Callable[[], T], timeout: float, what: str, *, every: float = 0.005) -> T:
+def wait_until(
+    predicate: Callable[[], T],
+    timeout: float,
+    what: str,
+    *,
+    every: float = 0.005,
+    seen: Callable[[], object] | None = None,
+) -> T:
     """Wait for a condition, never for a time.
 
     Args:
@@ -72,6 +79,7 @@ def wait_until(predicate: Callable[[], T], timeout: float, what: str, *, every: 
         timeout: Seconds after which the test fails.
         what: The condition in words, for the failure: "the worker is ready".
         every: Seconds between two questions.
+        seen: What there is instead, for the failure; asked then only.
 
     Returns:
         What `predicate` returned at last.
@@ -86,5 +94,8 @@ def wait_until(predicate: Callable[[], T], timeout: float, what: str, *, every: 
         if result:
             return result
         if late:
-            raise AssertionError(f"not within {timeout} s: {what} (last answer: {result!r})")
+            instead = "" if seen is None else f"; {seen()}"
+            raise AssertionError(
+                f"not within {timeout} s: {what} (last answer: {result!r}){instead}"
+            )
         time.sleep(every)

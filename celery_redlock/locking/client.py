@@ -23,8 +23,7 @@ from ..events import Ask, emit, heard
 from ..keepalive.greenlet_watchdog import GreenletWatchdog
 from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
-from ..protocol import outcome as refusal
-from ..protocol import quorum
+from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import DONE, base_of
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
@@ -237,7 +236,7 @@ class LockClient:
                     raise
 
             def free_in() -> float:
-                return refusal.free_in(self.peek(conflicting, limit))
+                return outcome.free_in(self.peek(conflicting, limit))
 
             return waiter.retry(again, wait, free_in)
 
@@ -263,7 +262,7 @@ class LockClient:
                 claim = waiter.retry(
                     lambda queue: once(place=place if queue else None),
                     wait,
-                    lambda: refusal.free_in(self.peek(name, limit)),
+                    lambda: outcome.free_in(self.peek(name, limit)),
                 )
                 verb = Verb.DEQUEUE
                 return claim
@@ -287,7 +286,7 @@ class LockClient:
             with contextlib.suppress(ResourceHeld):
                 return attempt([JITTER.choice(names)], name)
         ballot = self.peek(name, limit)
-        free = refusal.free(ballot)
+        free = outcome.free(ballot)
         JITTER.shuffle(free)
         lost = None
         for slot in free:
@@ -295,7 +294,7 @@ class LockClient:
                 return attempt([names[slot]], name)
             except ResourceHeld as error:
                 lost = error.holder
-        raise refusal.all_held(name, ballot, self.nodes, lost)
+        raise outcome.all_held(name, ballot, self.nodes, lost)
 
     def _attempt(
         self,
@@ -324,18 +323,18 @@ class LockClient:
                 self.driver.run(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
-            claim.silent = refusal.silent(ballot)
+            claim.silent = outcome.silent(ballot)
             if fencing:
                 self._last_fence = max(self._last_fence, claim.fencing_token or 0)
             if heard():
                 emit("acquired", self.lease_of(claim))
             return claim
         self._forget(claim)
-        error = refusal.refusal(claim.resource, ballot, self.nodes, claim.ttl)
+        error = outcome.refusal(claim.resource, ballot, self.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = self.driver.run(lambda now: quorum.peek(claim, now, patience))
             keys = [self.prefix + name for name in claim.resources]
-            error = refusal.if_for_ever(error, look, self.nodes, keys)
+            error = outcome.if_for_ever(error, look, self.nodes, keys)
         raise error
 
     def _stand_back(self, name: str) -> bool:
@@ -411,13 +410,13 @@ class LockClient:
         """
         asked = [Claim(name, "", self.ttl, len(self.addresses)) for name in (mark, *names)]
         ballot = self.driver.run(lambda now: quorum.survey(asked, now, self.node_timeout))
-        found = [refusal.seen(ballot, number) for number in range(len(asked))]
+        found = [outcome.seen(ballot, number) for number in range(len(asked))]
         marked = any(held is not None and held[0] == DONE for held in found[0])
         granted = claim.expiries if claim is not None else [NEVER] * len(self.addresses)
         for vote, expiry in zip(ballot.votes, granted, strict=True):
             if not marked and expiry != NEVER and vote is not Vote.YES:
                 told = "a node that granted the lock does not tell whether the task is done"
-                raise self.refused(refusal.unavailable(mark, ballot, self.nodes, told))
+                raise self.refused(outcome.unavailable(mark, ballot, self.nodes, told))
         return marked, {held[0] for seen in found[1:] for held in seen if held is not None}
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -435,7 +434,7 @@ class LockClient:
         patience = max(0.001, min(patience, self.watchdog.next_due - now))
         ballots = driver.extend(claims, patience, verb)
         for ballot in ballots:
-            silent = refusal.silent(ballot)
+            silent = outcome.silent(ballot)
             for claim in ballot.claims:
                 claim.silent = silent
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
@@ -461,7 +460,7 @@ class LockClient:
         patience = self.node_timeout if timeout is None else timeout
         ballot = self.driver.run(lambda now: quorum.survey(claims, now, patience))
         if ballot.yes < ballot.quorum:
-            raise refusal.unavailable(shown(names), ballot, self.nodes)
+            raise outcome.unavailable(shown(names), ballot, self.nodes)
         return ballot
 
     def refused(self, error: NotAcquired) -> NotAcquired:

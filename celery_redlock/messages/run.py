@@ -54,8 +54,9 @@ def run(
     delivered = first_call(request)
     # Where those that wait are parked, none waits in its pool slot unless it asks for that.
     parked = delivered and parks(request, options, resources) and not lock.waits
+    redlock = Redlock.from_app(app)
     held = HeldLease(
-        Redlock.from_app(app),
+        redlock,
         resources,
         options.ttl,
         0.0 if parked else options.wait,
@@ -65,7 +66,7 @@ def run(
     )
     held.task = task.name if task is not None else ""
     if task is not None and not delivered:  # a delivery says more of itself
-        held.owner = replace(held.redlock.client.owner, task=short_id(task.name))
+        held.owner = replace(redlock.client.owner, task=short_id(task.name))
     if options.on_lost == "raise":
         block = Interruptible(held.loss, functools.partial(lost_unawares, held))
         held.on_lost = lambda _held: block.strike()
@@ -73,10 +74,9 @@ def run(
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered:
-        redlock = held.redlock
         return ReservedDelivery(task, request, redlock, resources, options).run(held, body)
     if options.scope == "until_executing":  # which excludes no body from another
-        with Unlocked(resources, held.redlock):
+        with Unlocked(resources, redlock):
             return body()
     try:  # not `with`: a time limit may strike between taking the lock and owing to free it
         held.__enter__()

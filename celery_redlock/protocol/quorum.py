@@ -15,11 +15,7 @@ from collections.abc import Iterable, Sequence
 
 from .claim import Claim
 from .lease import FENCE_LIMIT
-from .round import (
-    Round,
-    Steps,
-    Verb,
-)
+from .round import Round, Steps, Verb
 from .values import Vote
 
 __all__ = [

@@ -12,7 +12,7 @@ from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Request
 
 from ..protocol.errors import QuorumUnavailable
-from . import serializers as facts
+from . import serializers
 from .formatting import named_in, quoted
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def locks(ask: Ask) -> Shown:
     only = args.get("show", "all")
     only = only if only in FILTERS else "all"
     query, by = args.get("q", "")[:1000], args.get("sort", "key")
-    by = by if by in facts.SORTS else "key"
-    found = [row for row in rows if _in(row, only) and facts.matches(row, query)]
+    by = by if by in serializers.SORTS else "key"
+    found = [row for row in rows if _in(row, only) and serializers.matches(row, query)]
     lines = [row for row in ask.sources.rows(seen) if row["kind"] == "line"]
     counts = {
         "held": sum(row["kind"] == "lock" and row["held"] for row in rows),
@@ -111,13 +111,13 @@ def locks(ask: Ask) -> Shown:
     }
     return Shown(
         {
-            **facts.when(seen, time.time()),
-            "nodes": facts.nodes(seen.what, seen.error),
+            **serializers.when(seen, time.time()),
+            "nodes": serializers.nodes(seen.what, seen.error),
             "counts": counts,
             "query": query,
             "show": only,
             "sort": by,
-            **facts.page_of(facts.sort(found, by), args.get("page", 1, type=int)),
+            **serializers.page_of(serializers.sort(found, by), args.get("page", 1, type=int)),
         }
     )
 
@@ -135,7 +135,7 @@ def lock(ask: Ask) -> Shown:
     found: Survey | QuorumUnavailable = ask.sources.one(resource)
     error = found if isinstance(found, QuorumUnavailable) else None
     survey = None if isinstance(found, QuorumUnavailable) else found
-    entries = [facts.entry(it, survey.looks) for it in survey.entries] if survey else []
+    entries = [serializers.entry(it, survey.looks) for it in survey.entries] if survey else []
     now = time.time()
     history = ask.sources.history
     told = _told(ask)
@@ -144,11 +144,11 @@ def lock(ask: Ask) -> Shown:
         {
             "at": survey.at if survey else None,
             "age": max(0.0, now - survey.at) if survey else None,
-            "failure": facts.failure(error) if error else None,
+            "failure": serializers.failure(error) if error else None,
             "resource": resource,
-            "nodes": facts.nodes(survey, error),
+            "nodes": serializers.nodes(survey, error),
             "entries": entries,
-            "timeline": [facts.change(it) for it in history.of(resource)],
+            "timeline": [serializers.change(it) for it in history.of(resource)],
             "watched_since": history.since or None,
             "heard": hearing.heard(resource)[:50] if hearing else [],
             "listening_since": hearing.since if hearing else None,
@@ -181,22 +181,22 @@ def waiters(ask: Ask) -> Shown:
     told = _told(ask, patience=1.5)
     query = ask.request.args.get("q", "")[:1000]
     lines = [row for row in ask.sources.rows(seen) if row["kind"] == "line" and row["waiting"]]
-    lines = [row for row in lines if facts.matches(row, query)]
+    lines = [row for row in lines if serializers.matches(row, query)]
     lines.sort(key=lambda row: (-row["waiting"], row["resource"]))
     waits = [
         {"worker": one["worker"], **row}
         for one in told["rows"]
         for row in one["waits"]
-        if facts.matches(row, query)
+        if serializers.matches(row, query)
     ]
     waits.sort(key=lambda row: -(row["waited"] or 0.0))
     number = ask.request.args.get("page", 1, type=int)
     return Shown(
         {
-            **facts.when(seen, time.time()),
-            "nodes": facts.nodes(seen.what, seen.error),
+            **serializers.when(seen, time.time()),
+            "nodes": serializers.nodes(seen.what, seen.error),
             "query": query,
-            "lines": facts.page_of(lines, number),
+            "lines": serializers.page_of(lines, number),
             "workers": {
                 "asked": told["asked"],
                 "at": told["at"],
@@ -208,7 +208,7 @@ def waiters(ask: Ask) -> Shown:
                     if one["error"]
                 ],
             },
-            "waits": facts.page_of(waits, number),
+            "waits": serializers.page_of(waits, number),
         }
     )
 
@@ -217,7 +217,7 @@ def nodes(ask: Ask) -> Shown:
     """The nodes: who answers, how fast, how many locks each has."""
     seen = ask.sources.nodes()
     rows = [row for row in ask.sources.rows(seen) if row["kind"] != "line"]
-    found = facts.nodes(seen.what, seen.error)
+    found = serializers.nodes(seen.what, seen.error)
     past = ask.sources.history.of_nodes()
     for number, node in enumerate(found):
         fresh = seen.error is None
@@ -227,10 +227,10 @@ def nodes(ask: Ask) -> Shown:
             if fresh and node["reachable"]
             else None
         )
-        node["timeline"] = [facts.change(it) for it in past.get(node["name"], [])]
+        node["timeline"] = [serializers.change(it) for it in past.get(node["name"], [])]
     return Shown(
         {
-            **facts.when(seen, time.time()),
+            **serializers.when(seen, time.time()),
             "nodes": found,
             "quorum": len(found) // 2 + 1,
             "watched_since": ask.sources.history.since or None,
@@ -248,7 +248,7 @@ def events(ask: Ask) -> Shown:
     found = [
         one
         for one in (hearing.heard() if hearing else [])
-        if only in ("all", one["what"]) and facts.matches(one, query)
+        if only in ("all", one["what"]) and serializers.matches(one, query)
     ]
     return Shown(
         {
@@ -258,6 +258,6 @@ def events(ask: Ask) -> Shown:
             "heard": hearing.count if hearing else 0,
             "query": query,
             "show": only,
-            **facts.page_of(found, ask.request.args.get("page", 1, type=int)),
+            **serializers.page_of(found, ask.request.args.get("page", 1, type=int)),
         }
     )

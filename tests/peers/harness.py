@@ -57,10 +57,7 @@ class Site(Cluster):
             nodes = Counter(name for _port, name in self.taken(text))
             return max(nodes.values(), default=0) <= most
 
-        try:
-            wait_until(is_so, within, "nothing is left", every=0.02)
-        except AssertionError as error:
-            raise AssertionError(f"{error}: {self.taken(text)}") from None
+        wait_until(is_so, within, "nothing is left", every=0.02, seen=lambda: self.taken(text))
 
     def as_new(self, key: str, within: float = SOON, most: int = 0) -> None:
         """Nothing is left of a key, and the next task of it is published, and runs.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 __all__ = ["ROOMS"]
 
-EXTRAS = {"click", "rich", "jinja2", "waitress", "werkzeug", "prometheus_client", "pytest"}
-
 CORE = ("protocol", "runtime", "events", "keys", "config", "stores", "keepalive", "locking")
 CELERY = (*CORE, "messages", "signals", "beat", "worker")
 
@@ -21,7 +19,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "keepalive": (("protocol", "runtime", "events", "stores"), set()),
     "locking": (
         ("protocol", "runtime", "events", "config", "stores", "keepalive"),
-        {"redis", "tenacity"},
+        {"tenacity"},
     ),
     "messages": (
         ("protocol", "runtime", "events", "config", "locking"),
@@ -31,7 +29,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
         ("protocol", "runtime", "keys", "config", "locking", "messages"),
         {"celery"},
     ),
-    "worker": ((*CORE, "messages", "beat"), {"celery", "kombu", "billiard"}),
+    "worker": ((*CORE, "messages", "beat"), {"celery", "billiard"}),
     "task": ((*CORE, "messages", "worker"), {"celery"}),
     "signals": (("messages",), set()),
     "metrics": (("protocol", "events", "config", "messages"), {"celery", "prometheus_client"}),
@@ -39,13 +37,13 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "server": (("protocol",), set()),
     # They may use whatever is below, and none of them another but where it says so.
     "survey": (("protocol", "config", "stores", "locking"), {"redis", "prometheus_client"}),
-    "doctor": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", "packaging"}),
-    "web": ((*CELERY, "task", "survey"), {"celery", "kombu", "redis", *EXTRAS}),
+    "doctor": ((*CELERY, "task", "survey"), {"redis"}),
+    "web": ((*CELERY, "task", "survey"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),
-    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
-    "testing": ((*CELERY, "task", "survey", "server"), {"celery", "kombu", "redis", *EXTRAS}),
+    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "rich"}),
+    "testing": ((*CELERY, "task", "survey", "server"), {"celery", "pytest"}),
     "cli": (
         (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),
-        {"celery", "kombu", "redis", *EXTRAS},
+        {"celery", "click", "prometheus_client", "rich"},
     ),
 }

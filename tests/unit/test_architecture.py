@@ -113,6 +113,14 @@ def test_a_module_imports_only_what_its_room_may(module: str) -> None:
         assert not others & IMPURE, f"{room} has no clock, chance, thread or wire"
 
 
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_may_import_of_others_only_what_it_does(room: str) -> None:
+    found = {
+        one.of.split(".")[0] for name in INNER if room_of(name) == room for one in IMPORTS[name]
+    }
+    assert ROOMS[room][1] <= found, "what nobody imports any more is struck from the table"
+
+
 def test_the_rooms_make_no_circle() -> None:
     for name, (below, _others) in ROOMS.items():
         assert set(below) <= set(ROOMS), name

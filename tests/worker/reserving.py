@@ -118,10 +118,9 @@ class Reservations:
         assert self._owner(tokens) == task.id, f"{task.id} has it on these nodes: {tokens}"
 
     def freed(self, key: str, within: float = 3.0) -> None:
-        try:
-            wait_until(lambda: not self.tokens(key), within, f"the reservation of {key} is freed")
-        except AssertionError as error:
+        def seen() -> object:
             left = [node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes]
-            raise AssertionError(
-                f"{error}; {self.tokens(key)}, ms left on each node: {left}"
-            ) from None
+            return f"{self.tokens(key)}, ms left on each node: {left}"
+
+        what = f"the reservation of {key} is freed"
+        wait_until(lambda: not self.tokens(key), within, what, seen=seen)
