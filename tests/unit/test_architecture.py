@@ -121,6 +121,11 @@ def test_a_room_may_import_of_others_only_what_it_does(room: str) -> None:
     assert ROOMS[room][1] <= found, "what nobody imports any more is struck from the table"
 
 
+def test_nothing_private_of_redis_py_is_imported() -> None:
+    names = {f"{one.of}.{one.name}" for found in IMPORTS.values() for one in found}
+    assert not [name for name in names if name.startswith("redis.") and "._" in name]
+
+
 def test_the_rooms_make_no_circle() -> None:
     for name, (below, _others) in ROOMS.items():
         assert set(below) <= set(ROOMS), name
