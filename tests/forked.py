@@ -25,7 +25,7 @@ from typing import IO, Any
 
 MODULE = "tests.run_celery"
 SERVE = "--serve"
-GREEN = ("gevent", "eventlet")
+GREEN = ("gevent",)
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "TZ", "PROMETHEUS_")
 """How the names of variables begin that are read before, or while, modules are imported."""
 PRELOADED = (

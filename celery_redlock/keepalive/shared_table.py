@@ -20,6 +20,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -28,7 +29,6 @@ from typing import NamedTuple
 from ..protocol.claim import Claim
 from ..protocol.lease import NEVER
 from ..protocol.values import shown
-from ..runtime.greenlets import native_rlock
 
 __all__ = ["MAX_NODES", "LeaseRecord", "SharedLeaseTable"]
 
@@ -151,9 +151,8 @@ class SharedLeaseTable:
         self.read = True  # by the process that made the table
 
     def _begin(self) -> None:
-        # Between threads of this process, a native one among them where threads are greenlets. None
-        # waits for anything while it has it. A handler may interrupt who has it, and come by again.
-        self._lock = native_rlock()
+        # Reentrant: a handler may interrupt the thread that has it, and register a claim itself.
+        self._lock = threading.RLock()
         self._mine: list[int] = []
         self._used: dict[int, Claim] = {}
         # No two notes have the same, whoever wrote them: what is kept for one must not be taken for

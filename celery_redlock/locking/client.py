@@ -20,7 +20,6 @@ from functools import partial
 from ..config.checks import MIN_TTL
 from ..config.options import check_option
 from ..events import Ask, emit, heard
-from ..keepalive.greenlet_watchdog import GreenletWatchdog
 from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
@@ -33,7 +32,7 @@ from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Steps, Verb
 from ..protocol.values import Owner, Vote, quorum_of, shown
 from ..runtime.clock import monotonic
-from ..runtime.greenlets import patched
+from ..runtime.greenlets import refuse_eventlet
 from ..stores.redis.address import Address
 from ..stores.redis.driver import Driver
 from .pubsub import ReleaseSubscriber
@@ -70,6 +69,7 @@ class LockClient:
         guarded: bool,
         registry: LeaseRegistry,
     ) -> None:
+        refuse_eventlet()
         self.addresses = addresses
         self.ttl = ttl
         self.prefix = prefix
@@ -91,13 +91,7 @@ class LockClient:
             node_timeout=self.node_timeout,
         )
         self.wakeup = ReleaseSubscriber(self.addresses, self.prefix)
-        self.watchdog: Watchdog | GreenletWatchdog = Watchdog(self._extend, monotonic)
-        if patched():
-            # It only extends.
-            driver = partial(Driver, self.addresses, self.prefix, strict=False, told=False)
-            self.watchdog = GreenletWatchdog(
-                driver, self._renew, self._renewed, self._extend, monotonic
-            )
+        self.watchdog = Watchdog(self._extend, monotonic)
         self.claims: dict[str, Claim] = {}
         self._called: dict[str, float] = {}
         self._many = MANY
@@ -420,19 +414,12 @@ class LockClient:
         return marked, {held[0] for seen in found[1:] for held in seen if held is not None}
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Renew many, for the watchdog; which were renewed."""
-        renewed = self._renew(claims, self.driver, Verb.EXTEND)
-        self._renewed(renewed, claims)
-        return renewed
-
-    def _renew(
-        self, claims: Sequence[Claim], driver: Driver, verb: Verb = Verb.RENEW
-    ) -> list[Claim]:
+        """Extend many, for the watchdog; return those that a quorum confirmed."""
         now = monotonic()
         # The first of them to end is to be told in time, and the next that is due has its turn.
         patience = min(min(c.deadline - now, self.patience(c.ttl)) for c in claims)
         patience = max(0.001, min(patience, self.watchdog.next_due - now))
-        ballots = driver.extend(claims, patience, verb)
+        ballots = self.driver.extend(claims, patience)
         for ballot in ballots:
             silent = outcome.silent(ballot)
             for claim in ballot.claims:
@@ -440,16 +427,14 @@ class LockClient:
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         for claim in renewed:
             self.registry.renewed(claim)
-        return renewed
-
-    def _renewed(self, renewed: Sequence[Claim], asked: Sequence[Claim]) -> None:
         if heard():
             tokens = {claim.token for claim in renewed}
-            for claim in asked:
+            for claim in claims:
                 if claim.token in tokens:
                     emit("extended", self.lease_of(claim))
                 elif not claim.ended:
                     emit("not_extended", self.lease_of(claim))
+        return renewed
 
     def peek(self, resource: Resources, limit: int = 1, timeout: float | None = None) -> Round:
         """Ask who holds a resource, or each of its slots."""

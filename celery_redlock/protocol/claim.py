@@ -45,7 +45,6 @@ class Claim:
     """
 
     __slots__ = (
-        "_answered",
         "_learnt",
         "below",
         "called",
@@ -87,12 +86,11 @@ class Claim:
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
         self._learnt: list[float] | None = None
-        self._answered = [NEVER] * nodes
         self.silent: Mapping[int, str] = {}
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
-        if not self._open(now) or self.outdated(node, sent):
+        if not self._open(now):
             return
         expiry = sent + self.ttl
         if expiry > self.expiries[node]:
@@ -110,17 +108,6 @@ class Claim:
             self.expiries[node] = NEVER
             self._settle(now)
         return amnesia
-
-    def outdated(self, node: int, sent: float) -> bool:
-        """Whether `node` has answered a request that was sent after this one.
-
-        Never over one connection. Who extends over another (`greenlet_watchdog.py`) may read late
-        what was answered long before; what a node said last is what counts.
-        """
-        if sent < self._answered[node]:
-            return True
-        self._answered[node] = sent
-        return False
 
     def grant(self, now: float) -> bool:
         """Make a pending claim a held one, if time is left of it. The answer is final."""

@@ -6,6 +6,7 @@ to these. Only in the fake can time be moved.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -282,7 +283,7 @@ class FakeNodes(Nodes):
         """Whoever sleeps until some time looks at the clock."""
         for engine in self._engines():
             if isinstance(engine.watchdog, Watchdog):
-                engine.watchdog.bell.set()
+                engine.watchdog.wake()
             if isinstance(engine.wakeup, MemoryWakeup):
                 engine.wakeup.ring()
 
@@ -298,8 +299,7 @@ def _next_due(watchdog: Any) -> float:
     until = time.monotonic() + SETTLED
     while isinstance(watchdog, Watchdog) and time.monotonic() < until:
         with watchdog.lock:
-            waiting = {token for _due, token in watchdog.schedule._due}
-            if waiting.issuperset(watchdog.schedule.watched):
+            if all(watched.due < math.inf for watched in watchdog.schedule.watched.values()):
                 break
         time.sleep(0.0005)
     return float(watchdog.next_due)

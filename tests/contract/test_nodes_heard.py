@@ -11,7 +11,6 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.events import NODE_FAILURES, Listener, heard_nodes, subscribe, unsubscribe
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.stores.redis.driver import Driver
 from tests.support import wait_until
 
 LONG = 30.0
@@ -192,15 +191,3 @@ def test_who_does_not_listen_to_nodes_is_not_called() -> None:
             assert not heard_nodes()
         finally:
             unsubscribe(listener)  # type: ignore[arg-type]
-
-
-def test_a_driver_may_be_told_to_tell_nothing(ears: Ears, servers: list[LocalServer]) -> None:
-    quiet = Redlock([one.url for one in servers[:3]])
-    client = quiet.client
-    client.driver = Driver(client.addresses, client.prefix, client.guard, told=False)
-    quiet.connect(LONG)
-    use(quiet)
-    servers[0].kill()
-    quiet.holder("r")
-    quiet.close()
-    assert not ears.answers and not ears.failures

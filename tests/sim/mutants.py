@@ -207,12 +207,10 @@ def _silence_is_yes() -> list[Any]:
 
 
 def _watchdog_asleep() -> list[Any]:
-    def push(self: Any, watched: Any, due: float) -> None:
-        import heapq
+    def put_off(self: Any, watched: Any, due: float) -> None:
+        watched.due = due
 
-        heapq.heappush(self._due, (due, watched.claim.token))
-
-    return [(watchdog.Schedule, "_push", push)]
+    return [(watchdog.Schedule, "_put_off", put_off)]
 
 
 # -- The twists

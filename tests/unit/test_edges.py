@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.exceptions import Reject
 
-from celery_redlock import QuorumUnavailable, SingletonTask
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, SingletonTask
 from celery_redlock.locking.wait_queue import QueueEntry
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
@@ -155,6 +157,18 @@ def test_who_has_stood_in_line_twice_cannot_tell_which_line_a_call_came_from() -
     place.forget()
     place.hear(1)  # perhaps one of before, that is late: it stands there once more
     assert place.left_by == ()
+
+
+# -- the process ---------------------------------------------------------------------------------
+
+
+def test_a_lock_is_refused_where_eventlet_has_patched_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    with pytest.raises(ConfigurationError, match="Use the pool gevent, threads or prefork"):
+        Redlock(["redis://127.0.0.1:1"])
 
 
 # -- reservations --------------------------------------------------------------------------------

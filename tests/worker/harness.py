@@ -52,7 +52,7 @@ SOON = 1.0
 
 def pool(name: str) -> Any:
     """A pool as a parameter of tests; they are skipped where it is not installed."""
-    missing = name in ("gevent", "eventlet") and importlib.util.find_spec(name) is None
+    missing = name == "gevent" and importlib.util.find_spec(name) is None
     return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{name} is not installed"))
 
 

@@ -90,7 +90,8 @@ PAUSED = ("C call that keeps the GIL", "SIGSTOP")
 PROCESS = {"redlock_keeper": "process"}
 SETUPS = [
     Setup("prefork", "prefork"),
-    *(Setup(pool, pool, loses=PAUSED) for pool in POOLS[1:]),
+    *(Setup(pool, pool, loses=PAUSED) for pool in POOLS[1:-1]),
+    Setup("gevent", "gevent", loses=("Python loop", *PAUSED)),
     *(Setup(f'{pool}, `redlock_keeper="process"`', pool, PROCESS) for pool in POOLS[1:]),
 ]
 

@@ -101,7 +101,7 @@ def as_it_takes_it(newest: str, older: str, since: tuple[int, int]) -> str:
 EXITED = as_it_takes_it("FAILURE", "PENDING", (5, 7))
 
 # Acknowledged when the body has ended, whatever is configured: solo, and greenlets before 5.7.
-LATE = ("solo",) if VERSION >= (5, 7) else ("solo", "gevent", "eventlet")
+LATE = ("solo",) if VERSION >= (5, 7) else ("solo", "gevent")
 
 # A warm shutdown of Celery 5.4 leaves a greenlet's message unacknowledged, though it succeeded.
 
@@ -157,7 +157,7 @@ ENDINGS = (
     Ending("cold shutdown, early ack", args=(LONG,), act=cold, worker={}, by=(BODY, *DEATH),
            state=as_it_takes_it("RETRY", "PENDING or FAILURE", (5, 5))),
     Ending("cold shutdown, early ack (Celery fails at it, and ends)", args=(LONG,), act=cold,
-           state="PENDING or RETRY", worker={}, pools=("gevent", "eventlet"), since=(5, 5)),
+           state="PENDING or RETRY", worker={}, pools=("gevent",), since=(5, 5)),
     Ending("cold shutdown, early ack (Celery fails in the body)", args=(LONG,), act=cold,
            state="FAILURE", worker={}, pools=("solo",), since=(5, 7)),
     Ending("cold shutdown, late ack", "late", args=(LONG,), act=cold_then_another, runs=2,

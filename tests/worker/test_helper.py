@@ -21,7 +21,7 @@ TTL = 1.0
 """Of `short_ttl`; seconds."""
 LONGER_TTL = 4.0
 """Of `longer_ttl`: on a busy machine a helper may be kept waiting for a second."""
-POOLS = ("solo", "threads", "prefork", "gevent", "eventlet")
+POOLS = ("solo", "threads", "prefork", "gevent")
 
 
 @pytest.fixture(params=[often(name) for name in POOLS])
@@ -56,10 +56,12 @@ def test_a_killed_worker_frees_its_locks_at_once(
     died(helper.pid, 1.5)
 
 
-def test_a_c_call_that_keeps_the_gil_keeps_its_lock(
-    cluster: Cluster, worker: Worker, key: str
+@pytest.mark.parametrize("kind", ["gil", "loop"])
+def test_a_body_that_lets_nothing_else_run_keeps_its_lock(
+    cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:
-    sent = cluster.send("longer_ttl", key, 1.5 * LONGER_TTL, "gil")
+    """A C call that keeps the GIL; in a greenlet, also Python that never waits."""
+    sent = cluster.send("longer_ttl", key, 1.5 * LONGER_TTL, kind)
     cluster.entered(key)
     contender = cluster.contend(key)
     assert cluster.result(sent) > 0.0

@@ -20,7 +20,7 @@ PUNCTUAL = 0.05
 """Seconds after its deadline within which a body is told."""
 
 
-POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent", "eventlet")]
+POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent")]
 
 
 @pytest.fixture(scope="module", params=POOLS)
@@ -36,7 +36,7 @@ def worker(cluster: Cluster, name: str) -> Iterator[Worker]:
 
 def interruptible(name: str, kind: str) -> None:
     """Skip what no exception can be raised in; `test_green.py` has what happens then."""
-    if name in ("gevent", "eventlet") and kind == "loop":
+    if name == "gevent" and kind == "loop":
         pytest.skip("a greenlet is struck when it waits")
     if name == "threads" and kind in ("recv", "one sleep"):
         pytest.skip("only the main thread can be woken")

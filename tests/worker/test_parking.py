@@ -125,7 +125,7 @@ def test_a_user_s_own_countdown_is_kept(cluster: Cluster, narrow: Worker, key: s
     assert min(gaps) >= 0.1
 
 
-@pytest.mark.parametrize("name", [pool("gevent"), often("eventlet")])
+@pytest.mark.parametrize("name", [pool("gevent")])
 def test_a_full_pool_does_not_wait_for_itself(cluster: Cluster, key: str, name: str) -> None:
     """Who ends in its only greenlet lets the next one go, and must leave it for that."""
     with cluster.worker("-P", name, "-c", "1", queue=f"full-{name}"):
@@ -192,9 +192,7 @@ def test_none_is_lost_in_a_warm_shutdown(cluster: Cluster, key: str) -> None:
             cluster.settled()
 
 
-@pytest.mark.parametrize(
-    "name", [pool("threads"), pool("solo"), often("gevent"), often("eventlet")]
-)
+@pytest.mark.parametrize("name", [pool("threads"), pool("solo"), often("gevent")])
 def test_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
     """With settings that would have them wait in their slots, and for an hour before they retry."""
     conf = {"redlock_wait": 30.0, "redlock_retry_backoff": 3600, "redlock_retry_backoff_max": 3600}

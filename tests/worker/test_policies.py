@@ -196,9 +196,9 @@ def test_where_a_pool_terminates_no_task_its_end_is_waited_for(
     assert len(cluster.runs(key)) == 2
 
 
-@pytest.mark.parametrize("kind", [often("gevent"), often("eventlet")])
+@pytest.mark.parametrize("kind", [often("gevent")])
 def test_a_greenlet_is_replaced(cluster: Cluster, key: str, kind: str) -> None:
-    if kind == "gevent" and VERSION < GEVENT_ENDS_TASKS:
+    if VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
     with cluster.worker("-P", kind, "-c", "3", queue=kind):
         old = cluster.send("work", key, 30.0, queue=kind)

@@ -19,7 +19,7 @@ from tests.worker.test_parking_bounds import done, occupied
 pytestmark = [pytest.mark.worker, pytest.mark.slow]  # at once: unit/test_prefetch.py
 
 
-@pytest.mark.parametrize("name", [pool("gevent"), pool("eventlet")])
+@pytest.mark.parametrize("name", [pool("gevent")])
 def test_what_is_parked_goes_back_when_the_pool_is_full(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, name: str
 ) -> None:

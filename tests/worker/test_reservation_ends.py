@@ -27,7 +27,7 @@ RESERVED: Any = {
     "lock_key": "k:{key}",
     "lock_scope": "until_executed",
 }
-POOLS = [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
+POOLS = [often(name) for name in ("threads", "solo", "gevent")]
 
 
 def nothing(key: str) -> None:
@@ -40,9 +40,7 @@ def test_a_message_that_never_starts_frees_it(
     ends(cluster, worker, reservations, key)
 
 
-@pytest.mark.parametrize(
-    "pool", [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
-)
+@pytest.mark.parametrize("pool", POOLS)
 def test_it_is_freed_in_every_pool(
     cluster: Cluster, reservations: Reservations, key: str, pool: str
 ) -> None:

@@ -27,7 +27,7 @@ from tests.worker.reserving import Reservations
 SECONDS = 10.0
 """For which a reservation is taken whose message is not out yet."""
 FREED = [scope for scope in SCOPES if scope not in ("while_executing", "until_expired")]
-POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent", "eventlet")]
+POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent")]
 
 
 def by_another_process(cluster: Cluster, sent: Any) -> None:
@@ -212,7 +212,7 @@ OF_ALL = (("prefork", "behind another"), ("threads", "with an ETA"), ("gevent", 
 
 
 def held() -> Iterator[Any]:
-    for name in ("prefork", "threads", "gevent", "eventlet"):
+    for name in ("prefork", "threads", "gevent"):
         for where in ("behind another", "parked", "with an ETA"):
             marks = [] if (name, where) in OF_ALL else [pytest.mark.slow]
             yield pytest.param(name, where, marks=[*pool(name).marks, *marks])

@@ -16,13 +16,13 @@ from tests.worker.stage import VERSION
 
 pytestmark = pytest.mark.worker
 
-ALL = [often(name) for name in ("threads", "solo", "gevent", "eventlet")]
+ALL = [often(name) for name in ("threads", "solo", "gevent")]
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_cold_shutdown(cluster: Cluster, name: str, key: str) -> None:
     """Its body is ended, or runs on: either way the lock is free at its end and not before."""
-    if name in ("gevent", "eventlet") and VERSION < (5, 5):
+    if name == "gevent" and VERSION < (5, 5):
         pytest.skip("Celery 5.4 drops its greenlets without a word to them: the ttl frees")
     with cluster.worker("-P", name, "-c", "5") as worker:
         sent = cluster.send("work", key, 3.0)

@@ -38,7 +38,7 @@ from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
 from ...runtime.polling import Poll
 from .address import Address
-from .node import Node, close_round
+from .node import Node
 
 __all__ = ["Driver"]
 
@@ -79,8 +79,6 @@ class Driver:
         prefix: What keys begin with.
         guard: Knows which of them may vote; None for all.
         strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
-        told: Whether listeners are told how the nodes do. Not where they could not be called: in a
-            native thread beside greenlets.
         node_timeout: How long the first operation waits for nodes that hang; seconds.
     """
 
@@ -91,7 +89,6 @@ class Driver:
         guard: RestartGuard | None = None,
         *,
         strict: bool = True,
-        told: bool = True,
         node_timeout: float = FIRST_CONNECT,
     ) -> None:
         self._node_timeout = node_timeout
@@ -101,7 +98,7 @@ class Driver:
         nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
         self.nodes = [
             Node(
-                *(index, address, prefix, guard, nonces, told),
+                *(index, address, prefix, guard, nonces),
                 clock=monotonic,
                 later=self._later.append,
             )
@@ -309,7 +306,7 @@ class Driver:
         with self._turn:
             for round_ in rounds:
                 waited = round_.until - round_.sent
-                for index in close_round(round_, f"no answer within {waited:.3f} s"):
+                for index in round_.close(f"no answer within {waited:.3f} s"):
                     self.nodes[index].late(round_.verb, f"no answer within {waited:.3f} s")
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,33 +25,14 @@ from ...protocol.quorum import look
 from ...protocol.restart_guard import ALWAYS, LOOK_AFTER, Memory, NodeInfo, RestartGuard
 from ...protocol.round import EXTENDING, LINING, VOTING, Round, Verb, wrote
 from ...runtime.complaints import Complaints, refuses
-from ...runtime.greenlets import native_rlock
 from ...runtime.polling import WAITS
 from .address import Address
 from .handshake import introduce
 from .resp import SIZE, Replies, reason
 
-__all__ = ["Node", "close_round"]
+__all__ = ["Node"]
 
 logger = logging.getLogger("celery_redlock.node")
-
-_claims = native_rlock()
-"""Two drivers may have answers for one claim, each with its own turn (`greenlet_watchdog.py`)."""
-
-
-def _after_fork() -> None:
-    global _claims
-    _claims = native_rlock()  # a thread that this process does not have may hold the old one
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def close_round(round_: Round, reason: str) -> list[int]:
-    """Take the nodes that have not answered for silent; which they were."""
-    with _claims:
-        return round_.close(reason)
-
 
 UNSENT = 8 * 2**20
 """Bytes that a node may leave unread before it is asked nothing new, though it goes on reading: as
@@ -77,7 +57,6 @@ class Node:
         unsent: What is yet to be written to the connection.
         misfit: Why it cannot be a node, as it was last seen; empty if it can.
         twin: The index of the node that it is as well, where that is why; else None.
-        told: Whether listeners are told how it does.
     """
 
     def __init__(
@@ -87,7 +66,6 @@ class Node:
         prefix: str,
         guard: RestartGuard,
         nonces: Sequence[str],
-        told: bool = True,
         *,
         clock: Callable[[], float],
         later: Callable[[Callable[[], object]], object],
@@ -100,7 +78,6 @@ class Node:
         self.facts: NodeInfo | None = None
         self.misfit = ""
         self.twin: int | None = None
-        self.told = told
         self._clock = clock
         self._later = later
         self._guard = guard
@@ -328,8 +305,7 @@ class Node:
             doubt = self._guard.doubt(self._memory, now) or doubt
         if heard_nodes():
             self._answered(round_, now)
-        with _claims:
-            round_.answer(self.index, answer, now, doubt)
+        round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         written = wrote(round_.verb, answer)
         if written and round_.sent > self._proved and not self._unsure:
@@ -432,11 +408,11 @@ class Node:
     def _answered(self, round_: Round, now: float) -> None:
         # Once nobody waits for a round its answers are read whenever somebody reads: when they came
         # is not known. Nor is how long a node took that first had to be connected to.
-        if self.told and not round_.closed and round_.waits and round_.sent >= self._opened:
+        if not round_.closed and round_.waits and round_.sent >= self._opened:
             self._later(partial(emit_node, "node_answered", self.name, now - round_.sent))
 
     def _failed(self, kind: str) -> None:
-        if self.told and heard_nodes():
+        if heard_nodes():
             self._later(partial(emit_node, "node_failed", self.name, kind))
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
