@@ -40,7 +40,7 @@ LONGEST = (
     "tests/examples/",
     "tests/worker/test_parking.py",
     "tests/worker/test_holding.py",
-    "tests/worker/test_helper.py",
+    "tests/worker/test_sidecar.py",
     "tests/worker/test_hostile.py",
     "tests/worker/test_green.py",
     "tests/worker/test_endings.py",

@@ -53,7 +53,7 @@ SILENCE = 0.5
 """Seconds that a holder has to report its loss itself."""
 
 Name = tuple[int, int]
-"""The slot and serial of a record."""
+"""The slot and generation of a record."""
 
 
 class LeaseSupervisor:
@@ -145,7 +145,7 @@ class LeaseSupervisor:
                 shortest = min(shortest, note.ttl)
                 if not note.held:
                     continue
-                name = (note.slot, note.serial)
+                name = note.name
                 claim = seen[name] = self._claim(note, now)
                 if not claim.held(now):
                     self._lost(name, note, claim, pid, now)
@@ -160,7 +160,7 @@ class LeaseSupervisor:
 
     def _claim(self, note: LeaseRecord, now: float) -> Claim:
         """What this keeper knows of a note, and what its holder has written since."""
-        claim = self._claims.get((note.slot, note.serial))
+        claim = self._claims.get(note.name)
         if claim is not None:
             news = claim.learn(note.expiries)
             if claim.lost is None or not news:
@@ -264,7 +264,7 @@ class _Charge(Claim):
 
     def __init__(self, table: SharedLeaseTable, note: LeaseRecord) -> None:
         self._table = table
-        self._name = (note.slot, note.serial)
+        self._name = note.name
         super().__init__(note.resources, note.token, note.ttl, table.nodes)
 
     @property

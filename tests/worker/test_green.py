@@ -121,7 +121,7 @@ def held_on(port: int, key: str) -> bool:
 def test_a_body_that_never_waits_loses_its_lock_and_that_is_loud(
     cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:
-    """After its ttl: the watchdog is a greenlet as well. `test_helper.py` has the remedy."""
+    """After its ttl: the watchdog is a greenlet as well. `test_sidecar.py` has the remedy."""
     logs, raises = cluster.send("lost_log", key, 2.0, kind), f"{key}-raises"
     assert cluster.result(logs) is True
     worker.said(f"lost the lock k:{key} held by task {logs.id}")

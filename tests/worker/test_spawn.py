@@ -16,7 +16,7 @@ from celery_redlock import Redlock
 from celery_redlock.worker.startup import keep
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
-from tests.worker.test_keeper import TTL, stopped
+from tests.worker.test_supervisor import TTL, stopped
 
 pytestmark = [
     pytest.mark.worker,

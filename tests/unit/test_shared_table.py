@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import math
 import os
 import signal
 import threading
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -152,11 +155,32 @@ def test_names_of_any_letters_are_noted_whole(table: SharedLeaseTable) -> None:
     assert (note.resource, note.token) == ("ключ:\ud800|☂", "t\x00|")
 
 
-@pytest.mark.parametrize("word", [1, 2, 4], ids=["serial", "ttl", "checksum"])
-def test_a_note_that_is_not_whole_is_not_read(table: SharedLeaseTable, word: int) -> None:
-    granted(table)
+def test_a_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> None:
+    """Nor is one whose writer was killed meanwhile; the next holder of the slot begins again."""
+    claim = granted(table)
     (note,) = notes(table)
-    table._words[note.slot // 8 + word] ^= 1 << 33
+    table._records[note.slot].generation += 1
+    assert notes(table) == []
+    table.unregister(claim)
+    posted(table, "next")
+    (after,) = notes(table)
+    assert (after.slot, after.resource) == (note.slot, "next")
+    assert after.generation > note.generation
+
+
+def test_a_holder_that_is_killed_while_it_writes_leaves_no_wrong_record(
+    table: SharedLeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.unregister(granted(table, resource="before"))
+    child = os.fork()
+    if child == 0:
+        table._mine = list(range(SLOTS))  # it goes on where its parent was
+        kill = partial(os.kill, os.getpid(), signal.SIGKILL)
+        monkeypatch.setattr(ctypes, "memmove", lambda *_args: kill())
+        posted(table, "half")
+        os._exit(0)
+    _pid, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     assert notes(table) == []
 
 
@@ -184,27 +208,37 @@ def test_what_was_kept_for_one_is_never_taken_for_its_successor(table: SharedLea
     assert not second.held(111.0)
 
 
-def test_half_of_what_a_keeper_writes_is_not_read(table: SharedLeaseTable) -> None:
+def test_what_a_keeper_has_written_of_some_nodes_counts_beside_what_it_wrote_before(
+    table: SharedLeaseTable,
+) -> None:
+    """It may be stopped in between: its word of before is no reason to call a lease lost."""
     claim = granted(table)
     (note,) = notes(table)
-    table.extended(note, [150.0] * NODES)
-    _count, area, _expiries = table._newest(note.slot // 8, note.serial) or (0, 0, [])
-    table._seconds[area + 2] = 900.0
-    assert list(notes(table)[0].kept) == []
-    assert not claim.held(111.0)
-
-
-def test_while_a_keeper_writes_what_it_wrote_before_is_read(table: SharedLeaseTable) -> None:
-    """It may be stopped in the midst: its word of before is no reason to call a lease lost."""
-    claim = granted(table)
-    (note,) = notes(table)
-    for expiry in (120.0, 130.0, 140.0):
-        table.extended(note, [expiry] * NODES)
-        assert list(notes(table)[0].kept) == [expiry] * NODES
-    _count, area, _expiries = table._newest(note.slot // 8, note.serial) or (0, 0, [])
-    table._seconds[area + 2] = 900.0
-    assert list(notes(table)[0].kept) == [130.0] * NODES
+    table.extended(note, [120.0, 130.0, 130.0])
+    table._records[note.slot].kept[0] = 140.0
+    assert list(notes(table)[0].kept) == [140.0, 130.0, 130.0]
     assert claim.held(129.0)
+
+
+def test_half_of_what_a_keeper_writes_for_the_first_time_is_not_read(
+    table: SharedLeaseTable,
+) -> None:
+    """The other half is of the record that was in this slot before."""
+
+    class Stopped(list[float]):
+        def __getitem__(self, node: Any) -> Any:
+            return KeyboardInterrupt if node else super().__getitem__(node)
+
+    first = granted(table)
+    (note,) = notes(table)
+    table.extended(note, [900.0] * NODES)
+    table.unregister(first)
+    second = granted(table, token="other")
+    (note,) = notes(table)
+    with pytest.raises(TypeError):
+        table.extended(note, Stopped([120.0] * NODES))
+    assert list(notes(table)[0].kept) == []
+    assert not second.held(111.0)
 
 
 def test_a_dead_ones_block_is_for_whoever_comes_next(table: SharedLeaseTable) -> None:
