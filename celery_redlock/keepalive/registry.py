@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LeaseRegistry"]
 
-PLACE = "CELERY_REDLOCK_BOARD"
+VARIABLE = "CELERY_REDLOCK_TABLE"
 """The environment variable that tells spawned children whose table it is, and where."""
 
 
@@ -31,7 +31,7 @@ class LeaseRegistry:
 
     Args:
         nodes: How many nodes the lock has.
-        helper: How the sidecar reaches the nodes; None for no sidecar.
+        sidecar: How the sidecar reaches the nodes; None for no sidecar.
 
     Raises:
         ConfigurationError: The nodes cannot be described to another process.
@@ -40,30 +40,29 @@ class LeaseRegistry:
         table: The table that is shared with the supervisor, or None.
     """
 
-    def __init__(self, nodes: int, helper: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, nodes: int, sidecar: Mapping[str, Any] | None = None) -> None:
         self.table: SharedLeaseTable | None = None
         self._nodes = nodes
-        self._config = helper
-        self._helper: Sidecar | None = None
+        self._config = sidecar
+        self._sidecar: Sidecar | None = None
         self._beginning = threading.RLock()
         self._begun = False
-        if helper is not None:
-            try:
-                json.dumps(helper)
-            except (TypeError, ValueError):
-                raise ConfigurationError(
-                    'keeper="process" needs nodes that can be told to another process: give URLs,'
-                    " or mappings of strings and numbers"
-                ) from None
+        try:
+            json.dumps(sidecar)
+        except (TypeError, ValueError):
+            raise ConfigurationError(
+                'keeper="process" needs nodes that can be told to another process: give URLs,'
+                " or mappings of strings and numbers"
+            ) from None
 
     @property
     def own_process(self) -> bool:
-        """Whether a helper process keeps, not the process that has started this one."""
+        """Whether a sidecar supervises, not the process that has started this one."""
         return self._config is not None
 
     def begin(self) -> None:
         """Make the table, before there are children, and start the sidecar if there is one."""
-        from .shared_table import MAX_NODES, SharedLeaseTable  # not for the many who need none
+        from .shared_table import MAX_NODES, SharedLeaseTable  # most programs need neither
 
         with self._beginning:
             # Begun, and not done: a handler has interrupted this very thread. It does without.
@@ -71,52 +70,45 @@ class LeaseRegistry:
                 return
             self._begun = True
             try:
-                self._make(SharedLeaseTable(self._nodes))
+                table = SharedLeaseTable(self._nodes)
+                if self._config is not None:
+                    from .sidecar import Sidecar
+
+                    self._sidecar = Sidecar(table, self._config)
+                    table.read = True
+                self.table = table
             finally:
                 self._begun = False
 
-    def _make(self, table: SharedLeaseTable) -> None:
-        if self._config is not None:
-            from .sidecar import Sidecar
-
-            self._helper = Sidecar(table, self._config)
-            table.read = True
-        self.table = table
-
-    def offer(self) -> bool:
-        """Tell children that will be spawned where the table is; return whether they can find it.
-
-        They inherit no memory, as forked ones do.
-        """
-        address = self.table.address if self.table is not None else None
-        if address is not None:
-            os.environ[PLACE] = f"{os.getpid()}:{address}"
-        return address is not None
+    def offer(self) -> None:
+        """Tell children that will be spawned where the table is: they inherit no memory."""
+        if self.table is not None and self.table.address is not None:
+            os.environ[VARIABLE] = f"{os.getpid()}:{self.table.address}"
 
     def accept(self) -> None:
         """Open the parent's table, if this is a child that was spawned."""
-        parent, _, address = os.environ.get(PLACE, "").partition(":")
+        parent, _, address = os.environ.get(VARIABLE, "").partition(":")
         if self._config is not None or parent != str(os.getppid()):
             return
         from .shared_table import SharedLeaseTable
 
-        with self._beginning, contextlib.suppress(OSError):  # its parent is going
+        with self._beginning, contextlib.suppress(OSError):  # its parent has ended
             if self.table is None:
                 self.table = SharedLeaseTable.at(address, self._nodes)
 
     def forked(self) -> None:
-        """This is a child now; whoever keeps what its parent holds keeps what it holds."""
+        """Begin again in a child: the supervisor of its parent's leases supervises its own."""
         self._beginning = threading.RLock()
         self._begun = False
         if self.table is not None:
             self.table.forked()
-        if self._helper is not None:
-            self._helper.forked()
+        if self._sidecar is not None:
+            self._sidecar.forked()
 
     def close(self) -> None:
         """End the sidecar."""
-        if self._helper is not None:
-            self._helper.close()
+        if self._sidecar is not None:
+            self._sidecar.close()
 
     def register(self, claim: Claim) -> None:
         """Register a token, before it is written to any node."""

@@ -24,16 +24,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..runtime.clock import monotonic
 from .shared_table import SharedLeaseTable
 
 __all__ = ["Sidecar"]
 
 logger = logging.getLogger("celery_redlock.keeper")
 
-STEADY = 5.0
-"""Seconds that a sidecar must live for the next one to be started without delay."""
-AGAIN, AGAIN_MAX = 0.05, 5.0
-"""Seconds before it is started again, doubled up to this each time it dies at once."""
+STEADY_S = 5.0
+"""A sidecar that has lived for so long is replaced without delay."""
+RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.05, 5.0
+"""Otherwise the delay is doubled each time, from this to that: one that cannot start must not keep
+a core busy."""
 START = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main()"
 """What it runs. Not `-m`, which has the working directory first on the path."""
 NEEDED = ("celery_redlock", "redis")
@@ -53,12 +55,7 @@ class Sidecar:
         self._config = json.dumps({"fd": table.fd, "ring": table.ring, **config}).encode() + b"\n"
         self._closed = threading.Event()
         self._process = self._spawn()
-        threading.Thread(target=self._mind, name="celery_redlock helper", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        """The process id of the sidecar that runs now, or has just died."""
-        return self._process.pid
+        threading.Thread(target=self._restart, name="celery_redlock sidecar", daemon=True).start()
 
     def close(self) -> None:
         """End it. The leases in the table then have no supervisor."""
@@ -66,7 +63,7 @@ class Sidecar:
         self.forked()
 
     def forked(self) -> None:
-        """In a child: it is the parent's death that the helper is to hear of, not ours."""
+        """Close its input in a child: it is to notice the end of the parent."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -85,38 +82,35 @@ class Sidecar:
             process.stdin.flush()
         return process
 
-    def _mind(self) -> None:
-        pause = AGAIN
+    def _restart(self) -> None:
+        """Start another sidecar each time that one ends."""
+        delay = RESTART_DELAY_S
         while True:
-            try:
-                self._process.wait(STEADY)
-                pause = min(2 * pause, AGAIN_MAX)
-            except subprocess.TimeoutExpired:
-                self._process.wait()
-                pause = AGAIN
+            started = monotonic()
+            code = self._process.wait()
+            if monotonic() - started > STEADY_S:
+                delay = RESTART_DELAY_S
             if self._closed.is_set():
                 return
             logger.warning(
                 "the helper process %d that keeps the locks has ended (%d); starting another",
                 self._process.pid,
-                self._process.returncode,
+                code,
             )
-            while not self._closed.wait(pause):
-                try:
-                    self._process = self._spawn()
-                    break
-                except OSError as error:  # no memory, too many processes or files: not for ever
-                    pause = min(2 * pause, AGAIN_MAX)
-                    logger.error("cannot start the helper process that keeps the locks: %s", error)
-            else:
+            if self._closed.wait(delay):
                 return
+            delay = min(2 * delay, MAX_RESTART_DELAY_S)
+            try:
+                self._process = self._spawn()
+            except OSError as error:  # no memory, too many processes or files: that may pass
+                logger.error("cannot start the helper process that keeps the locks: %s", error)
 
 
 def _path() -> list[str]:
-    """Return where the helper finds modules: where we do, but for the working directory.
+    """Return where the sidecar finds modules: where we do, but for the working directory.
 
-    Where we have ourselves imported from there what it needs, it stands last: after all that has
-    such a name elsewhere, and after Python's own.
+    If we have imported from there what it needs, that directory comes last: after all that has such
+    a name elsewhere, and after Python's own.
     """
     try:
         here = os.path.realpath(os.getcwd())
@@ -134,21 +128,21 @@ def main() -> None:
     from ..stores.redis.driver import Driver
     from .supervisor import LeaseSupervisor
 
-    # Whoever ends the worker by a signal to all of its group must not end this first.
+    # A signal to the worker's whole group must not end this first.
     for name in ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     logging.basicConfig(format="[%(asctime)s: %(levelname)s/%(name)s helper] %(message)s")
     stdin = sys.stdin.fileno()
     config = json.loads(_line(stdin))
     addresses = parse_nodes(config["nodes"])
-    # It only extends and frees, and that any node may do; its client has said what is to be said.
+    # It only extends and frees, and that any node may do; its client has reported unsuitable ones.
     driver = Driver(addresses, config["prefix"], strict=False)
     table = SharedLeaseTable(len(addresses), config["fd"], config["ring"])
     LeaseSupervisor(table, driver, config["node_timeout"], client=stdin).run()
 
 
 def _line(fd: int) -> bytes:
-    """One line of input, and no byte more: what follows is the end."""
+    """Read one line of input, and no byte more: the end of input must stay to be seen."""
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(fd, 65536)

@@ -41,16 +41,16 @@ logger = logging.getLogger("celery_redlock.keeper")
 
 LATE = 1 / 2
 """A holder extends when a third of the ttl is gone; the supervisor when this part is."""
-LOOKS = 1 / 10
-"""How long it waits between two looks, as a part of the shortest ttl in the table."""
-OFTEN, SELDOM = 0.02, 0.5
-"""Seconds between two looks, at least and at most."""
-UNWATCHED = 0.1
-"""Seconds between two looks where the system cannot tell of a death by itself."""
-LINGER = 0.8
-"""Seconds for the processes of a client that is gone to be dead as well."""
-SILENCE = 0.5
-"""Seconds that a holder has to report its loss itself."""
+LOOK_EVERY = 1 / 10
+"""Pause between two looks, as a part of the shortest ttl in the table."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
+"""Limits of that pause: so as not to keep a core busy, nor miss a lease that is new."""
+UNWATCHED_PAUSE_S = 0.1
+"""The longest pause where the system cannot report a death."""
+LINGER_S = 0.8
+"""How long the processes of a client that is gone may take to end as well."""
+REPORT_AFTER_S = 0.5
+"""How long a holder has to report its loss itself."""
 
 Name = tuple[int, int]
 """The slot and generation of a record."""
@@ -86,44 +86,56 @@ class LeaseSupervisor:
         self._client = client
         if client is not None:
             self._poll.register(client, select.POLLIN)
-        self._period = SELDOM
+        self._period = MAX_PAUSE_S
 
     def run(self) -> None:
-        """Keep, until the client is gone; then free what its processes leave as they die."""
-        # Begun now and not waited for later: what is late has no time.
-        self._driver.connect(0.1)
+        """Supervise until the client is gone; then free what its processes leave as they die."""
+        self._driver.connect(0.1)  # begun now: a lease that is late has no time to wait for it
         while not self._alone:
             self.run_once()
         self._finish()
 
     def run_once(self) -> None:
-        """Do what is to be done, and wait for more."""
+        """Extend what is late, free what the dead have held, and wait for more."""
         try:
             self._look()
             self._await()
         except BaseException:
-            # Leases must not end for one bug; the next look may do better.
+            # Leases must not end because of one bug; the next look may do better.
             logger.exception("could not keep the locks of other processes")
             with contextlib.suppress(BaseException):
-                select.select([], [], [], self._period)
+                time.sleep(self._period)
 
     def _finish(self) -> None:
         """Free what is left by processes that are being killed; extend nothing more."""
-        until = monotonic() + LINGER
-        while True:
-            # Asked once more after the last moment: this process may have stood still as well.
+        until = monotonic() + LINGER_S
+        over = False
+        while any(self._table.blocks()) and not over:
+            # Looked at once more after the last moment: this process may have stood still as well.
             over = monotonic() >= until
-            for block, pid in list(self._table.blocks()):
-                if self._dead(block, pid):
-                    self._reap(block, pid)
-            if over or not any(self._table.blocks()):
-                return
-            select.select([], [], [], OFTEN)
+            self._living()
+            time.sleep(MIN_PAUSE_S)
+
+    def _living(self) -> list[tuple[int, int]]:
+        """Free what dead processes have held; return the other blocks, each with its pid."""
+        living = []
+        ready = {fd for fd, _event in self._poll.poll(0)}
+        for block, pid in list(self._table.blocks()):
+            if block not in self._watched:
+                self._watched[block] = pidfd = _pidfd(pid)
+                if pidfd is not None:
+                    self._poll.register(pidfd, select.POLLIN)
+            pidfd = self._watched[block]
+            if _is_dead(pid) if pidfd is None else pidfd in ready:
+                self._reap(block, pid)
+            else:
+                living.append((block, pid))
+        return living
 
     def _await(self) -> None:
         period = self._period
         if None in self._watched.values():
-            period = min(period, UNWATCHED)
+            period = min(period, UNWATCHED_PAUSE_S)
         for fd, _event in self._poll.poll(period * 1000):
             if fd == self._client:
                 self._alone = True
@@ -136,59 +148,55 @@ class LeaseSupervisor:
         now = monotonic()
         seen: dict[Name, Claim] = {}
         late: list[tuple[LeaseRecord, Claim]] = []
-        shortest = SELDOM / LOOKS
-        for block, pid in list(self._table.blocks()):
-            if self._dead(block, pid):
-                self._reap(block, pid)
-                continue
-            for note in self._table.records(block):
-                shortest = min(shortest, note.ttl)
-                if not note.held:
+        shortest = MAX_PAUSE_S / LOOK_EVERY
+        for block, pid in self._living():
+            for record in self._table.records(block):
+                shortest = min(shortest, record.ttl)
+                if not record.held:
                     continue
-                name = note.name
-                claim = seen[name] = self._claim(note, now)
+                claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):
-                    self._lost(name, note, claim, pid, now)
-                elif now < note.until and claim.deadline - now < note.ttl * LATE:
-                    late.append((note, claim))
+                    self._report(record, claim, pid, now)
+                elif now < record.until and claim.deadline - now < record.ttl * LATE:
+                    late.append((record, claim))
         self._claims = seen
         self._over = {name: since for name, since in self._over.items() if name in seen}
-        self._period = min(max(shortest * LOOKS, OFTEN), SELDOM)
+        self._period = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
         self._table.looks_every(self._period)
         if late:
             self._extend(late, now)
 
-    def _claim(self, note: LeaseRecord, now: float) -> Claim:
-        """What this keeper knows of a note, and what its holder has written since."""
-        claim = self._claims.get(note.name)
+    def _claim(self, record: LeaseRecord, now: float) -> Claim:
+        """Return what this supervisor knows of a lease, and what its holder has written since."""
+        claim = self._claims.get(record.name)
         if claim is not None:
-            news = claim.learn(note.expiries)
+            news = claim.learn(record.expiries)
             if claim.lost is None or not news:
                 return claim
         # Unknown; or lost, as far as was known here, but its holder has known better.
-        fresh = _Charge(self._table, note)
-        if claim is None and note.kept:
-            fresh.expiries = list(note.kept)  # of a keeper that is no more; now this one's
-        fresh.learn(note.expiries)
+        fresh = _OthersClaim(self._table, record)
+        if claim is None and record.kept:
+            fresh.expiries = list(record.kept)  # of the supervisor before this one
+        fresh.learn(record.expiries)
         fresh.granted_at = now
         return fresh
 
     def _extend(self, late: list[tuple[LeaseRecord, Claim]], now: float) -> None:
-        claims = [claim for _note, claim in late]
+        claims = [claim for _record, claim in late]
         patience = min(min(c.deadline - now, c.ttl / 10, self._node_timeout) for c in claims)
         self._driver.extend(claims, max(0.001, patience), Verb.RENEW)
-        for note, claim in late:
-            self._table.extended(note, claim.acknowledgements())
+        for record, claim in late:
+            self._table.extended(record, claim.acknowledgements())
 
-    def _lost(self, name: Name, note: LeaseRecord, claim: Claim, pid: int, now: float) -> None:
-        """Its holder tells of a loss; unless it cannot."""
-        if now - self._over.setdefault(name, now) >= SILENCE:
-            self._over[name] = math.inf
+    def _report(self, record: LeaseRecord, claim: Claim, pid: int, now: float) -> None:
+        """Report a loss once, unless its holder does so itself in time."""
+        if now - self._over.setdefault(record.name, now) >= REPORT_AFTER_S:
+            self._over[record.name] = math.inf
             logger.error(
                 "lost the lock %s held by %s: %s; process %d is stopped or busy and has not"
                 " noticed: its work may overlap with another's",
-                note.resource,
-                Owner.of(note.token),
+                record.resource,
+                Owner.of(record.token),
                 claim.lost,
                 pid,
             )
@@ -199,16 +207,16 @@ class LeaseSupervisor:
         claims = [Claim(n.resources, n.token, n.ttl, self._table.nodes) for n in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
-        for note, round_ in zip(left, freed, strict=True):
+        for record, round_ in zip(left, freed, strict=True):
             if round_.yes + round_.no >= round_.quorum:
-                logger.warning("freed %s, which process %d held when it died", note.resource, pid)
-                if heard() and note.held and not note.resource.endswith(RESERVED_SUFFIX):
-                    self._tell(note)
+                logger.warning("freed %s, which process %d held when it died", record.resource, pid)
+                if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
+                    self._tell(record)
             else:
                 logger.warning(
                     "cannot free %s, which process %d held when it died: too few nodes answer; its"
                     " ttl will",
-                    note.resource,
+                    record.resource,
                     pid,
                 )
         self._table.clear(block)
@@ -217,55 +225,31 @@ class LeaseSupervisor:
             self._poll.unregister(pidfd)
             os.close(pidfd)
 
-    def _tell(self, note: LeaseRecord) -> None:
-        """A lock was freed in its dead holder's stead. Its own clock is gone; its token tells."""
-        now = monotonic()
-        owner = Owner.of(note.token)
-        since = owner.since if owner is not None and owner.since else time.time()
-        claim = self._claim(note, now)
-        granted_at = now - max(0.0, time.time() - since)
+    def _tell(self, record: LeaseRecord) -> None:
+        """Tell listeners of a release in the place of the dead holder.
+
+        When it was granted is read from its token: the holder's own clock is gone.
+        """
+        now, wall = monotonic(), time.time()
+        owner = Owner.of(record.token)
+        claim = self._claim(record, now)
         lease = Lease(
-            note.resource,
-            note.token,
-            note.ttl,
-            claim.deadline,
-            monotonic,
-            resources=note.resources,
-            granted_at=granted_at,
+            *(record.resource, record.token, record.ttl, claim.deadline, monotonic),
+            resources=record.resources,
+            granted_at=now - max(0.0, wall - ((owner and owner.since) or wall)),
         )
         emit("released", lease, claim.held(now))
 
-    def _dead(self, block: int, pid: int) -> bool:
-        """Whether the process of a block has ended. Watches it from now on."""
-        if block not in self._watched:
-            self._watched[block] = pidfd = self._pidfd(pid)
-            if pidfd is not None:
-                self._poll.register(pidfd, select.POLLIN)
-        pidfd = self._watched[block]
-        if pidfd is None:
-            return _is_dead(pid)
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
-        return bool(poll.poll(0))
 
-    def _pidfd(self, pid: int) -> int | None:
-        if not hasattr(os, "pidfd_open"):
-            return None
-        try:
-            return os.pidfd_open(pid)
-        except OSError:
-            return None  # gone, or not to be watched
-
-
-class _Charge(Claim):
-    """A claim of another process. It ends when the note is struck off, whenever that is."""
+class _OthersClaim(Claim):
+    """A claim of another process. It ends when its holder removes the record, whenever that is."""
 
     __slots__ = ("_name", "_table")
 
-    def __init__(self, table: SharedLeaseTable, note: LeaseRecord) -> None:
+    def __init__(self, table: SharedLeaseTable, record: LeaseRecord) -> None:
         self._table = table
-        self._name = note.name
-        super().__init__(note.resources, note.token, note.ttl, table.nodes)
+        self._name = record.name
+        super().__init__(record.resources, record.token, record.ttl, table.nodes)
 
     @property
     def ended(self) -> bool:
@@ -273,11 +257,21 @@ class _Charge(Claim):
 
     @ended.setter
     def ended(self, _ended: bool) -> None:
-        """That is not for the keeper to say."""
+        """Do nothing: only its holder can end it."""
+
+
+def _pidfd(pid: int) -> int | None:
+    """Return a descriptor that tells of the end of a process; None where there is none."""
+    if not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None  # gone, or not to be watched
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether a process has ended. One that waits to be reaped is not asked for its remains."""
+    """Return whether a process has ended. A zombie stays one: its parent wants its status."""
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     try:
@@ -285,5 +279,5 @@ def _is_dead(pid: int) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        pass
+        pass  # it is another user's
     return False

@@ -27,10 +27,6 @@ EVERY, RETRY_EVERY = 1 / 3, 1 / 10
 """When to extend, and when to try again after a failed round, as parts of the ttl."""
 TOGETHER = 1 / 20
 """Leases due within this part of the ttl are extended in the same round: fewer requests."""
-MAX_SLEEP_S = 3600.0
-"""A wait needs some limit; waking up once an hour costs nothing."""
-MIN_SLEEP_S = 0.001
-"""Keeps the clock's last digits from making the loop spin."""
 
 
 @dataclass(slots=True, eq=False)
@@ -206,7 +202,7 @@ class Watchdog:
             if wakes <= now:
                 self._wakes = -math.inf  # nobody need wake us
                 return self.schedule.take(now)
-        self._changed.wait(min(MAX_SLEEP_S, max(MIN_SLEEP_S, wakes - now)))
+        self._changed.wait(wakes - now)
         return []
 
     def extend_due(self, due: Sequence[Watched]) -> None:

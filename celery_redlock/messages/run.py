@@ -69,7 +69,7 @@ def run(
         held.owner = replace(redlock.client.owner, task=short_id(task.name))
     if options.on_lost == "raise":
         block = Interruptible(held.loss, functools.partial(lost_unawares, held))
-        held.on_lost = lambda _held: block.strike()
+        held.on_lost = lambda _held: block.interrupt()
         body = functools.partial(block.run, body)
     elif callable(options.on_lost):
         held.on_lost = options.on_lost

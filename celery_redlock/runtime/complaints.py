@@ -1,4 +1,4 @@
-"""What the log says of one node: that it fails, once, and that it works again; and not for ever.
+"""What the log says of one node: that it fails, once, and that it works again, without flooding.
 
 A node whose latency is near the node timeout fails and works many times a second. After a few
 changes within a minute it is summed up instead, once a minute, until it has kept to one state for
@@ -16,10 +16,10 @@ from ..protocol.round import Verb
 
 __all__ = ["Complaints", "Once"]
 
-PAGE = 60.0
-"""Seconds between two summaries."""
-CHANGES = 6
-"""Lines about changes within a minute: a restart is three of them, two in a row are no flood."""
+PAGE_S = 60.0
+"""Time between two summaries: often enough to follow an outage, too seldom to fill a disk."""
+MAX_CHANGES = 6
+"""Lines about changes within that time: a restart is three of them, two in a row are no flood."""
 
 
 class Complaints:
@@ -30,22 +30,20 @@ class Complaints:
         say: Takes a level of `logging` and a line.
 
     Attributes:
-        answers: Answers since the page was begun; whoever reads one counts it.
+        answers: Answers since the page was begun; the caller counts them.
         page: When the next page begins; seconds.
     """
 
     def __init__(self, name: str, say: Callable[[int, str], object]) -> None:
         self._name = name
         self._say = say
-        self._open: dict[Verb | None, str] = {}
-        self._lines: dict[Verb | None, str] = {}
-        self._summed = False
-        self.page = 0.0
+        self._failing: dict[Verb | None, tuple[str, str]] = {}  # at what: the kind, and the line
+        self._summed_up = False
         self._begin(0.0)
 
     def __bool__(self) -> bool:
-        """Whether there is anything that it fails at."""
-        return bool(self._open)
+        """Return whether there is anything that it fails at."""
+        return bool(self._failing)
 
     def fails(self, verb: Verb | None, reason: str, now: float, *, late: bool = False) -> None:
         """It fails at `verb`, or altogether: once until it works again or fails in another way."""
@@ -55,16 +53,17 @@ class Complaints:
         kind = reason.split(" ", 1)[0] if verb else reason
         what = "refuses us" if refuses(reason) else "is unreachable"
         what = f"does not {verb.value}" if verb else what
-        self._lines[verb] = f"node {self._name} {what}: {reason}"
-        if self._open.get(verb) != kind:
-            self._open[verb] = kind
-            self._changed(logging.WARNING, self._lines[verb])
+        line = f"node {self._name} {what}: {reason}"
+        known = self._failing.get(verb, ("", ""))[0]
+        self._failing[verb] = kind, line
+        if known != kind:
+            self._changed(logging.WARNING, line)
 
     def works(self, verb: Verb | None, now: float) -> None:
         """It does not fail at `verb`, or altogether, any more."""
-        if self._open.pop(verb, None) is not None:
+        if verb in self._failing:
             self.look(now)
-            self._lines.pop(verb, None)
+            del self._failing[verb]
             what = f"can {verb.value} again" if verb else "is back"
             self._changed(logging.INFO, f"node {self._name} {what}")
 
@@ -72,54 +71,52 @@ class Complaints:
         """Begin another page if it is time to, and sum the last one up."""
         if now < self.page:
             return
-        if self._summed and not self._changes:
-            self._summed = False
-            for line in list(self._lines.values()):
-                self._say(logging.WARNING, f"{line} (for a minute by now)")
-            if not self._lines:
-                self._say(logging.INFO, f"node {self._name} is back, for a minute by now")
-        elif self._summed:
+        if self._summed_up and self._changes:
             self._say(
                 logging.WARNING,
                 f"node {self._name}: {self._late} of {self.answers} answers were late in the last"
                 f" minute, {self._failed} requests or connections failed. Look at its latency and"
                 " its network; if it is only far away, raise redlock_node_timeout",
             )
+        elif self._summed_up:
+            self._summed_up = False
+            for _kind, line in self._failing.values():
+                self._say(logging.WARNING, f"{line} (for a minute by now)")
+            if not self._failing:
+                self._say(logging.INFO, f"node {self._name} is back, for a minute by now")
         self._begin(now)
 
     def _begin(self, now: float) -> None:
-        self.page = now + PAGE
+        self.page = now + PAGE_S
         self.answers = self._late = self._failed = self._changes = 0
 
     def _changed(self, level: int, line: str) -> None:
         self._changes += 1
-        if self._summed:
+        if self._summed_up:
             return
-        if self._changes <= CHANGES:
-            self._say(level, line)
-        else:
-            self._summed = True
-            self._say(
-                logging.WARNING,
+        if self._changes > MAX_CHANGES:
+            self._summed_up, level = True, logging.WARNING
+            line = (
                 f"node {self._name} fails and works again, over and over; from now on it is summed"
-                f" up once a minute ({line})",
+                f" up once a minute ({line})"
             )
+        self._say(level, line)
 
 
 def refuses(reason: str) -> bool:
-    """Whether it is there, and will not have us."""
+    """Return whether it is there, and does not let us in."""
     return reason.startswith(("AUTH", "NOPERM", "LOADING"))
 
 
 class Once:
-    """Whether a line about a cause is due: one in `PAGE`."""
+    """Whether a line about a cause is due: one in `PAGE_S`."""
 
     def __init__(self) -> None:
         self._said: dict[Hashable, float] = {}
 
     def __call__(self, cause: Hashable, now: float) -> bool:
-        """It has come about: whether to say so; then it counts as said."""
-        self._said = {one: at for one, at in self._said.items() if now - at < PAGE}
+        """Return whether to say that it has happened; then it counts as said."""
+        self._said = {one: at for one, at in self._said.items() if now - at < PAGE_S}
         due = cause not in self._said
         self._said.setdefault(cause, now)
         return due

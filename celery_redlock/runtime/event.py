@@ -1,9 +1,9 @@
-"""An event that an exception may strike anywhere.
+"""An event that survives an exception raised anywhere.
 
 A time limit raises in the main thread at whatever bytecode it is at. `threading.Condition`, and so
-`threading.Event`, is written in Python: struck between taking its inner lock and owing to give it
-back, it stays locked for good, and whoever notifies next hangs. A lock written in C has no such
-moment.
+`threading.Event`, is written in Python: interrupted between taking its inner lock and owing to give
+it back, it stays locked for good, and the next caller hangs. A lock written in C cannot be
+interrupted there.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ __all__ = ["SafeEvent"]
 
 
 class SafeEvent:
-    """One waits, others ring. A ring is heard once, and kept until then."""
+    """A flag that one thread waits for and others set. A wait clears it."""
 
     def __init__(self) -> None:
-        self._silence = threading.Lock()
-        self._silence.acquire()
+        self._unset = threading.Lock()
+        self._unset.acquire()
 
     def set(self) -> None:
-        """Wake who waits, or who will wait next."""
-        with contextlib.suppress(RuntimeError):  # it has rung already
-            self._silence.release()
+        """Wake the thread that waits, or that will wait next."""
+        with contextlib.suppress(RuntimeError):  # it is set already
+            self._unset.release()
 
     def wait(self, timeout: float) -> bool:
-        """Wait for a ring, for `timeout` seconds at most; whether there was one."""
-        return self._silence.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
+        """Wait until it is set, for `timeout` seconds at most; return whether it was."""
+        return self._unset.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
 
     def clear(self) -> None:
-        """Take back a ring that nobody has heard."""
-        self._silence.acquire(blocking=False)
+        """Forget that it was set."""
+        self._unset.acquire(blocking=False)

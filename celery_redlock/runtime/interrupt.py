@@ -1,11 +1,10 @@
 """Raises an exception inside a body that runs in another thread; and never after its end.
 
 In the main thread (prefork, solo, scripts) by a signal of our own, which also ends a sleep or a
-read; in other threads by `PyThreadState_SetAsyncExc`, which takes effect at the next bytecode. In
-neither way can a C call that holds the GIL be interrupted. Where threads are greenlets, the body's
+read; in other threads by `PyThreadState_SetAsyncExc`, which takes effect at the next bytecode.
+Neither way can interrupt a C call that holds the GIL. Where threads are greenlets, the body's
 greenlet is made to raise when it next waits: a signal, or an exception sent to the native thread,
-would strike whichever greenlet runs. SIGURG is chosen since nothing happens
-when it arrives late: its default is to be ignored (Go's runtime uses it for the same reason).
+would hit whichever greenlet runs.
 """
 
 from __future__ import annotations
@@ -27,20 +26,23 @@ __all__ = ["Interruptible"]
 T = TypeVar("T")
 
 SIGNAL = signal.SIGURG
-AGAIN, AGAIN_MAX = 0.002, 0.1
-"""Seconds between two signals, doubled each time up to the second."""
+"""Nothing happens if it arrives late: its default is to be ignored. Go uses it for the same
+reason."""
+RESEND_AFTER_S, MAX_RESEND_AFTER_S = 0.002, 0.1
+"""Pause between two signals, doubled each time from this to that."""
 
 
 class Interruptible:
-    """A call that `strike()` can end from another thread.
+    """A call that `interrupt()` can end from another thread.
 
-    A body that returns, after its lease was over and nobody could tell it so (in a C call that held
-    the GIL, say), ends with that error all the same. One that was told, and went on, has decided.
+    A body that returns after its lease was over, and could not be told (it was in a C call that
+    held the GIL, say), ends with that error all the same. One that was told, and went on, has
+    decided.
 
     Args:
         error: Makes the exception to raise.
         over: Tells whether the lease ended before its holder released it, and the body was not
-            told by a call of its own.
+            told by a call that it made itself.
     """
 
     def __init__(
@@ -51,32 +53,31 @@ class Interruptible:
         self._guard = threading.Lock()
         self._thread = threading.get_ident()
         self._greenlet = current()
-        green = self._greenlet is not None
-        self._main = not green and threading.current_thread() is threading.main_thread()
-        self._inside = False
-        self._over = False
-        self._struck = self._told = False
+        self._main = (
+            self._greenlet is None and threading.current_thread() is threading.main_thread()
+        )
+        self._inside = self._left = False
+        self._interrupted = self._told = False
 
-    def strike(self) -> None:
+    def interrupt(self) -> None:
         """Raise in the body, if it has not ended; instead of it, if it has not begun."""
         with self._guard:
-            if self._over or self._struck:
+            if self._left or self._interrupted:
                 return
-            self._struck = True
+            self._interrupted = True
             if not self._inside:
                 return
             if self._greenlet is not None:
                 in_hub(self._throw)
-                return
-            if not self._main:
+            elif not self._main:
                 self._told = True
                 _raise_in(self._thread, LeaseLost)
-                return
-        name = "celery_redlock strike"
-        threading.Thread(target=self._signal, name=name, daemon=True).start()
+            else:
+                name = "celery_redlock interrupt"
+                threading.Thread(target=self._signal, name=name, daemon=True).start()
 
     def run(self, body: Callable[[], T]) -> T:
-        """What `body` returns, unless it is struck."""
+        """Return what `body` returns, unless it is interrupted."""
         try:
             self._enter()
             try:
@@ -87,7 +88,7 @@ class Interruptible:
                 raise self._error()
             return result
         except LeaseLost as error:
-            if self._struck and error.resource is None:
+            if self._interrupted and error.resource is None:
                 # A thread can only be sent a class; this is the instance that says what was lost.
                 raise self._error() from None
             raise
@@ -98,47 +99,47 @@ class Interruptible:
                 signal.signal(SIGNAL, _deliver)
             _blocks[:] = [*(block for block in _blocks if block._inside), self]
         with self._guard:
-            self._inside = not self._struck
+            self._inside = not self._interrupted
         if not self._inside:
             raise self._error()
 
     def _leave(self) -> None:
         with self._guard:
-            self._inside, self._over = False, True
+            self._inside, self._left = False, True
         if self._main:
             _blocks[:] = [block for block in _blocks if block._inside]
-        elif self._struck and self._greenlet is None:
+        elif self._interrupted and self._greenlet is None:
             _take_back(self._thread)
 
     def _throw(self) -> None:
-        """Between two greenlets: the body waits for something, or has just ended."""
+        """Raise in the greenlet, which waits or has just ended: this runs in the hub."""
         if self._inside:
             self._inside, self._told = False, True  # once
             self._greenlet.throw(self._error())
 
     def _signal(self) -> None:
-        """Send the signal until it has struck.
+        """Send the signal until it has been handled.
 
         One that comes right before the main thread falls asleep does not wake it, the next does.
         """
-        pause = AGAIN
+        pause = RESEND_AFTER_S
         while True:
             with self._guard:
                 if not self._inside:
                     return
                 signal.pthread_kill(self._thread, SIGNAL)
             time.sleep(pause)
-            pause = min(2 * pause, AGAIN_MAX)
+            pause = min(2 * pause, MAX_RESEND_AFTER_S)
 
 
 _blocks: list[Interruptible] = []
-"""Those the main thread is in, outermost first; perhaps some that it was struck while leaving."""
+"""Those the main thread is in, outermost first; perhaps some that it was interrupted in leaving."""
 
 
 def _deliver(signum: int, frame: FrameType | None) -> None:
-    """The signal handler, in the main thread: raise in the innermost block that was struck."""
+    """Raise in the innermost interrupted block: the signal handler, in the main thread."""
     for block in reversed(_blocks):
-        if block._struck and block._inside:
+        if block._interrupted and block._inside:
             block._inside, block._told = False, True  # once
             raise block._error()
 
@@ -149,7 +150,7 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 
 class _Nothing(BaseException):
-    """Replaces, in this thread, what was sent to it and has not struck yet."""
+    """Replaces, in this thread, what was sent to it and has not been raised yet."""
 
 
 def _take_back(thread: int) -> None:

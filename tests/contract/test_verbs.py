@@ -696,8 +696,8 @@ def test_the_world_has_productions_numbers() -> None:
     assert process.SETTLED == SETTLED
     assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
-    seconds = (supervisor.LATE, supervisor.LOOKS, supervisor.OFTEN, supervisor.SELDOM)
-    assert seconds == (mirror.LATE, mirror.LOOKS, mirror.OFTEN, mirror.SELDOM)
+    for name in ("LATE", "LOOK_EVERY", "MIN_PAUSE_S", "MAX_PAUSE_S"):
+        assert getattr(supervisor, name) == getattr(mirror, name)
 
 
 # -- The same commands, the same replies

@@ -65,15 +65,14 @@ def _free_before_death() -> None:
     """The keeper believes Celery's main process, which tells of a death before it happens."""
     from celery.worker.request import Request
 
-    from celery_redlock.keepalive.supervisor import LeaseSupervisor
+    from celery_redlock.keepalive import supervisor
 
     doomed: set[int] = set()
-    dead = LeaseSupervisor._dead
+    is_dead = supervisor._is_dead
     on_timeout, terminate = Request.on_timeout, Request.terminate
 
-    def hasty(self: LeaseSupervisor, block: int, pid: int) -> bool:
-        watched = dead(self, block, pid)
-        return watched or pid in doomed
+    def hasty(pid: int) -> bool:
+        return pid in doomed or is_dead(pid)
 
     def timed_out(self: Any, soft: bool, timeout: float) -> None:
         if not soft:
@@ -84,7 +83,8 @@ def _free_before_death() -> None:
         doomed.add(self.worker_pid)
         terminate(self, *args, **options)
 
-    LeaseSupervisor._dead = hasty  # type: ignore[method-assign]
+    supervisor._pidfd = lambda _pid: None
+    supervisor._is_dead = hasty
     Request.on_timeout = timed_out
     Request.terminate = terminated
 

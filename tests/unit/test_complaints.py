@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from celery_redlock.protocol.round import Verb
-from celery_redlock.runtime.complaints import CHANGES, PAGE, Complaints, Once
+from celery_redlock.runtime.complaints import MAX_CHANGES, PAGE_S, Complaints, Once
 
 LATE = "no answer within 0.250 s"
 
@@ -42,8 +42,8 @@ def test_each_change_is_one_line() -> None:
 def test_one_that_flaps_is_summed_up_once_a_minute() -> None:
     log = Log()
     log.flaps(600)
-    first = CHANGES + 1
-    assert len(log.lines) <= first + 600 / PAGE
+    first = MAX_CHANGES + 1
+    assert len(log.lines) <= first + 600 / PAGE_S
     assert "over and over" in log.lines[first - 1]
     assert "node n:1: 600 of 6009 answers were late in the last minute" in log.lines[first]
 
@@ -55,7 +55,7 @@ def test_it_is_said_when_it_keeps_to_one_state_again() -> None:
     for second in range(200):
         log.node.look(end + second)
     assert [line for line in log.lines if "is back" in line] == log.lines[-1:]
-    assert log.flaps(1, at=end + 300) and len(log.lines) <= 2 + CHANGES + 1
+    assert log.flaps(1, at=end + 300) and len(log.lines) <= 2 + MAX_CHANGES + 1
 
 
 def test_nor_is_a_node_forgotten_that_is_away_at_last() -> None:
@@ -79,6 +79,6 @@ def test_a_quiet_node_says_nothing_by_the_minute() -> None:
 def test_of_each_cause_a_line_a_minute() -> None:
     due = Once()
     assert due("three are away", 100.0) and due("three others are", 100.0)
-    assert not any(due("three are away", 100.0 + second) for second in range(int(PAGE)))
-    assert due("three are away", 100.0 + PAGE)
-    assert not due("three are away", 101.0 + PAGE), "counted from the line, not from the first"
+    assert not any(due("three are away", 100.0 + second) for second in range(int(PAGE_S)))
+    assert due("three are away", 100.0 + PAGE_S)
+    assert not due("three are away", 101.0 + PAGE_S), "counted from the line, not from the first"

@@ -69,7 +69,7 @@ def strike_later(block: Interruptible) -> Callable[[], threading.Thread]:
     """Call the result to have `block` struck by another thread, soon."""
 
     def now() -> threading.Thread:
-        thread = threading.Thread(target=block.strike)
+        thread = threading.Thread(target=block.interrupt)
         thread.start()
         return thread
 
@@ -113,7 +113,7 @@ def test_a_sleep_is_ended() -> None:
 def test_a_body_is_not_begun_whose_lease_is_lost(where: Callable[..., None]) -> None:
     def work() -> None:
         block = Interruptible(loss)
-        block.strike()
+        block.interrupt()
         with pytest.raises(LeaseLost, match="the one that says"):
             block.run(lambda: pytest.fail("it was begun"))
 
@@ -125,7 +125,7 @@ def test_nothing_strikes_afterwards(where: Callable[..., None]) -> None:
     def work() -> None:
         block = Interruptible(loss)
         assert block.run(lambda: 5) == 5
-        block.strike()
+        block.interrupt()
         for _ in range(1000):
             pass
 
@@ -142,7 +142,7 @@ def test_it_strikes_once(where: Callable[..., None]) -> None:
             with pytest.raises(LeaseLost):
                 strike()
                 spin()
-            block.strike()
+            block.interrupt()
             for _ in range(1000):
                 pass
             return "went on"
@@ -236,7 +236,7 @@ def struck_at(number: int, own: BaseException | None) -> tuple[str, bool]:
             count += 1
             if count == number:
                 place = frame.f_code.co_name, frame.f_lineno
-                block.strike()
+                block.interrupt()
                 for _ in range(100):  # it may take another thread to deliver it
                     time.sleep(0)
         return trace
@@ -281,7 +281,7 @@ def test_strikes_that_race_with_the_end(where: Callable[..., None]) -> None:
             go.wait(5.0)
             for _ in range(number % 37):
                 pass
-            block.strike()
+            block.interrupt()
 
         def body() -> None:
             go.set()
@@ -337,10 +337,10 @@ def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: pytest.MonkeyPatch
     block = Interruptible(loss)
 
     def body() -> None:
-        block.strike()
+        block.interrupt()
         assert greenlet.thrown == []  # it runs, and so no other may be struck for it
         greenlet.hub_runs()
-        block.strike()
+        block.interrupt()
         greenlet.hub_runs()
 
     block.run(body)
@@ -351,7 +351,7 @@ def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: pytest.MonkeyPatch
 def test_a_greenlet_is_not_struck_after_the_body_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     greenlet = Greenlet(monkeypatch)
     block = Interruptible(loss)
-    block.run(block.strike)
+    block.run(block.interrupt)
     greenlet.hub_runs()
     assert greenlet.thrown == []
 
@@ -361,7 +361,7 @@ def test_a_greenlet_struck_before_the_body_does_not_begin_it(
 ) -> None:
     greenlet = Greenlet(monkeypatch)
     block = Interruptible(loss)
-    block.strike()
+    block.interrupt()
     with pytest.raises(LeaseLost):
         block.run(lambda: pytest.fail("it has begun"))
     assert greenlet.calls == []

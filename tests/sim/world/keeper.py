@@ -20,7 +20,7 @@ from tests.sim.world.process import Process
 if TYPE_CHECKING:
     from tests.sim.world.world import World
 
-LATE, LOOKS, OFTEN, SELDOM = 1 / 2, 1 / 10, 0.02, 0.5  # as in keeper.py
+LATE, LOOK_EVERY, MIN_PAUSE_S, MAX_PAUSE_S = 1 / 2, 1 / 10, 0.02, 0.5  # as in supervisor.py
 
 
 class LeaseRecord:
@@ -80,7 +80,7 @@ class LeaseSupervisor(Process):
         self._claims: dict[str, Claim] = {}
         self._looking = False
         self._rounds = 0
-        self._period = min(max(world.knobs.ttl * LOOKS, OFTEN), SELDOM)
+        self._period = min(max(world.knobs.ttl * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
         if self.notes:
             self.wake()
 
