@@ -22,7 +22,6 @@ others. Three rules make up for that:
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import json
@@ -66,7 +65,6 @@ class _Record(ctypes.Structure):
 
 class _Memory(ctypes.Structure):
     _fields_ = (
-        ("period", ctypes.c_double),  # seconds between two looks of the supervisor
         ("pids", ctypes.c_int64 * BLOCKS),
         ("records", _Record * (BLOCKS * SLOTS)),
     )
@@ -128,13 +126,12 @@ class SharedLeaseTable:
     Args:
         nodes: How many nodes the lock has.
         fd: The memory of an inherited table; None makes a new one.
-        ring: Where holders wake the supervisor, inherited with `fd`.
 
     Attributes:
         read: Whether a supervisor reads what this process writes: only then does it write.
     """
 
-    def __init__(self, nodes: int, fd: int | None = None, ring: int | None = None) -> None:
+    def __init__(self, nodes: int, fd: int | None = None) -> None:
         if nodes > MAX_NODES:
             raise ValueError(f"a table of leases has room for {MAX_NODES} nodes, not {nodes}")
         self.nodes = nodes
@@ -142,12 +139,6 @@ class SharedLeaseTable:
         self.fd = _memory() if fd is None else fd
         self._memory = _Memory.from_buffer(mmap.mmap(self.fd, ctypes.sizeof(_Memory)))
         self._records = self._memory.records
-        self._ringing = -1
-        if ring is None:
-            ring, self._ringing = os.pipe()
-            os.set_blocking(self._ringing, False)
-        os.set_blocking(ring, False)
-        self.ring = ring
         self._begin()
 
     @classmethod
@@ -161,9 +152,7 @@ class SharedLeaseTable:
         Raises:
             OSError: It is gone.
         """
-        memory, ring = address.split(":")
-        table = cls(nodes, os.open(memory, os.O_RDWR), os.open(ring, os.O_WRONLY))
-        table._ringing, table.ring = table.ring, -1
+        table = cls(nodes, os.open(address, os.O_RDWR))
         table.read = True
         return table
 
@@ -173,8 +162,8 @@ class SharedLeaseTable:
 
         None where the system has no such place: it has one on Linux.
         """
-        paths = [f"/proc/{os.getpid()}/fd/{fd}" for fd in (self.fd, self._ringing)]
-        return ":".join(paths) if all(map(os.path.exists, paths)) else None
+        path = f"/proc/{os.getpid()}/fd/{self.fd}"
+        return path if os.path.exists(path) else None
 
     # -- The holder's side -----------------------------------------------------------------------
 
@@ -197,7 +186,6 @@ class SharedLeaseTable:
         if len(text) > MAX_TEXT_BYTES:
             return
         with self._lock:
-            slots = len(self._mine)
             slot = self._free_slot()
             if slot is None:
                 return
@@ -209,17 +197,12 @@ class SharedLeaseTable:
             if self._used.setdefault(slot, claim) is not claim:
                 claim.kept = None
                 return
-            news = len(self._mine) > slots
         record.generation = generation
         record.expiries[: self.nodes] = [NEVER] * self.nodes
         record.size = len(text)
         ctypes.memmove(ctypes.addressof(record) + _Record.text.offset, text, len(text))
         record.state = _ASKING
         record.generation = generation + 1
-        # A block is to be watched; or the supervisor looks this seldom, and would come too late.
-        if news or claim.ttl < 4 * self._memory.period:
-            with contextlib.suppress(OSError):  # full: it is on its way already
-                os.write(self._ringing, b"\0")
 
     def granted(self, claim: Claim, until: float) -> None:
         """Record that it is granted, and is to be extended until `until`; seconds."""
@@ -336,10 +319,6 @@ class SharedLeaseTable:
         for slot in range(block * SLOTS, (block + 1) * SLOTS):
             self._records[slot].state = _EMPTY
         self._memory.pids[block] = 0
-
-    def looks_every(self, period: float) -> None:
-        """Write down how often the supervisor looks; seconds."""
-        self._memory.period = period
 
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode

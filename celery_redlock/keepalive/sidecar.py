@@ -52,7 +52,7 @@ class Sidecar:
 
     def __init__(self, table: SharedLeaseTable, config: Mapping[str, Any]) -> None:
         self._table = table
-        self._config = json.dumps({"fd": table.fd, "ring": table.ring, **config}).encode() + b"\n"
+        self._config = json.dumps({"fd": table.fd, **config}).encode() + b"\n"
         self._closed = threading.Event()
         self._process = self._spawn()
         threading.Thread(target=self._restart, name="celery_redlock sidecar", daemon=True).start()
@@ -73,7 +73,7 @@ class Sidecar:
             [sys.executable, "-I", "-c", START, __name__, *_path()],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            pass_fds=(self._table.fd, self._table.ring),
+            pass_fds=(self._table.fd,),
             start_new_session=True,  # Ctrl-C at a terminal is for the worker
         )
         assert process.stdin is not None
@@ -137,7 +137,7 @@ def main() -> None:
     addresses = parse_nodes(config["nodes"])
     # It only extends and frees, and that any node may do; its client has reported unsuitable ones.
     driver = Driver(addresses, config["prefix"], strict=False)
-    table = SharedLeaseTable(len(addresses), config["fd"], config["ring"])
+    table = SharedLeaseTable(len(addresses), config["fd"])
     LeaseSupervisor(table, driver, config["node_timeout"], client=stdin).run()
 
 

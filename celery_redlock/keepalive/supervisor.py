@@ -43,10 +43,9 @@ LATE = 1 / 2
 """A holder extends when a third of the ttl is gone; the supervisor when this part is."""
 LOOK_EVERY = 1 / 10
 """Pause between two looks, as a part of the shortest ttl in the table."""
-MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.5
-"""Limits of that pause: so as not to keep a core busy, nor miss a lease that is new."""
-UNWATCHED_PAUSE_S = 0.1
-"""The longest pause where the system cannot report a death."""
+MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.1
+"""Limits of that pause. A look takes some 0.1 ms, so that ten of them a second cost next to
+nothing; and a lease or a process that is new is seen in time without announcing itself."""
 LINGER_S = 0.8
 """How long the processes of a client that is gone may take to end as well."""
 REPORT_AFTER_S = 0.5
@@ -81,12 +80,11 @@ class LeaseSupervisor:
         self._over: dict[Name, float] = {}
         self._watched: dict[int, int | None] = {}  # pidfd by block
         self._poll = select.poll()
-        self._poll.register(table.ring, select.POLLIN)
         self._alone = False
         self._client = client
         if client is not None:
             self._poll.register(client, select.POLLIN)
-        self._period = MAX_PAUSE_S
+        self._pause = 0.0
 
     def run(self) -> None:
         """Supervise until the client is gone; then free what its processes leave as they die."""
@@ -96,30 +94,35 @@ class LeaseSupervisor:
         self._finish()
 
     def run_once(self) -> None:
-        """Extend what is late, free what the dead have held, and wait for more."""
+        """Wait for the next look, or a death; extend what is late, free what the dead have held."""
         try:
-            self._look()
-            self._await()
+            ready = self._wait(self._pause)
+            self._alone = self._client in ready
+            self._look(ready)
         except BaseException:
             # Leases must not end because of one bug; the next look may do better.
             logger.exception("could not keep the locks of other processes")
             with contextlib.suppress(BaseException):
-                time.sleep(self._period)
+                time.sleep(MAX_PAUSE_S)
 
     def _finish(self) -> None:
         """Free what is left by processes that are being killed; extend nothing more."""
+        if self._client is not None:
+            self._poll.unregister(self._client)
         until = monotonic() + LINGER_S
         over = False
         while any(self._table.blocks()) and not over:
             # Looked at once more after the last moment: this process may have stood still as well.
             over = monotonic() >= until
-            self._living()
-            time.sleep(MIN_PAUSE_S)
+            self._living(self._wait(MIN_PAUSE_S))
 
-    def _living(self) -> list[tuple[int, int]]:
+    def _wait(self, seconds: float) -> set[int]:
+        """Wait for a death; return the descriptors of processes that have ended."""
+        return {fd for fd, _event in self._poll.poll(seconds * 1000)}
+
+    def _living(self, ready: set[int]) -> list[tuple[int, int]]:
         """Free what dead processes have held; return the other blocks, each with its pid."""
         living = []
-        ready = {fd for fd, _event in self._poll.poll(0)}
         for block, pid in list(self._table.blocks()):
             if block not in self._watched:
                 self._watched[block] = pidfd = _pidfd(pid)
@@ -132,24 +135,13 @@ class LeaseSupervisor:
                 living.append((block, pid))
         return living
 
-    def _await(self) -> None:
-        period = self._period
-        if None in self._watched.values():
-            period = min(period, UNWATCHED_PAUSE_S)
-        for fd, _event in self._poll.poll(period * 1000):
-            if fd == self._client:
-                self._alone = True
-            elif fd == self._table.ring:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(fd, 4096)
-
-    def _look(self) -> None:
+    def _look(self, ready: set[int]) -> None:
         """Look through the whole table for dead holders and late leases."""
         now = monotonic()
         seen: dict[Name, Claim] = {}
         late: list[tuple[LeaseRecord, Claim]] = []
         shortest = MAX_PAUSE_S / LOOK_EVERY
-        for block, pid in self._living():
+        for block, pid in self._living(ready):
             for record in self._table.records(block):
                 shortest = min(shortest, record.ttl)
                 if not record.held:
@@ -161,8 +153,7 @@ class LeaseSupervisor:
                     late.append((record, claim))
         self._claims = seen
         self._over = {name: since for name, since in self._over.items() if name in seen}
-        self._period = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
-        self._table.looks_every(self._period)
+        self._pause = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
         if late:
             self._extend(late, now)
 

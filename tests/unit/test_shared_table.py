@@ -265,17 +265,6 @@ def test_a_child_notes_in_a_block_of_its_own(table: SharedLeaseTable) -> None:
     assert by_pid == {os.getpid(): ["parent"], child: ["child"]}
 
 
-def test_a_keeper_that_looks_too_seldom_is_called(table: SharedLeaseTable) -> None:
-    table.looks_every(0.5)
-    granted(table)  # takes a block: that is news
-    assert os.read(table.ring, 100)
-    posted(table, "long", ttl=10.0)
-    with pytest.raises(BlockingIOError):
-        os.read(table.ring, 100)
-    posted(table, "short", ttl=1.0)
-    assert os.read(table.ring, 100)
-
-
 def test_a_board_for_more_nodes_than_it_has_room_for_is_refused() -> None:
     with pytest.raises(ValueError, match=f"room for {MAX_NODES} nodes, not 17"):
         SharedLeaseTable(17)

@@ -20,7 +20,7 @@ from tests.sim.world.process import Process
 if TYPE_CHECKING:
     from tests.sim.world.world import World
 
-LATE, LOOK_EVERY, MIN_PAUSE_S, MAX_PAUSE_S = 1 / 2, 1 / 10, 0.02, 0.5  # as in supervisor.py
+LATE, LOOK_EVERY, MIN_PAUSE_S, MAX_PAUSE_S = 1 / 2, 1 / 10, 0.02, 0.1  # as in supervisor.py
 
 
 class LeaseRecord:
