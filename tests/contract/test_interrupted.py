@@ -34,6 +34,19 @@ def alarms() -> Iterator[random.Random]:
     signal.signal(signal.SIGALRM, before)
 
 
+class alarm:
+    """Raise in the block after so many seconds. No generator: a strike in one would end it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def __enter__(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, self._seconds)
+
+    def __exit__(self, *_error: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(servers, alarms):
     redlock = Redlock([server.url for server in servers], ttl=20.0)
     redlock.connect()
@@ -42,11 +55,8 @@ def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(servers, alarms)
         for turn in range(400):
             lease = None
             try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.0006))
+                with alarm(alarms.uniform(0.00002, 0.0006)):
                     lease = redlock.acquire(f"attempt:{turn}")
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
             except (Struck, NotAcquired):
                 struck += 1
             if lease is not None:
@@ -69,12 +79,9 @@ def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(server
             resource = f"struck:{turn % 7}"
             lock = redlock.lock(resource)
             try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.0009))
+                with alarm(alarms.uniform(0.00002, 0.0009)):
                     lock.acquire()
                     lock.release()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
             except Struck:
                 struck += 1
             except NotAcquired:
@@ -125,12 +132,9 @@ def test_threads_go_on_while_another_is_struck(servers, alarms):
             turns += 1
             lock = redlock.lock("struck")
             try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.002))
+                with alarm(alarms.uniform(0.00002, 0.002)):
                     lock.acquire()
                     lock.release()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
             except (Struck, NotAcquired):
                 pass
             lock.release()
@@ -160,11 +164,8 @@ def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(serv
         for turn in range(400):
             lock = redlock.lock(f"limit:{turn}")
             try:
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, alarms.uniform(0.00002, 0.0006))
+                with alarm(alarms.uniform(0.00002, 0.0006)):
                     lock.acquire()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
             except TimeoutError:
                 caught += 1
             except NotAcquired:

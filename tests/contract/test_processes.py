@@ -124,23 +124,6 @@ def test_a_child_inside_the_parents_block_has_no_lease_and_is_refused_the_lock(
         assert current_lease() is held
 
 
-def test_a_child_that_leaves_the_parents_block_frees_nothing(
-    redlock: Redlock, urls: list[str]
-) -> None:
-    block = redlock.lock("r")
-    held = block.__enter__()
-
-    def child() -> None:
-        block.__exit__(None, None, None)
-
-    told_all(redlock)
-    in_child(child)
-    assert all(keys(url) for url in urls)
-    assert not held.lost
-    block.__exit__(None, None, None)
-    assert not any(keys(url) for url in urls)
-
-
 def test_a_childs_connections_are_its_own_and_the_parents_stay(
     redlock: Redlock, urls: list[str]
 ) -> None:

@@ -133,9 +133,9 @@ def test_nothing_strikes_afterwards(where: Callable[..., None]) -> None:
 
 
 @both
-def test_it_strikes_once(where: Callable[..., None]) -> None:
+def test_it_strikes_once_and_a_body_that_goes_on_has_decided(where: Callable[..., None]) -> None:
     def work() -> None:
-        block = Interruptible(loss)
+        block = Interruptible(loss, lambda: True)
         strike = strike_later(block)
 
         def body() -> str:
@@ -320,11 +320,11 @@ class Greenlet:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[Callable[[], None]] = []
-        self.thrown: list[BaseException] = []
+        self.thrown: list[LeaseLost] = []
         monkeypatch.setattr(interrupt, "current", lambda: self)
         monkeypatch.setattr(interrupt, "in_hub", self.calls.append)
 
-    def throw(self, error: BaseException) -> None:
+    def throw(self, error: LeaseLost) -> None:
         self.thrown.append(error)
 
     def hub_runs(self) -> None:
@@ -332,39 +332,31 @@ class Greenlet:
             self.calls.pop(0)()
 
 
-def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    greenlet = Greenlet(monkeypatch)
-    block = Interruptible(loss)
-
-    def body() -> None:
-        block.interrupt()
-        assert greenlet.thrown == []  # it runs, and so no other may be struck for it
-        greenlet.hub_runs()
-        block.interrupt()
-        greenlet.hub_runs()
-
-    block.run(body)
-    (error,) = greenlet.thrown
-    assert isinstance(error, LeaseLost) and error.reason == "refused"
-
-
-def test_a_greenlet_is_not_struck_after_the_body_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    greenlet = Greenlet(monkeypatch)
-    block = Interruptible(loss)
-    block.run(block.interrupt)
-    greenlet.hub_runs()
-    assert greenlet.thrown == []
-
-
-def test_a_greenlet_struck_before_the_body_does_not_begin_it(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("when", ["before", "inside", "at its end"])
+def test_a_greenlet_is_struck_once_when_it_waits(
+    monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     greenlet = Greenlet(monkeypatch)
     block = Interruptible(loss)
-    block.interrupt()
-    with pytest.raises(LeaseLost):
-        block.run(lambda: pytest.fail("it has begun"))
-    assert greenlet.calls == []
+    begun = []
+
+    def body() -> None:
+        begun.append(True)
+        block.interrupt()
+        assert greenlet.thrown == []  # it runs, and so no other may be struck for it
+        if when == "inside":
+            greenlet.hub_runs()
+        block.interrupt()
+
+    if when == "before":
+        block.interrupt()
+        with pytest.raises(LeaseLost):
+            block.run(body)
+    else:
+        block.run(body)
+    greenlet.hub_runs()
+    assert bool(begun) == (when != "before")
+    assert [error.reason for error in greenlet.thrown] == ["refused"] * (when == "inside")
 
 
 @both
@@ -379,22 +371,5 @@ def test_a_body_that_returns_though_its_lease_was_over_ends_with_the_loss(
         assert Interruptible(loss, lambda: False).run(lambda: 5) == 5
         with pytest.raises(KeyError):
             Interruptible(loss, lambda: True).run(raising(KeyError("own")))
-
-    where(work)
-
-
-@both
-def test_a_body_that_was_struck_and_went_on_has_decided(where: Callable[..., None]) -> None:
-    def work() -> None:
-        block = Interruptible(loss, lambda: True)
-        strike = strike_later(block)
-
-        def body() -> str:
-            with pytest.raises(LeaseLost):
-                strike()
-                spin()
-            return "went on"
-
-        assert block.run(body) == "went on"
 
     where(work)

@@ -144,17 +144,6 @@ def test_a_process_stopped_while_it_takes_a_block_stops_nobody(table: SharedLeas
         os.waitpid(child, 0)
 
 
-def test_a_name_too_long_for_the_board_is_not_noted(table: SharedLeaseTable) -> None:
-    assert posted(table, "r" * 40_000).kept is None
-    assert notes(table) == []
-
-
-def test_names_of_any_letters_are_noted_whole(table: SharedLeaseTable) -> None:
-    posted(table, "ключ:\ud800|☂", "t\x00|")
-    (note,) = notes(table)
-    assert (note.resource, note.token) == ("ключ:\ud800|☂", "t\x00|")
-
-
 def test_a_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> None:
     """Nor is one whose writer was killed meanwhile; the next holder of the slot begins again."""
     claim = granted(table)
@@ -270,12 +259,23 @@ def test_a_board_for_more_nodes_than_it_has_room_for_is_refused() -> None:
         SharedLeaseTable(17)
 
 
-def test_the_largest_claim_that_is_allowed_stands_on_the_board(table: SharedLeaseTable) -> None:
-    """What the keeper cannot read it does not keep."""
-    names = checked_names([f"{number:03}" + "n" * 290 for number in range(100)])
-    claim = Claim(names, "t" * 500, 10.0, NODES)
+@pytest.mark.parametrize(
+    "names",
+    [["ключ:\ud800|☂", "t\x00|"], [f"{number:03}" + "n" * 290 for number in range(100)]],
+    ids=["any letters", "the largest claim that is allowed"],
+)
+def test_names_are_registered_whole(table: SharedLeaseTable, names: list[str]) -> None:
+    """What the supervisor cannot read it does not extend."""
+    claim = Claim(checked_names(names) if len(names) > 2 else names, "t" * 500, 10.0, NODES)
     table.register(claim)
-    (note,) = (note for block, _pid in table.blocks() for note in table.records(block))
-    assert note.resources == names and note.token == claim.token
+    (note,) = notes(table)
+    assert (note.resources, note.token) == (claim.resources, claim.token)
+
+
+def test_a_claim_that_is_too_long_is_not_registered_and_no_such_name_is_allowed(
+    table: SharedLeaseTable,
+) -> None:
+    assert posted(table, "r" * 40_000).kept is None
+    assert notes(table) == []
     with pytest.raises(ConfigurationError, match=r"at most 30000 bytes together, .* have 31\d\d\d"):
         checked_names([f"{number:03}" + "n" * 310 for number in range(100)])

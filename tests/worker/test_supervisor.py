@@ -1,4 +1,7 @@
-"""The main process keeps what its pool children hold and cannot extend themselves."""
+"""The main process extends what its pool children hold and cannot extend themselves.
+
+That a stop and a C call that keeps the GIL cost no lock is in `test_holding.py`.
+"""
 
 from __future__ import annotations
 
@@ -28,31 +31,6 @@ def stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
-
-
-def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("short_ttl", key, 4 * TTL)
-    run = cluster.entered(key)
-    contender = cluster.contend(key)
-    with stopped(run.pid):
-        time.sleep(3 * TTL)
-        assert contender.entered is None
-    assert cluster.result(sent) > 0.0  # seconds left, as the body itself sees it at its end
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
-    assert "lost the lock" not in worker.text
-
-
-def test_a_c_call_that_keeps_the_gil_keeps_its_lock(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = cluster.send("short_ttl", key, 3 * TTL, "gil")
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert cluster.result(sent) > 0.0
-    run = cluster.runs(key, sent)[0]
-    assert run.end - run.begin > 3 * TTL
-    contender.gets_it(since=run.end)
-    assert "lost the lock" not in worker.text
 
 
 def test_a_child_that_dies_while_it_is_stopped_frees_its_lock(

@@ -45,16 +45,6 @@ def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None
     cluster.free(key)
 
 
-def test_a_body_of_three_times_its_ttl_keeps_its_lock(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = cluster.send("short_ttl", key, 3.0, "loop")
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert 0.5 < cluster.result(sent) <= 1.0
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
-
-
 def test_nesting(cluster: Cluster, worker: Worker, key: str) -> None:
     assert cluster.result(cluster.send("factorial", key, 5)) == 120
     cluster.free(key)  # results are stored before locks are freed
