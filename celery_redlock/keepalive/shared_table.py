@@ -309,10 +309,8 @@ class SharedLeaseTable:
     def extended(self, note: LeaseRecord, expiries: Sequence[float]) -> None:
         """Write down for its holder what the nodes acknowledged to the supervisor."""
         record = self._records[note.slot]
-        if record.kept_for != note.generation:
-            record.kept_for = 0
         record.kept[: self.nodes] = expiries
-        record.kept_for = note.generation
+        record.kept_for = note.generation  # last: half of them is not of this record
 
     def clear(self, block: int) -> None:
         """Make the block of a dead process free for the next one."""

@@ -98,15 +98,42 @@ def test_a_body_is_struck(where: Callable[..., None]) -> None:
     where(work)
 
 
-def test_a_sleep_is_ended() -> None:
-    """A signal right before it would be lost: it is sent until it strikes."""
-    for _ in range(50):
+def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent: list[int] = []
+    kill = signal.pthread_kill
+
+    def lost_once(thread: int, number: int) -> None:
+        sent.append(number)
+        if len(sent) > 1:
+            kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", lost_once)
+    block = Interruptible(loss)
+    strike = strike_later(block)
+    begin = time.monotonic()
+    with pytest.raises(LeaseLost):
+        block.run(lambda: (strike(), threading.Event().wait(20.0)))
+    assert time.monotonic() - begin < 5.0
+
+
+def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[type[BaseException]] = []
+    send = interrupt._raise_in
+
+    def late(thread: int, kind: type[BaseException]) -> None:
+        sent.append(kind)
+        if kind is not LeaseLost:
+            send(thread, kind)
+
+    def work() -> None:
         block = Interruptible(loss)
-        strike = strike_later(block)
-        begin = time.monotonic()
-        with pytest.raises(LeaseLost):
-            block.run(lambda strike=strike: (strike(), threading.Event().wait(20.0)))
-        assert time.monotonic() - begin < 5.0
+        block.run(block.interrupt)
+
+    monkeypatch.setattr(interrupt, "_raise_in", late)
+    in_thread(work)
+    assert sent == [LeaseLost, interrupt._Nothing]
 
 
 @both

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from celery_redlock.keepalive import shared_table
 from celery_redlock.keepalive.shared_table import MAX_NODES, SLOTS, LeaseRecord, SharedLeaseTable
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ConfigurationError
@@ -155,6 +156,22 @@ def test_a_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> 
     (after,) = notes(table)
     assert (after.slot, after.resource) == (note.slot, "next")
     assert after.generation > note.generation
+
+
+def test_a_slot_that_changes_hands_while_it_is_read_is_not_read(
+    table: SharedLeaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = granted(table, resource="first")
+
+    def meanwhile(place: shared_table._Place) -> list[float]:
+        if first.kept is not None:
+            table.unregister(first)
+            granted(table, resource="second")
+        return []
+
+    monkeypatch.setattr(shared_table._Place, "__call__", meanwhile)
+    assert notes(table) == []
+    assert [note.resource for note in notes(table)] == ["second"]
 
 
 def test_a_holder_that_is_killed_while_it_writes_leaves_no_wrong_record(
