@@ -48,7 +48,7 @@ _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 
 
 class _Record(ctypes.Structure):
-    """One slot, as it is shared; the last two fields but one are the supervisor's."""
+    """One slot. The supervisor writes `kept` and `kept_for`, the holder all the rest."""
 
     _fields_ = (
         ("generation", ctypes.c_int64),

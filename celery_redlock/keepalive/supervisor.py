@@ -98,7 +98,8 @@ class LeaseSupervisor:
         try:
             ready = self._wait(self._pause)
             self._alone = self._client in ready
-            self._look(ready)
+            if not self._alone:
+                self._look(ready)
         except BaseException:
             # Leases must not end because of one bug; the next look may do better.
             logger.exception("could not keep the locks of other processes")
@@ -129,7 +130,8 @@ class LeaseSupervisor:
                 if pidfd is not None:
                     self._poll.register(pidfd, select.POLLIN)
             pidfd = self._watched[block]
-            if _is_dead(pid) if pidfd is None else pidfd in ready:
+            dead = _is_dead(pid) if pidfd is None else pidfd in ready
+            if dead:
                 self._reap(block, pid)
             else:
                 living.append((block, pid))

@@ -13,18 +13,6 @@ from tests.worker.harness import Cluster, Worker, died
 pytestmark = pytest.mark.worker
 
 
-def test_child_is_killed(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("work", key, 30)
-    run = cluster.entered(key)
-    contender = cluster.contend(key)
-    os.kill(run.pid, signal.SIGKILL)
-    contender.gets_it(since=died(run.pid))
-    assert cluster.state(sent) == "FAILURE"
-    cluster.settled()
-    assert len(cluster.runs(key, sent)) == 1
-    worker.said(f"freed k:{key}, which process {run.pid} held when it died")
-
-
 def test_child_is_killed_while_it_waits_for_a_lock(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
