@@ -22,17 +22,18 @@ from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
-from celery_redlock.protocol.round import EXTENDING, Round, Verb
+from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis import address, driver
+from celery_redlock.stores.redis import address, connections
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import SETTLED, Node
+from celery_redlock.stores.redis.node import SETTLED_S, Node
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
 from tests.support import wait_until
 
+EXTENDING = [verb for verb in VERBS if verb.extends]
 PREFIX = "redlock:"
 LONG = 60.0
 OFF = RestartGuard(False, LONG, print)
@@ -693,8 +694,11 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
 
 def test_the_world_has_productions_numbers() -> None:
     assert fakes.FOREIGN == commands.FOREIGN
-    assert process.SETTLED == SETTLED
-    assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
+    assert process.SETTLED == SETTLED_S
+    assert (process.BACKOFF, process.BACKOFF_MAX) == (
+        connections.BACKOFF_S,
+        connections.BACKOFF_MAX_S,
+    )
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
     seconds = (supervisor.LATE, supervisor.LOOKS, supervisor.OFTEN, supervisor.SELDOM)
     assert seconds == (mirror.LATE, mirror.LOOKS, mirror.OFTEN, mirror.SELDOM)

@@ -21,6 +21,7 @@ from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.reports import Reports
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_publish import Box, box, charge, take  # noqa: F401
 from tests.unit.test_task import app, deliver, redlock  # noqa: F401
@@ -127,7 +128,7 @@ def test_a_driver_that_was_closed_meanwhile_says_nothing_of_a_node(
 
     told: list[str] = []
     monkeypatch.setattr(Node, "connect", closed_meanwhile)
-    monkeypatch.setattr(Node, "_failed", lambda _node, kind: told.append(kind))
+    monkeypatch.setattr(Reports, "failed", lambda _reports, kind: told.append(kind))
     driver._connect(node)
     assert told == []
     assert caplog.messages == []
