@@ -46,11 +46,7 @@ requests, and everybody waits while it is read."""
 
 
 class Held(str):
-    """The token of another holder of one of several names, with that name.
-
-    Attributes:
-        name: The first name under which the token was found.
-    """
+    """The token of another holder of one of several names, with the first name where it is."""
 
     name: str
 

@@ -134,19 +134,9 @@ class NodeInfo:
 
 
 class Doubt(str):
-    """Why the vote of a node does not count, for people.
+    """Why the vote of a node does not count, for people; and for how many seconds it does not."""
 
-    Attributes:
-        left: For how many seconds it does not.
-    """
-
-    left: float
-
-    def __new__(cls, text: str, left: float) -> Doubt:
-        """Make a text that knows its seconds."""
-        doubt = super().__new__(cls, text)
-        doubt.left = left
-        return doubt
+    left = 0.0
 
 
 @dataclass(slots=True)
@@ -208,11 +198,7 @@ class RestartGuard:
     def meet(self, index: int, facts: NodeInfo, asked: float, now: float) -> Memory:
         """Return what is to be believed of a node that has just said what it is.
 
-        Args:
-            index: Which of the nodes: its address.
-            facts: What it said.
-            asked: A time before it was asked; seconds.
-            now: The time when its answer was read, or later.
+        It was asked at `asked` or later, and has answered at `now` or before.
         """
         if not self.on or facts.uptime is None:
             return Memory(facts)
@@ -256,11 +242,12 @@ class RestartGuard:
         left = memory.began + self.span - now
         if left <= 0:
             return None
-        return Doubt(
+        doubt = Doubt(
             f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
-            f" and has no vote for another {left:.1f} s",
-            left,
+            f" and has no vote for another {left:.1f} s"
         )
+        doubt.left = left
+        return doubt
 
     def twin(self, index: int, all_facts: Sequence[NodeInfo | None]) -> int | None:
         """Return the index of another node that is the same server as node `index`."""
@@ -305,10 +292,6 @@ class RestartGuard:
 
 class Trust:
     """What a node is believed to be, between one connection to it and the next.
-
-    Args:
-        guard: Judges it.
-        index: Which of the nodes.
 
     Attributes:
         memory: What was met there last.

@@ -10,19 +10,14 @@ from __future__ import annotations
 import inspect
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import (
-    AbstractConnection,
-    ConnectionPool,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
 from ...protocol.errors import ConfigurationError, NodeError
@@ -30,6 +25,7 @@ from .resp import Parser, reason
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]
 
+T = TypeVar("T")
 NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 
 CONNECT_TIMEOUT = 1.0
@@ -72,8 +68,8 @@ class Address:
         """
         return self.connection_class(**{**self.arguments, **changed})
 
-    def connect(self) -> Any:
-        """Make a connection and connect it.
+    def connect(self, greet: Callable[[Any], T]) -> tuple[Any, T]:
+        """Return a new connection that does not block, and what `greet` made of it before.
 
         Raises:
             NodeError: The node cannot be reached, or it refuses us.
@@ -81,12 +77,14 @@ class Address:
         connection = self.connection()
         try:
             connection.connect()
+            result = greet(connection)
             if connection.can_read():
                 raise NodeError("it sent what nobody asked for")
+            connection._sock.setblocking(False)
         except Exception as error:  # a credential provider's, too
             connection.disconnect()
             raise NodeError(reason(error), node=self.name) from None
-        return connection
+        return connection, result
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
@@ -122,7 +120,7 @@ def _parse(spec: object, where: str) -> Address:
     try:
         if isinstance(spec, str):
             _check_url(spec)
-            pool = ConnectionPool.from_url(spec)
+            pool = redis.ConnectionPool.from_url(spec)
         elif isinstance(spec, redis.Redis):
             pool = spec.connection_pool
         elif isinstance(spec, Mapping):

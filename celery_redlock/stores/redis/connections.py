@@ -48,8 +48,7 @@ class Connections:
         prefix: What keys begin with.
         guard: Knows which of them may vote; None for all.
         strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
-        told: Whether listeners are told how the nodes do. Not where they could not be called: in a
-            native thread beside greenlets.
+        told: Whether listeners are told how the nodes do: not in a native thread beside greenlets.
         node_timeout: How long the first operation waits for nodes that hang; seconds.
     """
 

@@ -55,9 +55,8 @@ class Driver(Connections):
     ) -> T:
         """Run one operation to its end.
 
-        Args:
-            operation: Makes its steps, given the time; seconds.
-            ahead: Makes a round, likewise, that is written along with the first, and ahead of it.
+        Given the time, `operation` makes its steps, and `ahead` a round that is written along with
+        the first, and ahead of it.
 
         Raises:
             RedlockError: This thread has been interrupted in the middle of a request to the nodes.

@@ -29,18 +29,17 @@ NONCE_LIFE_MS = b"60000"
 """Nodes that are reached within this time are told apart."""
 
 
-def introduce(connection: Any, index: int, nonces: Sequence[str], *, guarded: bool) -> NodeInfo:
-    """Ask a node about itself. Blocks, for the connection's timeout at most.
+def introduce(connection: Any, *, index: int, nonces: Sequence[str], guarded: bool) -> NodeInfo:
+    """Ask a node about itself, over a connection of redis-py.
 
     Args:
-        connection: A connection of redis-py's, connected.
+        connection: The connection.
         index: Which of the nodes it is.
         nonces: A key per node, known to us alone.
         guarded: Whether it matters if the node keeps what it has acknowledged.
 
     Raises:
-        NodeError: What it answered is no answer.
-        redis.RedisError, OSError: It does not answer, or refuses for another reason than rights.
+        NodeError, redis.RedisError, OSError: It does not answer so, or refuses but for rights.
     """
     *sections, evaluated, by_digest = ask(connection, [*INFO, *SCRIPTS])
     for reply in (evaluated, by_digest):
@@ -96,8 +95,6 @@ def ask(connection: Any, requests: Sequence[bytes]) -> list[Any]:
             replies.append(connection.read_response())
         except ResponseError as error:
             replies.append(error)
-    if connection.can_read():
-        raise NodeError("it sent what nobody asked for")
     return replies
 
 

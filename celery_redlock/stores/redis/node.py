@@ -62,12 +62,9 @@ class Node:
     """One node of a lock; all calls but `connect` are made with the driver's lock held.
 
     Attributes:
-        name: Its address, without credentials.
         channel: What it has been asked and has not answered.
-        connection: The connection, or None while there is none.
         failures: Attempts to connect since it last proved to work; sets the backoff.
         facts: What it last said of itself, or None before it has.
-        reports: Tells how it does.
         unsent: What is yet to be written to the connection.
         misfit: Why it cannot be a node, as it was last seen; empty if it can.
         twin: The index of the node that it is as well, where that is why; else None.
@@ -110,21 +107,13 @@ class Node:
     # -- Connections
 
     def connect(self) -> tuple[Any, NodeInfo]:
-        """Return a new connection, ready and non-blocking, and what is at its end.
+        """Return a new connection and what is at its end; see `Address.connect`.
 
-        Blocks: call it without the driver's lock.
-
-        Raises:
-            NodeError: It cannot be reached, or it refuses us.
+        It blocks: call it without the driver's lock.
         """
-        connection = self._address.connect()
-        try:
-            facts = introduce(connection, self.index, self._nonces, guarded=self._guard.on)
-            connection._sock.setblocking(False)
-        except Exception as error:
-            connection.disconnect()
-            raise NodeError(reason(error), node=self.name) from None
-        return connection, facts
+        return self._address.connect(
+            partial(introduce, index=self.index, nonces=self._nonces, guarded=self._guard.on)
+        )
 
     def refuse(self, connection: Any, why: str, twin: int | None) -> None:
         """Keep it silent because it is no node, or the `twin` of another, until it is one."""
@@ -138,11 +127,7 @@ class Node:
     def opened(self, connection: Any, facts: NodeInfo, now: float, asked: float) -> None:
         """Take a connection into use; what is owed and what waits is written to it first.
 
-        Args:
-            connection: See `connect`.
-            facts: What is at its end.
-            now: The time; seconds.
-            asked: A time before `facts` were asked for.
+        `asked` is a time before `facts` were asked for.
         """
         self._finish_drop()
         self._trust.connected(facts, asked, now)
@@ -214,7 +199,7 @@ class Node:
             if verb.needs_memory and self._trust.to_ask_again(now):
                 self._look_again(now)
             if channel.ask(round_, now):
-                self.unsent += self._in_plain_words(round_) if verb in self._plain else payload
+                self.unsent += self._in_its_words(round_, payload)
                 if not more:
                     self.flush()
             elif channel.up:
@@ -225,20 +210,23 @@ class Node:
             self._drop("interrupted", blame=False)
             raise
 
-    def _in_plain_words(self, round_: Round) -> bytes:
-        if round_.verb is Verb.RELEASE:
-            self._plain.discard(Verb.RELEASE)
-        return encode(round_, self._prefix, plain=True)
-
     def _write(self, round_: Round) -> None:
-        # The socket takes at once what its buffer has room for: on a real network less than many
-        # extensions have. How much can wait is bounded by the channel, which asks no stalled node.
-        plain = round_.verb in self._plain
-        self.unsent += self._in_plain_words(round_) if plain else encode(round_, self._prefix)
+        self.unsent += self._in_its_words(round_, b"") or encode(round_, self._prefix)
         self.flush()
 
+    def _in_its_words(self, round_: Round, payload: bytes) -> bytes:
+        verb = round_.verb
+        if verb not in self._plain:
+            return payload
+        if verb is Verb.RELEASE:
+            self._plain.discard(verb)
+        return encode(round_, self._prefix, plain=True)
+
     def flush(self) -> None:
-        """Write what the socket has not taken yet."""
+        """Write what the socket takes: on a real network less than many extensions have.
+
+        How much can wait is bounded by the channel, which asks no stalled node.
+        """
         if self.connection is None:
             return
         sent = 0

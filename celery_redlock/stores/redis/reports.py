@@ -16,16 +16,10 @@ logger = logging.getLogger("celery_redlock.node")
 
 
 class Reports(Complaints):
-    """Calls nobody else's code but through `later`.
+    """Makes its calls through `later`, and those of listeners only if they are `told`.
 
     A slow log handler would keep all threads waiting, and one that uses a lock would find the
     driver in the middle of a request.
-
-    Args:
-        name: The node's address.
-        told: Whether listeners are told, too.
-        clock: Tells the time; seconds.
-        later: Takes a call that is made when the driver's lock is given up.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ class Replies:
     Args:
         largest: Bytes of the longest reply.
         budget: Bytes of all replies together; each item of an array counts `ITEM_BYTES` more.
-        patience: Seconds that a reply may take from its first byte to its last.
+        patience: Seconds from the first byte of a reply to its last.
     """
 
     def __init__(
@@ -91,11 +91,7 @@ class Replies:
         return self._size > 0 or len(self._buffer) > 0
 
     def feed(self, data: bytes, now: float = 0.0) -> Iterable[Any]:
-        """Return the replies that `data` completes. Error replies are returned as exceptions.
-
-        Args:
-            data: What has arrived.
-            now: When it was read; seconds.
+        """Return the replies that `data`, read at `now`, completes; error replies as exceptions.
 
         Raises:
             redis.RedisError: Behind the replies before it: an error reply that ends the connection;
