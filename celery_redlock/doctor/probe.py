@@ -11,15 +11,15 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from ..protocol.restart_guard import NodeInfo, fsync_of
+from ..protocol.commands import request
+from ..protocol.restart_guard import NodeInfo
 from ..stores.redis.address import Address
-from ..stores.redis.handshake import SECTIONS
+from ..stores.redis.handshake import INFO, read_info
 from ..stores.redis.resp import reason
-from ..survey.reader import NodeLook, Reader, request, visit
+from ..survey.reader import NodeLook, Reader, visit
 
 __all__ = ["Probe", "introduce", "probe", "refused_by"]
 
@@ -127,16 +127,8 @@ def _ask(reader: Reader, prefix: str) -> Told:
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """What INFO says, what the guard makes of it, and why INFO is refused; empty if it is not."""
-    sections = reader.ask([request(b"INFO", section.encode()) for section in SECTIONS])
-    denied = next((reason(r) for r in sections if isinstance(r, ResponseError)), "")
-    text = "" if denied else "\n".join(_text(section) for section in sections)
-    facts = NodeInfo.of(text)
-    if facts.appends:
-        (config,) = reader.ask([request(b"CONFIG", b"GET", b"*appendfsync*")])
-        if isinstance(config, list):
-            words = [_text(word) for word in config]
-            facts = NodeInfo.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
-    return text, facts, denied
+    text, facts, error = read_info(reader.ask(INFO), reader.ask)
+    return text, facts, "" if error is None else reason(error)
 
 
 def _ahead(reader: Reader) -> float | None:
@@ -204,7 +196,3 @@ def _marks(reader: Reader, marks: Sequence[bytes]) -> set[bytes]:
     replies = reader.ask([request(b"GET", mark) for mark in there])
     pairs = zip(there, replies, strict=True)
     return {mark for mark, reply in pairs if isinstance(reply, bytes)}
-
-
-def _text(reply: Any) -> str:
-    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""

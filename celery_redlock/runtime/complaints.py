@@ -52,7 +52,7 @@ class Complaints:
         self._failed += not late
         kind = reason.split(" ", 1)[0] if verb else reason
         what = "refuses us" if refuses(reason) else "is unreachable"
-        what = f"does not {verb.value}" if verb else what
+        what = f"does not {verb.word}" if verb else what
         line = f"node {self._name} {what}: {reason}"
         known = self._failing.get(verb, ("", ""))[0]
         self._failing[verb] = kind, line
@@ -64,7 +64,7 @@ class Complaints:
         if verb in self._failing:
             self.look(now)
             del self._failing[verb]
-            what = f"can {verb.value} again" if verb else "is back"
+            what = f"can {verb.word} again" if verb else "is back"
             self._changed(logging.INFO, f"node {self._name} {what}")
 
     def look(self, now: float) -> None:

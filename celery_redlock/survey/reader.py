@@ -20,12 +20,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import redis
 
-from ..protocol.commands import seconds_left
+from ..protocol.commands import request, seconds_left
 from ..protocol.errors import NodeError
 from ..stores.redis.address import Address
+from ..stores.redis.handshake import ask
 from ..stores.redis.resp import Parser, reason
 
-__all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "request", "visit"]
+__all__ = ["FOREIGN", "Line", "NodeLook", "Reader", "Seen", "visit"]
 
 T = TypeVar("T")
 
@@ -215,13 +216,7 @@ class Reader:
 
     def ask(self, requests: Sequence[bytes]) -> list[Any]:
         """The replies to requests that are written at once; error replies are among them."""
-        self._connection.send_packed_command([b"".join(requests)], check_health=False)
-        replies: list[Any] = []
-        for _ in requests:
-            try:
-                replies.append(self._connection.read_response())
-            except redis.ResponseError as error:
-                replies.append(error)
+        replies = ask(self._connection, requests)
         self.heard = monotonic()
         return replies
 
@@ -315,11 +310,6 @@ def visit(
     for one in visits:
         one.join(0.2)  # they close their sockets; not for who hangs in a name look-up
     return looks, results
-
-
-def request(*words: bytes) -> bytes:
-    """A request in RESP."""
-    return b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(w), w) for w in words])
 
 
 def _batches(items: list[T]) -> Iterator[list[T]]:

@@ -1,5 +1,7 @@
 """Nodes that change behind a client's back: another server at the address, another role."""
 
+# ruff: noqa: F811 - fixtures of another file
+
 from __future__ import annotations
 
 import contextlib
@@ -10,34 +12,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-import redis
 
 from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
 from celery_redlock.protocol.lease import drift
-from celery_redlock.protocol.restart_guard import LOOK_AFTER
+from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.contract.proxy import Proxy
+from tests.contract.test_guard import DURABLE, admin, lock  # noqa: F401
 from tests.support import wait_until
 
 TTL = 2.0
 SPAN = TTL + drift(TTL)
-DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-
-
-@pytest.fixture
-def lock() -> Iterator[Callable[..., Redlock]]:
-    """Makes locks with the guard on, and closes them."""
-    made: list[Redlock] = []
-
-    def make(nodes: Sequence[Any], **options: Any) -> Redlock:
-        urls = [node if isinstance(node, str) else node.url for node in nodes]
-        made.append(Redlock(urls, **{"ttl": TTL, "restart_guard": "uptime", **options}))
-        return made[-1]
-
-    yield make
-    for redlock in made:
-        redlock.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +33,6 @@ def old() -> Iterator[list[LocalServer]]:
         for server in servers:
             wait_until(lambda s=server: uptime(s) > SPAN + 2, 20, "it has been up for long")
         yield servers
-
-
-def admin(server: LocalServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=5, decode_responses=True)
 
 
 def uptime(server: LocalServer) -> int:
@@ -118,7 +100,7 @@ def test_a_durable_one_has_none_either(
 
         def seen() -> list[str]:
             second = redlock.acquire("r")
-            found = [node._memory.what for node in redlock.client.driver.nodes]
+            found = [node._trust.memory.what for node in redlock.client.driver.nodes]
             redlock.release(second)
             return [what for what in found if "another" in what]
 
@@ -187,7 +169,7 @@ def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
         lease = holder.acquire("kept", ttl=30.0)
         took = [demote_and_promote(server, empty) for server in nodes[:2]]
         # What the interval between two looks relies on.
-        assert min(took) > LOOK_AFTER
+        assert min(took) > LOOK_AFTER_S
         votes = refused(other, "kept")
         assert votes[:2] == [Vote.SILENT, Vote.SILENT]  # and the third may not be waited for
         assert lease.remaining() > 0
@@ -205,7 +187,7 @@ def test_without_the_right_to_look_nothing_changes(
     url = f"redis://blind:SECRET@127.0.0.1:{server.port}"
     redlock = lock([url])
     redlock.release(redlock.acquire("r"))
-    time.sleep(2 * LOOK_AFTER)  # idle
+    time.sleep(2 * LOOK_AFTER_S)  # idle
     redlock.release(redlock.acquire("r"))
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
@@ -220,7 +202,7 @@ def test_a_right_that_is_taken_away_is_said_once(
         redlock.release(redlock.acquire("r"))
         client.execute_command("ACL", "SETUSER", "seeing", "-info")
         for _ in range(2):
-            time.sleep(2 * LOOK_AFTER)  # idle
+            time.sleep(2 * LOOK_AFTER_S)  # idle
             redlock.release(redlock.acquire("r"))
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
@@ -230,7 +212,7 @@ def test_who_is_busy_is_not_looked_at(
 ) -> None:
     """The hot path: a write that was carried out shows that it is a master."""
     look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
-    monkeypatch.setattr("celery_redlock.stores.redis.node.LOOK_AFTER", look_after)
+    monkeypatch.setattr("celery_redlock.protocol.restart_guard.LOOK_AFTER_S", look_after)
     redlock = lock(old[:3])
     redlock.release(redlock.acquire("r"))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import select
 import shutil
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,17 +21,19 @@ from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
-from celery_redlock.protocol.round import EXTENDING, Round, Verb
+from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis import address, driver
+from celery_redlock.stores.redis import address, connections
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import SETTLED, Node
+from celery_redlock.stores.redis.node import SETTLED_S, Node
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
 from tests.support import wait_until
+from tests.unit.test_edges import Wire
 
+EXTENDING = [verb for verb in VERBS if verb.extends]
 PREFIX = "redlock:"
 LONG = 60.0
 OFF = RestartGuard(False, LONG, print)
@@ -48,40 +49,9 @@ class Heard(Round):
         super().answer(node, reply, now, doubt)
 
 
-class Subject:
-    """A node under test."""
+class Fake:
+    """The fake node, under test."""
 
-    def ask(self, verb: Verb, *claims: Claim) -> Any:
-        raise NotImplementedError
-
-    def occupy(self, resource: str) -> None:
-        """Another program's key of another type."""
-        raise NotImplementedError
-
-    def drop(self, resource: str) -> None:
-        """The key expires."""
-        raise NotImplementedError
-
-    def fence(self, resource: str) -> int | None:
-        """The last fencing token it remembers."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        raise NotImplementedError
-
-    def listen(self, process: str) -> None:
-        """From now on the calls for those who wait in a process are heard."""
-        raise NotImplementedError
-
-    def calls(self, count: int) -> list[str]:
-        """Who was called since; there are to be so many."""
-        raise NotImplementedError
-
-    def wait_for_expiry(self, resource: str, ttl: float) -> None:
-        raise NotImplementedError
-
-
-class Fake(Subject):
     def __init__(self) -> None:
         self.clock = fakes.FakeClock()
         self.node = fakes.FakeNode()
@@ -122,7 +92,9 @@ def a_node(url: str) -> Node:
     )
 
 
-class Real(Subject):
+class Real:
+    """A real server, under test."""
+
     def __init__(self, server: LocalServer) -> None:
         self.admin = redis.Redis.from_url(server.url)
         self.pubsub = self.admin.pubsub()
@@ -177,6 +149,9 @@ class Real(Subject):
         self.node.close()
         self.pubsub.close()
         self.admin.close()
+
+
+Subject = Fake | Real
 
 
 def _real(binary: str | None) -> Iterator[Real]:
@@ -693,8 +668,11 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
 
 def test_the_world_has_productions_numbers() -> None:
     assert fakes.FOREIGN == commands.FOREIGN
-    assert process.SETTLED == SETTLED
-    assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
+    assert process.SETTLED == SETTLED_S
+    assert (process.BACKOFF, process.BACKOFF_MAX) == (
+        connections.BACKOFF_S,
+        connections.BACKOFF_MAX_S,
+    )
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
     for name in ("LATE", "LOOK_EVERY", "MIN_PAUSE_S", "MAX_PAUSE_S"):
         assert getattr(supervisor, name) == getattr(mirror, name)
@@ -753,40 +731,6 @@ def test_the_fake_answers_as_the_real_one(name: str, request: pytest.FixtureRequ
         assert play(Fake(), commands) == play(real, commands)
 
     the_same()
-
-
-class Wire:
-    """A connection to nobody: a test reads what is written, and writes what is read."""
-
-    def __init__(self) -> None:
-        self._sock, self.peer = socket.socketpair()
-        self._sock.setblocking(False)
-        self.peer.setblocking(False)
-
-    def disconnect(self) -> None:
-        self._sock.close()
-        self.peer.close()
-
-
-def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
-    """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
-    node, wire = a_node("redis://127.0.0.1:1"), Wire()
-    node.opened(wire, NodeInfo(), 1.0, 1.0)
-    mine = claim()
-    attempt = quorum.acquire(mine, 1.0, 0.1)
-    asked = next(attempt)
-    node.ask(asked, encode(asked, PREFIX), 1.0)
-    asked.close("no answer")
-    undoing = attempt.send(1.1)
-    node.ask(undoing, encode(undoing, PREFIX), 1.1)
-    assert b"SET" in wire.peer.recv(65536)
-    wire.peer.sendall(b"-ERR syntax error\r\n:0\r\n")
-    node.receive()
-    try:
-        with pytest.raises(BlockingIOError):
-            wire.peer.recv(65536)  # it would be set, and nobody would free it
-    finally:
-        wire.disconnect()
 
 
 def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
