@@ -25,7 +25,8 @@ def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
     if held.mark is None:
         return False, []
     claim = held.claim
-    names = slots(held.resources[0], held.limit) if held.limit > 1 else held.resources
+    limit = held.request.limit
+    names = slots(held.resources[0], limit) if limit > 1 else held.resources
     if claim is None or not claim.held(monotonic()):
         claim = None
     else:

@@ -216,12 +216,11 @@ class Redlock:
         def adopt(claim: Claim) -> None:
             last[:] = [claim]
 
-        check_option("wait", wait)
+        request = self.client.request(
+            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
+        )
         try:
-            fenced = self.client.fenced(fencing, checked_names(resource), limit)
-            return self.client.lease_of(
-                self.client.acquire(resource, ttl, wait, owner, adopt, fencing=fenced, limit=limit)
-            )
+            return self.client.lease_of(self.client.acquire(request, adopt))
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
             # been a quorum's: who has seen us hold it waits for an announcement.
@@ -298,7 +297,7 @@ class Redlock:
 
     def _holders(self, resource: str, limit: int, timeout: float | None) -> list[Holder]:
         try:
-            ballot = self.client.peek(resource, limit, timeout)
+            ballot = self.client.peek(checked_names(resource), limit, timeout)
         except QuorumUnavailable as error:
             raise self.client.refused(error) from None
         found = []
@@ -343,17 +342,15 @@ class Redlock:
             ConfigurationError: A name cannot be one, or fencing or a limit is asked for several. On
                 entering a block inside one that has no fencing token to share, or a larger limit.
         """
-        check_option("wait", wait)
         check_option("max_lifetime", max_lifetime)
         if on_lost is not None and not callable(on_lost):
             raise ConfigurationError(
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
-        names = checked_names(resource)
-        fenced = self.client.fenced(fencing, names, limit)
-        return HeldLease(
-            *(self, names, ttl, wait, max_lifetime, on_lost, owner), fencing=fenced, limit=limit
+        request = self.client.request(
+            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
         )
+        return HeldLease(self, request, max_lifetime=max_lifetime, on_lost=on_lost)
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:

@@ -37,8 +37,6 @@ class Claim:
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
         below: A RENEW extends it only where no more than this is left of it; seconds.
-        since: Of a place in line: since when it stands there, in microseconds since 1970.
-        called: How many nodes called somebody who waits when this was released.
         silent: Nodes that did not answer the last request for it, and why not.
         kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
             is asked before the lease is called lost.
@@ -48,7 +46,6 @@ class Claim:
         "_answered",
         "_learnt",
         "below",
-        "called",
         "ceiling",
         "deadline",
         "ended",
@@ -58,11 +55,11 @@ class Claim:
         "kept",
         "lost",
         "mark",
+        "nodes",
         "proposal",
         "resource",
         "resources",
         "silent",
-        "since",
         "token",
         "ttl",
         "written",
@@ -73,6 +70,7 @@ class Claim:
         self.resource = shown(self.resources)
         self.token = token
         self.ttl = ttl
+        self.nodes = nodes
         self.expiries = [NEVER] * nodes
         self.written = [False] * nodes
         self.deadline = NEVER
@@ -81,7 +79,6 @@ class Claim:
         self.ended = False
         self.mark: tuple[str, float] | None = None
         self.below = math.inf
-        self.since = self.called = 0
         self.proposal: int | None = None
         self.ceiling = FENCE_LIMIT
         self.fencing_token: int | None = None

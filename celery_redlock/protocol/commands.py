@@ -126,8 +126,8 @@ local function call(channel)
 end
 """
 
-# Every release is announced, whoever held the key here: a waiter counts the nodes that announce. A
-# slot's is announced under its resource's name, given as ARGV[2]. Answers 2 more if one was called.
+# A release calls the next waiter, whoever held the key here. All slots of a resource have one
+# queue, under its name, given as ARGV[2]. Answers 2 more if one was called.
 RELEASE = (
     b"""\
 %blocal freed, called = 0, false
@@ -135,7 +135,6 @@ for _, key in ipairs(KEYS) do
   local held = redis.pcall('GET', key)
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
   if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
-  redis.pcall('PUBLISH', ARGV[2] or key, '')
   called = call(ARGV[2] or key) or called
 end
 return (freed == #KEYS and 1 or 0) + (called and 2 or 0)"""
@@ -154,12 +153,15 @@ local stood = 0
 for _, line in ipairs(KEYS) do stood = stood + redis.call('ZREM', line, ARGV[1]) end
 return stood == #KEYS and 1 or 0"""
 
-# Who stands there no more has been called, and does not come: the next one is called.
+# A waiter that stands there no more has been called, and does not come: the next one is called. It
+# also is where nobody holds it: the waiter may have been called, and have joined the queue again.
 PASS = (
     b"""\
 %blocal stood = 0
 for _, key in ipairs(KEYS) do
-  if redis.call('ZREM', key .. '#line', ARGV[1]) > 0 then stood = stood + 1 else call(key) end
+  local left = redis.call('ZREM', key .. '#line', ARGV[1])
+  stood = stood + left
+  if left == 0 or not redis.pcall('GET', key) then call(key) end
 end
 return stood == #KEYS and 1 or 0"""
     % CALL

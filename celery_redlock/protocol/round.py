@@ -40,7 +40,7 @@ class Verb(enum.Enum):
     DEQUEUE = "leave"
     """Leave the queue because we hold the lock."""
     HAND_ON = "pass"
-    """Leave the queue without the lock; if a release woke us, wake the next one."""
+    """Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next."""
     LOOK = "tell its role"
     """Tell whether it still is a master. Only the request behind it waits for the answer."""
 
@@ -75,7 +75,8 @@ class Round:
 
     Attributes:
         verb: What is asked.
-        claims: What it is about. One claim; extensions and PEEK may carry many.
+        claims: What it is about: claims, or a `QueueEntry` where it is of the wait queue, or each
+            `Query` of a PEEK. Only extensions and a PEEK carry more than one.
         sent: The time before the first byte was sent, from which leases are counted; seconds.
         until: When nodes that have not answered count as silent; seconds.
         targets: Node indexes that are asked.
@@ -108,14 +109,14 @@ class Round:
     def __init__(
         self,
         verb: Verb,
-        claims: Sequence[Claim],
+        claims: Sequence[Any],
         now: float,
         patience: float,
         targets: Iterable[int] | None = None,
     ) -> None:
-        count = len(claims[0].expiries)
+        count = claims[0].nodes
         self.verb = verb
-        self.claims = claims
+        self.claims: Sequence[Any] = claims
         self.sent = now
         self.until = now + patience
         self.targets = range(count) if targets is None else tuple(targets)

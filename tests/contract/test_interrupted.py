@@ -262,7 +262,7 @@ def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, mo
         assert struck
 
         def holders() -> set[str]:
-            return {detail[0] for detail in other.client.peek("undone").details if detail}
+            return {detail[0] for detail in other.client.peek(("undone",)).details if detail}
 
         wait_until(lambda: holders() == {lease.token}, 5.0, "only the holder's token is left")
     finally:

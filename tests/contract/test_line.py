@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from celery_redlock import Lease, Redlock, ResourceHeld
-from celery_redlock.locking import wait_queue
+from celery_redlock.locking import acquisition, wait_queue
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.node import Node
@@ -58,8 +58,8 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
 @pytest.fixture
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not called does not try, nor look."""
-    monkeypatch.setattr(wait_queue, "LOOK", (60.0, 60.0))
-    monkeypatch.setattr(wait_queue, "AGAIN", (60.0, 60.0))
+    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
 
 class Waiting:
@@ -93,8 +93,8 @@ def hearing(redlock: Redlock, servers: list[LocalServer]) -> None:
     And all nodes are there to be asked: it would not stand in the line of one that comes later.
     """
     all_connected(redlock)
-    with redlock.client.wakeup.in_line():
-        wait_until(lambda: len(redlock.client.wakeup._attentive) == len(servers), 10, "it hears")
+    with redlock.client.wakeup.waiter():
+        wait_until(lambda: len(redlock.client.wakeup._listening) == len(servers), 10, "it hears")
 
 
 def in_line(servers: list[LocalServer]) -> list[int]:
@@ -153,7 +153,7 @@ def test_who_has_released_gives_the_one_who_was_called_time(
     make: Callable[[], Redlock], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here that one listens, and never comes."""
-    monkeypatch.setattr("celery_redlock.locking.client.STAND_BACK", (0.3, 0.3))
+    monkeypatch.setattr("celery_redlock.locking.acquisition.STAND_BACK_S", (0.3, 0.3))
     redlock = make()
     hearing(redlock, servers)
     with contextlib.ExitStack() as stack:
@@ -197,9 +197,9 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     holder, hasty = make(), make()
     lease = holder.acquire("r")
     called = threading.Event()
-    wait = wait_queue.QueueEntry.wait
+    wait = wait_queue.Waiter.wait
 
-    def too_late(self: wait_queue.QueueEntry, seconds: float) -> bool:
+    def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
         heard = wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
         if in_vain and self._sure and len(self._heard) >= 2:
@@ -207,7 +207,7 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
             raise TimeoutError("struck as it was called")
         return heard
 
-    monkeypatch.setattr(wait_queue.QueueEntry, "wait", too_late)
+    monkeypatch.setattr(wait_queue.Waiter, "wait", too_late)
     errors: list[str] = []
 
     def give_up() -> None:
@@ -324,14 +324,14 @@ def test_every_try_but_the_first_stands_in_line_before(
     ask = Node.ask
 
     def noted(self: Node, round_: Round, *rest: Any) -> None:
-        if self.index == 0 and round_.claims[0].resource == "r":
+        if self.index == 0 and round_.claims[0].resources == ("r",):
             written.append(round_.verb)
         ask(self, round_, *rest)
 
     holder, waiter = make(), make()
     lease = holder.acquire("r")
     monkeypatch.setattr(Node, "ask", noted)
-    monkeypatch.setattr(wait_queue, "AGAIN", (0.02, 0.02))
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (0.02, 0.02))
     with pytest.raises(ResourceHeld):
         waiter.acquire("r", wait=0.5)
     tries = [verb for verb in written if verb in (Verb.ACQUIRE, Verb.ENQUEUE)]

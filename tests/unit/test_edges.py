@@ -9,7 +9,7 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_redlock import QuorumUnavailable, SingletonTask
-from celery_redlock.locking.wait_queue import QueueEntry
+from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
@@ -148,7 +148,7 @@ def test_what_was_learnt_shortens_nothing() -> None:
 
 
 def test_who_has_stood_in_line_twice_cannot_tell_which_line_a_call_came_from() -> None:
-    place = QueueEntry(2, {0, 1, 2}, "process")
+    place = Waiter(2, {0, 1, 2}, "process")
     place.forget()
     place.hear(0)
     assert place.left_by == (0,)

@@ -46,7 +46,7 @@ def test_a_block_that_raises_frees(redlock: FakeRedlock) -> None:
 def test_another_is_refused_meanwhile(redlock: FakeRedlock) -> None:
     with redlock.lock("r"):
         with pytest.raises(ResourceHeld) as raised:
-            HeldLease(redlock, "r").acquire()
+            redlock.lock("r").acquire()
         assert raised.value.holder is not None
         assert raised.value.holder.owner is not None
         assert raised.value.holder.owner.pid == os.getpid()
@@ -432,7 +432,7 @@ def test_a_thread_with_its_parents_context_does_not_share_its_lock(redlock: Fake
         release_leftovers()
 
     owner = Owner("host", 1, stamp="a delivery's")
-    with HeldLease(redlock, "r", owner=owner) as held:
+    with redlock.lock("r", owner=owner) as held:
         thread = threading.Thread(target=copy_context().run, args=(other,))
         thread.start()
         thread.join()
