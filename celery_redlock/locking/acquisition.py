@@ -72,7 +72,7 @@ class Acquisition:
         except NotAcquired as refusal:
             self._tell(began, None, refusal)
             raise
-        self._tell(began, self._client.lease_of(claim), None)
+        self._tell(began, claim.lease(monotonic), None)
         return claim
 
     def _tell(self, began: float, lease: Lease | None, refusal: NotAcquired | None) -> None:
@@ -169,7 +169,7 @@ class Acquisition:
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = client.driver.run(lambda now: quorum.peek([claim], now, patience))
             keys = [client.prefix + name for name in claim.resources]
-            error = outcome.if_for_ever(error, look, client.nodes, keys)
+            error = outcome.if_permanent(error, look, client.nodes, keys)
         raise error
 
     def _new_claim(self, names: Sequence[str]) -> Claim:

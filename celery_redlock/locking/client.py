@@ -26,7 +26,7 @@ from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import DONE, base_of
 from ..protocol.errors import NotAcquired, ResourceHeld
-from ..protocol.lease import NEVER, Lease
+from ..protocol.lease import NEVER
 from ..protocol.names import Resources, checked_names, slots
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Verb
@@ -63,6 +63,7 @@ class LockClient:
     def __init__(
         self,
         addresses: Sequence[Address],
+        *,
         ttl: float,
         prefix: str,
         node_timeout: float,
@@ -110,18 +111,6 @@ class LockClient:
     def patience(self, ttl: float) -> float:
         return min(self.node_timeout, ttl / 10)
 
-    def lease_of(self, claim: Claim) -> Lease:
-        return Lease(
-            claim.resource,
-            claim.token,
-            claim.ttl,
-            claim.deadline,
-            monotonic,
-            claim.fencing_token,
-            claim.resources,
-            claim.granted_at or 0.0,
-        )
-
     def request(
         self,
         resource: Resources,
@@ -154,7 +143,7 @@ class LockClient:
         if claim.fencing_token is not None:
             self._last_fence = max(self._last_fence, claim.fencing_token)
         if heard():
-            emit("acquired", self.lease_of(claim))
+            emit("acquired", claim.lease(monotonic))
 
     def proposal(self) -> int:
         """What the next fencing token is to be at least: microseconds since 1970, or what follows
@@ -198,7 +187,7 @@ class LockClient:
                 self._called.clear()
             self._called[base_of(claim.resource)] = monotonic()
         if heard() and claim.granted_at is not None:
-            emit("released", self.lease_of(claim), released.held)
+            emit("released", claim.lease(monotonic), released.held)
         return released.held
 
     def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
@@ -238,14 +227,14 @@ class LockClient:
         """
         asked = [Query((name,), len(self.addresses)) for name in (mark, *names)]
         ballot = self.driver.run(lambda now: quorum.peek(asked, now, self.node_timeout))
-        found = [outcome.seen(ballot, number) for number in range(len(asked))]
-        marked = any(held is not None and held[0] == DONE for held in found[0])
+        marked = DONE in outcome.tokens(ballot, 0)
         granted = claim.expiries if claim is not None else [NEVER] * len(self.addresses)
         for vote, expiry in zip(ballot.votes, granted, strict=True):
             if not marked and expiry != NEVER and vote is not Vote.YES:
                 told = "a node that granted the lock does not tell whether the task is done"
                 raise self.refused(outcome.unavailable(mark, ballot, self.nodes, told))
-        return marked, {held[0] for seen in found[1:] for held in seen if held is not None}
+        numbers = range(1, len(asked))
+        return marked, {token for number in numbers for token in outcome.tokens(ballot, number)}
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""
@@ -275,9 +264,9 @@ class LockClient:
             tokens = {claim.token for claim in renewed}
             for claim in asked:
                 if claim.token in tokens:
-                    emit("extended", self.lease_of(claim))
+                    emit("extended", claim.lease(monotonic))
                 elif not claim.ended:
-                    emit("not_extended", self.lease_of(claim))
+                    emit("not_extended", claim.lease(monotonic))
 
     def peek(self, names: tuple[str, ...], limit: int = 1, timeout: float | None = None) -> Round:
         """Ask who holds some names, or each of the slots of one.

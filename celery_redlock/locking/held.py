@@ -32,7 +32,7 @@ from .request import LockRequest
 if TYPE_CHECKING:
     from .redlock import Redlock
 
-__all__ = ["HeldLease", "Unlocked", "current_lease", "lost_unawares", "release_leftovers"]
+__all__ = ["HeldLease", "Unlocked", "current_lease", "release_leftovers"]
 
 logger = logging.getLogger("celery_redlock")
 
@@ -200,7 +200,7 @@ class HeldLease:
             timeout: How long to wait for the nodes, in seconds; the node timeout if None.
 
         Returns:
-            Whether it was held to this end and a quorum of nodes has confirmed.
+            Whether it was held until now and a quorum of nodes has confirmed.
 
         Raises:
             ConfigurationError: It is a time that no node can keep; nothing has changed.
@@ -236,7 +236,7 @@ class HeldLease:
     @property
     def lease(self) -> Lease:
         """The lease as it stands now; a value, which no extension changes."""
-        lease = self.redlock.client.lease_of(self._held())
+        lease = self._held().lease(monotonic)
         if not self._outers:
             return lease
         deadline = min(lease.deadline, *(outer.lease.deadline for outer in self._outers))
@@ -272,10 +272,10 @@ class HeldLease:
             self._told = left <= 0.0
             raise self.loss()
 
-    def _lost_unawares(self) -> bool:
+    def lost_unawares(self) -> bool:
         """Whether it ended before it was given back, and `ensure()` has not said so."""
         claim = self.claim
-        over = any(outer._lost_unawares() for outer in self._outers)
+        over = any(outer.lost_unawares() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
             # Asked of its deadline before its end: nobody may have looked at the clock since.
             over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
@@ -335,11 +335,9 @@ class HeldLease:
         self._say_lost(loss)
         emit("lost", loss)
         if self.on_lost is not None:
-            # In a thread of its own: a slow callback must not starve the leases of others.
+            # In a separate thread: a slow callback must not starve the leases of others.
             name = f"celery_redlock lost {self.resource}"
-            threading.Thread(
-                target=self._tell, args=(self.on_lost,), name=name, daemon=True
-            ).start()
+            threading.Thread(target=self._tell, name=name, daemon=True).start()
 
     def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
@@ -353,9 +351,10 @@ class HeldLease:
             ", ".join(map(str, loss.votes)),
         )
 
-    def _tell(self, on_lost: Callable[[HeldLease], object]) -> None:
+    def _tell(self) -> None:
         try:
-            on_lost(self)
+            if self.on_lost is not None:
+                self.on_lost(self)
         except BaseException:
             # A user's callback, even one that means to end the program: the loss has been told.
             logger.exception("%s: on_lost failed", printable(self.resource))
@@ -387,6 +386,8 @@ class Unlocked(HeldLease):
 
     def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
         super().__init__(redlock, LockRequest(names_of(resource), ttl=math.inf))
+        self.claim = Claim(self.resources, "", math.inf, 1)
+        self.claim.deadline = math.inf
 
     def __enter__(self) -> HeldLease:
         self._user = _user()
@@ -402,23 +403,6 @@ class Unlocked(HeldLease):
         """Nothing to keep."""
         return self.release()
 
-    @property
-    def token(self) -> str:
-        return ""
-
-    @property
-    def fencing_token(self) -> int | None:
-        return None
-
-    @property
-    def lease(self) -> Lease:
-        return Lease(self.resource, "", math.inf, math.inf, monotonic, resources=self.resources)
-
     def remaining(self) -> float:
         """Return how long it lasts: until its work ends."""
         return math.inf
-
-
-def lost_unawares(held: HeldLease) -> bool:
-    """Whether a lock ended before it was given back, and `ensure()` has not said so."""
-    return held._lost_unawares()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
-from ..locking.held import HeldLease, Unlocked, lost_unawares
+from ..locking.held import HeldLease, Unlocked
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..protocol.names import checked_names
@@ -71,7 +71,7 @@ def run(
     held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     held.task = task.name if task is not None else ""
     if options.on_lost == "raise":
-        block = Interruptible(held.loss, functools.partial(lost_unawares, held))
+        block = Interruptible(held.loss, held.lost_unawares)
         held.on_lost = lambda _held: block.strike()
         body = functools.partial(block.run, body)
     elif callable(options.on_lost):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .lease import FENCE_LIMIT, NEVER, drift
+from .lease import FENCE_LIMIT, NEVER, Lease, drift
 from .values import names_of, quorum_of, shown
 
 __all__ = ["Claim"]
@@ -42,29 +42,6 @@ class Claim:
             is asked before the lease is called lost.
     """
 
-    __slots__ = (
-        "_answered",
-        "_learnt",
-        "below",
-        "ceiling",
-        "deadline",
-        "ended",
-        "expiries",
-        "fencing_token",
-        "granted_at",
-        "kept",
-        "lost",
-        "mark",
-        "nodes",
-        "proposal",
-        "resource",
-        "resources",
-        "silent",
-        "token",
-        "ttl",
-        "written",
-    )
-
     def __init__(self, resource: str | Iterable[str], token: str, ttl: float, nodes: int) -> None:
         self.resources = names_of(resource)
         self.resource = shown(self.resources)
@@ -83,13 +60,12 @@ class Claim:
         self.ceiling = FENCE_LIMIT
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
-        self._learnt: list[float] | None = None
-        self._answered = [NEVER] * nodes
+        self._learnt = [NEVER] * nodes
         self.silent: Mapping[int, str] = {}
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
-        if not self._open(now) or self.outdated(node, sent):
+        if not self._open(now):
             return
         expiry = sent + self.ttl
         if expiry > self.expiries[node]:
@@ -108,17 +84,6 @@ class Claim:
             self._settle(now)
         return amnesia
 
-    def outdated(self, node: int, sent: float) -> bool:
-        """Whether `node` has answered a request that was sent after this one.
-
-        Never over one connection. Who extends over another (`greenlet_watchdog.py`) may read late
-        what was answered long before; what a node said last is what counts.
-        """
-        if sent < self._answered[node]:
-            return True
-        self._answered[node] = sent
-        return False
-
     def grant(self, now: float) -> bool:
         """Make a pending claim a held one, if time is left of it. The answer is final."""
         self._settle(now)
@@ -130,6 +95,19 @@ class Claim:
     def held(self, now: float) -> bool:
         """Whether the lease is held at `now`: granted, never lost, and before its deadline."""
         return self.granted_at is not None and not self.ended and self._open(now)
+
+    def lease(self, clock: Callable[[], float]) -> Lease:
+        """Return the lease as it stands, as a value; `clock` is the holder's."""
+        return Lease(
+            self.resource,
+            self.token,
+            self.ttl,
+            self.deadline,
+            clock,
+            self.fencing_token,
+            self.resources,
+            self.granted_at or 0.0,
+        )
 
     def lose(self, reason: str) -> None:
         """Give the lease up for `reason`; the first reason stays."""
@@ -149,8 +127,6 @@ class Claim:
         Returns:
             Whether there was anything new in it.
         """
-        if self._learnt is None:
-            self._learnt = [NEVER] * len(self.expiries)
         news = False
         for node, expiry in enumerate(expiries):
             if expiry > self._learnt[node]:
@@ -166,11 +142,8 @@ class Claim:
         This alone is for another to learn: an echo of its own words would bring back a node that it
         knows to have forgotten.
         """
-        learnt = self._learnt or [NEVER] * len(self.expiries)
-        return [
-            expiry if expiry > heard else NEVER
-            for expiry, heard in zip(self.expiries, learnt, strict=True)
-        ]
+        pairs = zip(self.expiries, self._learnt, strict=True)
+        return [expiry if expiry > learnt else NEVER for expiry, learnt in pairs]
 
     def _ask_keeper(self) -> None:
         if self.kept is not None:

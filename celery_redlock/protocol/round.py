@@ -206,7 +206,7 @@ class Round:
             self._missing.append((claim, node, now))
             # One that was released meanwhile, over another connection, is rightly missing.
             return claim.expiries[node] > now and not claim.ended
-        return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
+        return claim.forgotten(node, now)
 
     def silence(self, node: int, reason: str) -> None:
         """Count a node as silent: it will not answer, or its answer is of no use."""

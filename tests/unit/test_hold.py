@@ -460,9 +460,9 @@ def test_a_task_of_asyncio_does_not_share_the_lock_of_the_one_that_started_it(
 
 def test_a_lease_that_nobody_saw_end_is_over_at_its_release(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as held:
-        assert not held._lost_unawares()
+        assert not held.lost_unawares()
         redlock.clock.advance(20.0)  # no thread ran meanwhile
-        assert held._lost_unawares()
+        assert held.lost_unawares()
 
 
 def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
@@ -470,11 +470,11 @@ def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
         held.release()
         redlock.clock.advance(20.0)
         assert held.lost
-        assert not held._lost_unawares()
+        assert not held.lost_unawares()
     with redlock.lock("q") as held:
         held.keep(30.0)
         redlock.clock.advance(40.0)
-        assert not held._lost_unawares()
+        assert not held.lost_unawares()
 
 
 def test_who_has_asked_knows_of_the_loss(redlock: FakeRedlock) -> None:
@@ -482,14 +482,14 @@ def test_who_has_asked_knows_of_the_loss(redlock: FakeRedlock) -> None:
         with pytest.raises(LeaseLost):
             held.ensure(60.0)
         redlock.clock.advance(20.0)
-        assert held._lost_unawares()  # then it was not over yet
+        assert held.lost_unawares()  # then it was not over yet
         with pytest.raises(LeaseLost):
             held.ensure()
-        assert not held._lost_unawares()
+        assert not held.lost_unawares()
 
 
 def test_what_is_shared_is_lost_with_the_outer_one(redlock: FakeRedlock) -> None:
     with redlock.lock("r"), redlock.lock(["q", "r"]) as held:
-        assert not held._lost_unawares()
+        assert not held.lost_unawares()
         redlock.clock.advance(20.0)
-        assert held._lost_unawares()
+        assert held.lost_unawares()

@@ -261,4 +261,4 @@ class World:
 
 def show(round_: Round) -> str:
     """A round, for the trace."""
-    return f"{round_.verb.value} {' '.join(claim.token for claim in round_.claims)}"
+    return f"{round_.verb.value} {' '.join(getattr(claim, 'token', '') for claim in round_.claims)}"
