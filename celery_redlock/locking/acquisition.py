@@ -189,9 +189,8 @@ class Acquisition:
             stand_back: Let the waiter that our last release called try before us.
         """
         client, wait = self._client, self._request.wait
-        nodes = len(client.addresses)
         with client.wakeup.waiter() as waiter:
-            self._entry = QueueEntry(names, nodes, waiter.member, waiter.since)
+            self._entry = QueueEntry(names, len(client.addresses), waiter.member, waiter.since)
             verb = Verb.HAND_ON
             try:
                 if stand_back:
@@ -202,11 +201,7 @@ class Acquisition:
                 verb = Verb.DEQUEUE
                 return claim
             finally:
-                there = set(range(nodes))
-                if verb is Verb.DEQUEUE and len(self._entry.resources) == 1:
-                    there.difference_update(waiter.left_by)
-                if there:
-                    self._queue(self._entry, verb, there)
+                self._queue(self._entry, verb)
 
     def _retry(self, waiter: Waiter) -> Claim:
         """Try until the lock is granted or the time is over. The package's only loop that does."""
@@ -259,5 +254,5 @@ class Acquisition:
         self._entry = replace(entry, resources=names)
         return set(names) <= set(entry.resources)
 
-    def _queue(self, entry: QueueEntry, verb: Verb, nodes: set[int] | None = None) -> None:
-        self._client.driver.run(lambda now: quorum.leave(entry, now, verb, nodes))
+    def _queue(self, entry: QueueEntry, verb: Verb) -> None:
+        self._client.driver.run(lambda now: quorum.leave(entry, now, verb))

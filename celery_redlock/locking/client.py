@@ -24,13 +24,12 @@ from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
-from ..protocol.commands import DONE, base_of
+from ..protocol.commands import base_of
 from ..protocol.errors import NotAcquired, ResourceHeld
-from ..protocol.lease import NEVER
 from ..protocol.names import Resources, checked_names, slots
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Verb
-from ..protocol.values import Owner, Query, Vote, shown
+from ..protocol.values import Owner, Query, shown
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import patched
 from ..stores.redis.address import Address
@@ -211,30 +210,6 @@ class LockClient:
             bearer.mark = claim.mark
             self.driver.run(lambda now: quorum.release(bearer, now, 0.0))
         return bool(ballot.confirmed())
-
-    def look_up(
-        self, mark: str, claim: Claim | None, names: Sequence[str]
-    ) -> tuple[bool, set[str]]:
-        """Whether a node knows a mark that was set at a release; and what lies under `names`.
-
-        One node that knows it is enough; and one does, if there is one. Whoever was there before
-        held a quorum of nodes, and so does `claim`: they share a node, and that one was free for
-        `claim` only after it had been marked, in one step with the release. So if all nodes that
-        granted `claim` say no, nobody was there, or he was not done; or did not release it himself.
-
-        Raises:
-            QuorumUnavailable: None knows it, and one that granted `claim` does not answer.
-        """
-        asked = [Query((name,), len(self.addresses)) for name in (mark, *names)]
-        ballot = self.driver.run(lambda now: quorum.peek(asked, now, self.node_timeout))
-        marked = DONE in outcome.tokens(ballot, 0)
-        granted = claim.expiries if claim is not None else [NEVER] * len(self.addresses)
-        for vote, expiry in zip(ballot.votes, granted, strict=True):
-            if not marked and expiry != NEVER and vote is not Vote.YES:
-                told = "a node that granted the lock does not tell whether the task is done"
-                raise self.refused(outcome.unavailable(mark, ballot, self.nodes, told))
-        numbers = range(1, len(asked))
-        return marked, {token for number in numbers for token in outcome.tokens(ballot, number)}
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Renew many, for the watchdog; which were renewed."""

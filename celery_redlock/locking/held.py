@@ -205,8 +205,7 @@ class HeldLease:
         Raises:
             ConfigurationError: It is a time that no node can keep; nothing has changed.
         """
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not abs(seconds) <= MAX_KEEP_S:
+        if type(seconds) not in (int, float) or not abs(seconds) <= MAX_KEEP_S:
             raise ConfigurationError(
                 f"{self.resource}: a lock is kept for a number of seconds up to {MAX_KEEP_S:g},"
                 f" not {seconds!r:.50}"
@@ -249,14 +248,10 @@ class HeldLease:
 
     def remaining(self) -> float:
         """Seconds that are certainly left, if no further extension succeeds."""
-        claim = self.claim
-        now = monotonic()
-        if self._outers:
-            shared = min(outer.remaining() for outer in self._outers)
-            if claim is None or shared <= 0.0:
-                return shared
-        else:
-            shared = math.inf
+        shared = min([outer.remaining() for outer in self._outers], default=math.inf)
+        claim, now = self.claim, monotonic()
+        if claim is None and self._outers:
+            return shared
         if claim is None or not claim.held(now) or self._pid != os.getpid():
             return 0.0  # a fork's child holds nothing of its parent's
         return min(shared, claim.deadline - now)
@@ -361,14 +356,11 @@ class HeldLease:
 
 
 def release_leftovers() -> None:
-    """Release what an earlier delivery in this thread left behind; there should be nothing.
-
-    Only a delivery has a stamp: what else is held here is the program's own (in a solo worker).
-    """
+    """Release what an earlier delivery in this thread left behind; there should be nothing."""
     for held in _stack.get():
         owner = held.request.owner
-        stamped = owner is not None and owner.stamp
-        if stamped and held._ours() and held.release():
+        # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
+        if owner is not None and owner.stamp and held._ours() and held.release():
             logger.warning("%s was still locked after its task had ended", held.resource)
 
 

@@ -65,6 +65,7 @@ class Waiter:
         member: Its process and name, as it stands in the queues.
         since: When it first waited, in microseconds since 1970.
         closed: There is nothing to wait for any more.
+        sure: Whether all nodes that count have called; one that was just connected to only may have.
         quorum: How many nodes must call it.
     """
 
@@ -77,12 +78,11 @@ class Waiter:
         self.quorum = quorum
         self._listening = listening
         self._heard: set[int] = set()
-        self._sure = True
-        self._stood = 0
+        self.sure = True
 
     def hear(self, node: int, *, popped: bool = True) -> None:
         """A node calls; or, if it was not us who were taken from its queue, it may have before."""
-        self._sure = self._sure and popped
+        self.sure = self.sure and popped
         self._heard.add(node)
         if len(self._heard) in (1, self.quorum):
             self.news.set()
@@ -91,11 +91,6 @@ class Waiter:
     def calls(self) -> int:
         """How many nodes have called since `forget()`."""
         return len(self._heard)
-
-    @property
-    def sure(self) -> bool:
-        """Whether all of these have; a node that was just connected to only may have."""
-        return self._sure
 
     @property
     def informed(self) -> bool:
@@ -117,17 +112,7 @@ class Waiter:
         """Count calls from now on: call it right before joining the queue."""
         self.news.clear()  # first: being woken once too often does no harm
         self._heard.clear()
-        self._sure = True
-        self._stood += 1
-
-    @property
-    def left_by(self) -> tuple[int, ...]:
-        """The nodes in whose queues we surely are no more.
-
-        Those that have called, if we joined the queue once. Else a call may be a late one, from
-        before we last did.
-        """
-        return tuple(self._heard) if self._sure and self._stood == 1 else ()
+        self.sure = True
 
 
 def split(error: NotAcquired) -> bool:

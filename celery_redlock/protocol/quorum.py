@@ -118,25 +118,17 @@ def _fence(ballot: Round) -> bool:
     return tokens.count(token) >= ballot.quorum
 
 
-def line_up(
-    entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
-) -> Round:
-    """Join the wait queues of what `entry` names, or leave them. Nobody waits for the answers.
+def line_up(entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE) -> Round:
+    """Join the wait queues of what `entry` names, or leave them: ENQUEUE, DEQUEUE or HAND_ON.
 
-    Args:
-        entry: Whom to call, and since when it waits.
-        now: The time before anything is sent; seconds.
-        verb: ENQUEUE, DEQUEUE or HAND_ON.
-        nodes: The nodes to tell; None for all.
+    Nobody waits for the answers.
     """
-    return Round(verb, [entry], now, 0.0, nodes)
+    return Round(verb, [entry], now, 0.0)
 
 
-def leave(
-    entry: QueueEntry, now: float, verb: Verb, nodes: Iterable[int] | None = None
-) -> Steps[None]:
+def leave(entry: QueueEntry, now: float, verb: Verb) -> Steps[None]:
     """Do the same as a separate operation."""
-    yield line_up(entry, now, verb, nodes)
+    yield line_up(entry, now, verb)
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:

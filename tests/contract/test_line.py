@@ -202,7 +202,7 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
         heard = wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
-        if in_vain and self._sure and len(self._heard) >= 2:
+        if in_vain and self.sure and len(self._heard) >= 2:
             called.set()
             raise TimeoutError("struck as it was called")
         return heard

@@ -9,7 +9,6 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_redlock import QuorumUnavailable, SingletonTask
-from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
@@ -145,16 +144,6 @@ def test_what_was_learnt_shortens_nothing() -> None:
     assert mine.learn([NOW + 5.0] * 3)
     assert mine.expiries == [NOW + 10.0] * 3
     assert mine.deadline == pytest.approx(NOW + 10.0 - drift(10.0))
-
-
-def test_who_has_stood_in_line_twice_cannot_tell_which_line_a_call_came_from() -> None:
-    place = Waiter(2, {0, 1, 2}, "process")
-    place.forget()
-    place.hear(0)
-    assert place.left_by == (0,)
-    place.forget()
-    place.hear(1)  # perhaps one of before, that is late: it stands there once more
-    assert place.left_by == ()
 
 
 # -- reservations --------------------------------------------------------------------------------
