@@ -65,7 +65,7 @@ class Waiter:
         member: Its process and name, as it stands in the queues.
         since: When it first waited, in microseconds since 1970.
         closed: There is nothing to wait for any more.
-        sure: Whether all nodes that count have called; one that was just connected to only may have.
+        sure: Whether all nodes that count have called; one that was just connected may have.
         quorum: How many nodes must call it.
     """
 

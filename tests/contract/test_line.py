@@ -106,6 +106,15 @@ def in_line(servers: list[LocalServer]) -> list[int]:
     return lengths
 
 
+def at_once(holder: Redlock, lease: Lease, waiting: Waiting, seconds: float = 1.0) -> None:
+    """A release is followed by the waiter's grant."""
+    released = time.monotonic()
+    holder.release(lease)
+    waiting.thread.join(10)
+    assert waiting.lease is not None
+    in_time(released, waiting.granted, seconds, "from the release to the grant")
+
+
 @pytest.mark.usefixtures("never_by_itself")
 def test_who_was_first_is_served_first_and_the_line_is_empty_afterwards(
     make: Callable[[], Redlock], servers: list[LocalServer]
@@ -184,10 +193,7 @@ def test_who_was_killed_in_line_is_passed_over(
         wait_until(lambda: in_line(servers) == [1, 1, 1], 20, "it stands in line")
         second = Waiting(make(), servers)
         doomed.kill()
-    released = time.monotonic()
-    holder.release(lease)
-    second.thread.join(10)
-    in_time(released, second.granted, 1.0, "from the release to the grant")
+    at_once(holder, lease, second)
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -220,13 +226,10 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     first.start()
     wait_until(lambda: in_line(servers) == [1, 1, 1], 10, "it stands in line")
     second = Waiting(make(), servers)
-    released = time.monotonic()
-    holder.release(lease)
-    second.thread.join(10)
+    at_once(holder, lease, second)
     first.join(10)
     assert called.is_set()
     assert errors == ["struck as it was called"]
-    in_time(released, second.granted, 1.0, "from the release to the grant")
 
 
 def test_who_waits_in_vain_leaves_the_line(
@@ -262,11 +265,8 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
         assert looked.wait(10)  # and knows that the holder's ttl lasts for long
         os.kill(stopped.pid, signal.SIGSTOP)
         try:
-            released = time.monotonic()
-            holder.release(lease)
-            second.thread.join(10)
+            at_once(holder, lease, second, 2.5)
             assert second.lease is not None
-            in_time(released, second.granted, 2.5, "from the release to the grant")
             second._how[0].release(second.lease)
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
@@ -275,34 +275,17 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
 
 
 @pytest.mark.usefixtures("never_by_itself")
+@pytest.mark.parametrize("forgetful", [1, 2])  # a minority; so that fewer than a quorum call
 def test_a_node_that_has_forgotten_its_line_delays_nobody(
-    make: Callable[[], Redlock], servers: list[LocalServer]
+    make: Callable[[], Redlock], servers: list[LocalServer], forgetful: int
 ) -> None:
     holder = make()
     lease = holder.acquire("r")
     waiting = Waiting(make(), servers)
-    with redis.Redis(port=servers[0].port) as client:
-        client.delete("redlock:r#line")
-    released = time.monotonic()
-    holder.release(lease)
-    waiting.thread.join(10)
-    in_time(released, waiting.granted, 1.0, "from the release to the grant")
-
-
-@pytest.mark.usefixtures("never_by_itself")
-def test_whom_fewer_than_a_quorum_call_tries_as_well(
-    make: Callable[[], Redlock], servers: list[LocalServer]
-) -> None:
-    holder = make()
-    lease = holder.acquire("r")
-    waiting = Waiting(make(), servers)
-    for server in servers[:2]:
+    for server in servers[:forgetful]:
         with redis.Redis(port=server.port) as client:
             client.delete("redlock:r#line")
-    released = time.monotonic()
-    holder.release(lease)
-    waiting.thread.join(10)
-    in_time(released, waiting.granted, 1.0, "from the release to the grant")
+    at_once(holder, lease, waiting)
 
 
 @pytest.mark.usefixtures("never_by_itself")
