@@ -227,9 +227,17 @@ def fenced(token: str = "mine", fence: int = 1, resource: str = "r", ttl: float 
 # -- Every verb, every outcome
 
 
-def test_what_is_free_is_acquired(node: Subject) -> None:
-    assert node.ask(Verb.ACQUIRE, claim()) is None
-    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
+BOTH = ("a", "b")
+ONE_OR_SEVERAL = pytest.mark.parametrize("resource", ["r", BOTH], ids=str)
+
+
+@ONE_OR_SEVERAL
+def test_what_is_free_is_acquired(node: Subject, resource: Resource) -> None:
+    assert node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0)) is None
+    for name in claim("x", resource).resources:
+        token, left = node.ask(Verb.PEEK, claim("x", name))
+        assert token == "mine"
+        assert 4.0 < left <= 5.0
 
 
 def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None:
@@ -238,11 +246,6 @@ def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None
     token, left = node.ask(Verb.PEEK, claim("x"))
     assert token == "theirs"
     assert 4.0 < left <= 5.0
-
-
-def test_our_own_token_is_answered_again(node: Subject) -> None:
-    node.ask(Verb.ACQUIRE, claim())
-    assert node.ask(Verb.ACQUIRE, claim()) == "mine"
 
 
 def test_what_has_expired_is_free(node: Subject) -> None:
@@ -271,23 +274,13 @@ def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
     assert node.ask(verb, claim("theirs")) is False
 
 
+@ONE_OR_SEVERAL
 @pytest.mark.parametrize("verb", EXTENDING)
-def test_a_held_key_is_renewed(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim(ttl=5.0))
-    assert node.ask(verb, claim(ttl=50.0)) == "1"
-    assert 49.0 < node.ask(Verb.PEEK, claim())[1] <= 50.0
-
-
-def test_a_missing_key_is_set_again(node: Subject) -> None:
-    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "2"
-    token, left = node.ask(Verb.PEEK, claim())
-    assert token == "mine"
-    assert 49.0 < left <= 50.0
-
-
-def test_a_keeper_sets_no_missing_key(node: Subject) -> None:
-    assert node.ask(Verb.RENEW, claim(ttl=50.0)) == "0"
-    assert node.ask(Verb.PEEK, claim()) is None
+def test_a_held_key_is_renewed(node: Subject, verb: Verb, resource: Resource) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
+    assert node.ask(verb, claim("mine", resource, ttl=50.0)) == "1"
+    for name in claim("x", resource).resources:
+        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
 
 
 @pytest.mark.parametrize("verb", EXTENDING)
@@ -310,10 +303,6 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
     assert node.ask(Verb.EXTEND, *two_hundred) == "2" * 200
     assert node.ask(Verb.EXTEND, *two_hundred) == "1" * 200
     assert node.ask(Verb.RENEW, *two_hundred, claim("mine", "missing too")) == "1" * 200 + "0"
-
-
-def test_a_free_resource_has_no_holder(node: Subject) -> None:
-    assert node.ask(Verb.PEEK, claim()) is None
 
 
 def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
@@ -408,19 +397,10 @@ def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject, mark: Any
 
 # -- Several keys in one claim: all of them or none
 
-BOTH = ("a", "b")
-
 
 def holders(node: Subject, *names: str) -> list[str | None]:
     seen = [node.ask(Verb.PEEK, claim("x", name)) for name in names]
     return [None if held is None else held[0] for held in seen]
-
-
-def test_several_that_are_free_are_acquired_together(node: Subject) -> None:
-    assert node.ask(Verb.ACQUIRE, claim("mine", ("b", "a"), ttl=5.0)) is None
-    assert holders(node, "a", "b") == ["mine", "mine"]
-    for name in BOTH:
-        assert 4.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 5.0
 
 
 @pytest.mark.parametrize("held", BOTH)
@@ -442,29 +422,28 @@ def test_a_key_of_another_type_holds_all_of_several(node: Subject) -> None:
     assert holders(node, "a") == [None]
 
 
-def test_our_own_token_under_some_of_several_counts_as_ours(node: Subject) -> None:
+def test_our_own_token_is_answered_again_and_under_some_of_several_counts(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.ACQUIRE, claim()) == "mine"
     node.ask(Verb.ACQUIRE, claim("mine", "b"))
     assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) is None
     assert holders(node, *BOTH) == ["mine", "mine"]
 
 
-@pytest.mark.parametrize("verb", EXTENDING)
-def test_several_that_are_held_are_renewed_together(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
-    assert node.ask(verb, claim("mine", BOTH, ttl=50.0)) == "1"
-    for name in BOTH:
-        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
-
-
-@pytest.mark.parametrize("missing", [("a",), ("b",), BOTH])
-def test_what_is_missing_of_several_is_set_again(node: Subject, missing: Any) -> None:
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
+@pytest.mark.parametrize(
+    ("resource", "missing"), [("r", ("r",)), (BOTH, ("a",)), (BOTH, ("b",)), (BOTH, BOTH)], ids=str
+)
+def test_what_is_missing_is_set_again_but_by_no_keeper(
+    node: Subject, resource: Resource, missing: tuple[str, ...]
+) -> None:
+    mine = claim("mine", resource, ttl=50.0)
+    node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
     for name in missing:
         node.drop(name)
-    assert node.ask(Verb.RENEW, claim("mine", BOTH, ttl=50.0)) == "0"
+    assert node.ask(Verb.RENEW, mine) == "0"
     assert holders(node, *missing) == [None] * len(missing)
-    assert node.ask(Verb.EXTEND, claim("mine", BOTH, ttl=50.0)) == "2"
-    for name in BOTH:
+    assert node.ask(Verb.EXTEND, mine) == "2"
+    for name in mine.resources:
         token, left = node.ask(Verb.PEEK, claim("x", name))
         assert token == "mine"
         assert 49.0 < left <= 50.0
@@ -663,27 +642,16 @@ def test_without_memory_neither_key_nor_number_is_written(valkey: Real, debian: 
 
 
 NAMES = ["a\0b", "\n\r\t", "\U0001f512", "\u202eabc", "\ud800", "\udcff", "é", " ", "a" * 5000]
-
-
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_any_name_will_do(node: Subject, name: str) -> None:
-    mine = claim("mine", name)
-    assert node.ask(Verb.ACQUIRE, mine) is None
-    assert node.ask(Verb.ACQUIRE, claim("other", name)) == "mine"
-    assert node.ask(Verb.EXTEND, mine) == "1"
-    assert node.ask(Verb.PEEK, mine)[0] == "mine"
-    assert node.ask(Verb.RELEASE, mine) is True
-
-
+# A task id is foreign text, and a host's name may be no UTF-8.
 TOKENS = ["|host|1|t\ud800|0|task|0|n", "|h\udcff|1||0|task|0|n", "|é|1|\U0001f512|0|task|0|n"]
+FOREIGN_TEXT = [*(("mine", name) for name in NAMES), *((token, "r") for token in TOKENS)]
 
 
-@pytest.mark.parametrize("token", TOKENS, ids=ascii)
-def test_any_token_is_known_again(node: Subject, token: str) -> None:
-    # A task id is foreign text, and a host's name may be no UTF-8.
-    mine = claim(token)
+@pytest.mark.parametrize(("token", "name"), FOREIGN_TEXT, ids=ascii)
+def test_any_name_and_any_token_will_do(node: Subject, token: str, name: str) -> None:
+    mine = claim(token, name)
     assert node.ask(Verb.ACQUIRE, mine) is None
-    assert node.ask(Verb.ACQUIRE, mine) == token
+    assert node.ask(Verb.ACQUIRE, claim("other", name)) == token
     assert node.ask(Verb.EXTEND, mine) == "1"
     assert node.ask(Verb.PEEK, mine)[0] == token
     assert node.ask(Verb.RELEASE, mine) is True
