@@ -194,7 +194,9 @@ class Turns:
         short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
         patience = min(timeout, short / 2)
         owner = replace(self._owner, stamp=f"{short:.3f}")
-        request = LockRequest(checked_names(resource), short, owner=owner, patience=patience)
+        request = LockRequest(
+            names=checked_names(resource), ttl=short, owner=owner, patience=patience
+        )
         # One that hangs between claim and message must not keep the others waiting for ever.
         claim = TickClaim(self._redlock, request, max_lifetime=self._redlock.ttl)
         claim.tick = _called(entry, tick)

@@ -130,7 +130,9 @@ class LockClient:
         fencing = self.fencing if fencing is None else bool(check_option("fencing", fencing))
         names = checked_names(resource, fencing=fencing, limit=limit)
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
-        return LockRequest(names, ttl, wait, owner, fencing=fencing, limit=limit)
+        return LockRequest(
+            names=names, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
+        )
 
     def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
         """Acquire a lock; see `Acquisition`."""

@@ -191,9 +191,7 @@ class HeldLease:
         return held
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
-        """End holding it, but leave it locked: nobody gives it back, it expires.
-
-        For what must not happen again so soon, whoever asks for it.
+        """End holding it, but leave it locked for a time, so that nobody repeats its work so soon.
 
         Args:
             seconds: For how long from now.
@@ -377,7 +375,7 @@ class Unlocked(HeldLease):
     """
 
     def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
-        super().__init__(redlock, LockRequest(names_of(resource), ttl=math.inf))
+        super().__init__(redlock, LockRequest(names=names_of(resource), ttl=math.inf))
         self.claim = Claim(self.resources, "", math.inf, 1)
         self.claim.deadline = math.inf
 

@@ -9,7 +9,7 @@ from ..protocol.values import Owner
 __all__ = ["LockRequest"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LockRequest:
     """What one call for a lock asks for. All of it was checked where the call came in.
 

@@ -61,10 +61,10 @@ def run(
     if task is not None and not delivered:  # a delivery says more of itself
         owner = replace(redlock.client.owner, task=short_id(task.name))
     asked = LockRequest(
-        checked_names(resources, fencing=options.fencing, limit=options.limit),
-        options.ttl,
-        0.0 if parked else options.wait,
-        owner,
+        names=checked_names(resources, fencing=options.fencing, limit=options.limit),
+        ttl=options.ttl,
+        wait=0.0 if parked else options.wait,
+        owner=owner,
         fencing=options.fencing,
         limit=options.limit,
     )
