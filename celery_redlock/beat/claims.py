@@ -27,8 +27,10 @@ from ..keys.canonical import escape
 from ..keys.template import shortened
 from ..locking.held import HeldLease
 from ..locking.redlock import Redlock
+from ..locking.request import LockRequest
 from ..messages.signals import beat_deduplicated, named
 from ..protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
+from ..protocol.names import checked_names
 from ..protocol.values import Holder, Owner
 from ..runtime.clock import monotonic
 from .outage import Outage
@@ -192,10 +194,12 @@ class Turns:
         short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
         patience = min(timeout, short / 2)
         owner = replace(self._owner, stamp=f"{short:.3f}")
-        claim = TickClaim(self._redlock, resource, short, owner=owner, patience=patience)
-        claim.tick = _called(entry, tick)
+        request = LockRequest(
+            names=checked_names(resource), ttl=short, owner=owner, patience=patience
+        )
         # One that hangs between claim and message must not keep the others waiting for ever.
-        claim.max_lifetime = self._redlock.ttl
+        claim = TickClaim(self._redlock, request, max_lifetime=self._redlock.ttl)
+        claim.tick = _called(entry, tick)
         granted = True
         try:
             claim.acquire()

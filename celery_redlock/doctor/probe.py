@@ -157,7 +157,6 @@ def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], lis
         "publish": (b"PUBLISH", mark, b""),
         # Last: a connection that has subscribed does nothing else.
         "subscribe": (b"SUBSCRIBE", mark),
-        "unsubscribe": (b"UNSUBSCRIBE", mark),
     }
     replies = reader.ask([request(*words) for words in tries.values()])
     refused: dict[str, bool] = {}

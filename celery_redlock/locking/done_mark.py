@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ..protocol import outcome, quorum
+from ..protocol.commands import DONE
+from ..protocol.lease import NEVER
 from ..protocol.names import slots
-from ..protocol.values import Owner
+from ..protocol.values import Owner, Query, Vote
 from ..runtime.clock import monotonic
 from .held import HeldLease
 
@@ -17,18 +20,31 @@ def mark_done(held: HeldLease) -> None:
 
 
 def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
-    """Whether a lock's mark is there already, of one who held it before; and who else holds it.
+    """Ask whether a lock's mark is there, of one who held it before; and who else holds the lock.
+
+    One node that knows the mark is enough; and one does, if there is one. Whoever was there before
+    held a quorum of nodes, and so does our claim: they share a node, and that one was free for us
+    only after it had been marked, in one step with the release. So if all nodes that granted our
+    claim say no, nobody was there, or he was not done; or did not release it himself.
 
     Raises:
-        QuorumUnavailable: That cannot be told.
+        QuorumUnavailable: None knows it, and one that granted our claim does not answer.
     """
     if held.mark is None:
         return False, []
-    claim = held.claim
-    names = slots(held.resources[0], held.limit) if held.limit > 1 else held.resources
-    if claim is None or not claim.held(monotonic()):
-        claim = None
-    else:
+    client, claim, limit = held.redlock.client, held.claim, held.request.limit
+    mark, nodes = held.mark[0], len(client.addresses)
+    granted = [NEVER] * nodes
+    names = slots(held.resources[0], limit) if limit > 1 else list(held.resources)
+    if claim is not None and claim.held(monotonic()):
+        granted = claim.expiries
         names = [name for name in names if name not in claim.resources]
-    marked, tokens = held.redlock.client.look_up(held.mark[0], claim, names)
-    return marked, [owner for token in tokens if (owner := Owner.of(token)) is not None]
+    asked = [Query((name,), nodes) for name in (mark, *names)]
+    ballot = client.driver.run(lambda now: quorum.peek(asked, now, client.node_timeout))
+    marked = DONE in outcome.tokens(ballot, 0)
+    for vote, expiry in zip(ballot.votes, granted, strict=True):
+        if not marked and expiry != NEVER and vote is not Vote.YES:
+            told = "a node that granted the lock does not tell whether the task is done"
+            raise client.refused(outcome.unavailable(mark, ballot, client.nodes, told))
+    others = {token for number in range(len(names)) for token in outcome.tokens(ballot, number + 1)}
+    return marked, [owner for token in others if (owner := Owner.of(token)) is not None]

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..events import emit
@@ -28,16 +27,17 @@ from ..protocol.lease import Lease
 from ..protocol.outcome import last_votes
 from ..protocol.values import Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
+from .request import LockRequest
 
 if TYPE_CHECKING:
     from .redlock import Redlock
 
-__all__ = ["HeldLease", "Unlocked", "current_lease", "lost_unawares", "release_leftovers"]
+__all__ = ["HeldLease", "Unlocked", "current_lease", "release_leftovers"]
 
 logger = logging.getLogger("celery_redlock")
 
-LONGEST = 1e15
-"""Seconds; nodes count in milliseconds, in 64 bits."""
+MAX_KEEP_S = 1e15
+"""Nodes count in milliseconds, in 64 bits."""
 
 _stack: ContextVar[tuple[HeldLease, ...]] = ContextVar("celery_redlock_leases", default=())
 
@@ -71,9 +71,8 @@ class HeldLease:
         resource: What is exclusive; several names in one text, where it is more than one.
         resources: Each of these names.
         on_lost: Called, in another thread, if the lease is lost.
-        owner: Who asks, for others to read; host and process if None.
+        request: What is asked for.
         max_lifetime: Seconds after which it is no longer extended; None for never.
-        limit: How many may hold it at a time.
         task: The name of the task it is held for; empty outside tasks.
         mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
             many seconds.
@@ -84,27 +83,17 @@ class HeldLease:
     def __init__(
         self,
         redlock: Redlock,
-        resource: str | Iterable[str],
-        ttl: float | None = None,
-        wait: float = 0.0,
+        request: LockRequest,
+        *,
         max_lifetime: float | None = None,
         on_lost: Callable[[HeldLease], object] | None = None,
-        owner: Owner | None = None,
-        patience: float | None = None,
-        fencing: bool = False,
-        limit: int = 1,
     ) -> None:
-        self.resources = names_of(resource)
-        self.resource = shown(self.resources)
         self.redlock = redlock
-        self._ttl = ttl
-        self.wait = wait
+        self.request = request
+        self.resources = request.names
+        self.resource = shown(self.resources)
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
-        self.owner = owner
-        self._patience = patience
-        self._fencing = fencing
-        self.limit = limit
         self._pid = os.getpid()
         self._user = _user()
         self.claim: Claim | None = None
@@ -124,17 +113,7 @@ class HeldLease:
         outers, rest = self._enclosing()
         for outer in outers:
             outer.ensure()  # sharing a lease that is over would be running unlocked
-            if self._fencing and outer.fencing_token is None and not isinstance(outer, Unlocked):
-                raise ConfigurationError(
-                    f"{self.resource}: fencing is asked for inside a lock of the same resource that"
-                    " has no fencing token; ask for it where the lock is taken, in the outer one"
-                )
-            if outer.limit > self.limit:
-                raise ConfigurationError(
-                    f"{self.resource}: limit={self.limit} is asked for inside a lock of the same"
-                    f" resource with limit={outer.limit}, which does not keep so many out; give the"
-                    " outer one the smaller limit"
-                )
+            self._check_shares(outer.request, outer.fencing_token)
         if len(outers) == 1 and not rest:
             self._shared += 1
             return outers[0]
@@ -147,12 +126,22 @@ class HeldLease:
             _stack.set((*_stack.get(), self))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def _check_shares(self, outer: LockRequest, fencing_token: int | None) -> None:
+        """Refuse to share a lock that does less than this one asks for."""
+        mine = self.request
+        if mine.fencing and fencing_token is None and outer.ttl < math.inf:
+            raise ConfigurationError(
+                f"{self.resource}: fencing is asked for inside a lock of the same resource that has"
+                " no fencing token; ask for it where the lock is taken, in the outer one"
+            )
+        if outer.limit > mine.limit:
+            raise ConfigurationError(
+                f"{self.resource}: limit={mine.limit} is asked for inside a lock of the same"
+                f" resource with limit={outer.limit}, which does not keep so many out; give the"
+                " outer one the smaller limit"
+            )
+
+    def __exit__(self, *_error: object) -> None:
         if self._shared:
             self._shared -= 1
         else:
@@ -169,21 +158,16 @@ class HeldLease:
         """
         # From here on release() undoes whatever has been written, however this is interrupted.
         self._pid, self._user = os.getpid(), _user()
-        wait = self.wait if wait is None else wait
+        request, client = self.request, self.redlock.client
+        if self._own is not self.resources:
+            request = replace(request, names=self._own)
+        if wait is not None:
+            request = replace(request, wait=wait)
         try:
-            claim = self.redlock.client.acquire(
-                self._own,
-                self._ttl,
-                wait,
-                self.owner,
-                self._adopt,
-                self._patience,
-                self._fencing,
-                self.limit,
-            )
+            claim = client.acquire(request, self._adopt)
             _stack.set((*_stack.get(), self))
-            self.redlock.client.watchdog.watch(claim, self._lost, self.max_lifetime)
-            self.redlock.client.registry.granted(claim, self.max_lifetime)
+            client.watchdog.watch(claim, self._lost, self.max_lifetime)
+            client.registry.granted(claim, self.max_lifetime)
         except BaseException:
             self.release()
             raise
@@ -207,24 +191,21 @@ class HeldLease:
         return held
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
-        """End holding it, but leave it locked: nobody gives it back, it expires.
-
-        For what must not happen again so soon, whoever asks for it.
+        """End holding it, but leave it locked for a time, so that nobody repeats its work so soon.
 
         Args:
             seconds: For how long from now.
             timeout: How long to wait for the nodes, in seconds; the node timeout if None.
 
         Returns:
-            Whether it was held to this end and a quorum of nodes has confirmed.
+            Whether it was held until now and a quorum of nodes has confirmed.
 
         Raises:
             ConfigurationError: It is a time that no node can keep; nothing has changed.
         """
-        number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
-        if not number or not abs(seconds) <= LONGEST:
+        if type(seconds) not in (int, float) or not abs(seconds) <= MAX_KEEP_S:
             raise ConfigurationError(
-                f"{self.resource}: a lock is kept for a number of seconds up to {LONGEST:g},"
+                f"{self.resource}: a lock is kept for a number of seconds up to {MAX_KEEP_S:g},"
                 f" not {seconds!r:.50}"
             )
         claim = self._held()
@@ -252,7 +233,7 @@ class HeldLease:
     @property
     def lease(self) -> Lease:
         """The lease as it stands now; a value, which no extension changes."""
-        lease = self.redlock.client.lease_of(self._held())
+        lease = self._held().lease(monotonic)
         if not self._outers:
             return lease
         deadline = min(lease.deadline, *(outer.lease.deadline for outer in self._outers))
@@ -265,14 +246,10 @@ class HeldLease:
 
     def remaining(self) -> float:
         """Seconds that are certainly left, if no further extension succeeds."""
-        claim = self.claim
-        now = monotonic()
-        if self._outers:
-            shared = min(outer.remaining() for outer in self._outers)
-            if claim is None or shared <= 0.0:
-                return shared
-        else:
-            shared = math.inf
+        shared = min([outer.remaining() for outer in self._outers], default=math.inf)
+        claim, now = self.claim, monotonic()
+        if claim is None and self._outers:
+            return shared
         if claim is None or not claim.held(now) or self._pid != os.getpid():
             return 0.0  # a fork's child holds nothing of its parent's
         return min(shared, claim.deadline - now)
@@ -288,10 +265,10 @@ class HeldLease:
             self._told = left <= 0.0
             raise self.loss()
 
-    def _lost_unawares(self) -> bool:
+    def lost_unawares(self) -> bool:
         """Whether it ended before it was given back, and `ensure()` has not said so."""
         claim = self.claim
-        over = any(outer._lost_unawares() for outer in self._outers)
+        over = any(outer.lost_unawares() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
             # Asked of its deadline before its end: nobody may have looked at the clock since.
             over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
@@ -351,11 +328,9 @@ class HeldLease:
         self._say_lost(loss)
         emit("lost", loss)
         if self.on_lost is not None:
-            # In a thread of its own: a slow callback must not starve the leases of others.
+            # In a separate thread: a slow callback must not starve the leases of others.
             name = f"celery_redlock lost {self.resource}"
-            threading.Thread(
-                target=self._tell, args=(self.on_lost,), name=name, daemon=True
-            ).start()
+            threading.Thread(target=self._tell, name=name, daemon=True).start()
 
     def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
@@ -369,29 +344,30 @@ class HeldLease:
             ", ".join(map(str, loss.votes)),
         )
 
-    def _tell(self, on_lost: Callable[[HeldLease], object]) -> None:
+    def _tell(self) -> None:
         try:
-            on_lost(self)
+            if self.on_lost is not None:
+                self.on_lost(self)
         except BaseException:
             # A user's callback, even one that means to end the program: the loss has been told.
             logger.exception("%s: on_lost failed", printable(self.resource))
 
 
 def release_leftovers() -> None:
-    """Release what an earlier delivery in this thread left behind; there should be nothing.
-
-    Only a delivery has a stamp: what else is held here is the program's own (in a solo worker).
-    """
+    """Release what an earlier delivery in this thread left behind; there should be nothing."""
     for held in _stack.get():
-        stamped = held.owner is not None and held.owner.stamp
-        if stamped and held._ours() and held.release():
+        owner = held.request.owner
+        # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
+        if owner is not None and owner.stamp and held._ours() and held.release():
             logger.warning("%s was still locked after its task had ended", held.resource)
 
 
 class Unlocked(HeldLease):
-    """Stands for a lease where none was asked for (`redlock_enabled = False`) or to be had.
+    """Stands for a lease where none was asked for (`redlock_enabled = False`) or granted.
 
-    Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it.
+    Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it. It
+    is a lease that never ends, of nothing; its token is empty, because it proves nothing, and it
+    has no fencing token, so what is fenced refuses its writes.
 
     Args:
         resource: What would be exclusive.
@@ -399,23 +375,14 @@ class Unlocked(HeldLease):
     """
 
     def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
-        self.resources = names_of(resource)
-        self.resource = shown(self.resources)
-        self.redlock = redlock
-        self._outers = ()
-        self._shared = 0
-        self.limit = 1
-        self.owner = None
-        self.mark = self.claim = None
-        self._pid, self._user = os.getpid(), _user()
+        super().__init__(redlock, LockRequest(names=names_of(resource), ttl=math.inf))
+        self.claim = Claim(self.resources, "", math.inf, 1)
+        self.claim.deadline = math.inf
 
     def __enter__(self) -> HeldLease:
         self._user = _user()
         _stack.set((*_stack.get(), self))
         return self
-
-    def __exit__(self, *_error: Any) -> None:
-        self.release()
 
     def release(self) -> bool:
         """Nothing to give back."""
@@ -426,35 +393,6 @@ class Unlocked(HeldLease):
         """Nothing to keep."""
         return self.release()
 
-    @property
-    def token(self) -> str:
-        """Empty: nothing proves anything here."""
-        return ""
-
-    @property
-    def fencing_token(self) -> int | None:
-        """None: what is fenced is to refuse what was done without a lock."""
-        return None
-
-    @property
-    def lease(self) -> Lease:
-        """A lease that never ends, of nothing."""
-        return Lease(self.resource, "", math.inf, math.inf, monotonic, resources=self.resources)
-
-    @property
-    def lost(self) -> bool:
-        """Never: it was never had."""
-        return False
-
-    def _lost_unawares(self) -> bool:
-        """Nor this."""
-        return False
-
     def remaining(self) -> float:
-        """For ever."""
+        """Return how long it lasts: until its work ends."""
         return math.inf
-
-
-def lost_unawares(held: HeldLease) -> bool:
-    """Whether a lock ended before it was given back, and `ensure()` has not said so."""
-    return held._lost_unawares()

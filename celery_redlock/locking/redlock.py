@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,12 +81,12 @@ class Redlock:
             helper = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
         self.client = LockClient(
             addresses,
-            check_option("ttl", ttl),
-            check_option("prefix", prefix),
-            check_option("node_timeout", node_timeout),
-            check_option("fencing", fencing),
-            guarded(check_option("restart_guard", restart_guard), len(addresses)),
-            LeaseRegistry(len(addresses), helper),
+            ttl=check_option("ttl", ttl),
+            prefix=check_option("prefix", prefix),
+            node_timeout=check_option("node_timeout", node_timeout),
+            fencing=check_option("fencing", fencing),
+            guarded=guarded(check_option("restart_guard", restart_guard), len(addresses)),
+            registry=LeaseRegistry(len(addresses), helper),
         )
 
     @property
@@ -166,8 +164,6 @@ class Redlock:
         self.client.driver.close()
         self.client.registry.close()
 
-    # -- The four operations ---------------------------------------------------------------------
-
     def try_acquire(
         self,
         resource: Resources,
@@ -216,12 +212,11 @@ class Redlock:
         def adopt(claim: Claim) -> None:
             last[:] = [claim]
 
-        check_option("wait", wait)
+        request = self.client.request(
+            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
+        )
         try:
-            fenced = self.client.fenced(fencing, checked_names(resource), limit)
-            return self.client.lease_of(
-                self.client.acquire(resource, ttl, wait, owner, adopt, fencing=fenced, limit=limit)
-            )
+            return self.client.acquire(request, adopt).lease(monotonic)
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
             # been a quorum's: who has seen us hold it waits for an announcement.
@@ -240,19 +235,19 @@ class Redlock:
                 its own deadline.
         """
         claim = self.client.claims.get(lease.token)
-        now = monotonic()
-        if claim is None or not claim.held(now):
-            reason = "released" if claim is None or claim.lost is None else claim.lost
+        if claim is None or not claim.held(monotonic()):
+            reason = claim.lost if claim is not None else None
             raise LeaseLost(
-                f"{lease.resource}: the lease to be extended is over ({reason}); acquire it anew",
+                f"{lease.resource}: the lease to be extended is over ({reason or 'released'});"
+                " acquire it again",
                 resource=lease.resource,
                 lease=lease,
-                reason="expired" if reason == "released" else reason,
+                reason=reason or "expired",
             )
         patience = self.client.patience(claim.ttl)
         ballot = self.client.driver.run(lambda now: quorum.extend([claim], now, patience))
         if ballot.confirmed() and claim.held(monotonic()):
-            renewed = self.client.lease_of(claim)
+            renewed = claim.lease(monotonic)
             emit("extended", renewed)
             return renewed
         if claim.held(monotonic()):
@@ -280,7 +275,7 @@ class Redlock:
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
-        found = self._holders(resource, 1, timeout)
+        found = self.holders(resource, limit=1, timeout=timeout)
         return found[0] if found else None
 
     def holders(self, resource: str, *, limit: int, timeout: float | None = None) -> list[Holder]:
@@ -294,20 +289,16 @@ class Redlock:
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
-        return self._holders(resource, check_option("limit", limit), timeout)
-
-    def _holders(self, resource: str, limit: int, timeout: float | None) -> list[Holder]:
+        check_option("limit", limit)
         try:
-            ballot = self.client.peek(resource, limit, timeout)
+            ballot = self.client.peek(checked_names(resource), limit, timeout)
         except QuorumUnavailable as error:
             raise self.client.refused(error) from None
-        found = []
-        for slot in range(limit):
-            tokens = [held[0] for held in outcome.seen(ballot, slot) if held is not None]
-            if tokens:
-                free_in = outcome.free_in(ballot, slot)
-                found.append(outcome.holder(resource, tokens, ballot.quorum, free_in))
-        return found
+        return [
+            outcome.holder(resource, tokens, ballot.quorum, outcome.free_in(ballot, slot))
+            for slot in range(limit)
+            if (tokens := outcome.tokens(ballot, slot))
+        ]
 
     def lock(
         self,
@@ -329,31 +320,24 @@ class Redlock:
         holds locks, for up to `wait`.
 
         Args:
-            resource: What must be exclusive; or several such, of which it gets all or none.
-            ttl: Seconds; the instance's if None.
-            wait: How long to go on trying, in seconds.
+            resource, ttl, wait, owner, fencing, limit: As of `acquire()`.
             max_lifetime: Seconds after which it is no longer extended; None for never.
             on_lost: Called, in another thread, if the lease is lost.
-            owner: Who asks, for others to read.
-            fencing: Whether the lease gets a fencing token; the instance's if None.
-            limit: How many may hold it at a time.
 
         Raises:
             NotAcquired: On entering the block.
             ConfigurationError: A name cannot be one, or fencing or a limit is asked for several. On
                 entering a block inside one that has no fencing token to share, or a larger limit.
         """
-        check_option("wait", wait)
         check_option("max_lifetime", max_lifetime)
         if on_lost is not None and not callable(on_lost):
             raise ConfigurationError(
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
-        names = checked_names(resource)
-        fenced = self.client.fenced(fencing, names, limit)
-        return HeldLease(
-            *(self, names, ttl, wait, max_lifetime, on_lost, owner), fencing=fenced, limit=limit
+        request = self.client.request(
+            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
         )
+        return HeldLease(self, request, max_lifetime=max_lifetime, on_lost=on_lost)
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:
@@ -363,31 +347,21 @@ class Redlock:
             ConfigurationError: A setting cannot work; or `redlock_nodes` is not set and the broker
                 is not a Redis.
         """
-        with _of_app_lock:
-            known = of_app.get(app)
-            if known is None:
-                settings = read_settings(app)
-                made = cls(
-                    settings.nodes,
-                    ttl=settings.ttl,
-                    prefix=settings.prefix,
-                    node_timeout=settings.node_timeout,
-                    fencing=settings.fencing,
-                    keeper=settings.keeper,
-                    restart_guard=settings.restart_guard,
-                )
-                # A handler that has interrupted this thread may have been faster.
-                known = of_app.setdefault(app, made)
-            return known
+        known = of_app.get(app)
+        if known is None:
+            settings = read_settings(app)
+            made = cls(
+                settings.nodes,
+                ttl=settings.ttl,
+                prefix=settings.prefix,
+                node_timeout=settings.node_timeout,
+                fencing=settings.fencing,
+                keeper=settings.keeper,
+                restart_guard=settings.restart_guard,
+            )
+            # Another thread may have been faster; one that is not used has not connected.
+            known = of_app.setdefault(app, made)
+        return known
 
 
-_of_app_lock = threading.RLock()
 of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
-
-
-def _after_fork() -> None:
-    global _of_app_lock
-    _of_app_lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)

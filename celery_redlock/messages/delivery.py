@@ -12,6 +12,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from celery import states
@@ -70,7 +71,7 @@ class Delivery:
             or is_redelivered(request.delivery_info)
             or waited(request) >= unacknowledged_for(task.app)
         )
-        held.owner = self._owner = Owner(
+        self._owner = Owner(
             socket.gethostname(),
             os.getpid(),
             task_id=short_id(request.id),
@@ -78,9 +79,10 @@ class Delivery:
             stamp=os.urandom(8).hex(),
             task=short_id(task.name),
         )
+        held.request = replace(held.request, owner=self._owner)
         if self._again or task.acks_late:
             life = max(MARK_LIFE, 2 * options.retry_backoff_max)
-            held.mark = mark_of(held.owner, held.resources), life
+            held.mark = mark_of(self._owner, held.resources), life
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
 
@@ -132,7 +134,7 @@ class Delivery:
     def _acquire(self) -> None:
         """Try to take the lock, for as long as who holds it is to be waited for."""
         # A replacement, and who has yet to ask what to do, wait for nobody before.
-        wait = 0.0 if self._options.on_conflict == "replace" else self._held.wait
+        wait = 0.0 if self._options.on_conflict == "replace" else self._held.request.wait
         patience = self._options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)

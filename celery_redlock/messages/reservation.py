@@ -28,7 +28,7 @@ from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.names import LONGEST, MOST, Resources
+from ..protocol.names import MAX_NAME_CHARS, MAX_NAMES, Resources
 from ..protocol.round import Verb
 from ..protocol.values import Holder, Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
@@ -147,9 +147,9 @@ class Reservation:
             return None
         names, scope = given.get("resources"), given.get("scope")
         policy, ttl, token = given.get("on_duplicate"), given.get("ttl"), given.get("token", "")
-        if not isinstance(names, (list, tuple)) or not 0 < len(names) <= MOST:
+        if not isinstance(names, (list, tuple)) or not 0 < len(names) <= MAX_NAMES:
             return None
-        if not all(isinstance(name, str) and 0 < len(name) <= LONGEST for name in names):
+        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS for name in names):
             return None
         if scope not in SCOPES or policy not in DUPLICATE_POLICIES:
             return None
@@ -254,7 +254,7 @@ def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
 
 def holding(redlock: Redlock, claim: Claim) -> str | None:
     """The token that a quorum of nodes holds; None if there is none, or none can be told."""
-    ballot = redlock.client.driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
+    ballot = redlock.client.driver.run(lambda now: quorum.peek([claim], now, redlock.node_timeout))
     tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
     return next((token for token in tokens if tokens.count(token) >= ballot.quorum), None)
 
@@ -262,7 +262,7 @@ def holding(redlock: Redlock, claim: Claim) -> str | None:
 def free_in(redlock: Redlock, resource: str) -> float | None:
     """Seconds until a reservation ends by itself; None if too few nodes answered to tell."""
     claim = claim_for(redlock, resource, MIN_TTL)
-    ballot = redlock.client.driver.run(lambda now: quorum.peek(claim, now, redlock.node_timeout))
+    ballot = redlock.client.driver.run(lambda now: quorum.peek([claim], now, redlock.node_timeout))
     return outcome.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 

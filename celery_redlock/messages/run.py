@@ -9,8 +9,10 @@ from typing import Any
 
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
-from ..locking.held import HeldLease, Unlocked, lost_unawares
+from ..locking.held import HeldLease, Unlocked
 from ..locking.redlock import Redlock
+from ..locking.request import LockRequest
+from ..protocol.names import checked_names
 from ..runtime.interrupt import Interruptible
 from .consume import ReservedDelivery
 from .delivery import first_call
@@ -55,20 +57,21 @@ def run(
     # Where those that wait are parked, none waits in its pool slot unless it asks for that.
     parked = delivered and parks(request, options, resources) and not lock.waits
     redlock = Redlock.from_app(app)
-    held = HeldLease(
-        redlock,
-        resources,
-        options.ttl,
-        0.0 if parked else options.wait,
-        options.max_lifetime,
+    owner = None
+    if task is not None and not delivered:  # a delivery says more of itself
+        owner = replace(redlock.client.owner, task=short_id(task.name))
+    asked = LockRequest(
+        names=checked_names(resources, fencing=options.fencing, limit=options.limit),
+        ttl=options.ttl,
+        wait=0.0 if parked else options.wait,
+        owner=owner,
         fencing=options.fencing,
         limit=options.limit,
     )
+    held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     held.task = task.name if task is not None else ""
-    if task is not None and not delivered:  # a delivery says more of itself
-        held.owner = replace(redlock.client.owner, task=short_id(task.name))
     if options.on_lost == "raise":
-        block = Interruptible(held.loss, functools.partial(lost_unawares, held))
+        block = Interruptible(held.loss, held.lost_unawares)
         held.on_lost = lambda _held: block.interrupt()
         body = functools.partial(block.run, body)
     elif callable(options.on_lost):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from .lease import FENCE_LIMIT, NEVER, drift
+from .lease import FENCE_LIMIT, NEVER, Lease, drift
 from .values import names_of, quorum_of, shown
 
 __all__ = ["Claim"]
@@ -37,41 +37,17 @@ class Claim:
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
         below: A RENEW extends it only where no more than this is left of it; seconds.
-        since: Of a place in line: since when it stands there, in microseconds since 1970.
-        called: How many nodes called somebody who waits when this was released.
         silent: Nodes that did not answer the last request for it, and why not.
         kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
             is asked before the lease is called lost.
     """
-
-    __slots__ = (
-        "_learnt",
-        "below",
-        "called",
-        "ceiling",
-        "deadline",
-        "ended",
-        "expiries",
-        "fencing_token",
-        "granted_at",
-        "kept",
-        "lost",
-        "mark",
-        "proposal",
-        "resource",
-        "resources",
-        "silent",
-        "since",
-        "token",
-        "ttl",
-        "written",
-    )
 
     def __init__(self, resource: str | Iterable[str], token: str, ttl: float, nodes: int) -> None:
         self.resources = names_of(resource)
         self.resource = shown(self.resources)
         self.token = token
         self.ttl = ttl
+        self.nodes = nodes
         self.expiries = [NEVER] * nodes
         self.written = [False] * nodes
         self.deadline = NEVER
@@ -80,12 +56,11 @@ class Claim:
         self.ended = False
         self.mark: tuple[str, float] | None = None
         self.below = math.inf
-        self.since = self.called = 0
         self.proposal: int | None = None
         self.ceiling = FENCE_LIMIT
         self.fencing_token: int | None = None
         self.kept: Callable[[], Sequence[float]] | None = None
-        self._learnt: list[float] | None = None
+        self._learnt = [NEVER] * nodes
         self.silent: Mapping[int, str] = {}
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
@@ -121,6 +96,19 @@ class Claim:
         """Whether the lease is held at `now`: granted, never lost, and before its deadline."""
         return self.granted_at is not None and not self.ended and self._open(now)
 
+    def lease(self, clock: Callable[[], float]) -> Lease:
+        """Return the lease as it stands, as a value; `clock` is the holder's."""
+        return Lease(
+            self.resource,
+            self.token,
+            self.ttl,
+            self.deadline,
+            clock,
+            self.fencing_token,
+            self.resources,
+            self.granted_at or 0.0,
+        )
+
     def lose(self, reason: str) -> None:
         """Give the lease up for `reason`; the first reason stays."""
         if self.lost is None:
@@ -139,8 +127,6 @@ class Claim:
         Returns:
             Whether there was anything new in it.
         """
-        if self._learnt is None:
-            self._learnt = [NEVER] * len(self.expiries)
         news = False
         for node, expiry in enumerate(expiries):
             if expiry > self._learnt[node]:
@@ -156,11 +142,8 @@ class Claim:
         This alone is for another to learn: an echo of its own words would bring back a node that it
         knows to have forgotten.
         """
-        learnt = self._learnt or [NEVER] * len(self.expiries)
-        return [
-            expiry if expiry > heard else NEVER
-            for expiry, heard in zip(self.expiries, learnt, strict=True)
-        ]
+        pairs = zip(self.expiries, self._learnt, strict=True)
+        return [expiry if expiry > learnt else NEVER for expiry, learnt in pairs]
 
     def _ask_keeper(self) -> None:
         if self.kept is not None:

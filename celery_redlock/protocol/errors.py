@@ -3,12 +3,13 @@
 A message says what happened, to what, and what to do about it. Two failures are never folded into
 one: a resource *held by another* is ordinary and its task waits its turn; a *missing quorum* is
 infrastructure and somebody is paged.
+
+What an error carries is a class attribute, given by its name when the error is made.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,23 +39,14 @@ class RedlockError(Exception):
     """
 
     __module__ = "celery_redlock"
+    resource: str | None = None
 
-    def __init__(self, message: str = "", *, resource: str | None = None) -> None:
+    def __init__(self, message: str = "", **attributes: Any) -> None:
         super().__init__(printable(message))
-        self.resource = resource
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Keyword-only arguments would get lost in a pickled task result; attributes do not.
-        return _rebuild, (type(self), self.args, self.__dict__)
-
-
-def _rebuild(
-    kind: type[RedlockError], args: tuple[Any, ...], state: dict[str, Any]
-) -> RedlockError:
-    error = kind.__new__(kind, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
+        for name, value in attributes.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
+            setattr(self, name, tuple(value) if isinstance(value, list) else value)
 
 
 class ConfigurationError(RedlockError, ValueError):
@@ -71,12 +63,7 @@ class NotAcquired(RedlockError):
     """
 
     __module__ = "celery_redlock"
-
-    def __init__(
-        self, message: str = "", *, resource: str | None = None, votes: Sequence[NodeVote] = ()
-    ) -> None:
-        super().__init__(message, resource=resource)
-        self.votes = tuple(votes)
+    votes: tuple[NodeVote, ...] = ()
 
 
 class ResourceHeld(NotAcquired):
@@ -88,19 +75,8 @@ class ResourceHeld(NotAcquired):
     """
 
     __module__ = "celery_redlock"
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        resource: str | None = None,
-        votes: Sequence[NodeVote] = (),
-        holder: Holder | None = None,
-        conflicting: Sequence[str] = (),
-    ) -> None:
-        super().__init__(message, resource=resource, votes=votes)
-        self.holder = holder
-        self.conflicting = tuple(conflicting)
+    holder: Holder | None = None
+    conflicting: tuple[str, ...] = ()
 
     @property
     def permanent(self) -> bool:
@@ -117,17 +93,7 @@ class QuorumUnavailable(NotAcquired):
     """
 
     __module__ = "celery_redlock"
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        resource: str | None = None,
-        votes: Sequence[NodeVote] = (),
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message, resource=resource, votes=votes)
-        self.retry_after = retry_after
+    retry_after: float | None = None
 
 
 class DuplicateTask(RedlockError):
@@ -139,10 +105,8 @@ class DuplicateTask(RedlockError):
 
     __module__ = "celery_redlock"
 
-    def __init__(
-        self, message: str = "", task_id: str = "", *, resource: str | None = None
-    ) -> None:
-        super().__init__(message, resource=resource)
+    def __init__(self, message: str = "", task_id: str = "", **attributes: Any) -> None:
+        super().__init__(message, **attributes)
         # What a result backend without pickle keeps of an exception.
         self.args = (*self.args, task_id)
         self.task_id = task_id
@@ -165,31 +129,22 @@ class LeaseLost(RedlockError):
     """
 
     __module__ = "celery_redlock"
+    lease: Lease | None = None
+    reason: str = "expired"
+    owner: Owner | None = None
+    task: str = ""
+    held_for: float = 0.0
+    votes: tuple[NodeVote, ...] = ()
 
     def __init__(
-        self,
-        message: str = "the lease was lost before the work ended",
-        *,
-        resource: str | None = None,
-        lease: Lease | None = None,
-        reason: str = "expired",
-        owner: Owner | None = None,
-        task: str = "",
-        held_for: float = 0.0,
-        votes: Sequence[NodeVote] = (),
+        self, message: str = "the lease was lost before the work ended", **attributes: Any
     ) -> None:
-        super().__init__(message, resource=resource)
-        self.lease = lease
-        self.reason = reason
-        self.owner = owner
-        self.task = task
-        self.held_for = held_for
-        self.votes = tuple(votes)
+        super().__init__(message, **attributes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A task's result is for others to read; the token is not.
         lease = self.lease and replace(self.lease, token="")
-        return _rebuild, (type(self), self.args, {**self.__dict__, "lease": lease})
+        return type(self), self.args, {**self.__dict__, "lease": lease}
 
 
 class NodeError(RedlockError):
@@ -199,6 +154,4 @@ class NodeError(RedlockError):
         node: The node's address, without credentials.
     """
 
-    def __init__(self, message: str = "", *, node: str = "") -> None:
-        super().__init__(message)
-        self.node = node
+    node: str = ""

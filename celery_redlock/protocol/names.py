@@ -1,7 +1,7 @@
 """The names of resources: which a user may give, and which are made of them.
 
-What is kept on the nodes besides locks has a name that ends in a suffix of its own; no resource may
-be named so.
+What is kept on the nodes besides locks has a name that ends in a reserved suffix; no resource may
+end so.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from .commands import FENCE_SUFFIX, LINE_SUFFIX, MARK_SUFFIX, RESERVED_SUFFIX, S
 from .errors import ConfigurationError
 from .values import Owner, names_of, shown
 
-__all__ = ["Resources", "check_alone", "checked_names", "mark_of", "slots"]
+__all__ = ["Resources", "checked_names", "mark_of", "slots"]
 
-LONGEST = 512
-"""Characters of a resource's name. What a node's connection takes at once is finite."""
-MOST = 100
+MAX_NAME_CHARS = 512
+"""What a node's connection takes at once is finite, and every request bears the name."""
+MAX_NAMES = 100
 """Names in one claim: while a node sets them it serves nobody else."""
-ROOM = 30_000
-"""Bytes of all names of one claim: a keeper in another process reads them where a holder notes them
-(`shared_table.py`), and what it could not read it would not guard."""
+MAX_NAMES_BYTES = 30_000
+"""Of all names of one claim: a supervisor in another process reads them where a holder notes them
+(`shared_table.py`), and it would not guard what it could not read."""
 
 Resources = str | Sequence[str]
 """A name, or several of which a claim gets all or none."""
@@ -30,37 +30,32 @@ Resources = str | Sequence[str]
 _OURS = {
     re.escape(FENCE_SUFFIX): "the key of a fencing token",
     re.escape(RESERVED_SUFFIX): "the key of a reservation",
-    re.escape(LINE_SUFFIX): "the line of those who wait",
+    re.escape(LINE_SUFFIX): "the queue of waiters",
     re.escape(MARK_SUFFIX): "the mark of a task that is done",
     re.escape(SLOT_SUFFIX) + "[0-9]+": "one of the slots of a lock with a limit",
 }
 
 
-def checked_names(resource: Resources) -> tuple[str, ...]:
-    """The names of a claim, each once.
+def checked_names(resource: Resources, *, fencing: bool = False, limit: int = 1) -> tuple[str, ...]:
+    """Check the names of a claim, once; return each of them once.
 
     Raises:
-        ConfigurationError: One of them cannot be one.
+        ConfigurationError: One of them cannot be a name, or is reserved; they are too many; or a
+            limit or a fencing token is asked for several, or both.
     """
     if isinstance(resource, str):
-        return (_checked(resource),)
-    if not isinstance(resource, (list, tuple, set, frozenset)) or not resource:
+        names: tuple[str, ...] = (_checked(resource),)
+    elif not isinstance(resource, (list, tuple, set, frozenset)) or not resource:
         raise ConfigurationError(
             f"a resource is a name, not {resource!r}: give a string that is not empty, or a list of"
             " such"
         )
-    names = names_of([_checked(name) for name in resource])
-    if len(names) > MOST:
-        raise ConfigurationError(
-            f"one lock holds at most {MOST} resources, not {len(names)}: give what they have in"
-            " common a name, and lock that"
-        )
-    size = sum(len(name.encode("utf-8", "surrogatepass")) + 2 for name in names)
-    if size > ROOM:
-        raise ConfigurationError(
-            f"the names of one lock have at most {ROOM} bytes together, for its keeper reads them;"
-            f" these {len(names)} have {size}: put digests of them into the names"
-        )
+    else:
+        names = names_of([_checked(name) for name in resource])
+    if len(names) > 1:
+        _check_together(names)
+    if fencing or limit > 1:
+        _check_alone(names, fencing, limit)
     return names
 
 
@@ -73,40 +68,50 @@ def _checked(name: str) -> str:
         for suffix, what in _OURS.items():
             if re.search(suffix + r"\Z", name):
                 raise ConfigurationError(
-                    f"a resource may not be named {name!r}: what ends so is {what}; give it"
-                    " another end"
+                    f"a resource may not be named {name!r}: names ending so are reserved for"
+                    f" {what}; give it another end"
                 )
-    if len(name) > LONGEST:
+    if len(name) > MAX_NAME_CHARS:
         raise ConfigurationError(
-            f"a resource's name has at most {LONGEST} characters, for every node keeps it and"
-            f" every request bears it; {name[:20]!r}... has {len(name)}: put a digest"
-            " of it into the name"
+            f"a resource's name has at most {MAX_NAME_CHARS} characters, because every node keeps"
+            f" it and every request bears it; {name[:20]!r}... has {len(name)}: put a digest of it"
+            " into the name"
         )
     return name
 
 
-def check_alone(names: Sequence[str], *, fencing: bool, limit: int) -> None:
-    """Refuse what can only be had of one resource, or by one holder at a time.
+def _check_together(names: Sequence[str]) -> None:
+    if len(names) > MAX_NAMES:
+        raise ConfigurationError(
+            f"one lock holds at most {MAX_NAMES} resources, not {len(names)}: give what they have"
+            " in common a name, and lock that"
+        )
+    size = sum(len(name.encode("utf-8", "surrogatepass")) + 2 for name in names)
+    if size > MAX_NAMES_BYTES:
+        raise ConfigurationError(
+            f"the names of one lock have at most {MAX_NAMES_BYTES} bytes together, because its"
+            f" keeper reads them; these {len(names)} have {size}: put digests of them into the"
+            " names"
+        )
 
-    Raises:
-        ConfigurationError: A limit or a fencing token for several, or both.
-    """
+
+def _check_alone(names: Sequence[str], fencing: bool, limit: int) -> None:
+    """Refuse what only one resource can have, or one holder at a time."""
     if limit > 1 and len(names) > 1:
-        raise ConfigurationError(
-            f"{shown(names)}: a limit is of one resource; lock them one after the other, each with"
-            " its limit"
+        why = "a limit is of one resource; lock them one after the other, each with its limit"
+    elif limit > 1 and fencing:
+        why = (
+            f"with limit={limit} there are as many holders at a time, and a fencing token would"
+            " refuse the writes of all but the last; give fencing=False"
         )
-    if limit > 1 and fencing:
-        raise ConfigurationError(
-            f"{shown(names)}: with limit={limit} there are as many holders at a time, and a fencing"
-            " token would refuse the writes of all but the last; give fencing=False"
+    elif len(names) > 1:
+        why = (
+            "a fencing token is of one resource, and its numbers grow with the grants of that one"
+            " alone; for several resources give fencing=False, or lock them one after the other"
         )
-    if fencing and len(names) > 1:
-        raise ConfigurationError(
-            f"{shown(names)}: a fencing token is of one resource, and its numbers grow with the"
-            " grants of that one alone; for several resources give fencing=False, or lock them one"
-            " after the other"
-        )
+    else:
+        return
+    raise ConfigurationError(f"{shown(names)}: {why}")
 
 
 def mark_of(owner: Owner, resources: Sequence[str]) -> str:

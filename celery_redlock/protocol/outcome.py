@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from .claim import Claim
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
@@ -21,24 +22,18 @@ __all__ = [
     "free",
     "free_in",
     "holder",
-    "if_for_ever",
+    "if_permanent",
     "last_votes",
     "refusal",
     "seen",
     "silent",
+    "tokens",
     "unavailable",
 ]
 
 
 def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
-    """The error for an attempt that was not granted, from the round that decided.
-
-    Args:
-        resource: What was asked for.
-        ballot: The round.
-        nodes: The nodes' addresses.
-        ttl: What was asked for, in seconds.
-    """
+    """Return the error for an attempt that was not granted, from the round that decided."""
     if ballot.verb is Verb.FENCE and ballot.yes < ballot.quorum:
         told = f"{ballot.yes} of {len(nodes)} nodes confirmed its fencing token in time"
         return unavailable(resource, ballot, nodes, told)
@@ -47,9 +42,7 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
     if ballot.yes >= ballot.quorum:
         late = f"a quorum said yes, but too late for a ttl of {ttl:g} s"
         return unavailable(resource, ballot, nodes, late)
-    refusing = [
-        detail for vote, detail in zip(ballot.votes, ballot.details, strict=True) if vote is Vote.NO
-    ]
+    refusing = _details(ballot, Vote.NO)
     names = [detail.name for detail in refusing if isinstance(detail, Held)]
     several = len(ballot.claims[0].resources) > 1 and bool(names)
     name = Counter(names).most_common(1)[0][0] if several else resource
@@ -66,7 +59,7 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
 def unavailable(
     resource: str, ballot: Round, nodes: Sequence[str], what: str = ""
 ) -> QuorumUnavailable:
-    """The error for a round that no quorum answered, or not as was needed (then `what`)."""
+    """Return the error for a round that no quorum answered, or not as was needed (`what`)."""
     what = what or f"{ballot.silent} of {len(nodes)} nodes gave no answer that counts"
     votes = _votes(ballot, nodes)
     return QuorumUnavailable(
@@ -92,28 +85,35 @@ def holder(
     return Holder(resource, Owner.of(token), count, quorum, expires_in, token_digest(token))
 
 
-def seen(ballot: Round, claim: int = 0) -> list[tuple[str, float] | None]:
-    """What the nodes that answered a PEEK hold for one of its claims: token, seconds left."""
+def seen(ballot: Round, query: int = 0) -> list[tuple[str, float] | None]:
+    """Return what the nodes that answered a PEEK hold for a query: token, seconds left."""
+    details = _details(ballot, Vote.YES)
+    return [detail[query] for detail in details] if len(ballot.claims) > 1 else details
+
+
+def tokens(ballot: Round, query: int = 0) -> list[str]:
+    """Return the tokens that these nodes hold for a query, one per node that holds any."""
+    return [held[0] for held in seen(ballot, query) if held is not None]
+
+
+def _details(ballot: Round, wanted: Vote) -> list[Any]:
     pairs = zip(ballot.votes, ballot.details, strict=True)
-    details = [detail for vote, detail in pairs if vote is Vote.YES]
-    return [detail[claim] for detail in details] if len(ballot.claims) > 1 else details
+    return [detail for vote, detail in pairs if vote is wanted]
 
 
-def free_in(ballot: Round, claim: int | None = None) -> float:
-    """Seconds until a quorum is free, if nobody extends; from the answers to a PEEK round.
+def free_in(ballot: Round, query: int | None = None) -> float:
+    """Return the seconds until a quorum is free, if nobody extends, from the answers to a PEEK.
 
-    Args:
-        ballot: The round.
-        claim: For which of its claims; the one that is free first if None.
+    Of the query that is free first, if none is given.
     """
-    if claim is None:
+    if query is None:
         return min(free_in(ballot, number) for number in range(len(ballot.claims)))
-    left = [0.0 if held is None else held[1] for held in seen(ballot, claim)]
+    left = [0.0 if held is None else held[1] for held in seen(ballot, query)]
     return float(sorted(left)[ballot.quorum - 1])
 
 
 def free(ballot: Round) -> list[int]:
-    """Which of the claims of a PEEK round may be granted: nobody holds them at a quorum."""
+    """Return which queries of a PEEK may be granted: nobody holds them at a quorum."""
     numbers = range(len(ballot.claims))
     return [n for n in numbers if seen(ballot, n).count(None) >= ballot.quorum]
 
@@ -121,25 +121,20 @@ def free(ballot: Round) -> list[int]:
 def all_held(
     resource: str, ballot: Round, nodes: Sequence[str], lost: Holder | None
 ) -> ResourceHeld:
-    """The error for a resource of which no slot could be had.
+    """Return the error for a resource none of whose slots was granted, from a PEEK over them.
 
-    Args:
-        resource: What was asked for.
-        ballot: A PEEK round over its slots.
-        nodes: The nodes' addresses.
-        lost: Who has taken one that was free in this round, if there was one.
+    `lost` is who has taken one that was free in this round, if there was one.
     """
 
     def promise(slot: int) -> tuple[bool, float]:
         """Whether it is held by one; and for how long yet. Split among several it is free soon."""
-        tokens = [held[0] for held in seen(ballot, slot) if held is not None]
-        return max(Counter(tokens).values(), default=0) >= ballot.quorum, free_in(ballot, slot)
+        counts = Counter(tokens(ballot, slot)).values()
+        return max(counts, default=0) >= ballot.quorum, free_in(ballot, slot)
 
     who = lost
     if who is None:
         first = min(range(len(ballot.claims)), key=promise)
-        tokens = [held[0] for held in seen(ballot, first) if held is not None]
-        who = holder(resource, tokens, ballot.quorum, free_in(ballot, first))
+        who = holder(resource, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
     return ResourceHeld(
         f"{resource} is held by as many as may, {len(ballot.claims)} at a time; one is {who}",
         resource=resource,
@@ -152,14 +147,14 @@ def all_held(
     )
 
 
-def if_for_ever(
+def if_permanent(
     error: NotAcquired, ballot: Round, nodes: Sequence[str], keys: Sequence[str]
 ) -> NotAcquired:
-    """The error to raise for another program's key: says so if it will never go away.
+    """Return the error for another program's key, which says so if that will never go away.
 
     Args:
-        error: For the ACQUIRE round that was not granted.
-        ballot: A PEEK round after it.
+        error: For the ACQUIRE that was not granted.
+        ballot: A PEEK after it.
         nodes: The nodes' addresses.
         keys: The whole names of what was asked for, with their prefix.
     """
@@ -184,13 +179,12 @@ def if_for_ever(
 
 def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
     """What each node answered to the last request for `claim`, as far as it did."""
-    votes = []
-    for index, name in enumerate(nodes):
-        if index in claim.silent:
-            votes.append(NodeVote(name, Vote.SILENT, claim.silent[index]))
-        else:
-            votes.append(NodeVote(name, Vote.NO if claim.expiries[index] == NEVER else Vote.YES))
-    return votes
+    return [
+        NodeVote(name, Vote.SILENT, claim.silent[index])
+        if index in claim.silent
+        else NodeVote(name, Vote.NO if claim.expiries[index] == NEVER else Vote.YES)
+        for index, name in enumerate(nodes)
+    ]
 
 
 def silent(ballot: Round) -> dict[int, str]:

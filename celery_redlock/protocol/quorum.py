@@ -12,14 +12,16 @@ The page this implements: https://redis.io/docs/latest/develop/clients/patterns/
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from .claim import Claim
 from .lease import FENCE_LIMIT
 from .round import Round, Steps, Verb
-from .values import Vote
+from .values import Query, QueueEntry, Vote
 
 __all__ = [
     "FENCE_AHEAD",
+    "Released",
     "acquire",
     "extend",
     "free",
@@ -28,7 +30,6 @@ __all__ = [
     "look",
     "peek",
     "release",
-    "survey",
     "undo",
 ]
 
@@ -42,7 +43,7 @@ might be larger than the next."""
 
 def look(node: int, now: float) -> Round:
     """Make the round that asks one node about itself, ahead of a request."""
-    round_ = Round(Verb.LOOK, [Claim("", "", 0.0, node + 1)], now, 0.0, (node,))
+    round_ = Round(Verb.LOOK, [Query((), node + 1)], now, 0.0, (node,))
     round_.closed = True
     return round_
 
@@ -117,23 +118,17 @@ def _fence(ballot: Round) -> bool:
     return tokens.count(token) >= ballot.quorum
 
 
-def line_up(
-    place: Claim, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
-) -> Round:
-    """Join the wait queue of what `place` names, or leave it. Nobody waits for the answers.
+def line_up(entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE) -> Round:
+    """Join the wait queues of what `entry` names, or leave them: ENQUEUE, DEQUEUE or HAND_ON.
 
-    Args:
-        place: A claim whose token says whom to wake, and since when it waits.
-        now: The time before anything is sent; seconds.
-        verb: ENQUEUE, DEQUEUE or HAND_ON.
-        nodes: The nodes to tell; None for all.
+    Nobody waits for the answers.
     """
-    return Round(verb, [place], now, 0.0, nodes)
+    return Round(verb, [entry], now, 0.0)
 
 
-def leave(place: Claim, now: float, verb: Verb, nodes: Iterable[int] | None = None) -> Steps[None]:
-    """Do the same as an operation of its own."""
-    yield line_up(place, now, verb, nodes)
+def leave(entry: QueueEntry, now: float, verb: Verb) -> Steps[None]:
+    """Do the same as a separate operation."""
+    yield line_up(entry, now, verb)
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
@@ -165,8 +160,20 @@ def extend(
     return ballot
 
 
-def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
-    """Give a lease back on all nodes; return whether it was held until now.
+class Released(NamedTuple):
+    """What a release came to.
+
+    Attributes:
+        held: Whether the lease was held until then.
+        called: Whether a node called somebody who waits.
+    """
+
+    held: bool
+    called: bool
+
+
+def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
+    """Give a lease back on all nodes.
 
     Never fails: where a node cannot be reached, the ttl ends the lock. May be run again if it was
     interrupted.
@@ -175,8 +182,8 @@ def release(claim: Claim, now: float, patience: float) -> Steps[bool]:
     claim.ended = True  # no extension may be written behind this
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
-    claim.called = ballot.details.count("called")
-    return held and ballot.no <= len(ballot.votes) - ballot.quorum
+    held = held and ballot.no <= len(ballot.votes) - ballot.quorum
+    return Released(held, "called" in ballot.details)
 
 
 def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
@@ -192,13 +199,11 @@ def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
     return ballot
 
 
-def peek(claim: Claim, now: float, patience: float) -> Steps[Round]:
-    """Ask all nodes who holds a resource. `details`: per node None or (token, seconds left)."""
-    return survey([claim], now, patience)
+def peek(queries: Sequence[Query | Claim], now: float, patience: float) -> Steps[Round]:
+    """Ask all nodes who holds some resources.
 
-
-def survey(claims: Sequence[Claim], now: float, patience: float) -> Steps[Round]:
-    """Do that for many. `details`: per node a list of such; for one claim the same as `peek`."""
-    ballot = Round(Verb.PEEK, claims, now, patience)
+    `details`: per node None or (token, seconds left); for more than one query a list of such.
+    """
+    ballot = Round(Verb.PEEK, queries, now, patience)
     yield ballot
     return ballot

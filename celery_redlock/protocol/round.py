@@ -26,7 +26,8 @@ class Round:
 
     Attributes:
         verb: What is asked.
-        claims: What it is about. One claim; extensions and PEEK may carry many.
+        claims: What it is about: claims, or a `QueueEntry` where it is of the wait queue, or each
+            `Query` of a PEEK. Only extensions and a PEEK carry more than one.
         sent: The time before the first byte was sent, from which leases are counted; seconds.
         until: When nodes that have not answered count as silent; seconds.
         targets: Node indexes that are asked.
@@ -45,14 +46,14 @@ class Round:
     def __init__(
         self,
         verb: Verb,
-        claims: Sequence[Claim],
+        claims: Sequence[Any],
         now: float,
         patience: float,
         targets: Iterable[int] | None = None,
     ) -> None:
-        count = len(claims[0].expiries)
+        count = claims[0].nodes
         self.verb = verb
-        self.claims = claims
+        self.claims: Sequence[Any] = claims
         self.sent = now
         self.until = now + patience
         self.targets = range(count) if targets is None else tuple(targets)
@@ -299,7 +300,7 @@ Verb.PEEK = Verb(
 Verb.ENQUEUE = Verb("queue", on_keys(scripts.ENQUEUE, LINE_SUFFIX, values=commands.queue_values))
 # Leave the queue because we hold the lock.
 Verb.DEQUEUE = Verb("leave", on_keys(scripts.DEQUEUE, LINE_SUFFIX), can_wait=True)
-# Leave the queue without the lock; if a release woke us, wake the next one.
+# Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
 Verb.HAND_ON = Verb("pass", on_keys(scripts.HAND_ON), can_wait=True)
 # Tell whether it still is a master. Only the request behind it waits for the answer.
 Verb.LOOK = Verb("tell its role", lambda *_: LOOK, commands.looked)

@@ -91,10 +91,10 @@ local function call(name)
 end
 """
 
-# Every release is announced, whoever held the key here: a waiter counts the nodes that announce. A
-# slot's is announced under its resource's name, ARGV[2]. With ARGV[3], the last key is a mark that
-# lives for so long. It is set first, in one atomic step: where this node is seen to be free, the
-# mark is seen as well. A node that has no room for a mark is freed all the same.
+# A release wakes the next waiter, whoever held the key here. All slots of a resource share a queue
+# under its name, given as ARGV[2]. With ARGV[3], the last key is a mark that lives for so long. It
+# is set first, in one atomic step: where this node is seen to be free, the mark is seen as well. A
+# node that has no room for a mark is freed all the same.
 RELEASE = _DELETE % (
     _CALL
     + b"""\
@@ -103,7 +103,6 @@ local base = ARGV[2] ~= '' and ARGV[2]
 """
     % DONE.encode(),
     b"""\
-  redis.pcall('PUBLISH', base or key, '')
   called = call(base or key) or called
 """,
 )
@@ -122,12 +121,15 @@ for _, line in ipairs(KEYS) do stood = stood + redis.call('ZREM', line, ARGV[1])
 return stood == #KEYS and 1 or 0"""
 
 # A waiter that is not in the queue any more has been called, and does not come: wake the next one.
+# Wake it as well where nobody holds the key: a waiter may have been called, and have queued again.
 HAND_ON = (
     _CALL
     + b"""\
 local stood = 0
 for _, key in ipairs(KEYS) do
-  if redis.call('ZREM', key .. '#line', ARGV[1]) > 0 then stood = stood + 1 else call(key) end
+  local left = redis.call('ZREM', key .. '#line', ARGV[1])
+  stood = stood + left
+  if left == 0 or not redis.pcall('GET', key) then call(key) end
 end
 return stood == #KEYS and 1 or 0"""
 )

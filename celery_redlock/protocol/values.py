@@ -6,12 +6,15 @@ import enum
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 __all__ = [
     "NOT_WAITED_FOR",
     "Holder",
     "NodeVote",
     "Owner",
+    "Query",
+    "QueueEntry",
     "Vote",
     "names_of",
     "printable",
@@ -156,6 +159,34 @@ class Holder:
         who = str(self.owner) if self.owner else "another program's key"
         nodes = f"{self.nodes} node{'' if self.nodes == 1 else 's'}"
         return f"{who} ({nodes}, token {self.digest})"
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Names whose holder the nodes are asked for.
+
+    Attributes:
+        resources: The names on the nodes.
+        nodes: How many nodes there are.
+        ended: As of a claim; a question never sets a token, so it cannot come too late.
+    """
+
+    resources: tuple[str, ...]
+    nodes: int
+    ended: ClassVar[bool] = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEntry(Query):
+    """One waiter's place in the wait queues of some resources.
+
+    Attributes:
+        token: Whom a node calls: the channel of the waiter's process, and the waiter's own name.
+        since: When it first waited, in microseconds since 1970. The queues are in this order.
+    """
+
+    token: str
+    since: int
 
 
 def token_digest(token: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from ..protocol.claim import Claim
 from ..protocol.commands import DONE, base_of
 from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
+from ..protocol.values import QueueEntry
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
@@ -51,7 +52,7 @@ class FakeNode:
         self.full = False
         self.witness: Callable[[str, str | None, str | None, Claim], None] | None = None
 
-    def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
+    def execute(self, verb: Verb, claims: Sequence[Any], now: float) -> Any:
         """Do what a round asks for; what `Round.answer` takes for a reply."""
         if verb.extends:
             return "".join([self._extend(verb, claim, now) for claim in claims])
@@ -64,7 +65,7 @@ class FakeNode:
         if verb is Verb.ACQUIRE:
             return self._acquire(claim, now)
         if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
-            return self._line_up(verb, claim)
+            return self._line_up(verb, claim, now)
         if verb is Verb.RELEASE and claim.mark is not None and not self.full:
             name, life = claim.mark
             self.held[name] = (DONE, now + life)
@@ -93,14 +94,14 @@ class FakeNode:
         """Put a key of another type, without an expiry, under the name of `resource`."""
         self.held[resource] = (FOREIGN, float("inf"))
 
-    def _line_up(self, verb: Verb, place: Claim) -> bool:
+    def _line_up(self, verb: Verb, place: QueueEntry, now: float) -> bool:
         stood = []
         for name in place.resources:
             line = self.lines.setdefault(name, {})
             stood.append(line.pop(place.token, None) is not None)
             if verb is Verb.ENQUEUE:
                 line[place.token] = place.since
-            elif verb is Verb.HAND_ON and not stood[-1]:
+            elif verb is Verb.HAND_ON and not (stood[-1] and self.token(name, now)):
                 self._call(name)
         return verb is Verb.ENQUEUE or all(stood)
 

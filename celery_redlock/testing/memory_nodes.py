@@ -17,14 +17,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from ..locking.pubsub import ReleaseSubscriber, Waiter
-from ..locking.wait_queue import QueueEntry
-from ..protocol.claim import Claim
-from ..protocol.commands import base_of
+from ..locking.pubsub import ReleaseSubscriber
 from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Pipeline
 from ..protocol.restart_guard import RestartGuard
-from ..protocol.round import Round, Steps, Verb
+from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
 from ..stores.redis.address import Address
 from ..stores.redis.driver import Driver
@@ -61,20 +58,13 @@ class Store(FakeNode):
         self._node = node
         self._prefix = prefix
 
-    def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
-        """Do what a round asks for; a release is announced, as by `commands.RELEASE`."""
-        reply = super().execute(verb, claims, now)
-        for name in claims[0].resources if verb is Verb.RELEASE else ():
-            self._node.publish(_bytes(self._prefix + base_of(name)), b"")
-        return reply
-
     def _call(self, name: str) -> bool:
         line = self.lines.get(name, {})
         while line:
             first = min(line, key=lambda member: (line[member], member))
             del line[first]
             process, _, waiter = first.rpartition(":")
-            if self._node.publish(_bytes(process), waiter.encode()):
+            if self._node.publish(process.encode("utf-8", "surrogatepass"), waiter.encode()):
                 return True
         return False
 
@@ -111,8 +101,8 @@ class MemoryNode:
 
     def publish(self, channel: bytes, what: bytes) -> int:
         """Tell all who listen, once the turn is over; how many they are."""
-        ears = [ear for ear in self.ears if channel in ear.channels]
-        self.news += [partial(ear.hear, channel, what) for ear in ears]
+        ears = [ear for ear in self.ears if channel == ear.channel]
+        self.news += [partial(ear.hear, what) for ear in ears]
         return len(ears)
 
     def forget(self) -> None:
@@ -246,77 +236,39 @@ class MemoryDriver:
 
 
 class MemoryWakeup(ReleaseSubscriber):
-    """Hears the releases that nodes in memory announce."""
+    """Hears whom nodes in memory call."""
 
     def __init__(self, memory: Memory, addresses: Sequence[Address], prefix: str) -> None:
         super().__init__(addresses, prefix)
-        self._memory_ears = [Ear(self, index, node) for index, node in enumerate(memory.nodes)]
-        ears: Any = self._memory_ears
-        self._ears = ears
-        self._attending = False
-
-    @contextmanager
-    def waiting(self, *resources: str) -> Iterator[Waiter]:
-        """As `ReleaseSubscriber.waiting`: that we listen is news of each node."""
-        with super().waiting(*resources) as waiter:
-            for ear in self._memory_ears:
-                for name in resources:
-                    self._hear(ear.node, _bytes(self._prefix + name), b"")
-            yield waiter
-
-    @contextmanager
-    def in_line(self) -> Iterator[QueueEntry]:
-        """As `ReleaseSubscriber.in_line`."""
-        with super().in_line() as place:
-            if not self._attending:
-                self._attending = True
-                for ear in self._memory_ears:
-                    self._attend(ear.node)
-            yield place
+        subscriptions: Any = [Ear(self, *node) for node in enumerate(memory.nodes)]
+        self._subscriptions = subscriptions
 
     def ring(self) -> None:
         """Let all who wait look again: time has passed."""
         with self._lock:
-            for waiters in self._waiters.values():
-                for waiter in waiters:
-                    waiter.news.set()
-            for place in list(self._places.values()):
-                place.news.set()
+            for waiter in list(self._waiters.values()):
+                waiter.news.set()
 
 
 class Ear:
     """Listens to one node in memory: what `NodeSubscription` is in production."""
 
-    connection = None
-
     def __init__(self, wakeup: MemoryWakeup, index: int, node: MemoryNode) -> None:
         self.node = index
-        self.channels: set[bytes] = set()
+        self.channel = wakeup.channel
         self._wakeup = wakeup
         self._memory_node = node
 
     def start(self) -> None:
-        """Begin to listen, for calls to this process first of all."""
-        self.channels.add(self._wakeup.channel)
+        """Begin to listen for calls to this process."""
         self._memory_node.ears.append(self)
+        self._wakeup.subscribed(self.node)
 
-    def tell(self, command: bytes, *channels: bytes) -> None:
-        """Subscribe to channels, or unsubscribe from them."""
-        if command == b"SUBSCRIBE":
-            self.channels.update(channels)
-        else:
-            self.channels.difference_update(channels)
-
-    def hear(self, channel: bytes, what: bytes) -> None:
-        """The node has announced something."""
-        self._wakeup._hear(self.node, channel, what)
+    def hear(self, name: bytes) -> None:
+        """The node calls a waiter."""
+        self._wakeup.called(self.node, name)
 
     def close(self) -> None:
         """Listen no more."""
-        self.channels.clear()
         if self in self._memory_node.ears:
             self._memory_node.ears.remove(self)
-
-
-def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogatepass")

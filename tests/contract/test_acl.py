@@ -53,19 +53,12 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
     redlock, other = Redlock([url], ttl=5), Redlock([url], ttl=5)
     granted: list[bool] = []
 
-    def wait_for_it() -> None:
+    def wait_for(names: str | list[str]) -> None:
         with suppress(RedlockError):
-            granted.append(other.release(other.acquire("order:1", wait=wait)))
-
-    def wait_for_both() -> None:
-        with suppress(RedlockError):
-            granted.append(other.release(other.acquire(["order:1", "order:2"], wait=wait)))
+            granted.append(other.release(other.acquire(names, wait=wait)))
 
     def stands_in_line() -> bool:
         return admin.zcard("redlock:order:1#line") > 0
-
-    def listens() -> bool:
-        return admin.pubsub_numsub("redlock:order:1")[0][1] > 0
 
     try:
         lease = redlock.extend(redlock.acquire("order:1"))
@@ -74,19 +67,18 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
         assert redlock.try_acquire("order:1") is None
         with suppress(ResourceHeld):
             other.acquire("order:1", wait=0.05)  # in vain
-        for how, there in ((wait_for_it, stands_in_line), (wait_for_both, listens)):
-            waiter = threading.Thread(target=how)
+        for names in ("order:1", ["order:1", "order:2"]):
+            waiter = threading.Thread(target=wait_for, args=(names,))
             waiter.start()
             wait_until(
-                lambda: there() or refused(admin) or not waiter.is_alive(),  # noqa: B023
+                lambda: stands_in_line() or refused(admin) or not waiter.is_alive(),  # noqa: B023
                 5,
                 "it waits",
             )
             redlock.release(lease)
             waiter.join()
-            if how is wait_for_it:
-                lease = redlock.acquire("order:1")
-        wait_until(lambda: not listens() or refused(admin), 5, "it listens no more")
+            lease = redlock.acquire("order:1")
+        redlock.release(lease)
         redlock.release(redlock.acquire("order:2", fencing=True))
     finally:
         redlock.close()

@@ -15,12 +15,10 @@ import redis
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.config.task_lock import TaskLock
-from celery_redlock.locking import wait_queue
-from celery_redlock.locking.pubsub import ReleaseSubscriber
-from celery_redlock.locking.wait_queue import QueueEntry
+from celery_redlock.locking import acquisition
+from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.headers import ATTEMPTS, attempts_of
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis.address import parse_nodes
 from tests.support import wait_until
 
 
@@ -155,22 +153,6 @@ def test_a_forged_token_is_held_by_another_program(
         make().acquire("r")
 
 
-def test_a_waiter_survives_a_subscription_that_breaks_as_it_subscribes(
-    servers: list[LocalServer],
-) -> None:
-    """redis-py drops its socket in the reader's thread, before we hear of it."""
-    wakeup = ReleaseSubscriber(parse_nodes([servers[0].url]), "p:")
-    with wakeup.waiting("first") as waiter:
-        wait_until(lambda: waiter.informed, 5, "it listens")
-        connection = wakeup._ears[0].connection
-        broken, connection._sock = connection._sock, None
-        with wakeup.waiting("second"):
-            pass
-        connection._sock = broken
-    wakeup.close()
-    assert not wakeup._waiters
-
-
 def test_forged_times_of_any_size_are_no_times() -> None:
     for since in (10**400, -(10**400), 1e300, float("nan"), float("inf"), True, "1"):
         attempts = attempts_of({ATTEMPTS: {"since": since}})
@@ -189,10 +171,10 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         waiter.release(waiter.acquire("r", wait=10))
         got.append(time.monotonic())
 
-    asleep: list[QueueEntry] = []
-    sleep = QueueEntry.wait
+    asleep: list[Waiter] = []
+    sleep = Waiter.wait
 
-    def noted(self: QueueEntry, seconds: float) -> bool:
+    def noted(self: Waiter, seconds: float) -> bool:
         if seconds > 1:  # for the holder's ttl, or a call
             asleep.append(self)
         called = sleep(self, seconds)
@@ -200,7 +182,7 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         return called
 
     def fast_asleep() -> bool:
-        return any(len(one._attentive) == 3 and not one._heard for one in asleep)
+        return any(len(one._listening) == 3 and not one._heard for one in asleep)
 
     thread = threading.Thread(target=wait)
     carry = struck.client.driver._carry
@@ -212,8 +194,8 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
         wait_until(fast_asleep, 5, "it sleeps")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(QueueEntry, "wait", noted)
-    monkeypatch.setattr(wait_queue, "AGAIN", (60.0, 60.0))
+    monkeypatch.setattr(Waiter, "wait", noted)
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
     monkeypatch.setattr(struck.client.driver, "_carry", interrupted)
     with pytest.raises(KeyboardInterrupt):
         struck.acquire("r")

@@ -35,8 +35,8 @@ class Skewed(Redlock):
 
     def __init__(self, nodes: list[str], ttl: float) -> None:
         super().__init__(nodes, ttl=ttl)
-        right = self.client._wall
-        self.client._wall = lambda: right() + self.skew  # type: ignore[method-assign]
+        right = self.client.wall
+        self.client.wall = lambda: right() + self.skew  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_who_waits_gets_a_token_as_well(clients: list[Skewed]) -> None:
     tokens: list[int] = []
     waiter = threading.Thread(target=lambda: tokens.append(take(clients[0])))
     waiter.start()
-    wait_until(lambda: clients[0].client.wakeup._places, 5, "it waits")
+    wait_until(lambda: clients[0].client.wakeup._waiters, 5, "it waits")
     assert clients[2].release(lease)
     waiter.join()
     assert lease.fencing_token is not None

@@ -180,14 +180,14 @@ def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) 
     process = psutil.Process()
     redlock = Redlock([servers[0].url], ttl=5.0)
     try:
-        with redlock.lock("r"), redlock.client.wakeup.waiting("r") as waiter:
+        with redlock.lock("r"), redlock.client.wakeup.waiter() as waiter:
             wait_until(lambda: waiter.informed, 5, "it listens")
-            (ear,) = redlock.client.wakeup._ears
-            before, first = process.memory_info().rss, ear.connection
+            (listener,) = redlock.client.wakeup._subscriptions
+            before, first = process.memory_info().rss, listener._socket
             with redis.Redis(port=servers[0].port) as client:
-                client.publish("redlock:r", b"x" * 100_000_000)
+                client.publish(redlock.client.wakeup.channel, b"x" * 100_000_000)
             wait_until(
-                lambda: waiter.informed and ear.connection is not first, 10, "it listens anew"
+                lambda: waiter.informed and listener._socket is not first, 10, "it listens again"
             )
             assert process.memory_info().rss - before < 90_000_000
     finally:
@@ -210,7 +210,7 @@ def test_a_listener_survives_what_is_no_message(reply: bytes, servers: list[Loca
     with Impostor(servers[0].port) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         try:
-            with wakeup.waiting("r") as waiter:
+            with wakeup.waiter() as waiter:
                 wait_until(lambda: waiter.informed, 5, "it listens")
                 impostor.say(reply)
                 wait_until(lambda: impostor.connections > 1, 5, "it has hung up")

@@ -1,9 +1,7 @@
-"""A node that sends without end, or reads nothing: it costs a process neither memory nor time."""
+"""A node that sends without end: it costs a process neither memory nor time."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +11,7 @@ import pytest
 import redis
 
 from celery_redlock import Redlock
-from celery_redlock.locking.pubsub import STALLED, ReleaseSubscriber
+from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey import reader, snapshot
@@ -113,7 +111,7 @@ def test_no_announcement_is_read_to_its_end_however_long(servers: list[LocalServ
     with Impostor(servers[0].port, flood(b"*3\r\n$7\r\n"), (b"SUBSCRIBE\r\n",)) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         try:
-            with wakeup.waiting("r"):
+            with wakeup.waiter():
                 wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
             assert impostor.sent / (impostor.connections - 1) < BUFFERED
         finally:
@@ -148,99 +146,3 @@ def test_a_look_that_finds_ever_more_keys_is_given_up(
             redlock.close()
         assert "more than is read" in seen.looks[0].error
         assert impostor.sent < 2**20
-
-
-class Deaf(Impostor):
-    """Reads no more once it was told to subscribe; says what `confirm` gives until that ends."""
-
-    def __init__(self, port: int, confirm: Callable[[], Iterator[bytes]]) -> None:
-        super().__init__(port)
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        self._confirm = confirm
-
-    def _requests(self, client: socket.socket, server: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := client.recv(65536):
-                if b"SUBSCRIBE" in data:
-                    for piece in self._confirm():
-                        client.sendall(piece)
-                    break
-                server.sendall(data)
-
-
-CONFIRMED = b"*3\r\n$9\r\nsubscribe\r\n$1\r\nx\r\n:1\r\n"
-MANY = 6000
-"""Waiters, of two commands each: more than the buffers of a connection take."""
-
-
-@pytest.mark.parametrize("only_what_was_asked", [True, False])
-def test_a_node_that_reads_nothing_holds_up_no_waiter(
-    only_what_was_asked: bool, servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All waiters of the process stood still for 10.5 s, time and again."""
-    told, done = 0, False
-
-    def confirm() -> Iterator[bytes]:
-        confirmed = 0
-        while not done:
-            # The most it can do is to be believed: what it does not read it can only guess.
-            count = told - confirmed if only_what_was_asked else 100
-            confirmed += count
-            if count:
-                yield CONFIRMED * count
-            time.sleep(0.001)
-
-    with Deaf(servers[0].port, confirm) as impostor:
-        wakeup = ReleaseSubscriber(
-            parse_nodes([impostor.url, servers[1].url, servers[2].url]), "p:"
-        )
-        ear = wakeup._ears[0]
-        tell = ear.tell
-
-        def counted(command: bytes, *channels: bytes) -> None:
-            nonlocal told
-            told += len(channels) if ear.connection is not None else 0
-            tell(command, *channels)
-
-        monkeypatch.setattr(ear, "tell", counted)
-        try:
-            with wakeup.waiting("first") as waiter:
-                wait_until(lambda: waiter.informed, 5, "it listens to the others")
-            begin, times = time.monotonic(), []
-            for number in range(MANY):
-                begun = time.monotonic()
-                with wakeup.waiting(f"{number}:" + "n" * 480):
-                    pass
-                times.append(time.monotonic() - begun)
-            brief(max(times), 0.5, "a waiter's beginning and end", since=begin)
-
-            def given_up() -> bool:
-                with wakeup.waiting("last"):
-                    return impostor.connections > 1
-
-            wait_until(given_up, 5 * STALLED, "it is given up")
-            with wakeup.waiting("second") as waiter:
-                wait_until(lambda: waiter.informed, 5, "it listens to the others still")
-        finally:
-            done = True
-            wakeup.close()
-
-
-def test_what_a_socket_does_not_take_at_once_is_told_all_the_same(
-    servers: list[LocalServer],
-) -> None:
-    wakeup = ReleaseSubscriber(parse_nodes([servers[0].url]), "p:")
-    (ear,) = wakeup._ears
-    try:
-        with wakeup.waiting("first") as waiter:
-            wait_until(lambda: waiter.informed, 5, "it listens")
-            connection = ear.connection
-            ear._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            names = [f"{number}:" + "n" * 500 for number in range(2000)]
-            with wakeup.waiting(*names) as waiter:
-                assert ear._unsent
-                wait_until(lambda: waiter.informed, 5, "it listens for these as well")
-            wait_until(lambda: not ear._unconfirmed, 5, "it was told that they wait no more")
-            assert ear.connection is connection
-    finally:
-        wakeup.close()

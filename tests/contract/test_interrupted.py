@@ -6,12 +6,15 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import pytest
 
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.protocol.round import Verb
+from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.node import Node
 from tests.support import wait_until
 
@@ -24,90 +27,91 @@ class Struck(BaseException):
 
 
 @pytest.fixture
-def alarms() -> Iterator[random.Random]:
+def alarm() -> Iterator[Callable[[float], AbstractContextManager[None]]]:
+    """Something strikes within so many seconds, at random, or until the block ends."""
+
     def strike(signum: int, frame: object) -> None:
         raise Struck
 
-    before = signal.signal(signal.SIGALRM, strike)
-    yield random.Random(20261121)
+    before, moments = signal.signal(signal.SIGALRM, strike), random.Random(20261121)
+
+    @contextmanager
+    def within(seconds: float) -> Iterator[None]:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.00002, seconds))
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    yield within
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
 
-class alarm:
-    """Raise in the block after so many seconds. No generator: a strike in one would end it."""
+@pytest.fixture
+def make(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
+    with ExitStack() as stack:
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        def make(count: int | None = None, **options: Any) -> Redlock:
+            redlock = Redlock([server.url for server in servers[:count]], **options)
+            stack.callback(redlock.close)
+            redlock.connect()
+            return redlock
 
-    def __enter__(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self._seconds)
-
-    def __exit__(self, *_error: object) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        yield make
 
 
-def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(servers, alarms):
-    redlock = Redlock([server.url for server in servers], ttl=20.0)
-    redlock.connect()
+def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(make, alarm):
+    redlock = make(ttl=20.0)
     struck = 0
-    try:
-        for turn in range(400):
-            lease = None
-            try:
-                with alarm(alarms.uniform(0.00002, 0.0006)):
-                    lease = redlock.acquire(f"attempt:{turn}")
-            except (Struck, NotAcquired):
-                struck += 1
-            if lease is not None:
-                redlock.release(lease)
-        assert struck > 50, "the alarm never struck: this test proves nothing"
-        # Struck between the return and the assignment, a lease is left to its ttl; that is rare.
-        left = [turn for turn in range(400) if redlock.holder(f"attempt:{turn}") is not None]
-        assert len(left) <= struck / 6
-    finally:
-        redlock.close()
+    for turn in range(400):
+        lease = None
+        try:
+            with alarm(0.0006):
+                lease = redlock.acquire(f"attempt:{turn}")
+        except (Struck, NotAcquired):
+            struck += 1
+        if lease is not None:
+            redlock.release(lease)
+    assert struck > 50, "the alarm never struck: this test proves nothing"
+    # Struck between the return and the assignment, a lease is left to its ttl; that is rare.
+    left = [turn for turn in range(400) if redlock.holder(f"attempt:{turn}") is not None]
+    assert len(left) <= struck / 6
 
 
-def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(servers, alarms):
-    redlock = Redlock([server.url for server in servers], ttl=20.0)
-    redlock.connect()
-    other = Redlock([server.url for server in servers], ttl=20.0)
+def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(make, alarm):
+    redlock = make(ttl=20.0)
+    other = make(ttl=20.0)
     struck = held = 0
-    try:
-        for turn in range(1500):
-            resource = f"struck:{turn % 7}"
-            lock = redlock.lock(resource)
-            try:
-                with alarm(alarms.uniform(0.00002, 0.0009)):
-                    lock.acquire()
-                    lock.release()
-            except Struck:
-                struck += 1
-            except NotAcquired:
-                held += 1
-            lock.release()  # as the second of a task's signal handlers does
-            if turn % 50 == 49:
-                # Whatever was struck, an undisturbed process can have every resource at once.
-                for number in range(7):
-                    lease = other.acquire(f"struck:{number}", wait=1.0)
-                    assert other.release(lease)
-                    lease = redlock.acquire(f"struck:{number}", wait=1.0)
-                    assert redlock.holder(f"struck:{number}") is not None
-                    assert redlock.release(lease)
-        assert struck > 300, "the alarm never struck: this test proves nothing"
-        # A reconnect after a strike may refuse a few turns; a leaked lock would refuse hundreds.
-        assert held < struck / 4
-        assert redlock.client.driver._poller is None
-        assert not redlock.client.watchdog.schedule.watched
-    finally:
-        redlock.close()
-        other.close()
+    for turn in range(1500):
+        resource = f"struck:{turn % 7}"
+        lock = redlock.lock(resource)
+        try:
+            with alarm(0.0009):
+                lock.acquire()
+                lock.release()
+        except Struck:
+            struck += 1
+        except NotAcquired:
+            held += 1
+        lock.release()  # as the second of a task's signal handlers does
+        if turn % 50 == 49:
+            # Whatever was struck, an undisturbed process can have every resource at once.
+            for number in range(7):
+                lease = other.acquire(f"struck:{number}", wait=1.0)
+                assert other.release(lease)
+                lease = redlock.acquire(f"struck:{number}", wait=1.0)
+                assert redlock.holder(f"struck:{number}") is not None
+                assert redlock.release(lease)
+    assert struck > 300, "the alarm never struck: this test proves nothing"
+    # A reconnect after a strike may refuse a few turns; a leaked lock would refuse hundreds.
+    assert held < struck / 4
+    assert redlock.client.driver._poller is None
+    assert not redlock.client.watchdog.schedule.watched
 
 
-def test_threads_go_on_while_another_is_struck(servers, alarms):
-    redlock = Redlock([server.url for server in servers], ttl=20.0)
-    redlock.connect()
+def test_threads_go_on_while_another_is_struck(make, alarm):
+    redlock = make(ttl=20.0)
     stop = threading.Event()
     errors: list[BaseException] = []
     counts = [0, 0, 0]
@@ -132,7 +136,7 @@ def test_threads_go_on_while_another_is_struck(servers, alarms):
             turns += 1
             lock = redlock.lock("struck")
             try:
-                with alarm(alarms.uniform(0.00002, 0.002)):
+                with alarm(0.002):
                     lock.acquire()
                     lock.release()
             except (Struck, NotAcquired):
@@ -143,12 +147,11 @@ def test_threads_go_on_while_another_is_struck(servers, alarms):
         stop.set()
         for thread in threads:
             thread.join(10)
-        redlock.close()
     assert not errors
     assert min(counts) > 20
 
 
-def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(servers, alarms):
+def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(make, alarm):
     """Many a timeout decorator raises TimeoutError, which is an OSError."""
     fired = caught = 0
 
@@ -158,23 +161,19 @@ def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(serv
         raise TimeoutError("the user's")
 
     signal.signal(signal.SIGALRM, strike)
-    redlock = Redlock([server.url for server in servers], ttl=20.0)
-    redlock.connect()
-    try:
-        for turn in range(400):
-            lock = redlock.lock(f"limit:{turn}")
-            try:
-                with alarm(alarms.uniform(0.00002, 0.0006)):
-                    lock.acquire()
-            except TimeoutError:
-                caught += 1
-            except NotAcquired:
-                pass
-            lock.release()
-        assert fired > 50, "the alarm never struck: this test proves nothing"
-        assert caught >= 0.85 * fired  # but for those in a destructor, or in closing a socket
-    finally:
-        redlock.close()
+    redlock = make(ttl=20.0)
+    for turn in range(400):
+        lock = redlock.lock(f"limit:{turn}")
+        try:
+            with alarm(0.0006):
+                lock.acquire()
+        except TimeoutError:
+            caught += 1
+        except NotAcquired:
+            pass
+        lock.release()
+    assert fired > 50, "the alarm never struck: this test proves nothing"
+    assert caught >= 0.85 * fired  # but for those in a destructor, or in closing a socket
 
 
 def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(servers, monkeypatch):
@@ -194,10 +193,9 @@ def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(servers, mo
     redlock.close()
 
 
-def test_two_threads_that_connect_to_one_node_make_one_connection(servers, monkeypatch, caplog):
+def test_two_threads_that_connect_to_one_node_make_one_connection(make, monkeypatch, caplog):
     """A strike while a thread is being started leaves it running and unknown to be."""
-    redlock = Redlock([server.url for server in servers])
-    redlock.connect()
+    redlock = make()
     node = redlock.client.driver.nodes[0]
     alive = threading.Thread.is_alive
 
@@ -209,13 +207,11 @@ def test_two_threads_that_connect_to_one_node_make_one_connection(servers, monke
         node._drop("interrupted", blame=False)
         for _ in range(4):
             assert redlock.release(redlock.acquire("r", wait=5.0))
-    redlock.close()
     assert not caplog.messages
 
 
-def test_a_strike_while_a_connection_is_closed_is_made_good(servers, monkeypatch):
-    redlock = Redlock([server.url for server in servers[:1]])
-    redlock.connect()
+def test_a_strike_while_a_connection_is_closed_is_made_good(make, monkeypatch):
+    redlock = make(1)
     node = redlock.client.driver.nodes[0]
     disconnect = node.connection.disconnect
 
@@ -228,15 +224,13 @@ def test_a_strike_while_a_connection_is_closed_is_made_good(servers, monkeypatch
         with pytest.raises(Struck):
             node._drop("interrupted", blame=False)
     assert redlock.release(redlock.acquire("r", wait=5.0))
-    redlock.close()
 
 
-def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, monkeypatch):
-    urls = [server.url for server in servers]
+def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(make, servers, monkeypatch):
     # A node that is late here would be one of too few: this is no test of that.
-    redlock, other = (Redlock(urls, ttl=60.0, node_timeout=5.0) for _ in range(2))
+    redlock, other = (make(ttl=60.0, node_timeout=5.0) for _ in range(2))
     ask = Node.ask
-    held = len(urls) // 2 + 1
+    held = len(servers) // 2 + 1
 
     def forgetful(self, round_, payload, now, *more):
         if round_.verb is Verb.ACQUIRE and self.index >= held:
@@ -251,21 +245,16 @@ def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(servers, mo
         ask(self, round_, payload, now, *more)
 
     struck: list[int] = []
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(Node, "ask", forgetful)
-            lease = other.acquire("undone")  # on a bare quorum: we get the rest
-        redlock.connect()
-        with monkeypatch.context() as patch:
-            patch.setattr(Node, "ask", strikes)
-            with pytest.raises(Struck):
-                redlock.acquire("undone")
-        assert struck
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "ask", forgetful)
+        lease = other.acquire("undone")  # on a bare quorum: we get the rest
+    with monkeypatch.context() as patch:
+        patch.setattr(Node, "ask", strikes)
+        with pytest.raises(Struck):
+            redlock.acquire("undone")
+    assert struck
 
-        def holders() -> set[str]:
-            return {detail[0] for detail in other.client.peek("undone").details if detail}
+    def holders() -> set[str]:
+        return {detail[0] for detail in other.client.peek(("undone",)).details if detail}
 
-        wait_until(lambda: holders() == {lease.token}, 5.0, "only the holder's token is left")
-    finally:
-        redlock.close()
-        other.close()
+    wait_until(lambda: holders() == {lease.token}, 5.0, "only the holder's token is left")

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from celery_redlock import Lease, Redlock, ResourceHeld
-from celery_redlock.locking import wait_queue
+from celery_redlock.locking import acquisition, wait_queue
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.node import Node
@@ -58,8 +58,8 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
 @pytest.fixture
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is not called does not try, nor look."""
-    monkeypatch.setattr(wait_queue, "LOOK", (60.0, 60.0))
-    monkeypatch.setattr(wait_queue, "AGAIN", (60.0, 60.0))
+    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
 
 class Waiting:
@@ -93,8 +93,8 @@ def hearing(redlock: Redlock, servers: list[LocalServer]) -> None:
     And all nodes are there to be asked: it would not stand in the line of one that comes later.
     """
     all_connected(redlock)
-    with redlock.client.wakeup.in_line():
-        wait_until(lambda: len(redlock.client.wakeup._attentive) == len(servers), 10, "it hears")
+    with redlock.client.wakeup.waiter():
+        wait_until(lambda: len(redlock.client.wakeup._listening) == len(servers), 10, "it hears")
 
 
 def in_line(servers: list[LocalServer]) -> list[int]:
@@ -104,6 +104,15 @@ def in_line(servers: list[LocalServer]) -> list[int]:
         with redis.Redis(port=server.port) as client:
             lengths.append(client.zcard("redlock:r#line"))
     return lengths
+
+
+def at_once(holder: Redlock, lease: Lease, waiting: Waiting, seconds: float = 1.0) -> None:
+    """A release is followed by the waiter's grant."""
+    released = time.monotonic()
+    holder.release(lease)
+    waiting.thread.join(10)
+    assert waiting.lease is not None
+    in_time(released, waiting.granted, seconds, "from the release to the grant")
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -153,7 +162,7 @@ def test_who_has_released_gives_the_one_who_was_called_time(
     make: Callable[[], Redlock], servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here that one listens, and never comes."""
-    monkeypatch.setattr("celery_redlock.locking.client.STAND_BACK", (0.3, 0.3))
+    monkeypatch.setattr("celery_redlock.locking.acquisition.STAND_BACK_S", (0.3, 0.3))
     redlock = make()
     hearing(redlock, servers)
     with contextlib.ExitStack() as stack:
@@ -184,10 +193,7 @@ def test_who_was_killed_in_line_is_passed_over(
         wait_until(lambda: in_line(servers) == [1, 1, 1], 20, "it stands in line")
         second = Waiting(make(), servers)
         doomed.kill()
-    released = time.monotonic()
-    holder.release(lease)
-    second.thread.join(10)
-    in_time(released, second.granted, 1.0, "from the release to the grant")
+    at_once(holder, lease, second)
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -197,17 +203,17 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     holder, hasty = make(), make()
     lease = holder.acquire("r")
     called = threading.Event()
-    wait = wait_queue.QueueEntry.wait
+    wait = wait_queue.Waiter.wait
 
-    def too_late(self: wait_queue.QueueEntry, seconds: float) -> bool:
+    def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
         heard = wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
-        if in_vain and self._sure and len(self._heard) >= 2:
+        if in_vain and self.sure and len(self._heard) >= 2:
             called.set()
             raise TimeoutError("struck as it was called")
         return heard
 
-    monkeypatch.setattr(wait_queue.QueueEntry, "wait", too_late)
+    monkeypatch.setattr(wait_queue.Waiter, "wait", too_late)
     errors: list[str] = []
 
     def give_up() -> None:
@@ -220,13 +226,10 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     first.start()
     wait_until(lambda: in_line(servers) == [1, 1, 1], 10, "it stands in line")
     second = Waiting(make(), servers)
-    released = time.monotonic()
-    holder.release(lease)
-    second.thread.join(10)
+    at_once(holder, lease, second)
     first.join(10)
     assert called.is_set()
     assert errors == ["struck as it was called"]
-    in_time(released, second.granted, 1.0, "from the release to the grant")
 
 
 def test_who_waits_in_vain_leaves_the_line(
@@ -262,11 +265,8 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
         assert looked.wait(10)  # and knows that the holder's ttl lasts for long
         os.kill(stopped.pid, signal.SIGSTOP)
         try:
-            released = time.monotonic()
-            holder.release(lease)
-            second.thread.join(10)
+            at_once(holder, lease, second, 2.5)
             assert second.lease is not None
-            in_time(released, second.granted, 2.5, "from the release to the grant")
             second._how[0].release(second.lease)
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
@@ -275,34 +275,17 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
 
 
 @pytest.mark.usefixtures("never_by_itself")
+@pytest.mark.parametrize("forgetful", [1, 2])  # a minority; so that fewer than a quorum call
 def test_a_node_that_has_forgotten_its_line_delays_nobody(
-    make: Callable[[], Redlock], servers: list[LocalServer]
+    make: Callable[[], Redlock], servers: list[LocalServer], forgetful: int
 ) -> None:
     holder = make()
     lease = holder.acquire("r")
     waiting = Waiting(make(), servers)
-    with redis.Redis(port=servers[0].port) as client:
-        client.delete("redlock:r#line")
-    released = time.monotonic()
-    holder.release(lease)
-    waiting.thread.join(10)
-    in_time(released, waiting.granted, 1.0, "from the release to the grant")
-
-
-@pytest.mark.usefixtures("never_by_itself")
-def test_whom_fewer_than_a_quorum_call_tries_as_well(
-    make: Callable[[], Redlock], servers: list[LocalServer]
-) -> None:
-    holder = make()
-    lease = holder.acquire("r")
-    waiting = Waiting(make(), servers)
-    for server in servers[:2]:
+    for server in servers[:forgetful]:
         with redis.Redis(port=server.port) as client:
             client.delete("redlock:r#line")
-    released = time.monotonic()
-    holder.release(lease)
-    waiting.thread.join(10)
-    in_time(released, waiting.granted, 1.0, "from the release to the grant")
+    at_once(holder, lease, waiting)
 
 
 @pytest.mark.usefixtures("never_by_itself")
@@ -324,14 +307,14 @@ def test_every_try_but_the_first_stands_in_line_before(
     ask = Node.ask
 
     def noted(self: Node, round_: Round, *rest: Any) -> None:
-        if self.index == 0 and round_.claims[0].resource == "r":
+        if self.index == 0 and round_.claims[0].resources == ("r",):
             written.append(round_.verb)
         ask(self, round_, *rest)
 
     holder, waiter = make(), make()
     lease = holder.acquire("r")
     monkeypatch.setattr(Node, "ask", noted)
-    monkeypatch.setattr(wait_queue, "AGAIN", (0.02, 0.02))
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (0.02, 0.02))
     with pytest.raises(ResourceHeld):
         waiter.acquire("r", wait=0.5)
     tries = [verb for verb in written if verb in (Verb.ACQUIRE, Verb.ENQUEUE)]

@@ -13,8 +13,10 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_redlock import Redlock, ResourceHeld, SingletonTask
+from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
+from celery_redlock.locking import acquisition
 from celery_redlock.server import LocalServer
+from tests.machine import in_time
 from tests.support import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -60,28 +62,84 @@ def test_a_lock_of_several_is_on_all_nodes_and_off_again(
     wait_until(lambda: not keys(urls), 1.0, "all keys are gone")
 
 
-@pytest.mark.parametrize("freed", BOTH)
-def test_who_waits_for_several_is_woken_by_the_release_of_any(
-    make: Callable[..., Redlock], urls: list[str], freed: str
+def in_queue(urls: list[str], name: str) -> list[int]:
+    """How many stand in the wait queue of a resource, per node."""
+    lengths = []
+    for url in urls:
+        with redis.Redis.from_url(url) as client:
+            lengths.append(client.zcard(f"redlock:{name}#line"))
+    return lengths
+
+
+class Waiting:
+    """Waits for both, in a thread; stands in the queue of what is held once this is made."""
+
+    def __init__(self, redlock: Redlock, urls: list[str], held: str) -> None:
+        self.granted = 0.0
+        self.lease: Lease | None = None
+        self.thread = threading.Thread(target=self._run, args=(redlock,), daemon=True)
+        before = in_queue(urls, held)
+        self.thread.start()
+        wait_until(
+            lambda: in_queue(urls, held) == [count + 1 for count in before], 10.0, "it waits"
+        )
+
+    def _run(self, redlock: Redlock) -> None:
+        self.lease = redlock.acquire(BOTH, wait=30.0)
+        self.granted = time.monotonic()
+
+
+@pytest.fixture
+def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not called does not try, nor look."""
+    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
+
+
+@pytest.mark.usefixtures("never_by_itself")
+@pytest.mark.parametrize("held", BOTH)
+def test_a_waiter_for_several_stands_in_the_queue_of_what_is_held_only(
+    make: Callable[..., Redlock], urls: list[str], held: str
 ) -> None:
-    holder, waiter = make(), make()
-    theirs = holder.acquire(freed, ttl=60.0)
+    holder = make()
+    theirs = holder.acquire(held, ttl=60.0)
+    waiting = Waiting(make(), urls, held)
+    (other,) = set(BOTH) - {held}
+    assert in_queue(urls, other) == [0] * len(urls)
+    released = time.monotonic()
+    holder.release(theirs)
+    waiting.thread.join(10.0)
+    in_time(released, waiting.granted, 1.0, "from the release to the grant")
+    assert keys(urls) == {b"redlock:account-1", b"redlock:account-2"}, "and in none afterwards"
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_a_call_for_one_of_several_is_handed_on_while_another_is_held(
+    make: Callable[..., Redlock], urls: list[str]
+) -> None:
+    holder, single = make(), make()
+    theirs = [holder.acquire(name, ttl=60.0) for name in BOTH]
+    waiting = Waiting(make(), urls, "account-1")
     got: list[float] = []
 
     def wait() -> None:
-        lease = waiter.acquire(BOTH, wait=30.0)
+        lease = single.acquire("account-1", wait=30.0)
         got.append(time.monotonic())
-        waiter.release(lease)
+        single.release(lease)
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    channel = f"redlock:{freed}".encode()
-    with redis.Redis.from_url(urls[0]) as client:
-        wait_until(lambda: dict(client.pubsub_numsub(channel))[channel], 5.0, "somebody listens")
+    wait_until(lambda: in_queue(urls, "account-1") == [2] * len(urls), 10.0, "two wait for it")
     released = time.monotonic()
-    holder.release(theirs)
+    holder.release(theirs[0])  # it calls the waiter for both, which cannot have the other
     thread.join(10.0)
-    assert got and got[0] - released < 5.0  # and not when its ttl is over
+    in_time(released, got[0], 1.0, "from the release to the next waiter's grant")
+    wait_until(lambda: in_queue(urls, "account-2") == [1] * len(urls), 10.0, "it waits there")
+    assert in_queue(urls, "account-1") == [0] * len(urls)
+    released = time.monotonic()
+    holder.release(theirs[1])
+    waiting.thread.join(10.0)
+    in_time(released, waiting.granted, 1.0, "from the release to the grant")
 
 
 def clerk(directory: Path, seconds: float, work: float, urls: list[str]) -> subprocess.Popen[str]:

@@ -22,6 +22,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.protocol.round import VERBS, Round, Verb
+from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis import address, connections
@@ -201,9 +202,17 @@ def fenced(token: str = "mine", fence: int = 1, resource: str = "r", ttl: float 
 # -- Every verb, every outcome
 
 
-def test_what_is_free_is_acquired(node: Subject) -> None:
-    assert node.ask(Verb.ACQUIRE, claim()) is None
-    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
+BOTH = ("a", "b")
+ONE_OR_SEVERAL = pytest.mark.parametrize("resource", ["r", BOTH], ids=str)
+
+
+@ONE_OR_SEVERAL
+def test_what_is_free_is_acquired(node: Subject, resource: Resource) -> None:
+    assert node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0)) is None
+    for name in claim("x", resource).resources:
+        token, left = node.ask(Verb.PEEK, claim("x", name))
+        assert token == "mine"
+        assert 4.0 < left <= 5.0
 
 
 def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None:
@@ -212,11 +221,6 @@ def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None
     token, left = node.ask(Verb.PEEK, claim("x"))
     assert token == "theirs"
     assert 4.0 < left <= 5.0
-
-
-def test_our_own_token_is_answered_again(node: Subject) -> None:
-    node.ask(Verb.ACQUIRE, claim())
-    assert node.ask(Verb.ACQUIRE, claim()) == "mine"
 
 
 def test_what_has_expired_is_free(node: Subject) -> None:
@@ -245,23 +249,13 @@ def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
     assert node.ask(verb, claim("theirs")) is False
 
 
+@ONE_OR_SEVERAL
 @pytest.mark.parametrize("verb", EXTENDING)
-def test_a_held_key_is_renewed(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim(ttl=5.0))
-    assert node.ask(verb, claim(ttl=50.0)) == "1"
-    assert 49.0 < node.ask(Verb.PEEK, claim())[1] <= 50.0
-
-
-def test_a_missing_key_is_set_again(node: Subject) -> None:
-    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "2"
-    token, left = node.ask(Verb.PEEK, claim())
-    assert token == "mine"
-    assert 49.0 < left <= 50.0
-
-
-def test_a_keeper_sets_no_missing_key(node: Subject) -> None:
-    assert node.ask(Verb.RENEW, claim(ttl=50.0)) == "0"
-    assert node.ask(Verb.PEEK, claim()) is None
+def test_a_held_key_is_renewed(node: Subject, verb: Verb, resource: Resource) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
+    assert node.ask(verb, claim("mine", resource, ttl=50.0)) == "1"
+    for name in claim("x", resource).resources:
+        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
 
 
 @pytest.mark.parametrize("verb", EXTENDING)
@@ -286,10 +280,6 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
     assert node.ask(Verb.RENEW, *two_hundred, claim("mine", "missing too")) == "1" * 200 + "0"
 
 
-def test_a_free_resource_has_no_holder(node: Subject) -> None:
-    assert node.ask(Verb.PEEK, claim()) is None
-
-
 def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
     node.occupy("r")
     assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
@@ -303,10 +293,8 @@ def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
 # -- Those who wait stand in line
 
 
-def place(who: str, since: int, resource: Resource = "r") -> Claim:
-    stands = claim(PREFIX + who, resource)
-    stands.since = since
-    return stands
+def place(who: str, since: int, resource: str = "r") -> Any:
+    return QueueEntry((resource,), 1, PREFIX + who, since)
 
 
 def test_a_release_calls_the_first_in_line_and_no_other(node: Subject) -> None:
@@ -334,6 +322,7 @@ def test_who_is_dead_is_passed_over(node: Subject) -> None:
 
 def test_who_leaves_is_not_called(node: Subject) -> None:
     node.listen("p1")
+    node.ask(Verb.ACQUIRE, claim())
     for since, who in enumerate(("p1:1", "p1:2", "p1:3")):
         node.ask(Verb.ENQUEUE, place(who, since))
     assert node.ask(Verb.DEQUEUE, place("p1:1", 0)) is True
@@ -353,6 +342,15 @@ def test_who_was_called_and_gives_up_calls_the_next(node: Subject) -> None:
     assert node.calls(2) == ["p1:1", "p1:2"]
 
 
+def test_who_leaves_what_is_free_calls_the_next(node: Subject) -> None:
+    """It may have been called, and have joined the queue again for what it lacks besides."""
+    node.listen("p1")
+    for since, who in enumerate(("p1:1", "p1:2")):
+        node.ask(Verb.ENQUEUE, place(who, since))
+    assert node.ask(Verb.HAND_ON, place("p1:1", 0)) is True
+    assert node.calls(1) == ["p1:2"]
+
+
 def test_an_undone_vote_calls_nobody(node: Subject) -> None:
     node.listen("p1")
     node.ask(Verb.ENQUEUE, place("p1:1", 0))
@@ -361,29 +359,23 @@ def test_an_undone_vote_calls_nobody(node: Subject) -> None:
     assert node.calls(0) == []
 
 
-def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject) -> None:
+@pytest.mark.parametrize("mark", [None, ("the-id#done", 60.0)])
+def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject, mark: Any) -> None:
     node.listen("p1")
     node.ask(Verb.ENQUEUE, place("p1:1", 0))
-    node.ask(Verb.ACQUIRE, claim(resource="r#slot2"))
-    assert node.ask(Verb.RELEASE, claim(resource="r#slot2")) == 3
+    slot = claim(resource="r#slot2")
+    slot.mark = mark
+    node.ask(Verb.ACQUIRE, slot)
+    assert node.ask(Verb.RELEASE, slot) == 3
     assert node.calls(1) == ["p1:1"]
 
 
 # -- Several keys in one claim: all of them or none
 
-BOTH = ("a", "b")
-
 
 def holders(node: Subject, *names: str) -> list[str | None]:
     seen = [node.ask(Verb.PEEK, claim("x", name)) for name in names]
     return [None if held is None else held[0] for held in seen]
-
-
-def test_several_that_are_free_are_acquired_together(node: Subject) -> None:
-    assert node.ask(Verb.ACQUIRE, claim("mine", ("b", "a"), ttl=5.0)) is None
-    assert holders(node, "a", "b") == ["mine", "mine"]
-    for name in BOTH:
-        assert 4.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 5.0
 
 
 @pytest.mark.parametrize("held", BOTH)
@@ -405,29 +397,28 @@ def test_a_key_of_another_type_holds_all_of_several(node: Subject) -> None:
     assert holders(node, "a") == [None]
 
 
-def test_our_own_token_under_some_of_several_counts_as_ours(node: Subject) -> None:
+def test_our_own_token_is_answered_again_and_under_some_of_several_counts(node: Subject) -> None:
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.ACQUIRE, claim()) == "mine"
     node.ask(Verb.ACQUIRE, claim("mine", "b"))
     assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) is None
     assert holders(node, *BOTH) == ["mine", "mine"]
 
 
-@pytest.mark.parametrize("verb", EXTENDING)
-def test_several_that_are_held_are_renewed_together(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
-    assert node.ask(verb, claim("mine", BOTH, ttl=50.0)) == "1"
-    for name in BOTH:
-        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
-
-
-@pytest.mark.parametrize("missing", [("a",), ("b",), BOTH])
-def test_what_is_missing_of_several_is_set_again(node: Subject, missing: Any) -> None:
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
+@pytest.mark.parametrize(
+    ("resource", "missing"), [("r", ("r",)), (BOTH, ("a",)), (BOTH, ("b",)), (BOTH, BOTH)], ids=str
+)
+def test_what_is_missing_is_set_again_but_by_no_keeper(
+    node: Subject, resource: Resource, missing: tuple[str, ...]
+) -> None:
+    mine = claim("mine", resource, ttl=50.0)
+    node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
     for name in missing:
         node.drop(name)
-    assert node.ask(Verb.RENEW, claim("mine", BOTH, ttl=50.0)) == "0"
+    assert node.ask(Verb.RENEW, mine) == "0"
     assert holders(node, *missing) == [None] * len(missing)
-    assert node.ask(Verb.EXTEND, claim("mine", BOTH, ttl=50.0)) == "2"
-    for name in BOTH:
+    assert node.ask(Verb.EXTEND, mine) == "2"
+    for name in mine.resources:
         token, left = node.ask(Verb.PEEK, claim("x", name))
         assert token == "mine"
         assert 49.0 < left <= 50.0
@@ -489,21 +480,15 @@ def test_many_claims_are_looked_at_at_once(node: Subject) -> None:
     assert [None if held is None else held[0] for held in seen] == [None, "one", "one"]
 
 
-def test_a_release_of_several_is_announced_under_each_name(valkey: Real, debian: Real) -> None:
-    for real in (valkey, debian):
-        real.flush()
-        listener = real.admin.pubsub()
-        listener.subscribe(real.key("a"), real.key("b"))
-        news = [listener.get_message(timeout=5.0) for _ in BOTH]
-        assert [message["type"] for message in news] == ["subscribe"] * 2
-        real.ask(Verb.ACQUIRE, claim("mine", BOTH))
-        real.ask(Verb.UNDO, claim("mine", BOTH))  # says nothing
-        real.ask(Verb.ACQUIRE, claim("mine", "a"))
-        real.ask(Verb.RELEASE, claim("mine", BOTH))
-        news = [listener.get_message(timeout=5.0) for _ in BOTH]
-        assert [message["channel"] for message in news] == [real.key("a"), real.key("b")]
-        assert listener.get_message() is None
-        listener.close()
+def test_a_release_of_several_calls_the_first_of_each_queue(node: Subject) -> None:
+    node.listen("p1")
+    for name, who in zip(BOTH, ("p1:1", "p1:2"), strict=True):
+        node.ask(Verb.ENQUEUE, place(who, 1, name))
+    node.ask(Verb.ACQUIRE, claim("mine", BOTH))
+    node.ask(Verb.UNDO, claim("mine", BOTH))  # calls nobody
+    assert node.calls(0) == []
+    node.ask(Verb.RELEASE, claim("mine", BOTH))
+    assert node.calls(2) == ["p1:1", "p1:2"]
 
 
 def test_without_memory_none_of_several_is_set(valkey: Real, debian: Real) -> None:
@@ -632,27 +617,16 @@ def test_without_memory_neither_key_nor_number_is_written(valkey: Real, debian: 
 
 
 NAMES = ["a\0b", "\n\r\t", "\U0001f512", "\u202eabc", "\ud800", "\udcff", "é", " ", "a" * 5000]
-
-
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
-def test_any_name_will_do(node: Subject, name: str) -> None:
-    mine = claim("mine", name)
-    assert node.ask(Verb.ACQUIRE, mine) is None
-    assert node.ask(Verb.ACQUIRE, claim("other", name)) == "mine"
-    assert node.ask(Verb.EXTEND, mine) == "1"
-    assert node.ask(Verb.PEEK, mine)[0] == "mine"
-    assert node.ask(Verb.RELEASE, mine) is True
-
-
+# A task id is foreign text, and a host's name may be no UTF-8.
 TOKENS = ["|host|1|t\ud800|0|task|0|n", "|h\udcff|1||0|task|0|n", "|é|1|\U0001f512|0|task|0|n"]
+FOREIGN_TEXT = [*(("mine", name) for name in NAMES), *((token, "r") for token in TOKENS)]
 
 
-@pytest.mark.parametrize("token", TOKENS, ids=ascii)
-def test_any_token_is_known_again(node: Subject, token: str) -> None:
-    # A task id is foreign text, and a host's name may be no UTF-8.
-    mine = claim(token)
+@pytest.mark.parametrize(("token", "name"), FOREIGN_TEXT, ids=ascii)
+def test_any_name_will_do(node: Subject, token: str, name: str) -> None:
+    mine = claim(token, name)
     assert node.ask(Verb.ACQUIRE, mine) is None
-    assert node.ask(Verb.ACQUIRE, mine) == token
+    assert node.ask(Verb.ACQUIRE, claim("other", name)) == token
     assert node.ask(Verb.EXTEND, mine) == "1"
     assert node.ask(Verb.PEEK, mine)[0] == token
     assert node.ask(Verb.RELEASE, mine) is True

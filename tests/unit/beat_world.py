@@ -167,7 +167,7 @@ class BeatDriver(FakeDriver):
 
     def _carry(self, round_: Round) -> None:
         self.asked.append((self.clock(), round_.verb.word))
-        resource = round_.claims[0].resource
+        resource = round_.claims[0].resources[0]
         self.tried[resource] += round_.verb.word == "acquire"
         split = round_.verb.word == "acquire" and self.rival()
         if split:  # two nodes went to one of them, and one to another

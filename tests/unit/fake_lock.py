@@ -109,6 +109,7 @@ class FakeRedlock(Redlock):
             "locking.held",
             "locking.redlock",
             "locking.client",
+            "locking.acquisition",
             "locking.done_mark",
             "messages.reservation",
         ):

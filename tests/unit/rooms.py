@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "keepalive": (("protocol", "runtime", "events", "stores"), set()),
     "locking": (
         ("protocol", "runtime", "events", "config", "stores", "keepalive"),
-        {"tenacity"},
+        set(),
     ),
     "messages": (
         ("protocol", "runtime", "events", "config", "locking"),

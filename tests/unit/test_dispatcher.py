@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.locking.wait_queue import QueueEntry
+from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.worker.parking import dispatcher as module
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.dispatcher import (
@@ -32,8 +32,8 @@ class Watch:
         self.redlock = FakeRedlock(patch, ttl=60.0)
         self.clock = self.redlock.clock
         patch.setattr(module, "monotonic", self.clock)
-        self.places: list[QueueEntry] = []
-        wakeup: Any = SimpleNamespace(in_line=self._in_line)
+        self.places: list[Waiter] = []
+        wakeup: Any = SimpleNamespace(waiter=self._waiter)
         self.redlock.client.wakeup = wakeup
         self.queue = AdmissionQueue(1000)
         self.slot = True
@@ -46,8 +46,8 @@ class Watch:
         patch.setattr(self.dispatcher, "_thread", SimpleNamespace())
 
     @contextlib.contextmanager
-    def _in_line(self) -> Iterator[QueueEntry]:
-        place = QueueEntry(3, set(range(5)), "process")
+    def _waiter(self) -> Iterator[Waiter]:
+        place = Waiter(3, set(range(5)), "process")
         self.places.append(place)
         yield place
         self.places.remove(place)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.keys.template import MAX_BYTES
-from celery_redlock.protocol.names import LONGEST
+from celery_redlock.protocol.names import MAX_NAME_CHARS
 from celery_redlock.protocol.pipeline import MAX_OWED
 from celery_redlock.stores.redis.resp import MAX_REPLY_BYTES, REPLY_S
 from celery_redlock.survey.reader import BUDGET
@@ -41,7 +41,7 @@ def test_every_row_names_a_test() -> None:
         f"after {MAX_REPLY_BYTES} bytes",
         f"read {LARGEST_LOOK >> 20} MiB of a reply and {BUDGET >> 20} MiB of a node",
         f"After {REPLY_S:g} seconds the connection",
-        f"more than {LONGEST} characters",
+        f"more than {MAX_NAME_CHARS} characters",
         f"at most {MAX_BYTES} printable ASCII bytes",
         f"| {MAX_OWED}; of more the oldest",
     ],

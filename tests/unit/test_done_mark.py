@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -326,7 +327,7 @@ def test_with_a_limit_a_copy_does_not_take_another_slot(
     seen = Delivery.__init__
 
     def limited(self: Any, task: Any, request: Any, held: Any, options: Any) -> None:
-        held.limit = 3
+        held.request = replace(held.request, limit=3)
         seen(self, task, request, held, options)
 
     monkeypatch.setattr(Delivery, "__init__", limited)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 import sys
 from types import SimpleNamespace
@@ -10,14 +11,21 @@ from typing import Any
 import pytest
 from celery.exceptions import Reject
 
-from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, SingletonTask
-from celery_redlock.locking.wait_queue import QueueEntry
+from celery_redlock import (
+    ConfigurationError,
+    LeaseLost,
+    QuorumUnavailable,
+    Redlock,
+    SingletonTask,
+)
+from celery_redlock.locking.acquisition import Acquisition
+from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.errors import NodeError
-from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
@@ -160,14 +168,46 @@ def test_what_was_learnt_shortens_nothing() -> None:
     assert mine.deadline == pytest.approx(NOW + 10.0 - drift(10.0))
 
 
-def test_who_has_stood_in_line_twice_cannot_tell_which_line_a_call_came_from() -> None:
-    place = QueueEntry(2, {0, 1, 2}, "process")
-    place.forget()
-    place.hear(0)
-    assert place.left_by == (0,)
-    place.forget()
-    place.hear(1)  # perhaps one of before, that is late: it stands there once more
-    assert place.left_by == ()
+def test_a_node_that_was_just_connected_to_may_have_called_us_before() -> None:
+    wakeup = ReleaseSubscriber([ADDRESS] * 3, PREFIX)
+    with wakeup.waiter() as waiter:
+        wakeup.called(1, waiter.name.encode())
+        assert (waiter.calls, waiter.sure, waiter.informed) == (1, True, False)
+        for node in (0, 1):
+            wakeup.subscribed(node)
+        assert (waiter.calls, waiter.sure, waiter.informed) == (2, False, True)
+        wakeup.disconnected(0)
+        assert not waiter.informed
+        waiter.forget()
+        wakeup.close()
+        assert waiter.closed and waiter.wait(60.0), "there is nothing to wait for"
+
+
+@pytest.mark.parametrize(("wait", "tries"), [(5.0, 1), (0.0, 1), (5.2, 2)])
+def test_nobody_waits_for_less_time_than_the_nodes_have_no_vote(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, wait: float, tries: int  # noqa: F811
+) -> None:  # fmt: skip
+    asked = []
+
+    def attempt(*_what: object, **_how: object) -> None:
+        asked.append(1)
+        if len(asked) == 2:
+            redlock.client.wakeup.close()  # it does not wait on
+        raise QuorumUnavailable("they were just started", retry_after=5.1)
+
+    monkeypatch.setattr(Acquisition, "_attempt", attempt)
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("r", wait=wait)
+    assert len(asked) == tries
+
+
+def test_a_pickled_loss_shows_no_token() -> None:
+    lease = Lease("r", "secret", 10.0, 109.0, NOW.__abs__)
+    loss = pickle.loads(pickle.dumps(LeaseLost("r: over", resource="r", lease=lease, held_for=2.0)))
+    assert (loss.lease.token, loss.lease.ttl, loss.resource, loss.held_for) == ("", 10.0, "r", 2.0)
+    assert str(loss) == "r: over"
+    with pytest.raises(TypeError, match="no attribute 'holder'"):
+        LeaseLost("r: over", holder=None)
 
 
 # -- the process ---------------------------------------------------------------------------------

@@ -28,25 +28,20 @@ def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
     return FakeRedlock(monkeypatch)
 
 
-def test_a_block_holds_and_frees(redlock: FakeRedlock) -> None:
-    with redlock.lock("r") as held:
+def test_a_block_holds_and_frees_also_if_it_raises(redlock: FakeRedlock) -> None:
+    with pytest.raises(KeyError), redlock.lock("r") as held:
         assert redlock.tokens("r") == {held.token}
         assert held.resource == "r"
         assert not held.lost
-    assert redlock.free("r")
-    assert held.lost
-
-
-def test_a_block_that_raises_frees(redlock: FakeRedlock) -> None:
-    with pytest.raises(KeyError), redlock.lock("r"):
         raise KeyError
     assert redlock.free("r")
+    assert held.lost
 
 
 def test_another_is_refused_meanwhile(redlock: FakeRedlock) -> None:
     with redlock.lock("r"):
         with pytest.raises(ResourceHeld) as raised:
-            HeldLease(redlock, "r").acquire()
+            redlock.lock("r").acquire()
         assert raised.value.holder is not None
         assert raised.value.holder.owner is not None
         assert raised.value.holder.owner.pid == os.getpid()
@@ -82,21 +77,17 @@ def test_once_lost_always_lost(redlock: FakeRedlock) -> None:
         assert held.lost
 
 
-def test_releasing_again_is_nothing(redlock: FakeRedlock) -> None:
+def test_releasing_again_is_nothing_and_robs_nobody(redlock: FakeRedlock) -> None:
     held = redlock.lock("r")
     held.acquire()
     assert held.release() is True
     sent = len(redlock.driver.rounds)
     assert held.release() is False
     assert len(redlock.driver.rounds) == sent
-
-
-def test_a_release_tells_of_a_loss_and_robs_nobody(redlock: FakeRedlock) -> None:
-    held = redlock.lock("r")
     held.acquire()
     redlock.clock.advance(11.0)
     other = redlock.acquire("r")
-    assert held.release() is False
+    assert held.release() is False  # it tells of the loss
     assert redlock.tokens("r") == {other.token}
 
 
@@ -130,22 +121,13 @@ def test_nothing_is_kept_that_is_over(redlock: FakeRedlock) -> None:
     asked = len(redlock.driver.rounds)
     assert held.keep(60.0) is False
     assert len(redlock.driver.rounds) == asked
-    late = redlock.lock("late")
-    late.acquire()
-    redlock.clock.advance(11.0)
-    other = redlock.acquire("late")
-    assert late.keep(60.0) is False
-    assert redlock.tokens("late") == {other.token}
-    nobodys = redlock.lock("nobody's")
-    nobodys.acquire()
-    redlock.clock.advance(11.0)
-    assert nobodys.keep(60.0) is False
-    assert redlock.free("nobody's")
-
-
-def test_nothing_is_kept_where_nothing_is_locked() -> None:
-    with Unlocked("r") as lease:
-        assert lease.keep(60.0) is False
+    for taken in (True, False):
+        late = redlock.lock(f"late {taken}")
+        late.acquire()
+        redlock.clock.advance(11.0)
+        others = {redlock.acquire(late.resource).token if taken else None}
+        assert late.keep(60.0) is False
+        assert redlock.tokens(late.resource) == others
 
 
 def test_nothing_in_hand_before_it_is_acquired(redlock: FakeRedlock) -> None:
@@ -161,23 +143,17 @@ def test_nothing_in_hand_before_it_is_acquired(redlock: FakeRedlock) -> None:
 # -- nested use ----------------------------------------------------------------------------------
 
 
-def test_nested_use_counts(redlock: FakeRedlock) -> None:
+def test_nested_use_counts_also_after_an_error_inside(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as outer:
         token = outer.token
         with redlock.lock("r") as middle:
-            with redlock.lock("r") as inner:
+            with pytest.raises(KeyError), redlock.lock("r") as inner:
                 assert inner is middle is outer
+                raise KeyError
             assert redlock.tokens("r") == {token}
         assert redlock.tokens("r") == {token}
     assert redlock.free("r")
     assert redlock.driver.rounds == ["acquire", "release"]
-
-
-def test_nested_use_after_an_error_inside(redlock: FakeRedlock) -> None:
-    with redlock.lock("r") as outer:
-        with pytest.raises(KeyError), redlock.lock("r"):
-            raise KeyError
-        assert redlock.tokens("r") == {outer.token}
 
 
 def test_nothing_is_shared_that_is_lost(redlock: FakeRedlock) -> None:
@@ -187,7 +163,7 @@ def test_nothing_is_shared_that_is_lost(redlock: FakeRedlock) -> None:
             pytest.fail("it ran unlocked")
 
 
-def test_two_resources_are_two_locks(redlock: FakeRedlock) -> None:
+def test_two_resources_are_two_locks_and_the_inner_one_is_current(redlock: FakeRedlock) -> None:
     with redlock.lock("a") as a:
         with redlock.lock("b") as b:
             assert current_lease() is b
@@ -196,6 +172,8 @@ def test_two_resources_are_two_locks(redlock: FakeRedlock) -> None:
         assert current_lease() is a
         assert redlock.free("b")
         assert not redlock.free("a")
+    with pytest.raises(RedlockError, match="no current lease"):
+        current_lease()
 
 
 def test_another_redlock_shares_nothing(
@@ -223,18 +201,6 @@ def test_another_thread_shares_nothing(redlock: FakeRedlock) -> None:
         thread.join()
     assert "there is no current lease" in str(found[0])
     assert isinstance(found[1], ResourceHeld)
-
-
-# -- current_lease() -----------------------------------------------------------------------------
-
-
-def test_current_lease(redlock: FakeRedlock) -> None:
-    with pytest.raises(RedlockError, match="no current lease"):
-        current_lease()
-    with redlock.lock("r") as held:
-        assert current_lease() is held
-    with pytest.raises(RedlockError, match="no current lease"):
-        current_lease()
 
 
 def test_a_forks_child_holds_nothing(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,11 +356,12 @@ def test_unlocked_stops_nobody() -> None:
     with Unlocked("r") as held:
         assert current_lease() is held
         assert held.resource == "r"
-        assert held.token == ""
-        assert not held.lost
-        assert held.remaining() == math.inf
+        assert (held.token, held.fencing_token) == ("", None)
+        assert not held.lost and not held.lost_unawares()
+        assert held.remaining() == held.lease.remaining() == math.inf
         held.ensure(1e9)
         assert held.release() is False
+        assert held.keep(60.0) is False
     with pytest.raises(RedlockError):
         current_lease()
 
@@ -432,7 +399,7 @@ def test_a_thread_with_its_parents_context_does_not_share_its_lock(redlock: Fake
         release_leftovers()
 
     owner = Owner("host", 1, stamp="a delivery's")
-    with HeldLease(redlock, "r", owner=owner) as held:
+    with redlock.lock("r", owner=owner) as held:
         thread = threading.Thread(target=copy_context().run, args=(other,))
         thread.start()
         thread.join()
@@ -459,37 +426,21 @@ def test_a_task_of_asyncio_does_not_share_the_lock_of_the_one_that_started_it(
 
 
 def test_a_lease_that_nobody_saw_end_is_over_at_its_release(redlock: FakeRedlock) -> None:
-    with redlock.lock("r") as held:
-        assert not held._lost_unawares()
+    with redlock.lock("r") as outer, redlock.lock(["q", "r"]) as held:
+        assert not held.lost_unawares()
+        with pytest.raises(LeaseLost):
+            held.ensure(60.0)
         redlock.clock.advance(20.0)  # no thread ran meanwhile
-        assert held._lost_unawares()
+        assert outer.lost_unawares() and held.lost_unawares()  # also what is shared
+        with pytest.raises(LeaseLost):
+            outer.ensure()
+        assert not outer.lost_unawares()  # it was told
 
 
 def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
-    with redlock.lock("r") as held:
-        held.release()
-        redlock.clock.advance(20.0)
-        assert held.lost
-        assert not held._lost_unawares()
-    with redlock.lock("q") as held:
-        held.keep(30.0)
-        redlock.clock.advance(40.0)
-        assert not held._lost_unawares()
-
-
-def test_who_has_asked_knows_of_the_loss(redlock: FakeRedlock) -> None:
-    with redlock.lock("r") as held:
-        with pytest.raises(LeaseLost):
-            held.ensure(60.0)
-        redlock.clock.advance(20.0)
-        assert held._lost_unawares()  # then it was not over yet
-        with pytest.raises(LeaseLost):
-            held.ensure()
-        assert not held._lost_unawares()
-
-
-def test_what_is_shared_is_lost_with_the_outer_one(redlock: FakeRedlock) -> None:
-    with redlock.lock("r"), redlock.lock(["q", "r"]) as held:
-        assert not held._lost_unawares()
-        redlock.clock.advance(20.0)
-        assert held._lost_unawares()
+    for end in (HeldLease.release, lambda held: held.keep(30.0)):
+        with redlock.lock(f"{end}") as held:
+            end(held)
+            redlock.clock.advance(40.0)
+            assert held.lost
+            assert not held.lost_unawares()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld
-from celery_redlock.locking import client
+from celery_redlock.locking import acquisition
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import base_of, encode
 from celery_redlock.protocol.names import slots
@@ -34,7 +34,7 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
             return names[self.slot]
 
     loaded = Loaded(7)
-    monkeypatch.setattr(client, "JITTER", loaded)
+    monkeypatch.setattr(acquisition, "JITTER", loaded)
     return lambda slot: setattr(loaded, "slot", slot)
 
 

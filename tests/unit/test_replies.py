@@ -22,7 +22,7 @@ from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import look
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
 from celery_redlock.protocol.round import VERBS, Round, Verb
-from celery_redlock.protocol.values import Vote
+from celery_redlock.protocol.values import QueueEntry, Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.stores.redis.resp import (
@@ -242,6 +242,8 @@ def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
     if verb is Verb.LOOK:
         return look(0, 100.0)
     resources = tuple(f"r{n}" for n in range(names))
+    if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
+        return Round(verb, [QueueEntry(resources, len(NODES), "process:1", 1)], 100.0, 0.0)
     made = [Claim(resources, f"token{n}", 10.0, len(NODES)) for n in range(claims)]
     if fenced:
         made[0].proposal = made[0].fencing_token = 1_700_000_000_000_000

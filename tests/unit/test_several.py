@@ -6,7 +6,6 @@ import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
-from celery_redlock.locking.pubsub import Waiter
 from celery_redlock.protocol.claim import Claim
 from tests.unit.fake_lock import FakeRedlock
 
@@ -199,27 +198,3 @@ def test_a_note_tells_all_names(redlock: FakeRedlock) -> None:
     assert note.resources == tuple(sorted(names))
     assert note.token == "t|1"
     assert Claim(note.resources, "t", 10.0, 3).resources == note.resources
-
-
-# -- Waiting
-
-
-def test_who_waits_for_several_tries_again_when_what_was_in_the_way_is_freed() -> None:
-    waiter = Waiter(2, {"a": b"p:a", "b": b"p:b"})
-    for channel in (b"p:a", b"p:b"):  # until a try has told what is in the way: any
-        for node in (0, 1):
-            waiter._hear(node, channel)
-        assert waiter.news.wait(0.0)
-        waiter.forget()
-    waiter.only(["b"])
-    for node in (0, 1, 2):
-        waiter._hear(node, b"p:a")
-    assert not waiter.news.wait(0.0)
-    waiter._hear(0, b"p:b")
-    assert not waiter.news.wait(0.0)
-    waiter._hear(2, b"p:b")
-    assert waiter.news.wait(0.0)
-    waiter.forget()  # who tries again may find another in the way
-    for node in (0, 1):
-        waiter._hear(node, b"p:a")
-    assert waiter.news.wait(0.0)

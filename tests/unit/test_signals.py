@@ -25,6 +25,7 @@ from celery_redlock import (
     events,
     locked,
 )
+from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.messages.results import has_ended
@@ -187,16 +188,16 @@ def test_attempts_are_counted_until_it_is_granted(
 ) -> None:
     lease = redlock.acquire("r", owner=OTHER)
     ears.heard.clear()
-    attempt = redlock.client._attempt
+    attempt = Acquisition._attempt
 
-    def once_more(*args: Any) -> Any:
+    def once_more(*args: Any, **how: Any) -> Any:
         try:
-            return attempt(*args)
+            return attempt(*args, **how)
         finally:
             redlock.clock.advance(0.25)
             redlock.release(lease)
 
-    monkeypatch.setattr(redlock.client, "_attempt", once_more)
+    monkeypatch.setattr(Acquisition, "_attempt", once_more)
     redlock.acquire(["r", "s"], wait=5.0)
     _sender, more = ears.of("lock_acquired")
     assert more["attempts"] == 2

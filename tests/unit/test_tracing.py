@@ -16,6 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
+from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
@@ -90,13 +91,13 @@ def test_it_lasts_as_long_as_was_waited(
     traces: Traces,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    attempt = redlock.client._attempt
+    attempt = Acquisition._attempt
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **how: Any) -> Any:
         redlock.clock.advance(2.5)
-        return attempt(*args)
+        return attempt(*args, **how)
 
-    monkeypatch.setattr(redlock.client, "_attempt", slow)
+    monkeypatch.setattr(Acquisition, "_attempt", slow)
     with redlock.lock("r"):
         ended = time.time_ns()
     span = traces.one()

@@ -9,7 +9,7 @@ from celery import Celery, _state
 
 from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.config.options import TaskOptions
-from celery_redlock.locking.held import HeldLease, release_leftovers
+from celery_redlock.locking.held import release_leftovers
 from celery_redlock.locking.redlock import Redlock
 from celery_redlock.messages.delivery import Delivery
 from celery_redlock.protocol.errors import ResourceHeld
@@ -65,7 +65,7 @@ def test_annotations_that_cannot_be_are_refused() -> None:
 def test_a_delivery_leaves_the_program_its_own_lock() -> None:
     with start_servers(1) as (server,):
         redlock = Redlock([server.url])
-        stamped = HeldLease(redlock, "left", owner=Owner("host", 1, "task", stamp="stamp"))
+        stamped = redlock.lock("left", owner=Owner("host", 1, "task", stamp="stamp"))
         stamped.acquire()
         with redlock.lock("own") as own:
             release_leftovers()

@@ -20,13 +20,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 from ...locking.redlock import Redlock
-from ...locking.wait_queue import FEW, QueueEntry
+from ...locking.wait_queue import FEW_CALLED_S, Waiter
 from ...protocol import outcome, quorum
-from ...protocol.claim import Claim
 from ...protocol.round import Verb
-from ...protocol.values import printable
+from ...protocol.values import Query, QueueEntry, printable
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
 from ...stores.redis.driver import BATCH
@@ -73,10 +73,10 @@ class _Call(SafeEvent):
 class _Watched:
     """One resource that somebody here is parked for."""
 
-    def __init__(self, resource: str, place: QueueEntry, claim: Claim, exits: ExitStack) -> None:
+    def __init__(self, resource: str, place: Waiter, entry: QueueEntry, exits: ExitStack) -> None:
         self.resource = resource
         self.place = place
-        self.claim = claim
+        self.entry = entry
         self.exits = exits
         self.queued: float | None = None
         """Since when we stand in its queue; None if we do not."""
@@ -191,10 +191,10 @@ class Dispatcher:
 
     def _begin(self, resource: str, now: float) -> _Watched:
         exits = ExitStack()
-        place = exits.enter_context(self._redlock.client.wakeup.in_line())
+        place = exits.enter_context(self._redlock.client.wakeup.waiter())
         place.news = _Call(self._bell)
-        claim = Claim(resource, place.member, self._redlock.ttl, len(self._redlock.nodes))
-        watched = self._watched[resource] = _Watched(resource, place, claim, exits)
+        entry = QueueEntry((resource,), len(self._redlock.nodes), place.member, place.since)
+        watched = self._watched[resource] = _Watched(resource, place, entry, exits)
         self._queue(watched, now)
         return watched
 
@@ -206,7 +206,7 @@ class Dispatcher:
 
     def _queue(self, watched: _Watched, now: float) -> None:
         """Stand in the queue, behind those who wait already."""
-        watched.claim.since = time.time_ns() // 1000
+        watched.entry = replace(watched.entry, since=time.time_ns() // 1000)
         watched.called = False
         watched.no_slot = None
         watched.due = now + JITTER.uniform(*LOOK_S)
@@ -218,7 +218,7 @@ class Dispatcher:
         self._leave(watched, Verb.ENQUEUE)
 
     def _leave(self, watched: _Watched, verb: Verb) -> None:
-        self._redlock.client.driver.run(lambda now: quorum.leave(watched.claim, now, verb))
+        self._redlock.client.driver.run(lambda now: quorum.leave(watched.entry, now, verb))
 
     def _unwatch(self, watched: _Watched) -> None:
         self._watched.pop(watched.resource, None)
@@ -243,7 +243,7 @@ class Dispatcher:
         calls = watched.place.calls if watched.queued is not None else 0
         if 0 < calls < watched.place.quorum and watched.due > now:
             # The nodes do not agree; most likely the others' calls are on their way.
-            watched.due = min(watched.due, now + JITTER.uniform(*FEW))
+            watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
             return False
         if calls and (calls < watched.place.quorum or not watched.place.sure):
             self._stand(watched, now)  # another was called, or nobody: the nodes are asked
@@ -277,9 +277,9 @@ class Dispatcher:
     def _look(self, looks: Sequence[_Watched]) -> None:
         """Ask which of some resources are free, and let those go."""
         redlock = self._redlock
-        claims = [redlock.client.new_claim([watched.resource]) for watched in looks]
+        asked = [Query(watched.entry.resources, len(redlock.nodes)) for watched in looks]
         patience = redlock.node_timeout
-        ballot = redlock.client.driver.run(lambda now: quorum.survey(claims, now, patience))
+        ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
         now = monotonic()
         for number, watched in enumerate(looks):
             watched.due = now + JITTER.uniform(*LOOK_S)

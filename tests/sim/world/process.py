@@ -161,7 +161,7 @@ class Process:
             self.world.adrift |= {
                 (claim.token, link.index)
                 for round_ in link.channel.unanswered
-                if round_ is not operation.round
+                if round_ is not operation.round and round_.verb is not Verb.LOOK
                 for claim in round_.claims
             }
             self.drop(link)

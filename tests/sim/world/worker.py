@@ -183,10 +183,10 @@ class Worker:
         steps = quorum.release(self.claim, self.process.clock(), 0.0)
         Operation(self.process, steps, self._released).start()
 
-    def _released(self, held: bool) -> None:
+    def _released(self, released: quorum.Released) -> None:
         assert self.claim is not None
         self._strike_off(self.claim)
-        self.process.world.audit.released(self, self.claim, held, self.process.clock())
+        self.process.world.audit.released(self, self.claim, released.held, self.process.clock())
         self._rest()
 
     def _strike_off(self, claim: Claim) -> None:

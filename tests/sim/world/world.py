@@ -264,4 +264,4 @@ class World:
 
 def show(round_: Round) -> str:
     """A round, for the trace."""
-    return f"{round_.verb.word} {' '.join(claim.token for claim in round_.claims)}"
+    return f"{round_.verb.word} {' '.join(getattr(claim, 'token', '') for claim in round_.claims)}"

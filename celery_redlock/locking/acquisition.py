@@ -1,0 +1,258 @@
+"""One call for a lock: its tries, and its wait between them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..events import Ask, emit, heard
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
+from ..protocol.lease import Lease
+from ..protocol.names import slots
+from ..protocol.round import Round, Steps, Verb
+from ..protocol.values import QueueEntry, quorum_of, shown
+from ..runtime.clock import monotonic
+from .request import LockRequest
+from .wait_queue import JITTER, Waiter, split
+
+if TYPE_CHECKING:
+    from .client import LockClient
+
+__all__ = ["STAND_BACK_S", "Acquisition"]
+
+POLL_S, POLL_MAX_S = 0.004, 0.5
+"""Seconds between tries where nobody will call us: full jitter from the first, doubled each time up
+to the second."""
+SPLIT_MAX_S = 0.064
+"""Seconds at most between tries after a split vote: it was no holder who was in the way."""
+LOOK_AFTER_S = (0.1, 0.2)
+"""Seconds until the nodes are asked how long the holder's ttl lasts: most release before."""
+RETRY_AFTER_S = (1.0, 2.0)
+"""Seconds until a waiter tries that was not called: a call can be lost."""
+STAND_BACK_S = (0.02, 0.06)
+"""Seconds for which one who has just released lets the one pass who was called."""
+
+
+class Acquisition:
+    """One call for a lock, from its first try to its last.
+
+    Args:
+        client: What asks the nodes.
+        request: What is asked for.
+        adopt: Called with the claim of each try before the nodes are asked. It gives the claim back
+            if the call is interrupted.
+    """
+
+    def __init__(
+        self, client: LockClient, request: LockRequest, adopt: Callable[[Claim], None]
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._adopt = adopt
+        self._tries = 0
+
+    def run(self) -> Claim:
+        """Acquire the lock, and tell listeners what came of it.
+
+        Raises:
+            NotAcquired: The refusal of the last try.
+        """
+        if not heard():
+            return self._run()
+        began = monotonic()
+        try:
+            claim = self._run()
+        except NotAcquired as refusal:
+            self._tell(began, None, refusal)
+            raise
+        self._tell(began, claim.lease(monotonic), None)
+        return claim
+
+    def _tell(self, began: float, lease: Lease | None, refusal: NotAcquired | None) -> None:
+        request, nodes = self._request, len(self._client.addresses)
+        ask = Ask(
+            resource=shown(request.names),
+            owner=request.owner or self._client.owner,
+            lease=lease,
+            refusal=refusal,
+            waited=monotonic() - began,
+            attempts=self._tries,
+            nodes=nodes,
+            quorum=quorum_of(nodes),
+        )
+        emit("acquire_finished", ask)
+
+    def _run(self) -> Claim:
+        request = self._request
+        names, wait = request.names, request.wait
+        if wait > 0 and len(names) == 1 and self._client.has_called(names[0], STAND_BACK_S[0]):
+            return self._wait(names, stand_back=True)
+        try:
+            return self._try(known_full=False)
+        except NotAcquired as error:
+            # When the nodes will have a vote is known: before that, waiting is in vain.
+            known = error.retry_after if isinstance(error, QuorumUnavailable) else None
+            if wait <= (known or 0.0):
+                raise
+            names = self._in_the_way(error)
+        return self._wait(names)
+
+    # -- One try ---------------------------------------------------------------------------------
+
+    def _try(self, entry: QueueEntry | None = None, *, known_full: bool = True) -> Claim:
+        """Try once; join the wait queues of `entry` right before."""
+        request = self._request
+        try:
+            if request.limit == 1:
+                return self._attempt(request.names, entry=entry)
+            if entry is not None:
+                self._queue(entry, Verb.ENQUEUE)
+            return self._attempt_slots(request.names[0], request.limit, known_full)
+        except NotAcquired as error:
+            raise self._client.refused(error) from None
+
+    def _attempt_slots(self, name: str, limit: int, known_full: bool) -> Claim:
+        """Acquire one of the slots of a name: any; and if that is taken, one that is seen free."""
+        names = slots(name, limit)
+        if not known_full:
+            with contextlib.suppress(ResourceHeld):
+                return self._attempt([JITTER.choice(names)], name)
+        ballot = self._client.peek((name,), limit)
+        free = outcome.free(ballot)
+        JITTER.shuffle(free)
+        lost = None
+        for slot in free:
+            try:
+                return self._attempt([names[slot]], name)
+            except ResourceHeld as error:
+                lost = error.holder
+        raise outcome.all_held(name, ballot, self._client.nodes, lost)
+
+    def _attempt(
+        self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
+    ) -> Claim:
+        """Ask the nodes for some names, with a new claim; raise why it was not granted."""
+        client, request = self._client, self._request
+        claim = self._new_claim(names)
+        claim.resource = shown_as or claim.resource
+        self._tries += 1
+        self._adopt(claim)
+        client.remember(claim)
+        patience = request.patience
+        if patience is None:
+            patience = client.patience(claim.ttl)
+
+        def operation(now: float) -> Steps[Round]:
+            # The proposal is made after `now`: a process that is stopped in between asks too late.
+            proposal = client.proposal() if request.fencing else None
+            return quorum.acquire(claim, now, patience, proposal, client.wall())
+
+        ahead = () if entry is None else (partial(quorum.line_up, entry),)
+        try:
+            ballot = client.driver.run(operation, *ahead)
+        except BaseException:
+            if claim.ended:  # struck while it was being undone: some nodes may not know of it
+                client.driver.run(lambda now: quorum.undo(claim, now))
+            raise
+        if claim.granted_at is not None:
+            client.granted(claim, ballot)
+            return claim
+        client.forget(claim)
+        error = outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
+        if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
+            look = client.driver.run(lambda now: quorum.peek([claim], now, patience))
+            keys = [client.prefix + name for name in claim.resources]
+            error = outcome.if_permanent(error, look, client.nodes, keys)
+        raise error
+
+    def _new_claim(self, names: Sequence[str]) -> Claim:
+        client, ttl = self._client, self._request.ttl
+        if ttl > client.guard.longest:
+            client.guard.expect(ttl)
+        token = (self._request.owner or client.owner).token(os.urandom(16).hex(), time.time())
+        return Claim(names, token, ttl, len(client.addresses))
+
+    # -- The wait for the next one ---------------------------------------------------------------
+
+    def _wait(self, names: tuple[str, ...], *, stand_back: bool = False) -> Claim:
+        """Stand in the wait queues of `names`, and try when a release calls us.
+
+        Args:
+            names: Those of ours that are held by others.
+            stand_back: Let the waiter that our last release called try before us.
+        """
+        client, wait = self._client, self._request.wait
+        with client.wakeup.waiter() as waiter:
+            self._entry = QueueEntry(names, len(client.addresses), waiter.member, waiter.since)
+            verb = Verb.HAND_ON
+            try:
+                if stand_back:
+                    waiter.forget()
+                    self._queue(self._entry, Verb.ENQUEUE)
+                    waiter.wait(min(wait, JITTER.uniform(*STAND_BACK_S)))
+                claim = self._retry(waiter)
+                verb = Verb.DEQUEUE
+                return claim
+            finally:
+                self._queue(self._entry, verb)
+
+    def _retry(self, waiter: Waiter) -> Claim:
+        """Try until the lock is granted or the time is over. The package's only loop that does."""
+        until = time.monotonic() + self._request.wait
+        in_vain, called = 0, True
+        while True:
+            # One that was called is likely to be granted it, and need not join the queue again.
+            first = called and waiter.sure and waiter.calls >= waiter.quorum
+            if not first:
+                waiter.forget()
+            try:
+                return self._try(None if first else self._entry)
+            except NotAcquired as error:
+                refusal = error
+                if waiter.closed or time.monotonic() >= until:
+                    raise
+            stood = self._stand_for(self._in_the_way(refusal))
+            if first:
+                waiter.forget()  # that call came to nothing: join the queue again
+                continue
+            held = waiter.informed and isinstance(refusal, ResourceHeld)
+            if not (held and stood) or split(refusal):
+                # No release will call us, or none of a holder: full jitter, soon.
+                in_vain += 1
+                most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))
+                waiter.wait(min(JITTER.uniform(0, most), until - time.monotonic()))
+                continue
+            in_vain = 0
+            left = until - time.monotonic()
+            if called and (called := waiter.wait(min(JITTER.uniform(*LOOK_AFTER_S), left))):
+                continue
+            seconds = JITTER.uniform(*RETRY_AFTER_S)
+            with contextlib.suppress(QuorumUnavailable):
+                # Should its holder have died without a word.
+                ballot = self._client.peek(self._entry.resources, self._request.limit)
+                seconds = min(seconds, max(JITTER.uniform(0, POLL_S), outcome.free_in(ballot)))
+            called = waiter.wait(min(seconds, until - time.monotonic()))
+
+    def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
+        """Those of our names that others hold; all, where the nodes did not say which."""
+        conflicting = refusal.conflicting if isinstance(refusal, ResourceHeld) else ()
+        return conflicting or self._request.names
+
+    def _stand_for(self, names: tuple[str, ...]) -> bool:
+        """Stand in the queues of `names` from the next try on; return whether we already do."""
+        entry = self._entry
+        free = tuple(name for name in entry.resources if name not in names)
+        if free:  # for others; a release of these may have called us
+            self._queue(replace(entry, resources=free), Verb.HAND_ON)
+        self._entry = replace(entry, resources=names)
+        return set(names) <= set(entry.resources)
+
+    def _queue(self, entry: QueueEntry, verb: Verb) -> None:
+        self._client.driver.run(lambda now: quorum.leave(entry, now, verb))

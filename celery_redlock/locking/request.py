@@ -1,0 +1,33 @@
+"""What one call for a lock asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..protocol.values import Owner
+
+__all__ = ["LockRequest"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockRequest:
+    """What one call for a lock asks for. All of it was checked where the call came in.
+
+    Attributes:
+        names: What is exclusive; the lock is granted for all of these or for none.
+        ttl: How long the nodes keep it if nobody extends it; seconds.
+        wait: How long to go on trying, in seconds; 0 tries once.
+        owner: Who asks, for others to read; None for this host and process.
+        patience: How long to wait for the nodes' answers to one try, in seconds; None for the node
+            timeout.
+        fencing: Whether the lease gets a fencing token.
+        limit: How many may hold it at a time.
+    """
+
+    names: tuple[str, ...]
+    ttl: float
+    wait: float = 0.0
+    owner: Owner | None = None
+    patience: float | None = None
+    fencing: bool = False
+    limit: int = 1
