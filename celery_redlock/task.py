@@ -21,8 +21,8 @@ from .config.options import TASK
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .keys.resolver import Templates
 from .messages.delivery import first_call
+from .messages.results import Skipped
 from .messages.run import run
-from .messages.skipped import Skipped
 from .protocol.errors import ConfigurationError
 
 __all__ = [

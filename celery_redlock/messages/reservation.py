@@ -4,17 +4,18 @@ A key of its own on the nodes, beside that of the lock, with a token of its own,
 task. The token travels in a header of the message, so every process that sees the message's end can
 free it, by compare-and-delete. To lose one is no danger: the lock still decides who runs.
 
-A reservation is a claim like any other (`lease.py`), by the rounds of `quorum.py`. It may end
+A reservation is a claim like any other (`claim.py`), by the rounds of `quorum.py`. It may end
 before its message, never the other way round: in doubt there is a duplicate in the queue, and no
 key that is reserved for nothing. So it is taken for seconds, and made to last when its message is
-out; from then on it is prolonged by whoever sees the message, but nobody sets it again who does not
-run the body: the message may have come to its end, and would leave it behind.
+out; from then on whoever sees the message prolongs it, but only the process that runs the body sets
+it again: the message may have come to its end, and would leave it behind.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,10 @@ from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import RESERVED_SUFFIX
-from ..protocol.errors import QuorumUnavailable
-from ..protocol.names import LONGEST, MOST, Resources
+from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
+from ..protocol.names import Resources, checked_names
 from ..protocol.round import Verb
-from ..protocol.values import Holder, Owner, names_of, printable, shown
+from ..protocol.values import Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
 from .headers import short_id
 
@@ -41,7 +42,7 @@ __all__ = [
     "HEADER",
     "HOUR",
     "RESERVING",
-    "SHORT",
+    "UNSENT_TTL_S",
     "Reservation",
     "adopt",
     "claim_for",
@@ -52,6 +53,7 @@ __all__ = [
     "free_soon",
     "give_up",
     "longest_of",
+    "pause",
     "prolong",
     "start",
     "take",
@@ -70,16 +72,18 @@ _RESERVES = {
 """How long a scope keeps others from publishing: not at all, until the body begins, ends, ever."""
 HOUR = 3600.0
 """Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
-SHORT = 10.0
-"""Seconds for which it is taken at most while its message is not out: a producer that is killed in
-between blocks its key for so long."""
+UNSENT_TTL_S = 10.0
+"""For which it is taken at most while its message is not out: a producer that is killed in between
+blocks its key for so long."""
 MONTH = 31 * DAY
 """Seconds from now for which one call can reserve its key, by its ETA, `expires` or `reserve_ttl`:
 workers publish the callbacks that a message brings, as it says, and anybody may have written it. It
 would block the key for centuries. Who means it declares it. A worker that holds the message
 prolongs its reservation; elsewhere there may be a duplicate in the queue after this time."""
-LONGEST_TOKEN = 1000
-"""Characters."""
+MAX_TOKEN_CHARS = 1000
+"""Of a token in a header; ours have at most some 600, most of them the names of task and host."""
+MAX_PAUSE_S = 0.02
+"""Between two looks at a reservation that is about to be freed: a round takes a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +113,8 @@ class Reservation:
 
     def header(self) -> dict[str, Any]:
         """As it stands in a message."""
-        header: dict[str, Any] = {
-            "resources": list(self.resources),
-            "scope": self.scope,
-            "on_duplicate": self.on_duplicate,
-            "ttl": self.ttl,
-        }
-        if self.token:
-            header["token"] = self.token
-        if self.begun:
-            header["begun"] = True
-        return header
+        every = {**vars(self), "resources": list(self.resources)}
+        return {name: value for name, value in every.items() if value}
 
     @classmethod
     def of(
@@ -147,15 +142,15 @@ class Reservation:
             return None
         names, scope = given.get("resources"), given.get("scope")
         policy, ttl, token = given.get("on_duplicate"), given.get("ttl"), given.get("token", "")
-        if not isinstance(names, (list, tuple)) or not 0 < len(names) <= MOST:
-            return None
-        if not all(isinstance(name, str) and 0 < len(name) <= LONGEST for name in names):
-            return None
         if scope not in SCOPES or policy not in DUPLICATE_POLICIES:
             return None
         if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not abs(ttl) < math.inf:
             return None
-        if not isinstance(token, str) or len(token) > LONGEST_TOKEN:
+        if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS:
+            return None
+        try:
+            names = checked_names(list(names) if isinstance(names, (list, tuple)) else ())
+        except ConfigurationError:
             return None
         owner = Owner.of(token) if token else None
         if token and (owner is None or owner.task_id != short_id(task_id)):
@@ -170,7 +165,7 @@ class Reservation:
             if not confirmed and _RESERVES[scope] > _RESERVES[options.scope]:
                 scope = options.scope
         ttl = float(min(max(ttl, MIN_TTL), longest))
-        return cls(names_of(names), scope, policy, ttl, token, begun)
+        return cls(names, scope, policy, ttl, token, begun)
 
 
 def longest_of(declared: TaskOptions) -> float:
@@ -187,15 +182,9 @@ def claim_for(
     *,
     token: str = "",
 ) -> Claim:
-    """A claim on a reservation: of a message that is to be sent, or that has a token.
+    """A claim on the reservation of what a task locks, for `ttl` seconds.
 
-    Args:
-        redlock: Where.
-        resource: What the task locks.
-        ttl: Seconds.
-        task_id: Whose it is to be.
-        task: That task's name.
-        token: Whose it is already.
+    Of the message with that token; or of one that is to be sent, of a task with that id and name.
     """
     if not token:
         us = redlock.client.owner
@@ -210,24 +199,30 @@ def claim_of(redlock: Redlock, note: Reservation) -> Claim:
     return claim_for(redlock, note.resources, note.ttl, token=note.token)
 
 
-def take(redlock: Redlock, claim: Claim) -> None:
-    """Take it: one round.
-
-    Raises:
-        ResourceHeld: Another has it.
-        QuorumUnavailable: Too few nodes answered.
-    """
+def take(redlock: Redlock, claim: Claim) -> NotAcquired | None:
+    """Take it, in one round; return the refusal, and None if it is taken."""
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.acquire(claim, now, patience))
     if claim.granted_at is None:
-        raise outcome.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
+        return outcome.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
+    return None
+
+
+def pause(until: float) -> bool:
+    """Wait a moment, if there is one left until then (`time.monotonic`); return whether there was.
+
+    At random, so that several who ask at once do not meet again.
+    """
+    if time.monotonic() >= until:
+        return False
+    time.sleep(random.uniform(0.001, MAX_PAUSE_S))
+    return True
 
 
 def adopt(redlock: Redlock, claim: Claim) -> bool | None:
     """Confirm it, for its ttl from now; where it has expired it is taken again.
 
-    Returns:
-        Whether it is ours; None if too few nodes answered to tell.
+    Return whether it is ours; None if too few nodes answered to tell.
     """
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.extend([claim], now, patience))
@@ -242,9 +237,7 @@ def adopt(redlock: Redlock, claim: Claim) -> bool | None:
 def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
     """Free it as its body begins.
 
-    Returns:
-        Whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
-
+    Return whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
     """
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
     if ballot.yes >= ballot.quorum or ballot.yes + ballot.no < ballot.quorum:
@@ -269,12 +262,8 @@ def free_in(redlock: Redlock, resource: str) -> float | None:
 def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> None:
     """Let reservations last for their ttl from now at least, where they have not ended.
 
-    Their messages are elsewhere: what is gone may have been freed at their end.
-
-    Args:
-        redlock: Where.
-        claims: With the messages' tokens; fresh ones, which know nothing of the nodes.
-        patience: How long to wait for the nodes, in seconds; 0 only writes to them.
+    Their messages are elsewhere: what is gone may have been freed at their end. The claims are
+    fresh ones, with the messages' tokens. `patience` is as in `free`.
     """
     redlock.client.driver.extend(claims, patience, Verb.RENEW)
 
@@ -282,10 +271,7 @@ def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) ->
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
     """Free it. Nodes that are away are told when they are back.
 
-    Args:
-        redlock: Where.
-        claim: With the token of the message that is over.
-        patience: How long to wait for the nodes, in seconds; 0 only writes to them.
+    `patience` is how long to wait for the nodes, in seconds; 0 only writes to them.
     """
     redlock.client.driver.run(lambda now: quorum.free(claim, now, patience))
 
@@ -307,12 +293,11 @@ def free_of(
         nobody can tell.
     """
     try:
-        holders: list[Holder] = []
         for name in () if running else names:
-            holders += redlock.holders(name, limit=limit)
+            holders = redlock.holders(name, limit=limit)
+            if any(one.owner and one.owner.task_id == task_id for one in holders):
+                return False
     except QuorumUnavailable:
-        return False
-    if any(one.owner and one.owner.task_id == task_id for one in holders):
         return False
     token = holding(redlock, claim_for(redlock, names, MIN_TTL))
     owner = Owner.of(token) if token else None

@@ -12,10 +12,11 @@ from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease, Unlocked, lost_unawares
 from ..locking.redlock import Redlock
 from ..runtime.interrupt import Interruptible
+from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
 from .headers import short_id
-from .parkable import parks
+from .policy import parks
 
 __all__ = ["run"]
 
@@ -53,7 +54,7 @@ def run(
     request = task.request_stack.top if task is not None else None
     delivered = first_call(request)
     # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-    parked = delivered and parks(request, options, resources) and not lock.waits
+    parked = delivered and parks(options, resources) and not lock.waits
     redlock = Redlock.from_app(app)
     held = HeldLease(
         redlock,
@@ -74,7 +75,8 @@ def run(
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered:
-        return ReservedDelivery(task, request, redlock, resources, options).run(held, body)
+        message = Message(task, request, redlock, held.resources, options)
+        return ReservedDelivery(message).run(held, body)
     if options.scope == "until_executing":  # which excludes no body from another
         with Unlocked(resources, redlock):
             return body()

@@ -31,8 +31,8 @@ __all__ = [
 _celery_state: Any = _state  # its stubs lack most of it
 _dispatch: Any = dispatch  # it has none
 
-MANY = 10_000
-"""Leases whose task is remembered; those that are left to expire are forgotten in time."""
+MAX_LEASES = 10_000
+"""Whose task is remembered. Those left to expire never say so: the oldest are forgotten."""
 
 
 class _LockSignal(_dispatch.Signal):  # type: ignore[misc]
@@ -150,7 +150,7 @@ class _Bridge(Listener):
         if task is None:
             return
         self._tasks[token] = task
-        if len(self._tasks) > MANY:
+        if len(self._tasks) > MAX_LEASES:
             self._tasks.popitem(last=False)
 
     def _known(self, token: str, owner: Owner | None) -> Any:

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock.messages import conflict
 from celery_redlock.messages.broker import (
-    UNACKNOWLEDGED,
+    UNACKNOWLEDGED_S,
     delayed_by_broker,
     has_quorum_queues,
     later_at,
@@ -116,7 +116,7 @@ def test_the_last_delivery_before_the_broker_drops_it(
 
 
 def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
-    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED == 1800.0
+    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S == 1800.0
     rabbit.amqp.queues.add(queue("slow", "direct", **{"x-consumer-timeout": 90_000}))
     rabbit.amqp.queues.add(queue("slower", "direct", **{"x-consumer-timeout": 95_000}))
     assert unacknowledged_for(rabbit) == 90.0
@@ -152,7 +152,7 @@ def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
     rabbit.conf.task_queues = [queue("plain", "direct")]
     assert not has_quorum_queues(rabbit)
     arguments = {"x-queue-type": "quorum", "x-consumer-timeout": 90_000}
-    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED
+    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S
     rabbit.amqp.queues.select_add("added", queue_arguments=arguments)
     assert has_quorum_queues(rabbit)
     assert unacknowledged_for(rabbit) == 90.0
@@ -201,7 +201,7 @@ def failing(
             raise error
 
     monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
-    monkeypatch.setattr(conflict, "SEND", 0.05)
+    monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 0.05)
     return left
 
 
@@ -210,7 +210,7 @@ def test_what_cannot_be_sent_is_tried_again(
     failing: list[int], error: Exception, busy: Any, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(conflict, "SEND", 5.0)
+    monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 5.0)
     failing[0] = 2
     result, _info = deliver(busy())
     assert isinstance(result, Retry)

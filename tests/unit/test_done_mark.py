@@ -325,9 +325,9 @@ def test_with_a_limit_a_copy_does_not_take_another_slot(
     """Its first delivery is at work in one; there are two more."""
     seen = Delivery.__init__
 
-    def limited(self: Any, task: Any, request: Any, held: Any, options: Any) -> None:
+    def limited(self: Any, message: Any, held: Any) -> None:
         held.limit = 3
-        seen(self, task, request, held, options)
+        seen(self, message, held)
 
     monkeypatch.setattr(Delivery, "__init__", limited)
     task = declare(lock_on_conflict="skip")

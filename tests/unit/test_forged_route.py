@@ -61,7 +61,7 @@ def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
         raise OperationalError("away")
 
     monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
-    monkeypatch.setattr(conflict, "SEND", 0.0)
+    monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 0.0)
     result, _account = deliver(busy(acks_late=True), delivery_info=info)
     assert isinstance(result, Reject if info in GENUINE else OperationalError)
 

@@ -157,7 +157,7 @@ def test_what_is_acknowledged_early_cannot_be_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(
-        "celery_redlock.messages.parkable._at_work", [False]
+        "celery_redlock.messages.policy._at_work", [False]
     )  # as the worker leaves it
     app.conf.redlock_retry_deadline = 60
 

@@ -24,9 +24,9 @@ from celery_redlock import (
     Skipped,
     locked,
 )
-from celery_redlock.messages.headers import LONG
+from celery_redlock.messages.headers import MAX_ID_CHARS
 from celery_redlock.messages.publish import wrap
-from celery_redlock.messages.reservation import HEADER, MONTH, SHORT, Reservation
+from celery_redlock.messages.reservation import HEADER, MONTH, UNSENT_TTL_S, Reservation
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
@@ -170,7 +170,7 @@ def test_it_is_taken_for_seconds_until_its_message_is_out(
     send_task, left = charge.app.send_task, []
 
     def send(*args: Any, **options: Any) -> Any:
-        redlock.clock.advance(SHORT - 0.1)
+        redlock.clock.advance(UNSENT_TTL_S - 0.1)
         left.append(redlock.free(RESERVED))
         sent = send_task(*args, **options)
         return sent
@@ -210,7 +210,7 @@ def test_one_that_ended_while_its_message_was_sent_is_not_set_again(
     send_task = charge.app.send_task
 
     def slowly(*args: Any, **options: Any) -> Any:
-        redlock.clock.advance(SHORT + 0.1)
+        redlock.clock.advance(UNSENT_TTL_S + 0.1)
         return send_task(*args, **options)
 
     monkeypatch.setattr(charge.app, "send_task", slowly)
@@ -278,7 +278,7 @@ def test_one_that_has_ended_and_keeps_it_gives_way(
     """Its process died before it could free it; or nobody has seen that it was revoked."""
     monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
     monkeypatch.setattr(
-        "celery_redlock.messages.publish.TRYING", 0.0 if state == "REVOKED" else 0.05
+        "celery_redlock.messages.publish.PATIENCE_S", 0.0 if state == "REVOKED" else 0.05
     )
     take(redlock, "first")
     second = charge.delay(1)
@@ -292,7 +292,7 @@ def test_one_that_runs_gives_way_to_nobody(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
 ) -> None:  # fmt: skip
     monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
-    monkeypatch.setattr("celery_redlock.messages.publish.TRYING", 0.0)
+    monkeypatch.setattr("celery_redlock.messages.publish.PATIENCE_S", 0.0)
     take(redlock, "first")
     redlock.acquire("order:1", owner=Owner("there", 7, "first"))
     assert charge.delay(1).id == "first"
@@ -305,8 +305,8 @@ def test_one_that_runs_gives_way_to_nobody(
 def refused(redlock: FakeRedlock) -> Any:  # noqa: F811
     holder = Holder("order:1", Owner("there", 7, "first"), 3, 3)
 
-    def take(*_args: Any) -> None:
-        raise ResourceHeld("held", resource="order:1", holder=holder)
+    def take(*_args: Any) -> ResourceHeld:
+        return ResourceHeld("held", resource="order:1", holder=holder)
 
     return take
 
@@ -340,7 +340,7 @@ def test_revokes_are_not_remembered_without_end(
 ) -> None:
     remembered: OrderedDict[str, bool] = OrderedDict()
     monkeypatch.setattr("celery_redlock.messages.results._revoked", remembered)
-    monkeypatch.setattr("celery_redlock.messages.results.MANY", 3)
+    monkeypatch.setattr("celery_redlock.messages.results.MAX_REVOKED", 3)
     for number in range(5):
         charge.app.control.revoke(str(number))
     charge.app.control.revoke("4", terminate=True)
@@ -425,7 +425,7 @@ def test_without_a_quorum(
 def test_a_holder_whose_id_is_shortened_has_no_result_to_give(
     redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
 ) -> None:  # fmt: skip
-    charge.apply_async((1,), task_id="x" * (LONG + 1))
+    charge.apply_async((1,), task_id="x" * (MAX_ID_CHARS + 1))
     assert box.header()["token"]
     second = charge.delay(1)
     assert isinstance(second, EagerResult) and Skipped.of(second.get()) is not None
@@ -728,7 +728,7 @@ def test_a_header_says_what_was_reserved() -> None:
 BAD: list[Any] = [
     None, 1, "text", [], {}, {"resources": "k"},
     {"resources": []}, {"resources": [1]}, {"resources": [""]}, {"resources": ["k" * 513]},
-    {"resources": ["k"] * 101}, {"resources": None},
+    {"resources": [f"k{n}" for n in range(101)]}, {"resources": ["k#done"]}, {"resources": None},
     {"scope": "always"}, {"scope": ["until_executed"]}, {"scope": None},
     {"on_duplicate": "no"}, {"on_duplicate": {}},
     {"ttl": "5"}, {"ttl": None}, {"ttl": True}, {"ttl": float("nan")}, {"ttl": float("inf")},

@@ -27,7 +27,7 @@ from celery_redlock import (
 )
 from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
-from celery_redlock.messages.results import has_ended
+from celery_redlock.messages.results import stored_end
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
 from tests.unit.beat_world import World
@@ -413,7 +413,7 @@ def test_a_duplicate_that_is_not_run_is_told(
 
     take(redlock, "first")
     deliver(charge)
-    assert not has_ended(charge, "first")
+    assert stored_end(charge, "first") is None
     sender, more = ears.of("task_skipped")
     assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "order:1")
     assert (more["where"], more["policy"]) == ("run", policy)

@@ -52,7 +52,7 @@ def starts(app: Any) -> bool:  # noqa: F811
 @pytest.fixture(autouse=True)
 def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "celery_redlock.messages.parkable._at_work", [False]
+        "celery_redlock.messages.policy._at_work", [False]
     )  # as the worker leaves it
 
 
