@@ -18,15 +18,7 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
 from ..protocol.values import Holder, Owner, Vote, printable, shown
 from ..runtime.complaints import Once
-from .broker import (
-    delayed_by_broker,
-    has_way_back,
-    later_at,
-    misaddressed,
-    on_last_delivery,
-    unacknowledged_for,
-    without_delays,
-)
+from . import broker
 from .headers import ATTEMPTS, MAX_ID_CHARS, serializer_of, short_id
 from .policy import backoff, is_split, parks
 from .results import Skipped, tell_skipped
@@ -47,15 +39,7 @@ POLL_INTERVAL_S = 0.5
 
 @dataclass(frozen=True)
 class Message:
-    """A message that a worker delivers.
-
-    Attributes:
-        task: Its task.
-        request: Celery's account of this delivery.
-        redlock: Where it is reserved and locked.
-        resources: What it locks.
-        options: How.
-    """
+    """A message that a worker delivers: Celery's account of it; what it locks, where and how."""
 
     task: Any
     request: Any
@@ -181,9 +165,9 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
     parked = attempts.pop("parked", False) or attempts[why] == 1
     parked = parked and parks(message.options, message.resources)
-    by_broker = delayed_by_broker(app, request)
+    by_broker = broker.delayed_by_broker(app, request)
     # Else a worker holds it meanwhile.
-    most = math.inf if by_broker else unacknowledged_for(app) / 4
+    most = math.inf if by_broker else broker.unacknowledged_for(app) / 4
     pause = backoff(message.options, refusal, attempts, parked, most)
     pause = attempts["pause"] = float(math.ceil(pause)) if by_broker else pause
     level = _level(refusal, attempts[why], copy)
@@ -194,8 +178,8 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     again = message.task.signature_from_request(
         request,
         retries=request.retries,
-        headers={**without_delays(request.headers), ATTEMPTS: attempts},
-        **later_at(app, request, pause),
+        headers={**broker.without_delays(request.headers), ATTEMPTS: attempts},
+        **broker.later_at(app, request, pause),
         **({"serializer": serializer} if serializer else {}),
     )
     _send(message, again)
@@ -225,7 +209,7 @@ def _send(message: Message, again: Any) -> None:
         RedlockError: It can never be sent.
         Exception: It cannot be sent, nor given back.
     """
-    if misaddressed(message.request):
+    if broker.misaddressed(message.request):
         raise RedlockError(
             f"{message.called} cannot be sent again: its message says that it came by an exchange"
             " or a routing key that is no text; find out who wrote it",
@@ -250,8 +234,8 @@ def _send(message: Message, again: Any) -> None:
     except Exception as error:
         # With late acknowledgement the message can go back to the broker; otherwise, and if the
         # broker would drop it, the task must fail, for all to see: not be lost without a word.
-        dropped = on_last_delivery(message.task.app, message.request)
-        if message.task.acks_late and has_way_back(message.request) and not dropped:
+        dropped = broker.on_last_delivery(message.task.app, message.request)
+        if message.task.acks_late and broker.has_way_back(message.request) and not dropped:
             raise Reject(error, requeue=True) from error
         raise
 

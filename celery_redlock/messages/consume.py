@@ -26,23 +26,12 @@ from ..protocol.claim import Claim
 from ..protocol.errors import DuplicateTask, QuorumUnavailable
 from ..protocol.values import Owner, printable
 from ..runtime.clock import monotonic
+from . import reservation
 from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, unlocked
 from .headers import is_redelivered, said, short_id
 from .policy import meets_reservation
-from .reservation import (
-    HEADER,
-    HOUR,
-    Reservation,
-    adopt,
-    claim_for,
-    free,
-    free_of,
-    holding,
-    pause,
-    start,
-    take,
-)
+from .reservation import HEADER, HOUR, Reservation, claim_for
 from .results import end_of
 
 __all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
@@ -110,7 +99,7 @@ class ReservedDelivery:
         asked = self._said(confirmed=True)
         if asked is not None and asked.token and asked.scope != self.note.scope:
             claim = claim_for(self._redlock, asked.resources, asked.ttl, token=asked.token)
-            if holding(self._redlock, claim) == asked.token:
+            if reservation.holding(self._redlock, claim) == asked.token:
                 self.note = asked
 
     # -- Before the body -------------------------------------------------------------------------
@@ -123,14 +112,14 @@ class ReservedDelivery:
         if self.note.scope in ("until_executing", "until_and_while_executing"):
             return None  # by freeing it
         if self.note.scope == "until_expired":
-            return self._other(holding(self._redlock, claim))
+            return self._other(reservation.holding(self._redlock, claim))
         self._register(claim)
-        ours = adopt(self._redlock, claim)
+        ours = reservation.adopt(self._redlock, claim)
         if ours:
             self._watch(claim)
             return None
         self._drop(claim)
-        other = self._other(holding(self._redlock, claim)) if ours is False else None
+        other = self._other(reservation.holding(self._redlock, claim)) if ours is False else None
         # The place of one that has ended is free, or will be.
         return self._take() if other is not None and self._ended(other) else other
 
@@ -157,14 +146,14 @@ class ReservedDelivery:
         while True:
             claim = self._claim = self._named()
             self._register(claim)
-            refusal = take(self._redlock, claim)
+            refusal = reservation.take(self._redlock, claim)
             if isinstance(refusal, QuorumUnavailable):
                 raise refusal
             if refusal is None:
                 break
             self._drop(claim)
             self._claim = None
-            token = holding(self._redlock, claim)
+            token = reservation.holding(self._redlock, claim)
             owner = Owner.of(token) if token else None
             if token is None or owner is None or not owner.task_id:
                 return None  # nobody has it, or another program
@@ -178,7 +167,7 @@ class ReservedDelivery:
                 successor=owner.task_id == short_id(self._request.parent_id),
             )
             if step == "wait":
-                pause(until)
+                reservation.pause(until)
             elif step == "free" and self._free_of(owner):
                 freed = True
             else:
@@ -194,7 +183,7 @@ class ReservedDelivery:
 
     def _free_of(self, owner: Owner) -> bool:
         names, limit = self.note.resources, self._options.limit
-        return free_of(self._redlock, names, owner.task_id, limit) is not False
+        return reservation.free_of(self._redlock, names, owner.task_id, limit) is not False
 
     def _own(self, token: str) -> Owner | None:
         """A task with our id has it, though the message does not say so.
@@ -218,7 +207,7 @@ class ReservedDelivery:
         """The body's turn has come: free the reservation, and run it if it was ours."""
         claim, self._claim = self._claim, None
         if claim is not None:
-            ours, token = start(self._redlock, claim)
+            ours, token = reservation.start(self._redlock, claim)
             # One that comes back had begun before, and freed it then.
             if not ours and not is_redelivered(self._request.delivery_info):
                 other = self._other(token)
@@ -300,7 +289,7 @@ class ReservedDelivery:
         stays = self.passed_on or self.note.scope == "until_expired"
         if not stays and not comes_back(self._task, state, retval):
             self._redlock.client.registry.releasing(claim)
-            free(self._redlock, claim)
+            reservation.free(self._redlock, claim)
         self._redlock.client.registry.unregister(claim)
 
 

@@ -23,19 +23,10 @@ from ..locking.held import HeldLease, Unlocked, release_leftovers
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of
 from ..protocol.values import Owner
+from . import headers
 from .broker import unacknowledged_for, without_delays
 from .conflict import Message, ask, end, replace_holder, send_again
-from .headers import (
-    ATTEMPTS,
-    MAX_RETRIES,
-    attempts_of,
-    count,
-    count_refusal,
-    is_redelivered,
-    said,
-    short_id,
-    waited,
-)
+from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
 from .policy import decide, is_split
 from .results import state_of, stored_end, tell_skipped
 
@@ -71,21 +62,21 @@ class Delivery:
         self._request = request
         self._held = held
         self._begun = time.monotonic()
-        attempts = attempts_of(request)
+        attempts = headers.attempts_of(request)
         self._copy = attempts.get("copy", False)
         # Whether there may have been another delivery of this very message. Kept for too long it is
         # delivered to another worker, which may be faster.
         self._again = (
             self._copy
             or attempts.get("again", False)
-            or is_redelivered(request.delivery_info)
-            or waited(request) >= unacknowledged_for(task.app)
+            or headers.is_redelivered(request.delivery_info)
+            or headers.waited(request) >= unacknowledged_for(task.app)
         )
         held.owner = self._owner = Owner(
             socket.gethostname(),
             os.getpid(),
             task_id=short_id(request.id),
-            retries=count(request.retries, MAX_RETRIES),
+            retries=headers.count(request.retries, MAX_RETRIES),
             stamp=os.urandom(8).hex(),
             task=short_id(task.name),
         )
@@ -116,7 +107,7 @@ class Delivery:
     def _refused(self, refusal: NotAcquired, body: Callable[[], Any]) -> Any:
         """It has no lock, and has waited for as long as it was to wait in its process."""
         message = self._message
-        attempts = count_refusal(self._request, refusal)
+        attempts = headers.count_refusal(self._request, refusal)
         flags = {"copy": self._copy, "again": self._again}
         attempts.update({name: True for name, given in flags.items() if given})
         action = decide(self._options, refusal, attempts)
@@ -163,7 +154,7 @@ class Delivery:
             wait = min(wait, patience)
         # Whether the broker says that this message was with a worker before: whoever holds it now
         # may not be there any more when we have waited.
-        redelivered = not self._copy and is_redelivered(self._request.delivery_info)
+        redelivered = not self._copy and headers.is_redelivered(self._request.delivery_info)
         try:
             self._held.acquire(wait=0.0 if redelivered else wait)
         except ResourceHeld as refusal:
@@ -244,7 +235,7 @@ class Delivery:
         if owner.task_id == short_id(self._request.id):
             # `self.replace()` gives its own id to what takes its place.
             replaced = bool(said(self._request, "replaced_task_nesting"))
-            return replaced or owner.retries < count(self._request.retries, MAX_RETRIES)
+            return replaced or owner.retries < headers.count(self._request.retries, MAX_RETRIES)
         return owner.task_id == short_id(self._request.parent_id)
 
     def _has_ended(self, owner: Owner) -> bool:

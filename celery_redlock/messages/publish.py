@@ -29,24 +29,12 @@ from ..config.task_lock import TaskLock, lock_of
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.values import Holder, printable
+from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
 from .headers import MAX_ID_CHARS, short_id
 from .policy import meets_reservation
-from .reservation import (
-    HEADER,
-    HOUR,
-    RESERVING,
-    UNSENT_TTL_S,
-    Reservation,
-    claim_for,
-    free_of,
-    give_up,
-    longest_of,
-    pause,
-    prolong,
-    take,
-)
+from .reservation import HEADER, HOUR, RESERVING, UNSENT_TTL_S, Reservation, claim_for
 from .results import Skipped, end_of, note_revokes, tell_skipped, was_terminated
 
 __all__ = ["wrap"]
@@ -168,17 +156,17 @@ class _Publication:
         while True:
             claim = claim_for(redlock, note.resources, min(lasts, short), task_id, self.task.name)
             try:
-                refusal = take(redlock, claim)
+                refusal = reservation.take(redlock, claim)
                 if refusal is None:
                     sent = self._send(task_id, replace(note, token=claim.token))
                     if lasts > short:
                         # Unless its body has begun already, which has a ttl of its own.
                         longer = claim_for(redlock, note.resources, lasts, token=claim.token)
                         longer.below = short
-                        prolong(redlock, [longer])
+                        reservation.prolong(redlock, [longer])
                     return sent
             except BaseException:  # also one that strikes in between
-                give_up(redlock, claim)
+                reservation.give_up(redlock, claim)
                 raise
             if isinstance(refusal, QuorumUnavailable):
                 if wish.on_unavailable == "raise":
@@ -190,7 +178,7 @@ class _Publication:
             until = time.monotonic() + PATIENCE_S if until is None else until
             if not _names_a_task(holder):
                 # Several have asked at once; or another program has our key.
-                if (holder is None or holder.owner is not None) and pause(until):
+                if (holder is None or holder.owner is not None) and reservation.pause(until):
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
                 return self._send_without(task_id, note, why)
@@ -202,7 +190,7 @@ class _Publication:
             late, freed = time.monotonic() >= until, replaced >= MAX_REPLACED
             step = meets_reservation(end, late=late, freed=freed)
             if step == "wait":
-                pause(until)
+                reservation.pause(until)
                 continue
             revoke = end is None and wish.on_duplicate == "replace" and not freed
             if step == "free" or revoke:
@@ -249,8 +237,10 @@ class _Publication:
             raise
         if note.scope != "until_expired":
             redlock = Redlock.from_app(self.task.app)
-            ttl = min(note.ttl + self._delay(), longest_of(self._declared))
-            prolong(redlock, [claim_for(redlock, note.resources, ttl, token=note.token)])
+            ttl = min(note.ttl + self._delay(), reservation.longest_of(self._declared))
+            reservation.prolong(
+                redlock, [claim_for(redlock, note.resources, ttl, token=note.token)]
+            )
         return sent
 
     # -- A duplicate -----------------------------------------------------------------------------
@@ -276,7 +266,7 @@ class _Publication:
         if len(other) > MAX_ID_CHARS:
             return False
         running = was_terminated(other)
-        freed = free_of(redlock, note.resources, other, self.wish.limit, running)
+        freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, running)
         if freed and revoke:
             self.task.app.control.revoke(other)
             logger.info("%s replaces task %s", printable(self.task.name), printable(other))
@@ -290,7 +280,7 @@ class _Publication:
         Raises:
             ConfigurationError: The call asks for too long.
         """
-        reserve_ttl, longest = self.wish.reserve_ttl, longest_of(self._declared)
+        reserve_ttl, longest = self.wish.reserve_ttl, reservation.longest_of(self._declared)
         if reserve_ttl is not None and reserve_ttl > longest:
             error = (
                 f"{printable(self.task.name)}: one call can reserve its key for {longest:g} s at"

@@ -125,16 +125,16 @@ class Reservation:
         *,
         confirmed: bool = False,
     ) -> Reservation | None:
-        """What counts of a message's header; None if that is nothing, or nonsense.
+        """Return what counts of a message's header; None if that is nothing, or nonsense.
 
         Anybody may have written it. So it tells what its message has been through, and what its
         call asked for, as far as that takes no lock from a body, and keeps no key for longer than
         its task would. What reserves more than the task does counts where the nodes hold the token:
-        only who may ask them can have put it there.
+        only a process that may ask them can have put it there.
 
         Args:
             given: The header's value.
-            task_id: The message's: another's reservation is none of its.
+            task_id: The message's: a token that names another is none of its.
             options: Those of its task; None to free what it has, and for nothing else.
             confirmed: Whether the nodes hold its token, or whoever acts on this will ask them.
         """
@@ -279,14 +279,10 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
 def free_of(
     redlock: Redlock, names: tuple[str, ...], task_id: str, limit: int, running: bool = False
 ) -> bool | None:
-    """Free what another message has, which will not be run.
+    """Free what another message has reserved, which will not be run.
 
-    Args:
-        redlock: Where.
-        names: What it has reserved.
-        task_id: Its task's, as it stands in its token.
-        limit: How many bodies may run at a time per key.
-        running: Whether to do so though its body is at work.
+    Its task's id is as in its token, and `limit` bodies may run at a time. If one of them is that
+    task's it is left alone, unless `running` is set.
 
     Returns:
         True if it is freed, None if the other has it no more, False if its body is at work, or
@@ -316,8 +312,8 @@ def give_up(redlock: Redlock, claim: Claim) -> None:
 def free_soon(redlock: Redlock, note: Reservation) -> None:
     """Free what a message had that is over. For a worker's main process: never waits.
 
-    A thread does, for the answers: that process may not have asked the nodes for hours, and a node,
-    or a firewall, that has hung up meanwhile is only found out by who reads.
+    A thread waits for the answers: that process may not have asked the nodes for hours, and that a
+    node or a firewall has hung up meanwhile is only found out by reading.
     """
     free_it = partial(free, redlock, claim_of(redlock, note), redlock.node_timeout)
     name = f"celery_redlock free {printable(note.resource)}"

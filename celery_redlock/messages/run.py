@@ -30,21 +30,13 @@ def run(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
 ) -> Any:
-    """Run a body under the lock of its call.
+    """Run a body under the lock of its call, whose key its arguments tell; return what it returns.
 
-    Args:
-        lock: How its task is locked.
-        task: The task; None where a function was called.
-        app: Its app, whose nodes it is locked on.
-        function: What the arguments are given to.
-        body: Calls it.
-        args, kwargs: The arguments; they tell the key.
-
-    Returns:
-        What it returned; or a `Skipped`.
+    `task` is None where a function was called. A delivery that is not to run returns a `Skipped`,
+    or leaves by one of Celery's exceptions.
 
     Raises:
-        NotAcquired: It was not delivered by a worker, and the lock was not to be had.
+        NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
     resources = lock.resources(task, function, args, kwargs)
     if not enabled(app.conf):

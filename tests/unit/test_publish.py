@@ -297,7 +297,7 @@ def test_one_that_runs_gives_way_to_nobody(
     redlock.acquire("order:1", owner=Owner("there", 7, "first"))
     assert charge.delay(1).id == "first"
     redlock.driver.dead = {0, 1, 2}  # nobody knows whether it runs
-    monkeypatch.setattr("celery_redlock.messages.publish.take", refused(redlock))
+    monkeypatch.setattr("celery_redlock.messages.reservation.take", refused(redlock))
     assert charge.delay(1).id == "first"
     assert box.messages() == []
 
