@@ -72,6 +72,8 @@ class ReservedDelivery:
     def _said(self, confirmed: bool = False) -> Reservation | None:
         """What counts of its header, if that is of this very call's resources."""
         header = said(self._request, HEADER)
+        if header is None:
+            return None
         note = Reservation.of(header, self.task_id, self._options, confirmed=confirmed)
         return note if note is not None and note.resources == self._message.resources else None
 
