@@ -24,7 +24,7 @@ from celery_redlock.messages.broker import (
     unacknowledged_for,
     without_delays,
 )
-from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
+from tests.unit.delivering import Log, Patch, deliver
 
 pytest.importorskip("celery.utils.quorum_queues", reason="Celery 5.4 has no quorum queues")
 ZEROS = "0." * 26
@@ -85,7 +85,7 @@ def test_a_direct_exchange_delays_nothing_and_the_right_queue_is_named(
     assert later_at(rabbit, request, 0.3) == {"countdown": 0.3, "queue": "direct"}
 
 
-def test_without_quorum_queues_all_is_as_ever(app: Celery) -> None:  # noqa: F811
+def test_without_quorum_queues_all_is_as_ever(app: Celery) -> None:
     for request in (came("", "celery"), came("celery", "celery"), Context()):
         assert later_at(app, request, 0.3) == {"countdown": 0.3}
 
@@ -127,9 +127,7 @@ def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
 
 
 @pytest.mark.parametrize("asked", [unacknowledged_for, has_quorum_queues])
-def test_the_queues_are_looked_through_once(
-    rabbit: Celery, monkeypatch: pytest.MonkeyPatch, asked: Any
-) -> None:
+def test_the_queues_are_looked_through_once(rabbit: Celery, monkeypatch: Patch, asked: Any) -> None:
     """Both are asked with every delivery, and an app may have a thousand queues."""
     walks: list[str] = []
 
@@ -162,8 +160,8 @@ def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
 
 
 def test_what_a_worker_would_hold_waits_for_a_quarter_of_that(
-    app: Any, busy: Any, sent: list[Any]  # noqa: F811
-) -> None:  # fmt: skip
+    app: Any, busy: Any, sent: list[Any]
+) -> None:
     app.conf.broker_transport_options = {"visibility_timeout": 8.0}
     task = busy(lock_retry_backoff=50.0)
     for _ in range(100):
@@ -189,9 +187,7 @@ def error() -> Exception:
 
 
 @pytest.fixture
-def failing(
-    monkeypatch: pytest.MonkeyPatch, app: Any, error: Exception  # noqa: F811
-) -> list[int]:  # fmt: skip
+def failing(monkeypatch: Patch, app: Any, error: Exception) -> list[int]:
     """How often it fails yet to send; and no time is spent on trying."""
     left = [10**6]
 
@@ -207,9 +203,8 @@ def failing(
 
 @pytest.mark.parametrize("error", BREAKS, ids=repr)
 def test_what_cannot_be_sent_is_tried_again(
-    failing: list[int], error: Exception, busy: Any, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    failing: list[int], error: Exception, busy: Any, monkeypatch: Patch, caplog: Log
+) -> None:
     monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 5.0)
     failing[0] = 2
     result, _info = deliver(busy())
@@ -219,8 +214,8 @@ def test_what_cannot_be_sent_is_tried_again(
 
 
 def test_it_goes_back_to_the_broker_unless_that_would_drop_it(
-    failing: list[int], busy: Any  # noqa: F811
-) -> None:  # fmt: skip
+    failing: list[int], busy: Any
+) -> None:
     late = busy(acks_late=True)
     came = {"exchange": "", "routing_key": "celery"}
     result, _info = deliver(late, delivery_info=came)

@@ -25,14 +25,14 @@ from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
+from tests.unit.delivering import Log, Patch, deliver
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
 HOLDER = "the-holder"
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
+def waits(monkeypatch: Patch) -> list[float | None]:
     """How long was waited for the lock, at each call; without waiting."""
     found: list[float | None] = []
     acquire = HeldLease.acquire
@@ -46,7 +46,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
 
 
 @pytest.fixture
-def revoked(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:  # noqa: F811
+def revoked(app: Any, monkeypatch: Patch) -> list[Any]:
     """Whose revocation was asked for, rather than asking for it."""
     found: list[Any] = []
     monkeypatch.setattr(
@@ -56,7 +56,7 @@ def revoked(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:  # noqa: F8
 
 
 @pytest.fixture
-def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+def declare(app: Any) -> Callable[..., Any]:
     def declare(policy: Any, **options: Any) -> Any:
         @app.task(name=f"t{len(app.tasks)}", base=SingletonTask, lock_key="k",
                   lock_on_conflict=policy, **options)  # fmt: skip
@@ -69,12 +69,12 @@ def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
 
 
 @pytest.fixture
-def held(redlock: FakeRedlock) -> Any:  # noqa: F811
+def held(redlock: FakeRedlock) -> Any:
     """Another task has the lock."""
     return redlock.acquire("k", owner=Owner("there", 1, task_id=HOLDER))
 
 
-def ends(found: tuple[Any, Any], how: str, caplog: pytest.LogCaptureFixture) -> None:
+def ends(found: tuple[Any, Any], how: str, caplog: Log) -> None:
     """It has given up, as `on_deadline` says."""
     result, info = found
     assert "gives up after" in caplog.text
@@ -93,9 +93,8 @@ def ends(found: tuple[Any, Any], how: str, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait", "reject", "retry"])
 def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
-    redlock: FakeRedlock, held: Any, declare: Any, waits: Any, policy: str,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, held: Any, declare: Any, waits: Any, policy: str, monkeypatch: Patch
+) -> None:
     """Such as a member of the group whose chord's body this is. With "retry" it tries again."""
 
     def state_of(_task: Any, task_id: str) -> str:
@@ -109,8 +108,8 @@ def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
 
 
 def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
-    held: Any, declare: Any, waits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    held: Any, declare: Any, waits: Any, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_asked: states.SUCCESS)
     assert Skipped.of(deliver(declare("skip", lock_hold_for=60.0))[0]) is not None
     assert waits == [0.0]
@@ -121,9 +120,8 @@ def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
 def test_wait_waits_in_its_slot_and_then_does_what_on_deadline_says(
-    held: Any, declare: Any, sent: list[Any], waits: Any, how: str,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], waits: Any, how: str, caplog: Log
+) -> None:
     task = declare("wait", lock_wait=7, lock_on_deadline=how, acks_late=True)
     ends(deliver(task), how, caplog)
     assert waits == [7.0]
@@ -140,8 +138,8 @@ def test_wait_waits_for_a_ttl_where_nothing_is_said(held: Any, declare: Any, wai
 
 
 def test_reject_rejects_the_message_and_does_not_requeue_it(
-    held: Any, declare: Any, sent: list[Any], waits: Any  # noqa: F811
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], waits: Any
+) -> None:
     result, info = deliver(declare("reject", acks_late=True))
     assert info.state == states.REJECTED
     assert isinstance(result, Reject)
@@ -153,9 +151,8 @@ def test_reject_rejects_the_message_and_does_not_requeue_it(
 
 @pytest.mark.parametrize("option", ["on_conflict", "on_deadline"])
 def test_what_is_acknowledged_early_cannot_be_rejected(
-    app: Any, option: str, caplog: pytest.LogCaptureFixture,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    app: Any, option: str, caplog: Log, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr(
         "celery_redlock.messages.policy._at_work", [False]
     )  # as the worker leaves it
@@ -181,9 +178,8 @@ def test_what_is_acknowledged_early_cannot_be_rejected(
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
 def test_retrying_ends_as_on_deadline_says(
-    held: Any, redlock: FakeRedlock, declare: Any, sent: list[Any], how: str,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, sent: list[Any], how: str, caplog: Log
+) -> None:
     holder = redlock.holder("k")
     assert holder is not None
     task = declare("retry", lock_retry_deadline=5, lock_on_deadline=how, acks_late=True)
@@ -194,8 +190,8 @@ def test_retrying_ends_as_on_deadline_says(
 
 
 def test_without_a_quorum_it_ends_the_same_way(
-    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, sent: list[Any]
+) -> None:
     redlock.driver.dead.update({0, 1, 2})
     over = {ATTEMPTS: {"unavailable": 3, "stuck": 4.5, "pause": 1.0}}
     result, _info = deliver(declare("retry", lock_retry_deadline=5), **over)
@@ -213,9 +209,8 @@ def test_without_a_quorum_it_ends_the_same_way(
 
 
 def test_replace_has_its_holder_revoked_once_and_takes_over(
-    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], monkeypatch: Patch
+) -> None:
     """Not before its lock is free: not before it is dead."""
     tried: list[float | None] = []
     acquire = HeldLease.acquire
@@ -234,9 +229,8 @@ def test_replace_has_its_holder_revoked_once_and_takes_over(
 
 
 def test_replace_replaces_who_is_faster(
-    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], monkeypatch: Patch
+) -> None:
     leases = [held]
     acquire = HeldLease.acquire
 
@@ -255,9 +249,8 @@ def test_replace_replaces_who_is_faster(
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
 def test_replace_is_bounded(
-    held: Any, declare: Any, revoked: list[Any], sent: list[Any], waits: Any,  # noqa: F811
-    how: str, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    held: Any, declare: Any, revoked: list[Any], sent: list[Any], waits: Any, how: str, caplog: Log
+) -> None:
     task = declare("replace", lock_wait=0.05, lock_on_deadline=how, acks_late=True)
     ends(deliver(task), how, caplog)
     assert len(revoked) == 1
@@ -274,9 +267,14 @@ def test_replace_is_bounded(
     ],
 )
 def test_who_cannot_be_revoked_is_not_and_the_log_says_why(
-    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any,  # noqa: F811
-    owner: Any, words: str, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    redlock: FakeRedlock,
+    declare: Any,
+    revoked: list[Any],
+    waits: Any,
+    owner: Any,
+    words: str,
+    caplog: Log,
+) -> None:
     redlock.acquire("k", owner=Owner("there", 1, **owner))
     task = declare("replace", lock_wait=60, lock_on_deadline="skip")
     assert Skipped.of(deliver(task)[0]) is not None
@@ -286,8 +284,8 @@ def test_who_cannot_be_revoked_is_not_and_the_log_says_why(
 
 
 def test_another_programs_key_is_not_revoked(
-    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any
+) -> None:
     for node in redlock.fakes:
         node.occupy("k")
     assert isinstance(deliver(declare("replace"))[0], ResourceHeld)
@@ -296,8 +294,8 @@ def test_another_programs_key_is_not_revoked(
 
 
 def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
-    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any
+) -> None:
     """It tried, as we did; it does not hold the lock."""
     for index, node in enumerate(redlock.fakes[:4]):
         token = Owner("there", 1, task_id=f"t{index % 2}").token("0" * 32)
@@ -307,9 +305,8 @@ def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
 
 
 def test_replace_goes_on_when_the_broker_is_away(
-    held: Any, redlock: FakeRedlock, declare: Any, app: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, app: Any, monkeypatch: Patch, caplog: Log
+) -> None:
     def revoke(*_args: Any, **_options: Any) -> None:
         redlock.release(held)  # it ends by itself
         raise OSError("away")
@@ -347,9 +344,15 @@ def test_a_function_is_not_asked_where_there_is_no_conflict(declare: Any) -> Non
 )
 @pytest.mark.parametrize("own", [None, 3.0])
 def test_what_a_function_says_is_done_as_if_it_were_declared(
-    held: Any, declare: Any, sent: list[Any], waits: Any, app: Any,  # noqa: F811
-    policy: str, waited: float, own: float | None,
-) -> None:  # fmt: skip
+    held: Any,
+    declare: Any,
+    sent: list[Any],
+    waits: Any,
+    app: Any,
+    policy: str,
+    waited: float,
+    own: float | None,
+) -> None:
     app.conf.redlock_wait = 0.5
     options = {"lock_ttl": 10, "acks_late": True, **({"lock_wait": own} if own else {})}
     asked, _info = deliver(declare(lambda *_asked: policy, **options))
@@ -366,8 +369,8 @@ def test_a_function_may_say_replace(held: Any, declare: Any, revoked: list[Any])
 
 @pytest.mark.parametrize("said", ["wate", None, 5, ["skip"], print])
 def test_a_function_that_says_anything_else_fails_its_task(
-    held: Any, declare: Any, sent: list[Any], said: Any  # noqa: F811
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], said: Any
+) -> None:
     def decide(_holder: Any, _request: Any) -> Any:
         return said
 
@@ -382,8 +385,8 @@ def test_a_function_that_says_anything_else_fails_its_task(
 
 @pytest.mark.parametrize("error", [KeyError("x"), Retry("x"), ResourceHeld("x")])
 def test_a_function_that_fails_fails_its_task(
-    held: Any, declare: Any, sent: list[Any], error: Exception  # noqa: F811
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], error: Exception
+) -> None:
     def decide(_holder: Any, _request: Any) -> str:
         raise error
 
@@ -409,7 +412,7 @@ def test_a_function_cannot_reject_what_is_acknowledged(held: Any, declare: Any) 
     assert "set acks_late=True" in str(result)
 
 
-def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:  # noqa: F811
+def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
     with pytest.raises(ConfigurationError, match="or a callable that is given the holder"):
         SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": "wate"})
     for policy in CONFLICT_POLICIES:
@@ -430,8 +433,8 @@ def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:  # noqa
     ],
 )
 def test_a_message_is_sent_again_in_the_words_it_came_in(
-    held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any  # noqa: F811
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any
+) -> None:
     deliver(declare("retry"), **{RECEIPT: {"content_type": content_type}})
     (again,) = sent
     assert again.options.get("serializer") == serializer

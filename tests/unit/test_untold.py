@@ -8,9 +8,9 @@ import pytest
 from celery.signals import task_received
 
 from celery_redlock.messages.reservation import Reservation
-from tests.unit.test_forged import Ran, header, ran, token_of  # noqa: F401
+from tests.unit.delivering import Patch, Ran
+from tests.unit.test_forged import header, token_of
 from tests.unit.test_forged_fuzz import Received
-from tests.unit.test_task import app, redlock  # noqa: F401
 
 
 class Unstorable(Exception):
@@ -27,12 +27,7 @@ class Unstorable(Exception):
     ],
 )
 def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
-    ran: Ran,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    late: bool,
-    scope: str,
-    acknowledged: bool,
-    freed: int,
+    ran: Ran, monkeypatch: Patch, late: bool, scope: str, acknowledged: bool, freed: int
 ) -> None:
     found: list[Reservation] = []
     monkeypatch.setattr(
