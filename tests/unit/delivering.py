@@ -15,6 +15,7 @@ from celery.canvas import Signature
 from kombu.utils.uuid import uuid
 
 from celery_redlock import Redlock, SingletonTask
+from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.reservation import HEADER
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
@@ -181,3 +182,26 @@ class Ran:
 @pytest.fixture
 def ran(app: Celery, redlock: FakeRedlock) -> Ran:
     return Ran(app, redlock)
+
+
+class Waits(list[Any]):
+    """For how long each attempt on a lock was to wait; none of them waits.
+
+    Attributes:
+        then: Called with that before each attempt.
+    """
+
+    def then(self, wait: float | None) -> None: ...
+
+
+@pytest.fixture
+def waits(monkeypatch: Patch) -> Waits:
+    found, acquire = Waits(), HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        found.append(wait)
+        found.then(wait)
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+    return found

@@ -15,12 +15,11 @@ from celery.exceptions import Ignore
 from celery.worker import state
 
 from celery_redlock import SingletonTask
-from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
-from tests.unit.delivering import Log, Patch, deliver
+from tests.unit.delivering import Log, Patch, Waits, deliver
 from tests.unit.fake_lock import FakeRedlock
 
 AGAIN = {"delivery_info": {"redelivered": True}}
@@ -153,25 +152,19 @@ def test_where_nobody_can_tell_it_runs(declare: Any, monkeypatch: Patch, answer:
 
 
 def test_a_copy_whose_first_ends_while_it_waits(
-    first: Lease, redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
+    first: Lease, redlock: FakeRedlock, declare: Any, sent: list[Any], waits: Waits
 ) -> None:
     """It has seen who holds the lock before it waits in its process."""
     task = declare(lock_wait=0.3)
-    asked: list[float | None] = []
-    acquire = HeldLease.acquire
 
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        asked.append(wait)
+    def then(wait: float | None) -> None:
         if wait:
             task.backend.store_result("the-id", "first", states.SUCCESS)
             redlock.release(first)
-        acquire(self, 0.0)
 
-    monkeypatch.setattr(HeldLease, "acquire", spy)
-    result, _info = deliver(task, **AGAIN)
-    assert isinstance(result, Ignore)
-    assert asked == [0.0, 0.3]
-    assert sent == []
+    waits.then = then  # type: ignore[method-assign]
+    assert isinstance(deliver(task, **AGAIN)[0], Ignore)
+    assert (waits, sent) == ([0.0, 0.3], [])
 
 
 class Received:

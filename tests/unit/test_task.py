@@ -29,14 +29,13 @@ from celery_redlock import (
 )
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import lock_of, resource_of
-from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from celery_redlock.testing.fakes import FakeClock
-from tests.unit.delivering import Log, Patch, deliver
+from tests.unit.delivering import Log, Patch, Waits, deliver
 from tests.unit.fake_lock import FakeRedlock
 
 # -- declared ------------------------------------------------------------------------------------
@@ -549,7 +548,7 @@ def test_a_loser_leaves_nothing_and_takes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("owner", "request_", "waits"),
+    ("owner", "request_", "predecessor"),
     [
         ({"task_id": "the-id", "retries": 0}, {"retries": 1}, True),
         ({"task_id": "the-id", "retries": 1}, {"retries": 1}, False),  # a copy of it
@@ -564,65 +563,47 @@ def test_a_loser_leaves_nothing_and_takes_nothing(
 def test_only_a_predecessor_is_waited_for(
     app: Any,
     redlock: FakeRedlock,
-    sent: list[Any],
-    monkeypatch: Patch,
-    owner: dict[str, Any],
-    request_: dict[str, Any],
-    waits: bool,
+    sent: Any,
+    waits: Waits,
+    owner: Any,
+    request_: Any,
+    predecessor: bool,
 ) -> None:
     lease = redlock.acquire("k", owner=Owner("here", 1, **owner))
-    asked: list[float | None] = []
-    acquire = HeldLease.acquire
-
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        asked.append(wait)
-        if wait:  # it waits; the predecessor ends meanwhile
-            redlock.release(lease)
-        acquire(self, 0.0)
-
-    monkeypatch.setattr(HeldLease, "acquire", spy)
+    # It waits; the predecessor ends meanwhile.
+    waits.then = lambda wait: wait and redlock.release(lease)  # type: ignore[method-assign]
 
     @app.task(base=SingletonTask, lock_key="k")
     def successor() -> str:
         return "ran"
 
     result, _info = deliver(successor, **request_)
-    if waits:
-        assert result == "ran"
-        assert asked == [0.0, 2.0]
-        assert sent == []
-    else:
-        assert isinstance(result, Retry)
-        assert asked == [0.0]
-        assert len(sent) == 1
+    assert (result == "ran") is not isinstance(result, Retry)
+    assert (waits, len(sent)) == (([0.0, 2.0], 0) if result == "ran" else ([0.0], 1))
+    assert (result == "ran") is predecessor
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "retry"])
 def test_a_split_vote_is_no_conflict(
-    app: Any, redlock: FakeRedlock, sent: list[Any], monkeypatch: Patch, policy: str
+    app: Any, redlock: FakeRedlock, sent: list[Any], waits: Waits, policy: str
 ) -> None:
     """Two others tried at the same moment: were all three to go away, nobody would do the work."""
     others = [Claim("k", token, 10.0, 5) for token in ("one", "two")]
     for node, other in zip(redlock.fakes, (others * 2), strict=False):
         node.execute(Verb.ACQUIRE, [other], redlock.clock())
-    acquire = HeldLease.acquire
-    asked: list[float | None] = []
 
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        asked.append(wait)
-        if wait:  # they have undone it meanwhile
-            for node in redlock.fakes:
-                node.held.clear()
-        acquire(self, 0.0)
+    def then(wait: float | None) -> None:
+        for node in redlock.fakes if wait else ():  # they have undone it meanwhile
+            node.held.clear()
 
-    monkeypatch.setattr(HeldLease, "acquire", spy)
+    waits.then = then  # type: ignore[method-assign]
 
     @app.task(base=SingletonTask, lock_key="k", lock_on_conflict=policy, lock_wait=0.0)
     def work() -> str:
         return "ran"
 
     result, _info = deliver(work)
-    assert (result, asked, sent) == ("ran", [0.0, 0.3], [])
+    assert (result, waits, sent) == ("ran", [0.0, 0.3], [])
 
 
 @pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
