@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -100,60 +101,51 @@ def test_no_message_expires_because_of_it(charge: Any, box: Box, of_call: Any) -
     assert box.message().headers["expires"] is None
 
 
+@pytest.fixture
+def meanwhile(charge: Any, monkeypatch: Patch) -> Any:
+    """A way to have something done while a message is being sent."""
+    send_task = charge.app.send_task
+
+    def meanwhile(do: Callable[[], object]) -> None:
+        def send(*args: Any, **options: Any) -> Any:
+            do()
+            return send_task(*args, **options)
+
+        monkeypatch.setattr(charge.app, "send_task", send)
+
+    return meanwhile
+
+
+@pytest.mark.parametrize(("seconds", "lasts"), [(-0.1, True), (0.1, False)])
 def test_it_is_taken_for_seconds_until_its_message_is_out(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
+    redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any, seconds: float, lasts: bool
 ) -> None:
-    """A producer that is killed in between blocks its key for no longer."""
-    send_task, left = charge.app.send_task, []
+    """A producer that is killed in between blocks its key for no longer.
 
-    def send(*args: Any, **options: Any) -> Any:
-        redlock.clock.advance(UNSENT_TTL_S - 0.1)
-        left.append(redlock.free(RESERVED))
-        sent = send_task(*args, **options)
-        return sent
-
-    monkeypatch.setattr(charge.app, "send_task", send)
+    One that has ended is not set again: its message may have come to its end as well.
+    """
+    meanwhile(lambda: redlock.clock.advance(UNSENT_TTL_S + seconds))
     charge.delay(1)
-    assert left == [False]
+    assert box.header()["token"]
     assert redlock.driver.rounds == ["acquire", "renew"]  # nobody waits for the second
-    redlock.clock.advance(3500.0)
-    assert not redlock.free(RESERVED)
+    redlock.clock.advance(3500.0 if lasts else 0.0)
+    assert redlock.free(RESERVED) is not lasts
 
 
 def test_one_that_a_body_has_taken_over_is_not_made_to_last(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
+    redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any
 ) -> None:
-    send_task = charge.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
+    def taken_over() -> None:
         (token,) = redlock.tokens(RESERVED)
-        body = Claim(RESERVED, str(token), 30.0, 5)
         for node in redlock.fakes:
-            node.execute(Verb.EXTEND, [body], redlock.clock())
-        return send_task(*args, **options)
+            node.execute(Verb.EXTEND, [Claim(RESERVED, str(token), 30.0, 5)], redlock.clock())
 
-    monkeypatch.setattr(charge.app, "send_task", slowly)
+    meanwhile(taken_over)
     charge.delay(1)
     redlock.clock.advance(29.0)
     assert not redlock.free(RESERVED)
     redlock.clock.advance(1.1)
     assert redlock.free(RESERVED)
-
-
-def test_one_that_ended_while_its_message_was_sent_is_not_set_again(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
-) -> None:
-    """Its message may have come to its end, and nobody would free it."""
-    send_task = charge.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
-        redlock.clock.advance(UNSENT_TTL_S + 0.1)
-        return send_task(*args, **options)
-
-    monkeypatch.setattr(charge.app, "send_task", slowly)
-    charge.delay(1)
-    assert redlock.free(RESERVED)
-    assert box.header()["token"]
 
 
 def test_a_message_that_has_expired_is_celerys_to_refuse(charge: Any, box: Box) -> None:
@@ -188,20 +180,31 @@ def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> N
     assert len(box.messages()) == 1
 
 
+@pytest.fixture
+def ends(monkeypatch: Patch) -> Any:
+    """A way to say in which state a task has ended, and how long it has to free its key."""
+
+    def ends(state: Any, patience: float = 0.0) -> None:
+        state_of = state if callable(state) else lambda *_: state
+        monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
+        monkeypatch.setattr("celery_redlock.messages.publish.PATIENCE_S", patience)
+
+    return ends
+
+
 @pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
 def test_one_that_has_ended_is_about_to_free_it(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, policy: str
+    redlock: FakeRedlock, charge: Any, box: Box, ends: Any, policy: str
 ) -> None:
     asked: list[str] = []
 
     def state_of(_task: Any, task_id: str) -> str:
         asked.append(task_id)
-        if len(asked) == 3:
-            for node in redlock.fakes:
-                node.held.clear()
+        for node in redlock.fakes if len(asked) == 3 else ():
+            node.held.clear()
         return "SUCCESS"
 
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
+    ends(state_of, 0.5)
     take(redlock, "first")
     second = charge.apply_async((1,), lock={"on_duplicate": policy})
     assert asked == ["first"] * 3
@@ -209,50 +212,27 @@ def test_one_that_has_ended_is_about_to_free_it(
 
 
 @pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
-def test_one_that_has_ended_and_keeps_it_gives_way(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, state: str
+def test_one_that_has_ended_and_keeps_it_gives_way_unless_it_runs(
+    redlock: FakeRedlock, charge: Any, box: Box, ends: Any, monkeypatch: Patch, state: str
 ) -> None:
     """Its process died before it could free it; or nobody has seen that it was revoked."""
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
-    monkeypatch.setattr(
-        "celery_redlock.messages.publish.PATIENCE_S", 0.0 if state == "REVOKED" else 0.05
-    )
+    ends(state, 0.0 if state == "REVOKED" else 0.05)
     take(redlock, "first")
     second = charge.delay(1)
     assert second.id != "first"
-    (token,) = redlock.tokens(RESERVED)
-    assert token == box.header()["token"]
-
-
-@pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
-def test_one_that_runs_gives_way_to_nobody(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, state: str
-) -> None:
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
-    monkeypatch.setattr("celery_redlock.messages.publish.PATIENCE_S", 0.0)
-    take(redlock, "first")
-    redlock.acquire("order:1", owner=Owner("there", 7, "first"))
-    assert charge.delay(1).id == "first"
+    assert redlock.tokens(RESERVED) == {box.header()["token"]}
+    redlock.acquire("order:1", owner=Owner("there", 7, second.id))
+    assert charge.delay(1).id == second.id
     redlock.driver.dead = {0, 1, 2}  # nobody knows whether it runs
-    monkeypatch.setattr("celery_redlock.messages.reservation.take", refused(redlock))
-    assert charge.delay(1).id == "first"
+    refused = ResourceHeld("held", holder=Holder("order:1", Owner("there", 7, second.id), 3, 3))
+    monkeypatch.setattr("celery_redlock.messages.reservation.take", lambda *_: refused)
+    assert charge.delay(1).id == second.id
     assert box.messages() == []
 
 
-def refused(redlock: FakeRedlock) -> Any:
-    holder = Holder("order:1", Owner("there", 7, "first"), 3, 3)
-
-    def take(*_args: Any) -> ResourceHeld:
-        return ResourceHeld("held", resource="order:1", holder=holder)
-
-    return take
-
-
-def test_an_id_that_is_used_again_may_have_ended_before(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
-) -> None:
+def test_an_id_that_is_used_again_may_have_ended_before(charge: Any, box: Box, ends: Any) -> None:
     """What its result says is of its last time."""
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: "FAILURE")
+    ends("FAILURE")
     first = charge.apply_async((1,), task_id="daily")
     assert charge.apply_async((1,), task_id="daily").id == first.id
     assert len(box.messages()) == 1
@@ -292,26 +272,20 @@ def test_one_that_is_kept_until_it_expires_is_not_waited_for(
     assert task.delay(1).id == "first"
 
 
-def test_replace_revokes_it(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
+@pytest.mark.parametrize("running", [False, True])
+def test_replace_revokes_it_and_leaves_a_running_one_alone(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, running: bool
 ) -> None:
     revoked: list[Any] = []
     monkeypatch.setattr(charge.app.control, "revoke", lambda *a, **k: revoked.append((a, k)))
     take(redlock, "first")
+    if running:
+        redlock.acquire("order:1", owner=Owner("there", 7, "first"))
     second = charge.apply_async((1,), lock={"on_duplicate": "replace"})
-    assert revoked == [(("first",), {})]
-    (token,) = redlock.tokens(RESERVED)
-    assert token == box.header()["token"] and Owner.of(token).task_id == second.id  # type: ignore[arg-type, union-attr]
-
-
-def test_replace_leaves_a_running_one_alone(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(charge.app.control, "revoke", None)
-    take(redlock, "first")
-    redlock.acquire("order:1", owner=Owner("there", 7, "first"))
-    assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"
-    assert box.messages() == []
+    assert (second.id == "first") is running
+    assert revoked == ([] if running else [(("first",), {})])
+    tokens = {message.headers[HEADER]["token"] for message in box.messages()}
+    assert tokens == (set() if running else redlock.tokens(RESERVED))
 
 
 def test_where_no_quorum_agrees_it_is_published(
@@ -456,17 +430,15 @@ def test_one_call_may_do_without(redlock: FakeRedlock, charge: Any, box: Box) ->
     assert redlock.driver.rounds == []
 
 
-def test_eager_tasks_take_none(redlock: FakeRedlock, charge: Any) -> None:
-    charge.app.conf.task_always_eager = True
+@pytest.mark.parametrize("setting", [{"task_always_eager": True}, {"redlock_enabled": False}])
+def test_nothing_is_taken_by_eager_tasks_and_where_locks_are_off(
+    redlock: FakeRedlock, charge: Any, box: Box, setting: dict[str, bool]
+) -> None:
+    charge.app.conf.update(setting)
     take(redlock, "first")
     result = charge.apply_async((1,), lock={"on_duplicate": "raise"})
-    assert isinstance(result, EagerResult) and result.id != "first"
-
-
-def test_nothing_is_taken_where_locks_are_off(redlock: FakeRedlock, charge: Any, box: Box) -> None:
-    charge.app.conf.redlock_enabled = False
-    charge.apply_async((1,), lock={"on_duplicate": "raise"})
-    assert box.header() is None
+    assert result.id != "first"
+    assert [message.headers.get(HEADER) for message in box.messages()] in ([], [None])
     assert redlock.driver.rounds == []
 
 
@@ -561,13 +533,13 @@ class Strike(BaseException):
 
 @pytest.mark.parametrize("error", [ConnectionError("the broker is away"), Strike()])
 def test_what_is_not_sent_leaves_nothing(
-    redlock: FakeRedlock, charge: Any, monkeypatch: Patch, error: BaseException
+    redlock: FakeRedlock, charge: Any, meanwhile: Any, error: BaseException
 ) -> None:
-    def send_task(*_args: Any, **_options: Any) -> None:
+    def fail() -> None:
         assert not redlock.free(RESERVED)
         raise error
 
-    monkeypatch.setattr(charge.app, "send_task", send_task)
+    meanwhile(fail)
     with pytest.raises(type(error)):
         charge.delay(1)
     assert redlock.free(RESERVED)
