@@ -24,7 +24,7 @@ from celery_redlock import (
 from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
-from celery_redlock.messages.policy import Action, decide
+from celery_redlock.messages.policy import Action, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
 from tests.unit.delivering import Log, Patch, Waits, deliver
@@ -106,6 +106,25 @@ def test_what_is_decided(declared: Any, refusal: Any, attempts: Any, action: Act
     every = {name: option.default for name, option in TASK.items()}
     options = TaskOptions(**{**every, **declared}, waits={"retry": 0.5, "skip": 0.0, "wait": 7.0})
     assert decide(options, refusal, attempts) == action
+
+
+@pytest.mark.parametrize(
+    ("end", "late", "freed", "successor", "step"),
+    [
+        (None, False, False, False, "duplicate"),
+        (None, False, False, True, "wait"),  # published by the one that has it: about to end
+        (None, True, False, True, "duplicate"),
+        (states.SUCCESS, False, False, False, "wait"),  # about to free it
+        (states.SUCCESS, True, False, False, "free"),
+        (states.FAILURE, True, True, False, "duplicate"),
+        (states.REVOKED, False, False, False, "free"),  # nobody is about to
+        (states.REVOKED, True, True, True, "duplicate"),
+    ],
+)
+def test_what_is_done_about_anothers_reservation(
+    end: Any, late: bool, freed: bool, successor: bool, step: str
+) -> None:
+    assert meets_reservation(end, late=late, freed=freed, successor=successor) == step
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait", "reject", "retry"])

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import redis
 from celery import states
 from celery.result import AsyncResult
 
-from celery_redlock import Redlock, Skipped
+from celery_redlock import Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
@@ -287,51 +287,6 @@ def test_a_killed_producer_blocks_a_key_for_seconds(
     short = [task_id for task_id, seconds in left.items() if seconds <= SECONDS]
     assert len(short) <= len(sent)
     assert len(left) - len(short) >= sum(sent) - len(sent)
-    cluster.client.delete(key)
-
-
-def test_what_has_ended_before_its_producer_goes_on_leaves_nothing(
-    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To make it last is no reason to take it again."""
-    send_task: Callable[..., Any] = cluster.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
-        sent = send_task(*args, **options)
-        cluster.state(sent)
-        reservations.freed(key)
-        return sent
-
-    monkeypatch.setattr(cluster.app, "send_task", slowly)
-    with cluster.worker("-c", "1", queue=key):
-        reservations.until_executed.apply_async((key,), queue=key)
-    Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
-    assert reservations.tokens(key) == []
-
-
-def test_one_that_has_begun_before_its_producer_goes_on_keeps_the_ttl_of_its_body(
-    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Acknowledged early, it is gone with its worker: nothing may be left for longer then."""
-    send_task: Callable[..., Any] = cluster.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
-        sent = send_task(*args, **options)
-        cluster.entered(key)
-        return sent
-
-    monkeypatch.setattr(cluster.app, "send_task", slowly)
-    with cluster.worker("-c", "1", queue=key):
-        reservations.until_executed.apply_async((key, 0.5), queue=key)
-        Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
-        assert 0.0 < reservations.left(key) <= 30.0
-
-
-def test_one_that_is_out_is_reserved_for_long(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    reservations.until_executed.apply_async((key,), countdown=100, queue=key)
-    wait_until(lambda: 3690.0 < reservations.left(key) <= 3700.0, 1.0, "it is made to last")
     cluster.client.delete(key)
 
 
