@@ -34,7 +34,7 @@ from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
 from .headers import MAX_ID_CHARS, short_id
 from .policy import meets_reservation
-from .reservation import HEADER, HOUR, RESERVING, UNSENT_TTL_S, Reservation, claim_for
+from .reservation import HEADER, HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
 from .results import Skipped, end_of, note_revokes, tell_skipped, was_terminated
 
 __all__ = ["wrap"]
@@ -237,7 +237,7 @@ class _Publication:
             raise
         if note.scope != "until_expired":
             redlock = Redlock.from_app(self.task.app)
-            ttl = min(note.ttl + self._delay(), reservation.longest_of(self._declared))
+            ttl = min(note.ttl + self._delay(), self._longest)
             reservation.prolong(
                 redlock, [claim_for(redlock, note.resources, ttl, token=note.token)]
             )
@@ -280,7 +280,7 @@ class _Publication:
         Raises:
             ConfigurationError: The call asks for too long.
         """
-        reserve_ttl, longest = self.wish.reserve_ttl, reservation.longest_of(self._declared)
+        reserve_ttl, longest = self.wish.reserve_ttl, self._longest
         if reserve_ttl is not None and reserve_ttl > longest:
             error = (
                 f"{printable(self.task.name)}: one call can reserve its key for {longest:g} s at"
@@ -307,6 +307,11 @@ class _Publication:
     @property
     def _declared(self) -> TaskOptions:
         return self.lock.options(self.task.app)
+
+    @property
+    def _longest(self) -> float:
+        """For how many seconds from now a call can reserve its key."""
+        return max(MONTH, self._declared.reserve_ttl or 0.0)
 
     @property
     def _frozen(self) -> bool:

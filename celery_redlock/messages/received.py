@@ -105,17 +105,12 @@ def _forget(request: Any) -> None:
 
 
 def _is_revoked(request: Any, revoked: Any, stamps: Mapping[str, Any]) -> bool:
-    """Whether a message is revoked, by its id or by a stamp; not one that has neither."""
+    """Whether a message is revoked, by its id or by one of its stamps."""
     try:
-        return request.id in revoked or bool(stamps and _is_stamped(request, stamps))
+        return request.id in revoked or any(
+            stamp in maybe_list(stamps.get(name) or [])
+            for name, its_own in (request.stamps.items() if stamps else ())
+            for stamp in maybe_list(its_own) or []
+        )
     except (AttributeError, TypeError):  # forged ones: Celery will refuse it when it is due
         return False
-
-
-def _is_stamped(request: Any, revoked: Mapping[str, Any]) -> bool:
-    """Whether one of its stamps is among those that are revoked."""
-    return any(
-        stamp in maybe_list(revoked.get(name) or [])
-        for name, stamps in request.stamps.items()
-        for stamp in maybe_list(stamps) or []
-    )

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER",
     "HOUR",
+    "MONTH",
     "RESERVING",
     "UNSENT_TTL_S",
     "Reservation",
@@ -52,7 +53,6 @@ __all__ = [
     "free_of",
     "free_soon",
     "give_up",
-    "longest_of",
     "pause",
     "prolong",
     "start",
@@ -166,11 +166,6 @@ class Reservation:
                 scope = options.scope
         ttl = float(min(max(ttl, MIN_TTL), longest))
         return cls(names, scope, policy, ttl, token, begun)
-
-
-def longest_of(declared: TaskOptions) -> float:
-    """How long one call of a task can reserve its key, in seconds from now."""
-    return max(MONTH, declared.reserve_ttl or 0.0)
 
 
 def claim_for(

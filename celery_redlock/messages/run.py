@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,15 +22,9 @@ __all__ = ["run"]
 
 
 def run(
-    lock: TaskLock,
-    task: Any,
-    app: Any,
-    function: Callable[..., Any],
-    body: Callable[[], Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    lock: TaskLock, task: Any, app: Any, resources: tuple[str, ...], body: Callable[[], Any]
 ) -> Any:
-    """Run a body under the lock of its call, whose key its arguments tell; return what it returns.
+    """Run a body under the lock of its call, on these resources; return what it returns.
 
     `task` is None where a function was called. A delivery that is not to run returns a `Skipped`,
     or leaves by one of Celery's exceptions.
@@ -38,7 +32,6 @@ def run(
     Raises:
         NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
-    resources = lock.resources(task, function, args, kwargs)
     if not enabled(app.conf):
         with Unlocked(resources):
             return body()
