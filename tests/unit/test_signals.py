@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,12 @@ from celery_redlock import (
     QuorumUnavailable,
     ResourceHeld,
     SingletonTask,
+    Skipped,
     events,
     locked,
 )
 from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
-from celery_redlock.messages.results import stored_end
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
 from tests.unit.beat_world import World
@@ -93,17 +94,16 @@ def charge(app: Any) -> Any:
 # -- nobody listens --------------------------------------------------------------------------------
 
 
-def test_with_no_receiver_nobody_listens(redlock: FakeRedlock) -> None:
-    assert not events.heard()
-    with redlock.lock("r"):
-        pass
-
-
 def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
+    """One of skipped tasks costs locks nothing."""
+
     def receive(**_more: Any) -> None: ...
 
     def another(**_more: Any) -> None: ...
 
+    signals.task_skipped.connect(receive)
+    assert not events.heard()
+    signals.task_skipped.disconnect(receive)
     signals.lock_lost.connect(receive)
     assert events.heard()
     signals.lock_acquired.connect(another)
@@ -111,14 +111,6 @@ def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
     assert events.heard()
     signals.lock_acquired.disconnect(another)
     assert not events.heard()
-
-
-def test_a_receiver_of_skipped_tasks_costs_locks_nothing() -> None:
-    def receive(**_more: Any) -> None: ...
-
-    signals.task_skipped.connect(receive)
-    assert not events.heard()
-    signals.task_skipped.disconnect(receive)
 
 
 def test_the_package_has_them_and_imports_them_when_asked() -> None:
@@ -263,7 +255,7 @@ def test_a_thread_beside_the_task_tells_with_it_as_well(
     with redlock.lock("of none"):
         rob(redlock, "of none")
 
-        @charge.app.task(name="work")
+        @charge.app.task(name="work", ignore_result=True)
         def work() -> Any:
             held = redlock.lock("r")
             held.__enter__()
@@ -342,47 +334,30 @@ def test_a_block_in_a_body_waits_for_itself(redlock: FakeRedlock, app: Any, ears
 # -- kept out --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
-def test_a_duplicate_that_is_not_published_is_told(
-    redlock: FakeRedlock, app: Any, ears: Ears, policy: str
-) -> None:
-    Box(app)
-    options = {"lock_key": "order:1", "lock_scope": "until_executed", "lock_on_duplicate": policy}
+DUPLICATE = {"base": SingletonTask, "name": "charge", "lock_key": "order:1"}
 
-    @app.task(base=SingletonTask, name="charge", **options)
+
+@pytest.mark.parametrize("where", ["publish", "run"])
+@pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
+def test_a_duplicate_is_told(
+    redlock: FakeRedlock, app: Any, box: Box, ears: Ears, policy: str, where: str
+) -> None:
+    @app.task(**DUPLICATE, lock_scope="until_executed", lock_on_duplicate=policy)
     def charge() -> None: ...
 
     take(redlock, "first")
     redlock.acquire("order:1", owner=Owner("there", 7, "first"))  # at work: it is not replaced
     ears.heard.clear()
-    if policy == "raise":
-        with pytest.raises(DuplicateTask):
-            charge.delay()
+    if where == "run":
+        assert isinstance(deliver(charge)[0], DuplicateTask if policy == "raise" else Skipped)
     else:
-        charge.delay()
+        with pytest.raises(DuplicateTask) if policy == "raise" else nullcontext():
+            charge.delay()
     sender, more = ears.of("task_skipped")
-    assert sender == charge
-    assert (more["resource"], more["where"], more["policy"]) == ("order:1", "publish", policy)
+    assert (sender, more["resource"]) == (charge, "order:1")
+    assert (more["where"], more["policy"]) == (where, policy)
     assert more["holder"].task_id == "first"
-    assert more["task_id"] != "first"
-
-
-@pytest.mark.parametrize("policy", ["existing", "raise"])
-def test_a_duplicate_that_is_not_run_is_told(
-    redlock: FakeRedlock, app: Any, ears: Ears, policy: str
-) -> None:
-    options = {"lock_key": "order:1", "lock_scope": "until_executed", "lock_on_duplicate": policy}
-
-    @app.task(base=SingletonTask, name="charge", **options)
-    def charge() -> None: ...
-
-    take(redlock, "first")
-    deliver(charge)
-    assert stored_end(charge, "first") is None
-    sender, more = ears.of("task_skipped")
-    assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "order:1")
-    assert (more["where"], more["policy"]) == ("run", policy)
-    assert more["holder"].task_id == "first"
+    assert (more["task_id"] == "the-id") is (where == "run")
 
 
 def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
