@@ -1,6 +1,6 @@
 """One call of a locked task, before it is made: its keys, its options, and what would become of it.
 
-The rules are those of `publish.py`, `delivery.py` and `conflict.py`, in words; nothing is taken.
+The rules are those of `publish.py` and `policy.py`, in words; nothing is taken.
 """
 
 from __future__ import annotations
