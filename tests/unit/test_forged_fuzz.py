@@ -200,7 +200,7 @@ def test_of_a_result(state: Any) -> None:
     scope=st.sampled_from(SCOPES), header=reservations, given=attempts, receipt=junk,
     more=st.fixed_dictionaries(
         {}, optional={"parent_id": junk, "replaced_task_nesting": junk, "retries": junk,
-                      "redlock_lease": junk, "redlock_arrival": junk, "redlock_parks": junk}),
+                      "redlock_lease": junk, "redlock_arrival": junk}),
 )  # fmt: skip
 def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
     ran: Ran,

@@ -24,7 +24,7 @@ from celery_redlock import (
 from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
-from celery_redlock.messages.policy import Action, decide, meets_reservation
+from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
 from tests.unit.delivering import Log, Patch, Waits, deliver
@@ -106,6 +106,14 @@ def test_what_is_decided(declared: Any, refusal: Any, attempts: Any, action: Act
     every = {name: option.default for name, option in TASK.items()}
     options = TaskOptions(**{**every, **declared}, waits={"retry": 0.5, "skip": 0.0, "wait": 7.0})
     assert decide(options, refusal, attempts) == action
+
+
+def test_what_no_node_may_grant_before_a_moment_is_put_off_until_then() -> None:
+    """Spread: all tasks are put off until the same one."""
+    options = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
+    away = QuorumUnavailable("few", retry_after=40.0)
+    pauses = [backoff(options, away, {"unavailable": 1}, False, 5.0) for _ in range(99)]
+    assert 40.1 <= min(pauses) < 40.4 and 40.7 < max(pauses) <= 41.0
 
 
 @pytest.mark.parametrize(

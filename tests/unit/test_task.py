@@ -106,18 +106,6 @@ def test_what_cannot_be_locked_is_refused() -> None:
         locked()(5)  # type: ignore[type-var]
 
 
-def test_a_users_own_method_is_no_option(app: Any) -> None:
-    class Mine(SingletonTask):
-        name = "mine"
-
-        def lock_smith(self) -> str:
-            return "mine"
-
-        def run(self) -> None: ...
-
-    assert Mine().lock_smith() == "mine"
-
-
 def test_options_are_inherited_and_overridden(app: Any) -> None:
     class Base(SingletonTask):
         abstract = True
@@ -448,14 +436,18 @@ def test_no_deadline_is_for_ever(busy: Any, sent: list[Any]) -> None:
     assert len(sent) == 1
 
 
-def test_skip(busy: Any, sent: list[Any], caplog: Log) -> None:
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_skip_and_raise(busy: Any, sent: list[Any], caplog: Log, policy: str) -> None:
     caplog.set_level(logging.INFO)
-    task = busy(lock_on_conflict="skip")
+    task = busy(lock_on_conflict=policy)
     result, _info = deliver(task)
+    assert (task.ran, sent) == ([], [])
+    if policy == "raise":
+        assert isinstance(result, ResourceHeld)
+        return
     assert Skipped.of(result) == result
     assert result["resource"] == "k"
     assert "pid" in result["holder"]
-    assert (task.ran, sent) == ([], [])
     assert "is skipped: k is held by pid" in caplog.text
 
 
@@ -465,13 +457,6 @@ def test_a_skipped_marker_travels() -> None:
     assert type(pickle.loads(pickle.dumps(marker))) is Skipped
     for other in (None, {}, "skipped", {"celery_redlock": "x"}, []):
         assert Skipped.of(other) is None
-
-
-def test_raise(busy: Any, sent: list[Any]) -> None:
-    task = busy(lock_on_conflict="raise")
-    result, _info = deliver(task)
-    assert isinstance(result, ResourceHeld)
-    assert (task.ran, sent) == ([], [])
 
 
 def test_unavailable_has_a_count_of_its_own(
