@@ -30,7 +30,7 @@ from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
 from .policy import decide, is_split
 from .results import state_of, stored_end, tell_skipped
 
-__all__ = ["LEASE", "Delivery", "first_call", "lease_of", "unlocked"]
+__all__ = ["Delivery", "first_call", "lease_of", "unlocked"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")

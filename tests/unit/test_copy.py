@@ -68,6 +68,15 @@ def test_a_copy_is_kept_out_whatever_the_policy(
     assert task.backend.get_state("the-id") == states.STARTED
 
 
+@pytest.mark.parametrize("how", [COPY, AGAIN])
+def test_a_copy_waits_in_no_slot(
+    first: Lease, declare: Any, sent: Any, waits: Any, how: Any
+) -> None:
+    task = declare(lock_on_conflict="wait", lock_ttl=12)
+    assert isinstance(deliver(task, **how)[0], Ignore)
+    assert set(waits) == {0.0}  # and not its ttl
+
+
 def test_a_copy_looks_ever_more_seldom_and_at_least_every_half_minute(
     first: Lease, declare: Any, sent: list[Any], caplog: Log
 ) -> None:
