@@ -17,6 +17,28 @@ class Unstorable(Exception):
     """What Celery raises where it cannot store that a body has raised SystemExit."""
 
 
+@pytest.fixture
+def found(monkeypatch: Patch) -> list[Reservation]:
+    """What was freed."""
+    found: list[Reservation] = []
+    endings = "celery_redlock.messages.endings"
+    monkeypatch.setattr(f"{endings}.free_soon", lambda _redlock, note: found.append(note))
+    monkeypatch.setattr(f"{endings}.hold", lambda *_: None)
+    return found
+
+
+@pytest.mark.parametrize(("again", "failed", "freed"), [(True, 0, 1), (True, 1, 0), (False, 0, 0)])
+def test_a_message_that_is_known_to_be_done_keeps_no_reservation(
+    ran: Ran, found: list[Reservation], again: bool, failed: int, freed: int
+) -> None:
+    """Its first body's process died before it was to free it; what has failed may come back."""
+    request = Received(ran.task("until_executed"), header("until_executed", token=token_of()))
+    request.delivery_info = {"redelivered": again}
+    task_received.send(sender=None, request=request)
+    request.on_success((failed, None, 0.1))
+    assert len(found) == freed
+
+
 @pytest.mark.parametrize(
     ("late", "scope", "acknowledged", "freed"),
     [
@@ -27,14 +49,8 @@ class Unstorable(Exception):
     ],
 )
 def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
-    ran: Ran, monkeypatch: Patch, late: bool, scope: str, acknowledged: bool, freed: int
+    ran: Ran, found: list[Reservation], late: bool, scope: str, acknowledged: bool, freed: int
 ) -> None:
-    found: list[Reservation] = []
-    monkeypatch.setattr(
-        "celery_redlock.messages.endings.free_soon", lambda _redlock, note: found.append(note)
-    )
-    monkeypatch.setattr("celery_redlock.messages.endings.hold", lambda *_: None)
-
     def on_failure(*_outcome: Any) -> None:
         request.acknowledged = acknowledged
         raise Unstorable
