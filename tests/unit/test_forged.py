@@ -354,6 +354,25 @@ def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
     assert redlock.free(RESERVED)
 
 
+def test_a_message_that_cannot_be_sent_again_keeps_no_key(
+    ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
+) -> None:
+    """Its reservation went with the next one, and comes back to it."""
+    task = ran.task("until_executed")
+
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise OSError("away")
+
+    def again() -> None:
+        monkeypatch.setattr(ran.app, "send_task", fail)
+        with pytest.raises(OSError, match="away"):
+            task.apply_async((1,), task_id="the-id")
+
+    ran.then = again
+    assert deliver(task, 1)[0] == "done"
+    assert redlock.free(RESERVED)
+
+
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
     "scope", ["until_executing", "until_and_while_executing", "until_executed"]
