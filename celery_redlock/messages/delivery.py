@@ -145,9 +145,9 @@ class Delivery:
             )
 
     def _try(self) -> None:
-        """Try to take the lock, for as long as who holds it is to be waited for."""
+        """Try to take the lock, for as long as its holder is to be waited for."""
         options = self._message.options
-        # A replacement, and who has yet to ask what to do, wait for nobody before.
+        # One that replaces its holder waits for nobody before; nor does one with a function to ask.
         wait = 0.0 if options.on_conflict == "replace" else self._held.wait
         patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
@@ -252,7 +252,7 @@ class Delivery:
 
 
 def unlocked(message: Message, body: Callable[[], Any]) -> Any:
-    """Run a body without its lock; calls of its own see that they are such."""
+    """Run a body without its lock. The body's calls of its task see that they are nested."""
     lease: HeldLease = Unlocked(message.resources, message.redlock)
     setattr(message.request, LEASE, lease)
     with lease:

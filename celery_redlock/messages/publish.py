@@ -160,7 +160,7 @@ class _Publication:
                 if refusal is None:
                     sent = self._send(task_id, replace(note, token=claim.token))
                     if lasts > short:
-                        # Unless its body has begun already, which has a ttl of its own.
+                        # Unless its body has begun already, and extends it by another ttl.
                         longer = claim_for(redlock, note.resources, lasts, token=claim.token)
                         longer.below = short
                         reservation.prolong(redlock, [longer])

@@ -1,8 +1,8 @@
 """A reservation: a resource that is a message's from its publication on.
 
-A key of its own on the nodes, beside that of the lock, with a token of its own, which names the
-task. The token travels in a header of the message, so every process that sees the message's end can
-free it, by compare-and-delete. To lose one is no danger: the lock still decides who runs.
+It has its own key on the nodes, beside that of the lock, and its own token, which names the task.
+The token travels in a header of the message, so every process that sees the message's end can free
+it, by compare-and-delete. To lose one is no danger: the lock still decides which body runs.
 
 A reservation is a claim like any other (`claim.py`), by the rounds of `quorum.py`. It may end
 before its message, never the other way round: in doubt there is a duplicate in the queue, and no
