@@ -73,16 +73,6 @@ def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
     assert len(cluster.runs(key)) == 2
 
 
-def test_a_loser_frees_nothing(cluster: Cluster, worker: Worker, key: str) -> None:
-    """However it loses, the holder's key stays on every node."""
-    with cluster.redlock.lock(f"k:{key}") as lease:
-        for task in ("conflict_skip", "conflict_raise", "conflict_deadline"):
-            cluster.state(cluster.send(task, key))
-        holder = cluster.redlock.holder(f"k:{key}")
-        assert holder is not None and holder.nodes == 5
-        lease.ensure()
-
-
 def test_users_headers_and_options_survive(cluster: Cluster, worker: Worker, key: str) -> None:
     """A task that is sent again for want of its lock is the same message in all else."""
     with cluster.redlock.lock(f"k:{key}"):

@@ -55,18 +55,6 @@ def test_replace_takes_the_place_of_a_queued_one(
     reservations.freed(key)
 
 
-def test_replace_leaves_a_running_one_alone(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    first = task.delay(key, 0.3)
-    cluster.entered(key)
-    second = task.apply_async((key,), lock={"on_duplicate": "replace"})
-    assert second.id == first.id
-    cluster.result(first)
-    assert len(cluster.runs(key)) == 1
-
-
 @pytest.mark.parametrize(
     "scope", ["until_executing", "until_executed", "until_and_while_executing", "until_expired"]
 )

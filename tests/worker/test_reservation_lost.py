@@ -94,24 +94,6 @@ def test_a_worker_that_hears_of_a_revoke_frees_it(
         reservations.freed(f"{key}-stamp", 3.0)
 
 
-@pytest.mark.parametrize("state", [states.REVOKED, states.FAILURE])
-@pytest.mark.parametrize(
-    "scope", ["until_executed", "until_executing", "until_and_while_executing"]
-)
-def test_one_whose_result_says_that_it_has_ended_gives_way(
-    cluster: Cluster, reservations: Reservations, key: str, scope: str, state: str
-) -> None:
-    """Nobody has its message: it waits for its ETA in the broker, say."""
-    task = reservations.tasks[scope]
-    first = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
-    say(cluster, first, state)
-    second = task.apply_async((key,), queue=key)
-    assert second.id != first.id
-    reservations.kept(key, second)
-    with cluster.worker("-c", "2", queue=key):
-        assert Skipped.of(cluster.result(second)) is None
-
-
 def test_a_member_of_a_canvas_runs_though_one_that_was_revoked_has_its_key(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
@@ -140,20 +122,6 @@ def test_one_whose_place_was_taken_runs_if_that_one_was_revoked(
     with cluster.worker("-c", "2", queue=key):
         assert Skipped.of(cluster.result(first)) is None
     assert [run.task for run in cluster.runs(key)] == [first.id]
-
-
-def test_one_that_runs_gives_way_to_nobody(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    """Workers that do not have it call it revoked in its result, though it runs."""
-    task = reservations.until_executed
-    with cluster.worker("-c", "2", queue=key):
-        first = task.apply_async((key, 2.0), queue=key)
-        cluster.entered(key)
-        first.revoke()
-        say(cluster, first, states.REVOKED)
-        assert task.apply_async((key,), queue=key).id == first.id
-        reservations.kept(key, first)
 
 
 def test_one_that_is_terminated_gives_way_though_it_runs(

@@ -61,21 +61,6 @@ def test_of_a_lock_around_a_body(cluster: Cluster, worker: Worker, key: str) -> 
     assert cluster.lines("lock_contended", f"k:{key}") == []
 
 
-def test_of_a_task_that_is_refused_and_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
-    first = cluster.send("fenced", key)  # until it is told
-    holder = [first.id, f"{TASKS}.fenced", cluster.entered(key).pid]
-    sent = cluster.send("conflict_skip", key)
-    contended, skipped = told(cluster, "lock_contended", key), told(cluster, "task_skipped", key)
-    for line in (contended, skipped):
-        assert line.task == f"{TASKS}.conflict_skip"
-        assert line.detail["holder"] == holder
-    assert contended.detail["waited"] >= 0.0
-    assert skipped.detail["task_id"] == sent.id
-    assert (skipped.detail["where"], skipped.detail["policy"]) == ("run", "skip")
-    cluster.tell(key)
-    cluster.result(first, LONG)
-
-
 def test_of_a_lock_whose_process_was_killed(cluster: Cluster, worker: Worker, key: str) -> None:
     """The main process frees it, and tells; once."""
     sent = cluster.send("work", key, 0.3, "SIGKILL")
