@@ -17,7 +17,6 @@ from celery_redlock import (
     ConfigurationError,
     QuorumUnavailable,
     SingletonTask,
-    Skipped,
     current_lease,
 )
 from celery_redlock.locking.done_mark import look_up, mark_done
@@ -131,21 +130,19 @@ def test_it_is_not_asked_for_where_there_can_be_no_other(
 
 
 @pytest.mark.parametrize(
-    "then", [ValueError("x"), Ignore(), Reject("x"), Reject("x", requeue=True), "retry"], ids=repr
+    "then",
+    [ValueError("x"), Ignore(), Reject("x"), Reject("x", requeue=True), "retry", "skip"],
+    ids=repr,
 )
 def test_what_did_not_succeed_is_not_marked(
     redlock: FakeRedlock, declare: Any, sent: list[Any], then: Any
 ) -> None:
-    deliver(declare(), then)
+    lease = redlock.acquire("k") if then == "skip" else None
+    deliver(declare(lock_on_conflict="skip"), then)
     assert marks(redlock) == 0
+    if lease is not None:
+        redlock.release(lease)
     assert ran(deliver(declare(), **AGAIN))
-
-
-def test_what_was_skipped_is_not_marked(redlock: FakeRedlock, declare: Any) -> None:
-    lease = redlock.acquire("k")
-    assert Skipped.of(deliver(declare(lock_on_conflict="skip"))[0]) is not None
-    assert marks(redlock) == 0
-    redlock.release(lease)
 
 
 def test_a_retry_is_another_delivery_than_the_one_before(
@@ -254,26 +251,24 @@ def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
     assert sent == []
 
 
+@pytest.mark.parametrize(
+    ("holder", "how", "flag"),
+    [
+        # The message that it is sent again in is new: no broker knows what it once was.
+        ("other", AGAIN, "again"),
+        # It was kept for so long that the broker gave its message to another worker, too.
+        ("the-id", {RECEIPT: {"at": time.monotonic() - 1801.0}}, "copy"),
+    ],
+)
 def test_who_is_refused_and_is_not_done_stays_suspect(
-    redlock: FakeRedlock, declare: Any, sent: list[Any]
+    redlock: FakeRedlock, declare: Any, sent: list[Any], holder: str, how: Any, flag: str
 ) -> None:
-    """The message that it is sent again in is new: no broker knows what it once was."""
-    redlock.acquire("k", owner=Owner("there", 1, task_id="other"))
-    assert isinstance(deliver(declare(), **AGAIN)[0], Retry)
+    redlock.acquire("k", owner=Owner("there", 1, task_id=holder, task="t"))
+    result, _info = deliver(declare(), **how)
+    assert isinstance(result, Retry if flag == "again" else Ignore)
     (again,) = sent
-    assert again.options["headers"][ATTEMPTS]["again"] is True
-    assert "copy" not in again.options["headers"][ATTEMPTS]
-
-
-def test_a_late_one_that_meets_its_other_delivery_is_a_copy(
-    redlock: FakeRedlock, declare: Any, sent: list[Any]
-) -> None:
-    """It was kept for so long that the broker gave its message to another worker, too."""
-    redlock.acquire("k", owner=Owner("there", 1, task_id="the-id", task="t"))
-    task = declare(lock_on_conflict="skip")
-    assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 1801.0}}))
-    (again,) = sent
-    assert again.options["headers"][ATTEMPTS]["copy"] is True
+    assert again.options["headers"][ATTEMPTS][flag] is True
+    assert flag == "copy" or "copy" not in again.options["headers"][ATTEMPTS]
 
 
 def test_a_mark_that_another_wrote_is_none(redlock: FakeRedlock, declare: Any) -> None:
