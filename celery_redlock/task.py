@@ -21,8 +21,8 @@ from .config.options import TASK
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .keys.resolver import Templates
 from .messages.delivery import first_call
+from .messages.results import Skipped
 from .messages.run import run
-from .messages.skipped import Skipped
 from .protocol.errors import ConfigurationError
 
 __all__ = [
@@ -117,7 +117,8 @@ class SingletonTask(BaseTask):
             def body() -> Any:
                 return super(SingletonTask, self).__call__(*args, **kwargs)
 
-        return run(self.redlock, self, self.app, self.run, body, args, kwargs)
+        resources = self.redlock.resources(self, self.run, args, kwargs)
+        return run(self.redlock, self, self.app, resources, body)
 
 
 def locked(*keys: str | Sequence[str] | None, **options: Any) -> Callable[[F], F]:
@@ -185,7 +186,8 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
             task = None  # called as a function, perhaps by another task
         app = task.app if task is not None else _celery_state.get_current_app()
-        return run(lock, task, app, function, lambda: function(*args, **kwargs), args, kwargs)
+        resources = lock.resources(task, function, args, kwargs)
+        return run(lock, task, app, resources, lambda: function(*args, **kwargs))
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.

@@ -26,7 +26,7 @@ except ImportError as error:
     ) from error
 
 from .events import Ask, Listener, subscribe, unsubscribe
-from .messages.signals import MANY, in_all, is_tick, task_of
+from .messages.signals import MAX_LEASES, in_all, is_tick, task_of
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
 from .protocol.values import printable
@@ -125,7 +125,7 @@ class _Tracing(Listener):
         if not span.is_recording():
             return
         self._spans[token] = span
-        if len(self._spans) > MANY:
+        if len(self._spans) > MAX_LEASES:
             self._spans.popitem(last=False)
 
 

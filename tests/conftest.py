@@ -20,7 +20,7 @@ from redis.retry import Retry
 
 from celery_redlock import Redlock
 from celery_redlock.config.options import GLOBAL
-from celery_redlock.messages import parkable
+from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.driver import Driver
 from tests import lanes, machine, wanting
@@ -113,7 +113,7 @@ def _nothing_is_left_to_the_next() -> Iterator[None]:
     logging.root.setLevel(logging.WARNING)
     tasks = set(_state._on_app_finalizers)
     yield
-    parkable.set_at_work(False)  # as a worker that was started in this process leaves it
+    policy.set_at_work(False)  # as a worker that was started in this process leaves it
     _state._on_app_finalizers.intersection_update(tasks)
 
 

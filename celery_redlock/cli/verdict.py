@@ -1,6 +1,6 @@
 """One call of a locked task, before it is made: its keys, its options, and what would become of it.
 
-The rules are those of `publish.py`, `delivery.py` and `conflict.py`, in words; nothing is taken.
+The rules are those of `publish.py` and `policy.py`, in words; nothing is taken.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from ..config.options import TASK, TaskOptions
 from ..config.settings import enabled, given_names
 from ..keys.resolver import Templates
-from ..messages.headers import LONG
-from ..messages.parkable import parkable
-from ..protocol.errors import QuorumUnavailable
+from ..messages.headers import MAX_ID_CHARS
+from ..messages.policy import Action, decide, parkable
+from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.values import printable
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class Call:
         running = any(e.kind == "lock" and e.owner and e.owner.task_id == other for e in entries)
         if policy == "raise":
             return Verdict("raise", f"raises DuplicateTask: {other} has reserved the key")
-        if policy == "skip" or len(other) > LONG:
+        if policy == "skip" or len(other) > MAX_ID_CHARS:
             return Verdict("skip", f"returns a result with the marker Skipped: {other} has the key")
         if policy == "replace" and not running:
             return Verdict("replace", f"revokes {other}, which is queued, and takes its place")
@@ -139,43 +139,46 @@ class Call:
         if how.scope == "until_executing":
             return Verdict("run", "runs as soon as it is delivered: its scope locks no body")
         if refusal is not None:
-            return {
-                "run": Verdict("unlocked", "runs WITHOUT its lock: too few nodes answer"),
-                "raise": Verdict("raise", "fails with QuorumUnavailable: too few nodes answer"),
-            }.get(
-                how.on_unavailable,
-                Verdict("again", "is sent again until enough nodes answer, " + self._deadline()),
-            )
+            return self._refused(refusal)
         taken = [entry for entry in entries if entry.kind in ("lock", "foreign")]
         busy = [entry for entry in taken if _occupied(entry) > entry.total - entry.quorum]
         if len(busy) < (how.limit if len(self.resources) == 1 else 1):
             free = "" if how.limit == 1 else f" ({how.limit - len(busy)} of {how.limit} slots free)"
             return Verdict("run", f"runs as soon as it is delivered: the key is free{free}")
+        met = self._refused(ResourceHeld("held"))
         for_ever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
         if for_ever:
             where = f"another program's {for_ever[0]} has no ttl, and stands in its way for ever;"
-            return Verdict(self._conflict().outcome, f"{where} it {self._conflict().text}")
-        return self._conflict()
+            return Verdict(met.outcome, f"{where} it {met.text}")
+        return met
 
-    def _conflict(self) -> Verdict:
-        """Its key is held."""
-        how = self.how
-        policy = how.on_conflict
-        if callable(policy):
-            name = printable(getattr(policy, "__qualname__", None) or repr(policy))
+    def _refused(self, refusal: NotAcquired) -> Verdict:
+        """It gets no lock: what `decide` tells a worker, in words."""
+        how, action = self.how, decide(self.how, refusal)
+        few = isinstance(refusal, QuorumUnavailable)
+        waits = f"waits in its pool slot for up to {action.wait:g} s, then " if action.wait else ""
+        if action.do == "ask":
+            name = printable(
+                getattr(how.on_conflict, "__qualname__", None) or repr(how.on_conflict)
+            )
             return Verdict("ask", f"does what {name} says, which is given the holder")
-        waits = f"waits in its pool slot for up to {how.wait:g} s, then " if how.wait else ""
-        if policy == "retry":
+        if action.do == "run":
+            return Verdict("unlocked", "runs WITHOUT its lock: too few nodes answer")
+        if action.do == "retry":
+            until = _deadline(action)
+            if few:
+                return Verdict("again", f"is sent again until enough nodes answer, {until}")
             if self._parked:
-                return Verdict("parked", "waits without a pool slot (parked), " + self._deadline())
-            return Verdict("again", f"{waits}is sent again after a random time, {self._deadline()}")
-        if policy in _END:
-            return Verdict(policy, waits + _END[policy] + ": the key is held")
-        last = _END[how.on_deadline]
-        if policy == "wait":
-            return Verdict("wait", f"waits in its pool slot for up to {how.wait:g} s, then {last}")
+                return Verdict("parked", f"waits without a pool slot (parked), {until}")
+            return Verdict("again", f"{waits}is sent again after a random time, {until}")
+        if few:
+            return Verdict("raise", "fails with QuorumUnavailable: too few nodes answer")
+        if action.do in _END:
+            return Verdict(action.do, f"{waits}{_END[action.do]}: the key is held")
+        if action.do == "wait":
+            return Verdict("wait", waits + _END[action.then])
         return Verdict("replace", f"has the holder revoked, and runs when that is dead; not within"
-                       f" {how.wait:g} s: {last}")  # fmt: skip
+                       f" {action.wait:g} s: {_END[action.then]}")  # fmt: skip
 
     @property
     def _parked(self) -> bool:
@@ -185,14 +188,14 @@ class Call:
         )
         return bool(parking) and len(self.resources) == 1 and parkable(self.how)
 
-    def _deadline(self) -> str:
-        deadline = self.how.retry_deadline
-        if deadline is None:
-            return "for ever"
-        return f"for up to {deadline:g} s, then {_END[self.how.on_deadline]}"
-
 
 _END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
+
+
+def _deadline(action: Action) -> str:
+    if action.deadline is None:
+        return "for ever"
+    return f"for up to {action.deadline:g} s, then {_END[action.then]}"
 
 
 def _occupied(entry: Entry) -> int:

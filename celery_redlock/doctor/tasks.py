@@ -10,7 +10,7 @@ from ..config.options import TaskOptions
 from ..config.settings import read_settings
 from ..config.task_lock import lock_of
 from ..messages.broker import unacknowledged_for
-from ..messages.conflict import check_rejecting
+from ..messages.policy import check_rejecting
 from ..protocol.errors import ConfigurationError
 from .report import Finding
 

@@ -15,10 +15,9 @@ import functools
 import math
 import numbers
 import re
-import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
@@ -37,7 +36,7 @@ __all__ = [
     "without_delays",
 ]
 
-UNACKNOWLEDGED = 1800.0
+UNACKNOWLEDGED_S = 1800.0
 """Seconds for which a worker may keep a message, where nothing is set: the default of SQS, and of
 RabbitMQ's `consumer_timeout`. Redis grants an hour."""
 DELIVERY_LIMIT = 20
@@ -49,27 +48,6 @@ _PREFIX = re.compile(r"^(?:[01]\.){28}")
 """What Celery puts before the routing key of a message that RabbitMQ delays."""
 
 
-_T = TypeVar("_T")
-
-
-def _once_per_app(look: Callable[[Any], _T]) -> Callable[[Any], _T]:
-    """Look through the queues of an app once, and again when it knows another one.
-
-    They are asked for with every delivery. Queues only come in, by their names; none is changed.
-    """
-    known: weakref.WeakKeyDictionary[Any, tuple[int, _T]] = weakref.WeakKeyDictionary()
-
-    @functools.wraps(look)
-    def once(app: Any) -> _T:
-        queues = len(app.amqp.queues)
-        seen = known.get(app)
-        if seen is None or seen[0] != queues:
-            seen = known[app] = queues, look(app)
-        return seen[1]
-
-    return once
-
-
 def unacknowledged_for(app: Any) -> float:
     """Return for how many seconds a worker may keep a message that it has not acknowledged.
 
@@ -79,12 +57,14 @@ def unacknowledged_for(app: Any) -> float:
     `visibility_timeout`; or in the arguments of the queue (`x-consumer-timeout`, milliseconds).
     """
     visibility = _seconds((app.conf.broker_transport_options or {}).get("visibility_timeout"))
-    given = (visibility, _consumer_timeout(app))
-    return min((one for one in given if one is not None), default=UNACKNOWLEDGED)
+    given = (visibility, _consumer_timeout(app, len(app.amqp.queues)))
+    return min((one for one in given if one is not None), default=UNACKNOWLEDGED_S)
 
 
-@_once_per_app
-def _consumer_timeout(app: Any) -> float | None:
+# Asked with every delivery, so an app's queues are looked through once, and again when it knows
+# another one: queues only come in, none is changed. A process has one app, tests have many.
+@functools.lru_cache(maxsize=8)
+def _consumer_timeout(app: Any, _queues: int) -> float | None:
     """The shortest that the arguments of an app's queues name; seconds."""
     arguments = (queue.queue_arguments or {} for queue in app.amqp.queues.values())
     given = [_seconds(one.get("x-consumer-timeout")) for one in arguments]
@@ -188,9 +168,13 @@ def on_last_delivery(app: Any, request: Any) -> bool:
     return count >= max(1, limit - 1)
 
 
-@_once_per_app
 def has_quorum_queues(app: Any) -> bool:
     """Whether an app's broker is a RabbitMQ, with a quorum queue among those it knows."""
+    return _has_quorum_queues(app, len(app.amqp.queues))
+
+
+@functools.lru_cache(maxsize=8)
+def _has_quorum_queues(app: Any, _queues: int) -> bool:
     try:
         from celery.utils.quorum_queues import detect_quorum_queues
     except ImportError:  # Celery 5.4 delays nothing by the broker
@@ -204,12 +188,19 @@ def _is_delay(death: Any) -> bool:
     return isinstance(queue, str) and DELAYS in queue
 
 
-def misaddressed(request: Any) -> bool:
-    """Whether a message says that it came by what no exchange or routing key can be.
+def _address(request: Any) -> tuple[Any, Any]:
+    """The exchange and the routing key that a message says it came by.
 
     A message on Redis says so itself, as whoever wrote it pleased.
     """
-    return any(by and not isinstance(by, str) for by in _said_to_come_by(request))
+    info = said(request, "delivery_info")
+    info = info if isinstance(info, Mapping) else {}
+    return info.get("exchange"), info.get("routing_key")
+
+
+def misaddressed(request: Any) -> bool:
+    """Whether a message says that it came by what no exchange or routing key can be."""
+    return any(by and not isinstance(by, str) for by in _address(request))
 
 
 def has_way_back(request: Any) -> bool:
@@ -217,24 +208,15 @@ def has_way_back(request: Any) -> bool:
 
     Where that is no queue's name, kombu raises in the worker's main process, which ends it.
     """
-    exchange, routing_key = _said_to_come_by(request)
+    exchange, routing_key = _address(request)
     named = isinstance(routing_key, str) and bool(exchange or routing_key)
     return named and not misaddressed(request)
 
 
 def _came_by(request: Any) -> tuple[str, str]:
-    """The exchange and the routing key of a message."""
-    exchange, routing_key = _said_to_come_by(request)
-    return (
-        exchange if isinstance(exchange, str) else "",
-        routing_key if isinstance(routing_key, str) else "",
-    )
-
-
-def _said_to_come_by(request: Any) -> tuple[Any, Any]:
-    info = said(request, "delivery_info")
-    info = info if isinstance(info, Mapping) else {}
-    return info.get("exchange"), info.get("routing_key")
+    """The exchange and the routing key of a message; empty where they are no text."""
+    exchange, routing_key = (by if isinstance(by, str) else "" for by in _address(request))
+    return exchange, routing_key
 
 
 def queue_of(app: Any, request: Any) -> Any:

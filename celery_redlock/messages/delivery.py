@@ -18,19 +18,19 @@ from typing import Any
 from celery import states
 from celery.exceptions import Ignore
 
-from ..config.options import TaskOptions
 from ..locking.done_mark import look_up
 from ..locking.held import HeldLease, Unlocked, release_leftovers
-from ..protocol.errors import QuorumUnavailable, ResourceHeld
+from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of
-from ..protocol.values import Owner, printable
+from ..protocol.values import Owner
+from . import headers
 from .broker import unacknowledged_for, without_delays
-from .conflict import ConflictPolicy, is_split
-from .headers import ATTEMPTS, FEW, attempts_of, count, is_redelivered, said, short_id, waited
-from .results import has_ended, state_of
-from .signals import task_skipped
+from .conflict import Message, ask, end, replace_holder, send_again
+from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
+from .policy import decide, is_split
+from .results import state_of, stored_end, tell_skipped
 
-__all__ = ["LEASE", "Delivery", "first_call", "lease_of"]
+__all__ = ["Delivery", "first_call", "lease_of", "unlocked"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -38,14 +38,14 @@ logger = logging.getLogger("celery_redlock.task")
 LEASE = "redlock_lease"
 """Attribute of a request: the lock its delivery runs under."""
 
-SPLIT = 0.3
-"""Seconds to try on, at least, where nobody holds it: of those who tried at once, one will have it.
-Were all of them sent away, or skipped, the work would be done by none."""
-PREDECESSOR = 2.0
-"""Seconds to wait for a predecessor that has published us and is about to end."""
-MARK_LIFE = 180.0
-"""Seconds for which the nodes remember that a delivery is done, at least: for a copy of its message
-to be delivered. It comes to the head of its queue, and looks again after half a minute at most."""
+SPLIT_PATIENCE_S = 0.3
+"""To try on, at least, where nobody holds it: of those who tried at once, one will have it. Were
+all of them sent away, or skipped, the work would be done by none."""
+PREDECESSOR_PATIENCE_S = 2.0
+"""To wait for a predecessor that has published us and is about to end."""
+MIN_MARK_LIFE_S = 180.0
+"""For which the nodes remember that a delivery is done, at least: for a copy of its message to be
+delivered. It comes to the head of its queue, and looks again after half a minute at most."""
 
 
 class _Done(Exception):
@@ -55,111 +55,138 @@ class _Done(Exception):
 class Delivery:
     """One delivery of a message by a worker: its lock, and what it does without."""
 
-    def __init__(self, task: Any, request: Any, held: HeldLease, options: TaskOptions) -> None:
-        self._task = task
+    def __init__(self, message: Message, held: HeldLease) -> None:
+        request, task = message.request, message.task
+        self._message = message
+        self._options = message.options  # with what its function says, where one is asked
         self._request = request
-        self._options = options
         self._held = held
         self._begun = time.monotonic()
-        attempts = attempts_of(request)
+        attempts = headers.attempts_of(request)
         self._copy = attempts.get("copy", False)
         # Whether there may have been another delivery of this very message. Kept for too long it is
         # delivered to another worker, which may be faster.
         self._again = (
             self._copy
             or attempts.get("again", False)
-            or is_redelivered(request.delivery_info)
-            or waited(request) >= unacknowledged_for(task.app)
+            or headers.is_redelivered(request.delivery_info)
+            or headers.waited(request) >= unacknowledged_for(task.app)
         )
         self._owner = Owner(
             socket.gethostname(),
             os.getpid(),
             task_id=short_id(request.id),
-            retries=count(request.retries, FEW),
+            retries=headers.count(request.retries, MAX_RETRIES),
             stamp=os.urandom(8).hex(),
             task=short_id(task.name),
         )
         held.request = replace(held.request, owner=self._owner)
         if self._again or task.acks_late:
-            life = max(MARK_LIFE, 2 * options.retry_backoff_max)
+            life = max(MIN_MARK_LIFE_S, 2 * message.options.retry_backoff_max)
             held.mark = mark_of(self._owner, held.resources), life
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
 
     def run(self, body: Callable[[], Any]) -> Any:
-        policy = "retry"
+        """Run the body under the lock, or do what its options say of the refusal."""
+        message, request = self._message, self._request
         try:
-            try:
-                self._acquire()
-            except ResourceHeld as refusal:
-                self._first_at_work()
-                policy = self._refused.policy(refusal)
-                self._insist(policy, refusal)
-            if self._first_at_work():
-                self._held.release()
-                raise ResourceHeld(
-                    f"{self._held.resource}: its first delivery holds another of its slots",
-                    resource=self._held.resource,
-                )
-        except ResourceHeld as refusal:
-            return self._refused.conflict(policy, refusal)
-        except QuorumUnavailable as refusal:
-            if self._options.on_unavailable == "run":
-                logger.warning("%s runs WITHOUT its lock: %s", self._name, refusal)
-                lease: HeldLease = Unlocked(self._held.resources, self._held.redlock)
-                setattr(self._request, LEASE, lease)
-                with lease:
-                    return body()
-            if self._options.on_unavailable == "raise":
-                raise
-            return self._refused.later("unavailable", refusal)
+            self._acquire()
+        except (ResourceHeld, QuorumUnavailable) as refusal:
+            return self._refused(refusal, body)
         except _Done:
-            logger.info("%s is done: this was a second delivery of it", self._name)
-            task_skipped.send(
-                sender=self._task,
-                resource=self._held.resource,
-                task_id=self._request.id,
-                holder=None,
-                where="run",
-                policy="done",
-            )
+            logger.info("%s is done: this was a second delivery of it", message.called)
+            tell_skipped(message.task, request.id, message.resource, None, "done")
             raise Ignore from None  # acknowledged; state, result, callbacks are those of the first
         # Counted from the next conflict: a retry of the user's would carry the count along.
         # And a delay's traces, with which RabbitMQ might drop it.
-        if isinstance(self._request.headers, dict):
-            self._request.headers = without_delays(self._request.headers)
-            self._request.headers.pop(ATTEMPTS, None)
+        if isinstance(request.headers, dict):
+            request.headers = without_delays(request.headers)
+            request.headers.pop(ATTEMPTS, None)
         return body()
 
+    def _refused(self, refusal: NotAcquired, body: Callable[[], Any]) -> Any:
+        """It has no lock, and has waited for as long as it was to wait in its process."""
+        message = self._message
+        attempts = headers.count_refusal(self._request, refusal)
+        flags = {"copy": self._copy, "again": self._again}
+        attempts.update({name: True for name, given in flags.items() if given})
+        action = decide(self._options, refusal, attempts)
+        if action.do == "run":
+            logger.warning("%s runs WITHOUT its lock: %s", message.called, refusal)
+            return unlocked(message, body)
+        if action.do == "retry":
+            send_again(message, refusal, attempts)
+        how, stuck = action.do, attempts["stuck"]
+        if how in ("wait", "replace"):
+            how, stuck = action.then, time.monotonic() - self._begun
+        if action.gives_up or how != action.do:
+            level = logging.ERROR if how == "raise" else logging.WARNING
+            logger.log(level, "%s gives up after %.1f s: %s", message.called, stuck, refusal)
+        return end(message, how, refusal)
+
+    # -- The lock ---------------------------------------------------------------------------------
+
     def _acquire(self) -> None:
-        """Try to take the lock, for as long as who holds it is to be waited for."""
-        # A replacement, and who has yet to ask what to do, wait for nobody before.
-        wait = 0.0 if self._options.on_conflict == "replace" else self._held.request.wait
-        patience = self._options.waits["retry"]  # a copy may wait for long, but not in a slot
+        """Acquire the lock, trying for as long as it is to be waited for in this process.
+
+        Raises:
+            _Done: Another delivery has done the work.
+        """
+        try:
+            self._try()
+        except ResourceHeld as refusal:
+            self._first_at_work()
+            self._insist(refusal)
+        if self._first_at_work():
+            self._held.release()
+            raise ResourceHeld(
+                f"{self._held.resource}: its first delivery holds another of its slots",
+                resource=self._held.resource,
+            )
+
+    def _try(self) -> None:
+        """Try to take the lock, for as long as its holder is to be waited for."""
+        options = self._message.options
+        # One that replaces its holder waits for nobody before; nor does one with a function to ask.
+        wait = 0.0 if options.on_conflict == "replace" else self._held.request.wait
+        patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)
+        # Whether the broker says that this message was with a worker before: whoever holds it now
+        # may not be there any more when we have waited.
+        redelivered = not self._copy and headers.is_redelivered(self._request.delivery_info)
         try:
-            # Whoever holds it now may not be there any more when we have waited.
-            self._held.acquire(wait=0.0 if self._redelivered else wait)
+            self._held.acquire(wait=0.0 if redelivered else wait)
         except ResourceHeld as refusal:
-            if self._predecessor(refusal) or self._has_ended(refusal):
-                self._held.acquire(wait=PREDECESSOR)
+            holder = _other_task(refusal)
+            if holder is not None and (self._predecessor(holder) or self._has_ended(holder)):
+                self._held.acquire(wait=PREDECESSOR_PATIENCE_S)
             elif is_split(refusal):
-                self._held.acquire(wait=max(SPLIT, wait))
-            elif self._redelivered:
-                self._copy = self._is_copy(refusal)
+                self._held.acquire(wait=max(SPLIT_PATIENCE_S, wait))
+            elif redelivered:
+                # The holder may be this very message, delivered before, and still come to its end:
+                # after a lost connection to the broker, or after a `visibility_timeout`.
+                self._copy = holder is not None and self._same(holder)
                 self._held.acquire(wait=min(wait, patience) if self._copy else wait)
             else:
                 raise
 
-    def _insist(self, policy: str, refusal: ResourceHeld) -> None:
+    def _insist(self, refusal: ResourceHeld) -> None:
         """Go on trying, where the policy is not content with the refusal."""
-        if policy == "replace":
-            self._refused.replace(refusal, self._held.acquire)
-        elif callable(self._options.on_conflict) and not self._copy:
-            self._held.acquire(wait=self._options.waits[policy])
+        message = self._message
+        asks = callable(message.options.on_conflict) and not self._copy
+        if asks:
+            self._options = replace(self._options, on_conflict=ask(message, refusal))
+        action = decide(self._options, refusal, {"copy": self._copy})
+        if action.do == "replace":
+            replace_holder(message, refusal, self._begun + action.wait, self._held.acquire)
+        elif asks:
+            self._held.acquire(wait=action.wait)
         else:
             raise refusal
+
+    # -- Another delivery of the message ----------------------------------------------------------
 
     def _first_at_work(self) -> bool:
         """Whether another delivery of this very message is at work; this is a copy then.
@@ -172,73 +199,15 @@ class Delivery:
         try:
             done, others = look_up(self._held)
         except QuorumUnavailable as error:
-            if self._options.on_unavailable == "retry":
+            if self._message.options.on_unavailable == "retry":
                 raise
-            logger.warning("%s: cannot tell whether it is done: %s", self._name, error)
+            logger.warning("%s: cannot tell whether it is done: %s", self._message.called, error)
             done, others = False, []  # better twice than never
         if done or (self._copy and not self._held.lost and self._succeeded()):
             raise _Done
         at_work = any(self._same(other) for other in others)
         self._copy = self._copy or at_work
         return at_work
-
-    @property
-    def _refused(self) -> ConflictPolicy:
-        return ConflictPolicy(
-            self._task,
-            self._request,
-            self._options,
-            self._held.resource,
-            copy=self._copy,
-            again=self._again,
-            begun=self._begun,
-        )
-
-    @property
-    def _name(self) -> str:
-        return printable(f"{self._task.name}[{self._request.id}]")
-
-    def _predecessor(self, refusal: ResourceHeld) -> bool:
-        """Whether the holder is the one that published us: a chain link, or our last try.
-
-        Its message is sent before its lock is freed, so it is about to end.
-        """
-        owner = _other_task(refusal)
-        if owner is None:
-            return False
-        if owner.task_id == short_id(self._request.id):
-            # `self.replace()` gives its own id to what takes its place.
-            replaced = bool(said(self._request, "replaced_task_nesting"))
-            return replaced or owner.retries < count(self._request.retries, FEW)
-        return owner.task_id == short_id(self._request.parent_id)
-
-    def _has_ended(self, refusal: ResourceHeld) -> bool:
-        """Whether the holder's result is stored already: it is about to free its lock.
-
-        Such as another member of the group whose chord's body this is. Who is to be sent again
-        need not know.
-        """
-        if self._options.on_conflict == "retry" or self._options.hold_for:
-            return False
-        owner = _other_task(refusal)
-        return (
-            owner is not None
-            and owner.task_id != short_id(self._request.id)
-            and has_ended(self._task, owner.task_id)
-        )
-
-    @property
-    def _redelivered(self) -> bool:
-        """Whether the broker says that this message was with a worker before."""
-        return not self._copy and is_redelivered(self._request.delivery_info)
-
-    def _is_copy(self, refusal: ResourceHeld) -> bool:
-        """Whether the holder is this very message, delivered before: it may still come to its end.
-
-        Seen after a lost connection to the broker, and after a `visibility_timeout`.
-        """
-        owner = _other_task(refusal)
-        return owner is not None and self._same(owner)
 
     def _same(self, owner: Owner) -> bool:
         """Whether a lock is held for this very message, by another delivery of it.
@@ -252,10 +221,43 @@ class Delivery:
     def _succeeded(self) -> bool:
         """Whether the result backend knows that the first delivery has come to its end."""
         try:
-            return state_of(self._task, self._request.id) == states.SUCCESS
+            return state_of(self._message.task, self._request.id) == states.SUCCESS
         except Exception as error:  # none, or it is away: better twice than never
-            logger.warning("%s: cannot tell whether it is done: %r", self._name, error)
+            logger.warning("%s: cannot tell whether it is done: %r", self._message.called, error)
             return False
+
+    # -- Another task -----------------------------------------------------------------------------
+
+    def _predecessor(self, owner: Owner) -> bool:
+        """Whether the holder is the one that published us: a chain link, or our last try.
+
+        Its message is sent before its lock is freed, so it is about to end.
+        """
+        if owner.task_id == short_id(self._request.id):
+            # `self.replace()` gives its own id to what takes its place.
+            replaced = bool(said(self._request, "replaced_task_nesting"))
+            return replaced or owner.retries < headers.count(self._request.retries, MAX_RETRIES)
+        return owner.task_id == short_id(self._request.parent_id)
+
+    def _has_ended(self, owner: Owner) -> bool:
+        """Whether the holder's result is stored already: it is about to free its lock.
+
+        Such as another member of the group whose chord's body this is. Who is to be sent again
+        need not know.
+        """
+        options = self._message.options
+        if options.on_conflict == "retry" or options.hold_for:
+            return False
+        ours = owner.task_id == short_id(self._request.id)
+        return not ours and stored_end(self._message.task, owner.task_id) is not None
+
+
+def unlocked(message: Message, body: Callable[[], Any]) -> Any:
+    """Run a body without its lock. The body's calls of its task see that they are nested."""
+    lease: HeldLease = Unlocked(message.resources, message.redlock)
+    setattr(message.request, LEASE, lease)
+    with lease:
+        return body()
 
 
 def first_call(request: Any) -> bool:

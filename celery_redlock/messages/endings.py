@@ -2,9 +2,8 @@
 
 In the process that runs the body: `task_postrun` comes after every ending that Python survives, in
 every pool, after the result is stored and the user's hooks have run. `task_success`,
-`task_failure` and `task_retry` release too, where they come first; releasing again is nothing.
-
-In a worker's main process: of a message that comes to no body, its reservation is freed.
+`task_failure` and `task_retry` release too, where they come first; releasing again is nothing. In
+a worker's main process, the reservation of a message that comes to no body is freed.
 """
 
 from __future__ import annotations
@@ -116,13 +115,13 @@ def received(request: Any = None, **_signal: Any) -> None:
     receive(request.request_dict, request.content_type)
     header, options = said(request.request_dict, HEADER), lock.options(request.task.app)
     note = Reservation.of(header, request.id, options, confirmed=True)
+    again = is_redelivered(request.delivery_info)
     if note is not None and note.token and note.scope != "until_expired":
         hold(request, note)
-        if request.task.acks_late:
-            _free_if_untold(request, note)
-    if not is_redelivered(request.delivery_info):
+        if again or request.task.acks_late:
+            _free_unheard(request, note, again)
+    if not again:
         return
-    _free_at_success(request)
     from celery.worker import state  # of no use to producers
 
     at_work = (other for other in tuple(state.active_requests) if other is not request)
@@ -135,12 +134,14 @@ def _same_message(one: Any, other: Any) -> bool:
     return bool(one.id == other.id and one.name == other.name and one.body == other.body)
 
 
-def _free_if_untold(request: Any, note: Reservation) -> None:
-    """Free it also where Celery acknowledges a message and then fails to say that its body failed.
+def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
+    """Free it where Celery acknowledges a message and no signal tells of its end.
 
-    Before 5.7 it does so when a body has raised SystemExit, which it cannot store as a result.
+    Before 5.7 that is so when a body has raised SystemExit, which it cannot store as a result. And
+    when a message that comes `again` is known to be done (`worker_deduplicate_successful_tasks`):
+    if its first body's process died just before it was to free the reservation, nobody has.
     """
-    on_failure, app = request.on_failure, request.app
+    on_failure, on_success, app = request.on_failure, request.on_success, request.app
 
     def failed(*outcome: Any, **more: Any) -> Any:
         try:
@@ -150,24 +151,10 @@ def _free_if_untold(request: Any, note: Reservation) -> None:
                 _free(app, note)
             raise
 
-    request.on_failure = failed
-
-
-def _free_at_success(request: Any) -> None:
-    """A message that comes again may be known to be done (`worker_deduplicate_successful_tasks`).
-
-    Then nothing else tells of its end; and if its first body's process died just before it was to
-    free the reservation, nobody has.
-    """
-    note = Reservation.of(said(request.request_dict, HEADER), request.id)
-    if note is None or not note.token:
-        return
-    on_success, app = request.on_success, request.app
-
     def succeeded(outcome: Any, **more: Any) -> Any:
         result = on_success(outcome, **more)
-        if not outcome[0]:
+        if again and not outcome[0]:
             _free(app, note)
         return result
 
-    request.on_success = succeeded
+    request.on_failure, request.on_success = failed, succeeded

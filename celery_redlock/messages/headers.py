@@ -9,42 +9,45 @@ from typing import Any
 
 from kombu import serialization
 
+from ..protocol.errors import NotAcquired, ResourceHeld
+
 __all__ = [
     "ATTEMPTS",
-    "FEW",
-    "LONG",
+    "MAX_ATTEMPTS",
+    "MAX_ID_CHARS",
+    "MAX_RETRIES",
     "attempts_of",
     "count",
+    "count_refusal",
     "is_redelivered",
     "mark_copy",
     "receive",
     "said",
     "serializer_of",
     "short_id",
-    "stuck_for",
     "waited",
 ]
 
 _serialization: Any = serialization  # its stubs lack the registry
 
 ATTEMPTS = "redlock_attempts"
-"""Message header: how often a task was sent again for want of its lock, since when, which holder
-was in its way and for how long, whether it is a copy of a message that was at work, and whether the
-broker has delivered it more than once."""
+"""Message header: how often a task was sent again because its lock was held or no quorum answered,
+since when, which holder was in its way and for how long, whether it is a copy of a message that was
+at work, and whether the broker has delivered it more than once."""
 RECEIPT = "redlock_receipt"
 """Put among a request's headers by its worker, for the process that runs it: when it was received,
-and in which words. Travels with a message that is sent again, and is written anew at each receipt.
+and in which words. It travels with a message that is sent again, and is replaced at each receipt.
 """
-FAR = 1e12
-"""Seconds since 1970 that no clock shows; who sends more forges."""
-FEW, MANY = 10**9, 10**6
-"""Counts that no header may exceed: of retries, and of attempts."""
-LONG = 200
-"""Characters of a task's id; Celery's own have 36."""
+MAX_SECONDS = 1e12
+"""Since 1970, or of a span: no clock shows more, so whoever sends more forges."""
+MAX_RETRIES, MAX_ATTEMPTS = 10**9, 10**6
+"""What a header may count: no honest one comes near, and larger numbers would grow a token."""
+MAX_ID_CHARS = 200
+"""Characters of a task's id in a token; Celery's own have 36."""
 
 
 def said(request: Any, name: str) -> Any:
-    """A header of a message: of its headers, or of the request that Celery has made of them.
+    """Return a header of a message: of its headers, or of the request that Celery makes of them.
 
     There a header may be in the way of a method; and those of protocol 1 are in one of this name.
     """
@@ -55,40 +58,40 @@ def said(request: Any, name: str) -> Any:
     return given
 
 
+def _mapping(request: Any, name: str) -> Mapping[str, Any]:
+    given = said(request, name)
+    return given if isinstance(given, Mapping) else {}
+
+
 def attempts_of(request: Any) -> dict[str, Any]:
     """How often this message was sent again, and since when."""
-    given = said(request, ATTEMPTS)
-    given = given if isinstance(given, Mapping) else {}
-    now = time.time()
-    since = given.get("since")
-    if isinstance(since, bool) or not isinstance(since, (int, float)) or not abs(since) < FAR:
-        since = now
-    attempts: dict[str, Any] = {"since": min(since, now)}
+    given, now = _mapping(request, ATTEMPTS), time.time()
+    since = _number(given.get("since"), -MAX_SECONDS)
+    attempts: dict[str, Any] = {"since": now if since is None else min(since, now)}
     for name in ("stuck", "pause"):
-        attempts[name] = _seconds(given.get(name))
+        attempts[name] = float(_number(given.get(name), 0) or 0)
     holder = given.get("holder")
-    if isinstance(holder, str) and len(holder) <= LONG:
+    if isinstance(holder, str) and len(holder) <= MAX_ID_CHARS:
         attempts["holder"] = holder
     for name in ("copy", "again", "parked"):
         if given.get(name) is True:
             attempts[name] = True
     for why in ("held", "unavailable"):
-        attempts[why] = count(given.get(why), MANY)
+        attempts[why] = count(given.get(why), MAX_ATTEMPTS)
     return attempts
 
 
-def stuck_for(request: Any, attempts: dict[str, Any], holder: str | None) -> float:
-    """Return for how many seconds one and the same holder has been in a message's way.
+def count_refusal(request: Any, refusal: NotAcquired) -> dict[str, Any]:
+    """Return what `attempts_of` tells of a request, with the refusal that it has just met counted.
 
-    Noted in `attempts`, as is the holder. Another one means that the key makes progress: counted
-    from 0 again. Only durations are added up, each measured by one host: clocks that differ decide
-    nothing. What a message spends in its queue is not counted.
-
-    Args:
-        request: The request that was just refused.
-        attempts: What `attempts_of` told of it, the refusal counted.
-        holder: A digest of the holder's token; None where too few nodes answered.
+    `stuck` is for how many seconds one and the same holder has been in its way. Another one means
+    that the key makes progress: counted from 0 again. Only durations are added up, each measured by
+    one host: clocks that differ decide nothing. Time that it spends in its queue does not count.
     """
+    attempts = attempts_of(request)
+    attempts["held" if isinstance(refusal, ResourceHeld) else "unavailable"] += 1
+    held_by = refusal.holder if isinstance(refusal, ResourceHeld) else None
+    holder = held_by.digest if held_by else None
     first = attempts["held"] + attempts["unavailable"] <= 1
     if first or (holder is not None and holder != attempts.get("holder")):
         attempts["stuck"] = 0.0
@@ -97,7 +100,7 @@ def stuck_for(request: Any, attempts: dict[str, Any], holder: str | None) -> flo
         attempts["stuck"] += max(attempts["pause"], waited(request))
     if holder is not None:
         attempts["holder"] = holder
-    return float(attempts["stuck"])
+    return attempts
 
 
 def is_redelivered(delivery_info: Any) -> bool:
@@ -118,29 +121,22 @@ def receive(request: dict[str, Any], content_type: Any) -> None:
 
 def waited(request: Any) -> float:
     """Seconds since the worker received this message; 0 where nobody noted when."""
-    at = _receipt(request).get("at")
+    at = _mapping(request, RECEIPT).get("at")
     return max(0.0, time.monotonic() - at) if isinstance(at, float) else 0.0
 
 
 def serializer_of(request: Any) -> str | None:
     """The name of what this message was written with; None if that is not known."""
-    content_type = _receipt(request).get("content_type")
-    name = None
-    if isinstance(content_type, str):
-        name = _serialization.registry.type_to_name.get(content_type)
+    content_type = _mapping(request, RECEIPT).get("content_type")
+    names = _serialization.registry.type_to_name
+    name = names.get(content_type) if isinstance(content_type, str) else None
     return name if isinstance(name, str) else None
 
 
-def _receipt(request: Any) -> Mapping[str, Any]:
-    given = said(request, RECEIPT)
-    return given if isinstance(given, Mapping) else {}
-
-
-def _seconds(given: Any) -> float:
-    """A duration that a header gives, if it is one; else 0."""
-    if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < FAR:
-        return 0.0
-    return float(given)
+def _number(given: Any, least: float) -> float | None:
+    """Seconds that a header gives, if they can be; else None."""
+    number = isinstance(given, (int, float)) and not isinstance(given, bool)
+    return given if number and least <= given < MAX_SECONDS else None
 
 
 def count(given: Any, most: int) -> int:
@@ -154,7 +150,7 @@ def short_id(task_id: Any) -> str:
         text = "" if task_id is None else str(task_id)
     except (ValueError, RecursionError):  # a number of thousands of digits, a list in a list in...
         text = f"no id, but a {type(task_id).__name__}"
-    if len(text) <= LONG:
+    if len(text) <= MAX_ID_CHARS:
         return text
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{text[:LONG]}#{digest}"
+    return f"{text[:MAX_ID_CHARS]}#{digest}"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import functools
 import logging
-import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from celery import _state, states
@@ -30,25 +29,13 @@ from ..config.task_lock import TaskLock, lock_of
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.values import Holder, printable
+from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
-from .headers import LONG, short_id
-from .reservation import (
-    HEADER,
-    HOUR,
-    RESERVING,
-    SHORT,
-    Reservation,
-    claim_for,
-    free_of,
-    give_up,
-    longest_of,
-    prolong,
-    take,
-)
-from .results import end_of, note_revokes, was_terminated
-from .signals import task_skipped
-from .skipped import Skipped
+from .headers import MAX_ID_CHARS, short_id
+from .policy import meets_reservation
+from .reservation import HEADER, HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
+from .results import Skipped, end_of, note_revokes, tell_skipped, was_terminated
 
 __all__ = ["wrap"]
 
@@ -56,16 +43,14 @@ logger = logging.getLogger("celery_redlock.task")
 
 _celery_state: Any = _state  # its stubs lack most of it
 
-TRYING = 0.5
-"""Seconds to try on, where several publish at once and none gets a quorum; or where the one that
-has it has ended, and is about to free it."""
-PAUSE = 0.02
-"""Seconds between two tries then, at most."""
-REPLACING = 3
+PATIENCE_S = 0.5
+"""To try on, where several publish at once and none gets a quorum; or where the one that has it has
+ended, and is about to free it."""
+MAX_REPLACED = 3
 """How often to take the place of others, where others do so as well."""
 _BY_PLACE = ("producer", "link", "link_error", "shadow")
 """What `apply_async` may also be given by position, after the task's id."""
-FROZEN = (
+_PART_OF_MORE = (
     *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
     "replaced_task_nesting",
 )
@@ -89,209 +74,202 @@ def wrap(task_class: Any = Task) -> None:
         **options: Any,
     ) -> Any:
         lock = lock_of(self)
+        stamped = "lock" not in options or _is_stamp("lock", options)
         if lock is None:
-            if "lock" in options and not _is_stamp("lock", options):
+            if not stamped:
                 raise ConfigurationError(
                     f"{self.name} takes no lock, so there is nothing that lock= could change for"
                     " one call of it: give it SingletonTask as its base, or @locked"
                 )
             return original(self, args, kwargs, task_id, *rest, **options)
-        given = None if _is_stamp("lock", options) else options.pop("lock", None)
+        given = None if stamped else options.pop("lock")
         headers = options.get("headers")
         again = isinstance(headers, Mapping) and HEADER in headers
         if given is None and not again and lock.scope not in RESERVING:
             return original(self, args, kwargs, task_id, *rest, **options)
         app = self.app
-        conf = app.conf
         wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
         if given is None and again:
             given = _given_before(options["headers"][HEADER], task_id, wish)
-            wish = replace(wish, **given) if given else wish
-        if wish.scope not in RESERVING and not given:
-            return original(self, args, kwargs, task_id, *rest, **options)
+            wish = replace(wish, **given)
         options.update(zip(_BY_PLACE, rest, strict=False))
-        if conf.task_always_eager or not enabled(conf):
+        reserves = wish.scope in RESERVING or given
+        if not reserves or app.conf.task_always_eager or not enabled(app.conf):
             return original(self, args, kwargs, task_id, **options)
-
-        def send(task_id: Any, note: Reservation | None) -> Any:
-            if note is not None:
-                headers = options.get("headers")
-                options["headers"] = {**(headers or {}), HEADER: note.header()}
-            return original(self, args, kwargs, task_id, **options)
-
-        return _Publication(self, app, lock, wish, args, kwargs, task_id, options, send).publish()
+        return _Publication(
+            task=self,
+            lock=lock,
+            wish=wish,
+            arguments=(args, kwargs),
+            task_id=task_id,
+            options=options,
+            original=original,
+        ).publish()
 
     apply_async.__redlock__ = True  # type: ignore[attr-defined]
     task_class.apply_async = apply_async
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Publication:
     """One call of `apply_async`."""
 
-    def __init__(
-        self,
-        task: Any,
-        app: Any,
-        lock: TaskLock,
-        wish: TaskOptions,
-        args: Any,
-        kwargs: Any,
-        task_id: Any,
-        options: Mapping[str, Any],
-        send: Callable[[Any, Reservation | None], Any],
-    ) -> None:
-        self._task = task
-        self._app = app
-        self._lock = lock
-        self._wish = wish
-        self._args = args
-        self._kwargs = kwargs
-        self._task_id = task_id
-        self._options = options
-        self._send = send
+    task: Any
+    lock: TaskLock
+    wish: TaskOptions
+    arguments: tuple[Any, Any]
+    task_id: Any
+    options: dict[str, Any]
+    original: Callable[..., Any]
 
     def publish(self) -> Any:
-        task = self._task
+        args, kwargs = self.arguments
         try:
-            names = self._lock.resources(task, task.run, self._args or (), self._kwargs or {})
+            names = self.lock.resources(self.task, self.task.run, args or (), kwargs or {})
         except TypeError:
             # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
-            return self._send(self._task_id, None)
-        wish = self._wish
-        kept = self._kept(names) if self._task_id is not None else None
+            return self._send(self.task_id, None)
+        kept = self._kept(names)
         if kept is not None:
-            return kept()
+            return self._send_kept(kept)
         ttl, lasts = self._times()
-        note = Reservation(names, wish.scope, wish.on_duplicate, ttl)
-        if wish.scope not in RESERVING:  # for this call
-            return self._send(self._task_id, note)
-        redlock = Redlock.from_app(self._app)
+        note = Reservation(names, self.wish.scope, self.wish.on_duplicate, ttl)
+        if note.scope not in RESERVING:  # for this call
+            return self._send(self.task_id, note)
+        return self._reserve(note, lasts)
+
+    def _send(self, task_id: Any, note: Reservation | None) -> Any:
+        if note is not None:
+            headers = self.options.get("headers") or {}
+            self.options["headers"] = {**headers, HEADER: note.header()}
+        return self.original(self.task, *self.arguments, task_id, **self.options)
+
+    def _reserve(self, note: Reservation, lasts: float) -> Any:
+        """Take a reservation for `lasts` seconds and send the message, or say who has it."""
+        wish = self.wish
+        redlock = Redlock.from_app(self.task.app)
         frozen = self._frozen
-        task_id = self._task_id or uuid()
-        replaced = 0
-        until = 0.0
+        task_id = self.task_id or uuid()
+        # Shorter than what a body has, so that one is told from the other.
+        short = max(MIN_TTL, min(UNSENT_TTL_S, wish.ttl / 2))
+        replaced, until = 0, None
         while True:
-            # Shorter than what a body has, so that one is told from the other.
-            short = max(MIN_TTL, min(SHORT, wish.ttl / 2))
-            claim = claim_for(redlock, names, min(lasts, short), task_id, task.name)
+            claim = claim_for(redlock, note.resources, min(lasts, short), task_id, self.task.name)
             try:
-                try:
-                    take(redlock, claim)
-                except ResourceHeld as refusal:
-                    holder = refusal.holder
-                except QuorumUnavailable as error:
-                    if wish.on_unavailable == "raise":
-                        raise
-                    logger.warning("%s is published without a reservation: %s", self._called, error)
-                    return self._send(task_id, note)
-                else:
+                refusal = reservation.take(redlock, claim)
+                if refusal is None:
                     sent = self._send(task_id, replace(note, token=claim.token))
                     if lasts > short:
-                        # Unless its body has begun already, which has a ttl of its own.
-                        longer = claim_for(redlock, names, lasts, token=claim.token)
+                        # Unless its body has begun already, and extends it by another ttl.
+                        longer = claim_for(redlock, note.resources, lasts, token=claim.token)
                         longer.below = short
-                        prolong(redlock, [longer])
+                        reservation.prolong(redlock, [longer])
                     return sent
             except BaseException:  # also one that strikes in between
-                give_up(redlock, claim)
+                reservation.give_up(redlock, claim)
                 raise
+            if isinstance(refusal, QuorumUnavailable):
+                if wish.on_unavailable == "raise":
+                    raise refusal
+                return self._send_without(task_id, note, refusal)
             if frozen:
                 return self._send(task_id, note)
+            holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
+            until = time.monotonic() + PATIENCE_S if until is None else until
             if not _names_a_task(holder):
                 # Several have asked at once; or another program has our key.
-                until = until or time.monotonic() + TRYING
-                if (holder is None or holder.owner is not None) and _pause(until):
+                if (holder is None or holder.owner is not None) and reservation.pause(until):
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
-                logger.warning("%s is published without a reservation: %s", self._called, why)
-                return self._send(task_id, note)
+                return self._send_without(task_id, note, why)
             assert holder is not None and holder.owner is not None
             other = holder.owner.task_id
             # An id that is used again may have ended before, and be queued now.
-            ended = wish.scope != "until_expired" and other != short_id(self._task_id)
-            end = end_of(self._task, other) if ended else None
-            if end is not None and end != states.REVOKED:
-                # Its result is stored before its key is freed. Whoever has just read it is no
-                # duplicate, and would be given a result again that he has seen.
-                until = until or time.monotonic() + TRYING
-                if _pause(until):
-                    continue
-            if replaced < REPLACING and (end is not None or wish.on_duplicate == "replace"):
+            ended = wish.scope != "until_expired" and other != short_id(self.task_id)
+            end = end_of(self.task, other) if ended else None
+            late, freed = time.monotonic() >= until, replaced >= MAX_REPLACED
+            step = meets_reservation(end, late=late, freed=freed)
+            if step == "wait":
+                reservation.pause(until)
+                continue
+            revoke = end is None and wish.on_duplicate == "replace" and not freed
+            if step == "free" or revoke:
                 replaced += 1
-                if self._takes_place_of(redlock, names, other, revoke=end is None):
+                if self._takes_place_of(redlock, note, other, revoke=revoke):
                     continue
             return self._duplicate(task_id, note.resource, holder)
 
+    def _send_without(self, task_id: Any, note: Reservation, why: object) -> Any:
+        """Better twice in the queue than not at all: the lock decides which of them runs."""
+        called = printable(self.task.name)
+        logger.warning("%s is published without a reservation: %s", called, why)
+        return self._send(task_id, note)
+
     # -- A message that has a reservation ---------------------------------------------------------
 
-    def _kept(self, names: tuple[str, ...]) -> Callable[[], Any] | None:
-        """How to send what has a reservation already: a retry, or what takes a task's place."""
-        headers = self._options.get("headers")
+    def _kept(self, names: tuple[str, ...]) -> Reservation | None:
+        """What a message has reserved already: a retry, or what takes a task's place."""
+        if self.task_id is None:
+            return None
+        headers = self.options.get("headers")
         given = headers.get(HEADER) if isinstance(headers, Mapping) else None
-        declared = self._lock.options(self._app)
         # Prolonged where the nodes hold its token, and nowhere else.
-        note = Reservation.of(given, self._task_id, declared, confirmed=True)
+        note = Reservation.of(given, self.task_id, self._declared, confirmed=True)
         arrival = self._arrival
         if arrival is not None and (note is None or not note.token):
             note = arrival.note
         if note is None or note.resources != names or not (note.token or note.begun):
             return None
+        return note
 
-        def send() -> Any:
-            if note.begun:
-                return self._send(self._task_id, note)
+    def _send_kept(self, note: Reservation) -> Any:
+        """Send a message with the reservation that it has."""
+        if note.begun:
+            return self._send(self.task_id, note)
+        arrival = self._arrival
+        if arrival is not None:
+            arrival.pass_on()
+        try:
+            sent = self._send(self.task_id, note)
+        except BaseException:
             if arrival is not None:
-                arrival.pass_on()
-            try:
-                sent = self._send(self._task_id, note)
-            except BaseException:
-                if arrival is not None:
-                    arrival.passed_on = False
-                raise
-            if note.scope != "until_expired":
-                redlock = Redlock.from_app(self._app)
-                ttl = min(note.ttl + self._delay(), longest_of(declared))
-                prolong(redlock, [claim_for(redlock, names, ttl, token=note.token)])
-            return sent
-
-        return send
+                arrival.passed_on = False
+            raise
+        if note.scope != "until_expired":
+            redlock = Redlock.from_app(self.task.app)
+            ttl = min(note.ttl + self._delay(), self._longest)
+            reservation.prolong(
+                redlock, [claim_for(redlock, note.resources, ttl, token=note.token)]
+            )
+        return sent
 
     # -- A duplicate -----------------------------------------------------------------------------
 
     def _duplicate(self, task_id: str, resource: str, holder: Holder) -> Any:
-        assert holder.owner is not None
-        other = holder.owner.task_id
-        policy = self._wish.on_duplicate
-        logger.debug("%s is a duplicate: %s", self._called, holder)
-        task_skipped.send(
-            sender=self._task,
-            resource=resource,
-            task_id=task_id,
-            holder=holder.owner,
-            where="publish",
-            policy=policy,
-        )
+        owner, policy, called = holder.owner, self.wish.on_duplicate, printable(self.task.name)
+        assert owner is not None
+        logger.debug("%s is a duplicate: %s", called, holder)
+        tell_skipped(self.task, task_id, resource, owner, policy, "publish")
         if policy == "raise":
-            raise DuplicateTask(
-                f"{self._called} is not published: {resource} is reserved by {holder.owner}",
-                other,
-                resource=resource,
-            )
-        if policy == "skip" or len(other) > LONG:  # shortened: there is no result of that name
-            marker = Skipped(resource, str(holder.owner))
-            return EagerResult(task_id, marker, states.SUCCESS, name=self._task.name)
-        return self._task.AsyncResult(other)
+            why = f"{called} is not published: {resource} is reserved by {owner}"
+            raise DuplicateTask(why, owner.task_id, resource=resource)
+        # Of an id that was shortened there is no result of that name.
+        if policy == "skip" or len(owner.task_id) > MAX_ID_CHARS:
+            marker = Skipped(resource, str(owner))
+            return EagerResult(task_id, marker, states.SUCCESS, name=self.task.name)
+        return self.task.AsyncResult(owner.task_id)
 
     def _takes_place_of(
-        self, redlock: Redlock, names: tuple[str, ...], other: str, *, revoke: bool
+        self, redlock: Redlock, note: Reservation, other: str, *, revoke: bool
     ) -> bool:
         """Free the place of one that is queued, if it is not running already; whether it may be."""
-        if len(other) > LONG:
+        if len(other) > MAX_ID_CHARS:
             return False
-        freed = free_of(redlock, names, other, self._wish.limit, was_terminated(other))
+        running = was_terminated(other)
+        freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, running)
         if freed and revoke:
-            self._app.control.revoke(other)
-            logger.info("%s replaces task %s", self._called, printable(other))
+            self.task.app.control.revoke(other)
+            logger.info("%s replaces task %s", printable(self.task.name), printable(other))
         return freed is not False
 
     # -- Times -----------------------------------------------------------------------------------
@@ -302,62 +280,57 @@ class _Publication:
         Raises:
             ConfigurationError: The call asks for too long.
         """
-        reserve_ttl, longest = self._wish.reserve_ttl, longest_of(self._lock.options(self._app))
+        reserve_ttl, longest = self.wish.reserve_ttl, self._longest
         if reserve_ttl is not None and reserve_ttl > longest:
             error = (
-                f"{self._called}: one call can reserve its key for {longest:g} s at most, and not"
-                f" for {reserve_ttl:g}: declare such a lock_reserve_ttl with the task"
+                f"{printable(self.task.name)}: one call can reserve its key for {longest:g} s at"
+                f" most, and not for {reserve_ttl:g}: declare such a lock_reserve_ttl with the task"
             )
             if not self._frozen:
                 raise ConfigurationError(error)
             logger.warning("%s; it is reserved for %g s", error, longest)  # others wait for it
         # What comes again brings its `expires` along, which anybody may have written.
-        said = reserve_ttl is None and self._arrival is None
-        expires = self._expires() if said else None
+        expires = None
+        if reserve_ttl is None and self._arrival is None:
+            expires = seconds_until(self.task.app, self.options.get("expires", self.task.expires))
         ttl = expires if expires is not None else reserve_ttl or HOUR
         lasts = ttl if expires is not None else ttl + self._delay()
         return min(max(ttl, MIN_TTL), longest), min(max(lasts, MIN_TTL), longest)
 
     def _delay(self) -> float:
         """Seconds until it may start."""
-        later = self._options.get("countdown") or self._options.get("eta")
-        return max(0.0, seconds_until(self._app, later) or 0.0)
-
-    def _expires(self) -> float | None:
-        """Seconds until it expires; None if it does not."""
-        return seconds_until(self._app, self._options.get("expires", self._task.expires))
+        later = self.options.get("countdown") or self.options.get("eta")
+        return max(0.0, seconds_until(self.task.app, later) or 0.0)
 
     # --------------------------------------------------------------------------------------------
 
     @property
+    def _declared(self) -> TaskOptions:
+        return self.lock.options(self.task.app)
+
+    @property
+    def _longest(self) -> float:
+        """For how many seconds from now a call can reserve its key."""
+        return max(MONTH, self._declared.reserve_ttl or 0.0)
+
+    @property
     def _frozen(self) -> bool:
         """Whether others wait for this very message, or it has been sent before."""
-        options = self._options
-        if self._arrival is not None:
+        given = {name for name, value in self.options.items() if value}
+        if self._arrival is not None or given & {"link", "link_error", "root_id", "parent_id"}:
             return True
-        if options.get("link") or options.get("link_error"):
-            return True  # callbacks of its own
-        if options.get("root_id") or options.get("parent_id"):
-            return True
-        return self._task_id is not None and any(options.get(name) for name in FROZEN)
+        return self.task_id is not None and bool(given & {*_PART_OF_MORE})
 
     @property
     def _arrival(self) -> ReservedDelivery | None:
         """The delivery of this very message that is at work here."""
-        return _arrival_of(self._task_id)
-
-    @property
-    def _called(self) -> str:
-        return printable(self._task.name)
+        return _arrival_of(self.task_id)
 
 
 def _given_before(header: Any, task_id: Any, declared: TaskOptions) -> dict[str, Any]:
     """What was chosen for a message that is sent again; nothing if it is another's header."""
     arrival = _arrival_of(task_id)
-    if arrival is not None:
-        note: Reservation | None = arrival.note
-    else:
-        note = Reservation.of(header, task_id, declared)
+    note = arrival.note if arrival is not None else Reservation.of(header, task_id, declared)
     if note is None or not (note.token or arrival):
         return {}
     return {"scope": note.scope, "on_duplicate": note.on_duplicate}
@@ -374,14 +347,6 @@ def _arrival_of(task_id: Any) -> ReservedDelivery | None:
     task = _celery_state._task_stack.top
     arrival = arrival_of(task.request_stack.top) if task is not None else None
     return arrival if arrival is not None and arrival.task_id == task_id else None
-
-
-def _pause(until: float) -> bool:
-    """Wait a moment, if there is one left; whether there was."""
-    if time.monotonic() >= until:
-        return False
-    time.sleep(random.uniform(0.001, PAUSE))
-    return True
 
 
 def _names_a_task(holder: Holder | None) -> bool:

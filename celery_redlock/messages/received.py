@@ -1,12 +1,10 @@
 """What a worker's main process does for the reservations of messages whose bodies have not begun.
 
-It has received them, and holds them: with an ETA, parked, for want of a slot. Meanwhile it prolongs
-their reservations; and it frees those of messages that are revoked, which Celery itself discards
-only when they are due.
-
-A thread looks at them twice a second. Of a revoke no signal tells before the message is due; a
-worker learns of one in several ways (by a command, by another worker, from its state file, by
-stamps), all of which end in the same two sets.
+It has received them, and holds them: with an ETA, parked, or because no slot is free. Meanwhile it
+prolongs their reservations; and it frees those of messages that are revoked, which Celery itself
+discards only when they are due. A thread looks at them twice a second, because no signal tells of a
+revoke before the message is due: a worker learns of one in several ways (by a command, by another
+worker, from its state file, by stamps), all of which end in the same two sets.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from celery.utils.functional import maybe_list
 from ..locking.redlock import Redlock
 from ..protocol.values import printable
 from ..runtime.clock import monotonic
-from .reservation import SHORT, Reservation, claim_of, free, prolong
+from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 
 __all__ = ["hold"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
-LOOK = 0.5
-"""Seconds between two looks."""
+POLL_INTERVAL_S = 0.5
+"""Between two looks: a revoked message's key is to be free within a second."""
 
 
 class _Held:
@@ -41,7 +39,7 @@ class _Held:
     def __init__(self, note: Reservation) -> None:
         self.note = note
         # Its producer may have died before it made the reservation last.
-        self.due = monotonic() + min(note.ttl, SHORT) / 3
+        self.due = monotonic() + min(note.ttl, UNSENT_TTL_S) / 3
 
 
 _lock = threading.Lock()
@@ -63,7 +61,7 @@ def hold(request: Any, note: Reservation) -> None:
 def _run() -> None:
     global _thread
     while True:
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL_S)
         with _lock:
             held = list(_held.items())
             if not held:
@@ -72,7 +70,9 @@ def _run() -> None:
         try:
             _look(held)
         except Exception:
-            logger.exception("could not prolong or free reservations; trying again in %g s", LOOK)
+            logger.exception(
+                "could not prolong or free reservations; trying again in %g s", POLL_INTERVAL_S
+            )
 
 
 def _look(held: Sequence[tuple[Any, _Held]]) -> None:
@@ -105,17 +105,12 @@ def _forget(request: Any) -> None:
 
 
 def _is_revoked(request: Any, revoked: Any, stamps: Mapping[str, Any]) -> bool:
-    """Whether a message is revoked, by its id or by a stamp; not one that has neither."""
+    """Whether a message is revoked, by its id or by one of its stamps."""
     try:
-        return request.id in revoked or bool(stamps and _is_stamped(request, stamps))
+        return request.id in revoked or any(
+            stamp in maybe_list(stamps.get(name) or [])
+            for name, its_own in (request.stamps.items() if stamps else ())
+            for stamp in maybe_list(its_own) or []
+        )
     except (AttributeError, TypeError):  # forged ones: Celery will refuse it when it is due
         return False
-
-
-def _is_stamped(request: Any, revoked: Mapping[str, Any]) -> bool:
-    """Whether one of its stamps is among those that are revoked."""
-    return any(
-        stamp in maybe_list(revoked.get(name) or [])
-        for name, stamps in request.stamps.items()
-        for stamp in maybe_list(stamps) or []
-    )

@@ -1,20 +1,21 @@
 """A reservation: a resource that is a message's from its publication on.
 
-A key of its own on the nodes, beside that of the lock, with a token of its own, which names the
-task. The token travels in a header of the message, so every process that sees the message's end can
-free it, by compare-and-delete. To lose one is no danger: the lock still decides who runs.
+It has its own key on the nodes, beside that of the lock, and its own token, which names the task.
+The token travels in a header of the message, so every process that sees the message's end can free
+it, by compare-and-delete. To lose one is no danger: the lock still decides which body runs.
 
-A reservation is a claim like any other (`lease.py`), by the rounds of `quorum.py`. It may end
+A reservation is a claim like any other (`claim.py`), by the rounds of `quorum.py`. It may end
 before its message, never the other way round: in doubt there is a duplicate in the queue, and no
 key that is reserved for nothing. So it is taken for seconds, and made to last when its message is
-out; from then on it is prolonged by whoever sees the message, but nobody sets it again who does not
-run the body: the message may have come to its end, and would leave it behind.
+out; from then on whoever sees the message prolongs it, but only the process that runs the body sets
+it again: the message may have come to its end, and would leave it behind.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import random
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -27,10 +28,10 @@ from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import RESERVED_SUFFIX
-from ..protocol.errors import QuorumUnavailable
-from ..protocol.names import MAX_NAME_CHARS, MAX_NAMES, Resources
+from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
+from ..protocol.names import Resources, checked_names
 from ..protocol.round import Verb
-from ..protocol.values import Holder, Owner, names_of, printable, shown
+from ..protocol.values import Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
 from .headers import short_id
 
@@ -40,8 +41,9 @@ if TYPE_CHECKING:
 __all__ = [
     "HEADER",
     "HOUR",
+    "MONTH",
     "RESERVING",
-    "SHORT",
+    "UNSENT_TTL_S",
     "Reservation",
     "adopt",
     "claim_for",
@@ -51,7 +53,7 @@ __all__ = [
     "free_of",
     "free_soon",
     "give_up",
-    "longest_of",
+    "pause",
     "prolong",
     "start",
     "take",
@@ -70,16 +72,18 @@ _RESERVES = {
 """How long a scope keeps others from publishing: not at all, until the body begins, ends, ever."""
 HOUR = 3600.0
 """Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
-SHORT = 10.0
-"""Seconds for which it is taken at most while its message is not out: a producer that is killed in
-between blocks its key for so long."""
+UNSENT_TTL_S = 10.0
+"""For which it is taken at most while its message is not out: a producer that is killed in between
+blocks its key for so long."""
 MONTH = 31 * DAY
 """Seconds from now for which one call can reserve its key, by its ETA, `expires` or `reserve_ttl`:
 workers publish the callbacks that a message brings, as it says, and anybody may have written it. It
 would block the key for centuries. Who means it declares it. A worker that holds the message
 prolongs its reservation; elsewhere there may be a duplicate in the queue after this time."""
-LONGEST_TOKEN = 1000
-"""Characters."""
+MAX_TOKEN_CHARS = 1000
+"""Of a token in a header; ours have at most some 600, most of them the names of task and host."""
+MAX_PAUSE_S = 0.02
+"""Between two looks at a reservation that is about to be freed: a round takes a tenth of it."""
 
 
 @dataclass(frozen=True)
@@ -109,17 +113,8 @@ class Reservation:
 
     def header(self) -> dict[str, Any]:
         """As it stands in a message."""
-        header: dict[str, Any] = {
-            "resources": list(self.resources),
-            "scope": self.scope,
-            "on_duplicate": self.on_duplicate,
-            "ttl": self.ttl,
-        }
-        if self.token:
-            header["token"] = self.token
-        if self.begun:
-            header["begun"] = True
-        return header
+        every = {**vars(self), "resources": list(self.resources)}
+        return {name: value for name, value in every.items() if value}
 
     @classmethod
     def of(
@@ -130,16 +125,16 @@ class Reservation:
         *,
         confirmed: bool = False,
     ) -> Reservation | None:
-        """What counts of a message's header; None if that is nothing, or nonsense.
+        """Return what counts of a message's header; None if that is nothing, or nonsense.
 
         Anybody may have written it. So it tells what its message has been through, and what its
         call asked for, as far as that takes no lock from a body, and keeps no key for longer than
         its task would. What reserves more than the task does counts where the nodes hold the token:
-        only who may ask them can have put it there.
+        only a process that may ask them can have put it there.
 
         Args:
             given: The header's value.
-            task_id: The message's: another's reservation is none of its.
+            task_id: The message's: a token that names another is none of its.
             options: Those of its task; None to free what it has, and for nothing else.
             confirmed: Whether the nodes hold its token, or whoever acts on this will ask them.
         """
@@ -147,15 +142,15 @@ class Reservation:
             return None
         names, scope = given.get("resources"), given.get("scope")
         policy, ttl, token = given.get("on_duplicate"), given.get("ttl"), given.get("token", "")
-        if not isinstance(names, (list, tuple)) or not 0 < len(names) <= MAX_NAMES:
-            return None
-        if not all(isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARS for name in names):
-            return None
         if scope not in SCOPES or policy not in DUPLICATE_POLICIES:
             return None
         if isinstance(ttl, bool) or not isinstance(ttl, (int, float)) or not abs(ttl) < math.inf:
             return None
-        if not isinstance(token, str) or len(token) > LONGEST_TOKEN:
+        if not isinstance(token, str) or len(token) > MAX_TOKEN_CHARS:
+            return None
+        try:
+            names = checked_names(list(names) if isinstance(names, (list, tuple)) else ())
+        except ConfigurationError:
             return None
         owner = Owner.of(token) if token else None
         if token and (owner is None or owner.task_id != short_id(task_id)):
@@ -170,12 +165,7 @@ class Reservation:
             if not confirmed and _RESERVES[scope] > _RESERVES[options.scope]:
                 scope = options.scope
         ttl = float(min(max(ttl, MIN_TTL), longest))
-        return cls(names_of(names), scope, policy, ttl, token, begun)
-
-
-def longest_of(declared: TaskOptions) -> float:
-    """How long one call of a task can reserve its key, in seconds from now."""
-    return max(MONTH, declared.reserve_ttl or 0.0)
+        return cls(names, scope, policy, ttl, token, begun)
 
 
 def claim_for(
@@ -187,15 +177,9 @@ def claim_for(
     *,
     token: str = "",
 ) -> Claim:
-    """A claim on a reservation: of a message that is to be sent, or that has a token.
+    """A claim on the reservation of what a task locks, for `ttl` seconds.
 
-    Args:
-        redlock: Where.
-        resource: What the task locks.
-        ttl: Seconds.
-        task_id: Whose it is to be.
-        task: That task's name.
-        token: Whose it is already.
+    Of the message with that token; or of one that is to be sent, of a task with that id and name.
     """
     if not token:
         us = redlock.client.owner
@@ -210,24 +194,30 @@ def claim_of(redlock: Redlock, note: Reservation) -> Claim:
     return claim_for(redlock, note.resources, note.ttl, token=note.token)
 
 
-def take(redlock: Redlock, claim: Claim) -> None:
-    """Take it: one round.
-
-    Raises:
-        ResourceHeld: Another has it.
-        QuorumUnavailable: Too few nodes answered.
-    """
+def take(redlock: Redlock, claim: Claim) -> NotAcquired | None:
+    """Take it, in one round; return the refusal, and None if it is taken."""
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.acquire(claim, now, patience))
     if claim.granted_at is None:
-        raise outcome.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
+        return outcome.refusal(claim.resource, ballot, redlock.nodes, claim.ttl)
+    return None
+
+
+def pause(until: float) -> bool:
+    """Wait a moment, if there is one left until then (`time.monotonic`); return whether there was.
+
+    At random, so that several who ask at once do not meet again.
+    """
+    if time.monotonic() >= until:
+        return False
+    time.sleep(random.uniform(0.001, MAX_PAUSE_S))
+    return True
 
 
 def adopt(redlock: Redlock, claim: Claim) -> bool | None:
     """Confirm it, for its ttl from now; where it has expired it is taken again.
 
-    Returns:
-        Whether it is ours; None if too few nodes answered to tell.
+    Return whether it is ours; None if too few nodes answered to tell.
     """
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.extend([claim], now, patience))
@@ -242,9 +232,7 @@ def adopt(redlock: Redlock, claim: Claim) -> bool | None:
 def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
     """Free it as its body begins.
 
-    Returns:
-        Whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
-
+    Return whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
     """
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
     if ballot.yes >= ballot.quorum or ballot.yes + ballot.no < ballot.quorum:
@@ -269,12 +257,8 @@ def free_in(redlock: Redlock, resource: str) -> float | None:
 def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> None:
     """Let reservations last for their ttl from now at least, where they have not ended.
 
-    Their messages are elsewhere: what is gone may have been freed at their end.
-
-    Args:
-        redlock: Where.
-        claims: With the messages' tokens; fresh ones, which know nothing of the nodes.
-        patience: How long to wait for the nodes, in seconds; 0 only writes to them.
+    Their messages are elsewhere: what is gone may have been freed at their end. The claims are
+    fresh ones, with the messages' tokens. `patience` is as in `free`.
     """
     redlock.client.driver.extend(claims, patience, Verb.RENEW)
 
@@ -282,10 +266,7 @@ def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) ->
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
     """Free it. Nodes that are away are told when they are back.
 
-    Args:
-        redlock: Where.
-        claim: With the token of the message that is over.
-        patience: How long to wait for the nodes, in seconds; 0 only writes to them.
+    `patience` is how long to wait for the nodes, in seconds; 0 only writes to them.
     """
     redlock.client.driver.run(lambda now: quorum.free(claim, now, patience))
 
@@ -293,26 +274,21 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
 def free_of(
     redlock: Redlock, names: tuple[str, ...], task_id: str, limit: int, running: bool = False
 ) -> bool | None:
-    """Free what another message has, which will not be run.
+    """Free what another message has reserved, which will not be run.
 
-    Args:
-        redlock: Where.
-        names: What it has reserved.
-        task_id: Its task's, as it stands in its token.
-        limit: How many bodies may run at a time per key.
-        running: Whether to do so though its body is at work.
+    Its task's id is as in its token, and `limit` bodies may run at a time. If one of them is that
+    task's it is left alone, unless `running` is set.
 
     Returns:
         True if it is freed, None if the other has it no more, False if its body is at work, or
         nobody can tell.
     """
     try:
-        holders: list[Holder] = []
         for name in () if running else names:
-            holders += redlock.holders(name, limit=limit)
+            holders = redlock.holders(name, limit=limit)
+            if any(one.owner and one.owner.task_id == task_id for one in holders):
+                return False
     except QuorumUnavailable:
-        return False
-    if any(one.owner and one.owner.task_id == task_id for one in holders):
         return False
     token = holding(redlock, claim_for(redlock, names, MIN_TTL))
     owner = Owner.of(token) if token else None
@@ -331,8 +307,8 @@ def give_up(redlock: Redlock, claim: Claim) -> None:
 def free_soon(redlock: Redlock, note: Reservation) -> None:
     """Free what a message had that is over. For a worker's main process: never waits.
 
-    A thread does, for the answers: that process may not have asked the nodes for hours, and a node,
-    or a firewall, that has hung up meanwhile is only found out by who reads.
+    A thread waits for the answers: that process may not have asked the nodes for hours, and that a
+    node or a firewall has hung up meanwhile is only found out by reading.
     """
     free_it = partial(free, redlock, claim_of(redlock, note), redlock.node_timeout)
     name = f"celery_redlock free {printable(note.resource)}"

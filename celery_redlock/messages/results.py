@@ -1,4 +1,4 @@
-"""What is known of the end of a task: to a result backend, and of what was revoked here."""
+"""Results: of a task that was skipped; and what is known of the end of another."""
 
 from __future__ import annotations
 
@@ -10,14 +10,49 @@ from typing import Any
 from celery import states
 from celery.app.control import Control
 
-__all__ = ["end_of", "has_ended", "note_revokes", "state_of", "was_terminated"]
+from ..protocol.values import Owner
+from .signals import task_skipped
 
-MANY = 10_000
-"""Tasks revoked by this process that it remembers."""
+__all__ = ["Skipped", "end_of", "note_revokes", "state_of", "stored_end", "was_terminated"]
+
+MAX_REVOKED = 10_000
+"""Tasks revoked by this process that it remembers: about two megabytes."""
 
 _revoked: OrderedDict[str, bool] = OrderedDict()
 """By id, the tasks that this process has revoked, and whether it asked for their bodies' end. The
 workers are yet to hear of it, and none may be there to."""
+
+
+class Skipped(dict[str, Any]):
+    """What a task returns that was skipped because another held its lock. A dict, to be stored.
+
+    `Skipped.of(result)` finds it again in a result that went through a backend.
+    """
+
+    __module__ = "celery_redlock"
+
+    def __init__(self, resource: str, holder: str) -> None:
+        super().__init__(celery_redlock="skipped", resource=resource, holder=holder)
+
+    @classmethod
+    def of(cls, result: object) -> Skipped | None:
+        """The marker, if `result` is one; else None."""
+        if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
+            resource, holder = result.get("resource"), result.get("holder")
+            return cls(*(one if isinstance(one, str) else "" for one in (resource, holder)))
+        return None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self["resource"], self["holder"])
+
+
+def tell_skipped(
+    task: Any, task_id: Any, resource: str, holder: Owner | None, policy: str, where: str = "run"
+) -> None:
+    """Send `task_skipped`."""
+    task_skipped.send(
+        sender=task, resource=resource, task_id=task_id, holder=holder, where=where, policy=policy
+    )
 
 
 def state_of(task: Any, task_id: str) -> str | None:
@@ -33,17 +68,12 @@ def state_of(task: Any, task_id: str) -> str | None:
     return state
 
 
-def has_ended(task: Any, task_id: str) -> bool:
-    """Whether the result backend knows that a task has come to its end."""
-    return _stored_end(task, task_id) is not None
-
-
 def end_of(task: Any, task_id: str) -> str | None:
     """The state in which a task has ended, or will without a body; None if it is not known to."""
-    return states.REVOKED if task_id in _revoked else _stored_end(task, task_id)
+    return states.REVOKED if task_id in _revoked else stored_end(task, task_id)
 
 
-def _stored_end(task: Any, task_id: str) -> str | None:
+def stored_end(task: Any, task_id: str) -> str | None:
     """The state in which a task has ended, as the result backend knows; None if it does not."""
     try:
         state = state_of(task, task_id)
@@ -77,7 +107,7 @@ def note_revokes() -> None:
             several = isinstance(task_id, Iterable) and not isinstance(task_id, str)
             for one in task_id if several else (task_id,):
                 _revoked[str(one)] = bool(terminate) or _revoked.get(str(one), False)
-            while len(_revoked) > MANY:
+            while len(_revoked) > MAX_REVOKED:
                 _revoked.popitem(last=False)
         return reply
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,40 +14,26 @@ from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..protocol.names import checked_names
 from ..runtime.interrupt import Interruptible
+from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
 from .headers import short_id
-from .parkable import parks
+from .policy import parks
 
 __all__ = ["run"]
 
 
 def run(
-    lock: TaskLock,
-    task: Any,
-    app: Any,
-    function: Callable[..., Any],
-    body: Callable[[], Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    lock: TaskLock, task: Any, app: Any, resources: tuple[str, ...], body: Callable[[], Any]
 ) -> Any:
-    """Run a body under the lock of its call.
+    """Run a body under the lock of its call, on these resources; return what it returns.
 
-    Args:
-        lock: How its task is locked.
-        task: The task; None where a function was called.
-        app: Its app, whose nodes it is locked on.
-        function: What the arguments are given to.
-        body: Calls it.
-        args, kwargs: The arguments; they tell the key.
-
-    Returns:
-        What it returned; or a `Skipped`.
+    `task` is None where a function was called. A delivery that is not to run returns a `Skipped`,
+    or leaves by one of Celery's exceptions.
 
     Raises:
-        NotAcquired: It was not delivered by a worker, and the lock was not to be had.
+        NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
-    resources = lock.resources(task, function, args, kwargs)
     if not enabled(app.conf):
         with Unlocked(resources):
             return body()
@@ -55,7 +41,7 @@ def run(
     request = task.request_stack.top if task is not None else None
     delivered = first_call(request)
     # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-    parked = delivered and parks(request, options, resources) and not lock.waits
+    parked = delivered and parks(options, resources) and not lock.waits
     redlock = Redlock.from_app(app)
     owner = None
     if task is not None and not delivered:  # a delivery says more of itself
@@ -77,7 +63,8 @@ def run(
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered:
-        return ReservedDelivery(task, request, redlock, resources, options).run(held, body)
+        message = Message(task, request, redlock, held.resources, options)
+        return ReservedDelivery(message).run(held, body)
     if options.scope == "until_executing":  # which excludes no body from another
         with Unlocked(resources, redlock):
             return body()

@@ -31,8 +31,8 @@ __all__ = [
 _celery_state: Any = _state  # its stubs lack most of it
 _dispatch: Any = dispatch  # it has none
 
-MANY = 10_000
-"""Leases whose task is remembered; those that are left to expire are forgotten in time."""
+MAX_LEASES = 10_000
+"""Whose task is remembered. Those left to expire never say so: the oldest are forgotten."""
 
 
 class _LockSignal(_dispatch.Signal):  # type: ignore[misc]
@@ -131,14 +131,13 @@ class _Bridge(Listener):
             lock_lost.send(sender=task, resource=loss.resource, loss=loss)
 
     def released(self, lease: Lease, held: bool) -> None:
-        task = self._tasks.pop(lease.token, None)
-        if not lock_released.receivers:
-            return
         owner = Owner.of(lease.token)
-        if is_tick(lease.resource, owner):
+        task = self._known(lease.token, owner)
+        self._tasks.pop(lease.token, None)
+        if is_tick(lease.resource, owner) or not lock_released.receivers:
             return
         lock_released.send(
-            sender=task if task is not None else task_of(owner),
+            sender=task,
             resource=lease.resource,
             lease=lease,
             held=held,
@@ -147,10 +146,9 @@ class _Bridge(Listener):
 
     def _remember(self, token: str, task: Any) -> None:
         """Whose lease it is: threads that extend it are at work for no task."""
-        if task is None:
-            return
-        self._tasks[token] = task
-        if len(self._tasks) > MANY:
+        if task is not None:
+            self._tasks[token] = task
+        if len(self._tasks) > MAX_LEASES:
             self._tasks.popitem(last=False)
 
     def _known(self, token: str, owner: Owner | None) -> Any:

@@ -11,7 +11,7 @@ from celery import Task
 
 from ..locking.held import HeldLease
 from ..messages.headers import short_id
-from ..messages.skipped import Skipped
+from ..messages.results import Skipped
 from ..protocol.lease import Lease
 from ..protocol.names import slots
 from ..protocol.outcome import seen, unavailable

@@ -18,8 +18,8 @@ from ..config.declared import wrap as watch_declarations
 from ..config.settings import enabled, given_names, read_settings
 from ..config.task_lock import TaskLock, lock_of
 from ..locking.redlock import Redlock
-from ..messages.conflict import check_rejecting
 from ..messages.endings import end, over, received, refused, release, succeeded
+from ..messages.policy import check_rejecting
 from ..messages.publish import wrap
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import quorum_of

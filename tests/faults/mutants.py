@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import signals
 
@@ -115,12 +115,12 @@ def _swallow() -> None:
     """A task that met a held lock is put off, and never sent again."""
     from celery.exceptions import Retry
 
-    from celery_redlock.messages.conflict import ConflictPolicy
+    from celery_redlock.messages import delivery
 
-    def later(self: Any, why: str, refusal: Exception) -> Any:
+    def send_again(message: Any, refusal: Exception, attempts: Any) -> NoReturn:
         raise Retry(str(refusal), exc=refusal, when=1.0)
 
-    ConflictPolicy.later = later  # type: ignore[method-assign]
+    delivery.send_again = send_again
 
 
 def _kept_token() -> None:

@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 
 from celery_redlock.messages import conflict
 from celery_redlock.messages.broker import (
-    UNACKNOWLEDGED,
+    UNACKNOWLEDGED_S,
     delayed_by_broker,
     has_quorum_queues,
     later_at,
@@ -24,7 +24,7 @@ from celery_redlock.messages.broker import (
     unacknowledged_for,
     without_delays,
 )
-from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
+from tests.unit.delivering import Log, Patch, deliver
 
 pytest.importorskip("celery.utils.quorum_queues", reason="Celery 5.4 has no quorum queues")
 ZEROS = "0." * 26
@@ -85,7 +85,7 @@ def test_a_direct_exchange_delays_nothing_and_the_right_queue_is_named(
     assert later_at(rabbit, request, 0.3) == {"countdown": 0.3, "queue": "direct"}
 
 
-def test_without_quorum_queues_all_is_as_ever(app: Celery) -> None:  # noqa: F811
+def test_without_quorum_queues_all_is_as_ever(app: Celery) -> None:
     for request in (came("", "celery"), came("celery", "celery"), Context()):
         assert later_at(app, request, 0.3) == {"countdown": 0.3}
 
@@ -116,7 +116,7 @@ def test_the_last_delivery_before_the_broker_drops_it(
 
 
 def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
-    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED == 1800.0
+    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S == 1800.0
     rabbit.amqp.queues.add(queue("slow", "direct", **{"x-consumer-timeout": 90_000}))
     rabbit.amqp.queues.add(queue("slower", "direct", **{"x-consumer-timeout": 95_000}))
     assert unacknowledged_for(rabbit) == 90.0
@@ -127,9 +127,7 @@ def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
 
 
 @pytest.mark.parametrize("asked", [unacknowledged_for, has_quorum_queues])
-def test_the_queues_are_looked_through_once(
-    rabbit: Celery, monkeypatch: pytest.MonkeyPatch, asked: Any
-) -> None:
+def test_the_queues_are_looked_through_once(rabbit: Celery, monkeypatch: Patch, asked: Any) -> None:
     """Both are asked with every delivery, and an app may have a thousand queues."""
     walks: list[str] = []
 
@@ -152,7 +150,7 @@ def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
     rabbit.conf.task_queues = [queue("plain", "direct")]
     assert not has_quorum_queues(rabbit)
     arguments = {"x-queue-type": "quorum", "x-consumer-timeout": 90_000}
-    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED
+    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S
     rabbit.amqp.queues.select_add("added", queue_arguments=arguments)
     assert has_quorum_queues(rabbit)
     assert unacknowledged_for(rabbit) == 90.0
@@ -162,8 +160,8 @@ def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
 
 
 def test_what_a_worker_would_hold_waits_for_a_quarter_of_that(
-    app: Any, busy: Any, sent: list[Any]  # noqa: F811
-) -> None:  # fmt: skip
+    app: Any, busy: Any, sent: list[Any]
+) -> None:
     app.conf.broker_transport_options = {"visibility_timeout": 8.0}
     task = busy(lock_retry_backoff=50.0)
     for _ in range(100):
@@ -189,9 +187,7 @@ def error() -> Exception:
 
 
 @pytest.fixture
-def failing(
-    monkeypatch: pytest.MonkeyPatch, app: Any, error: Exception  # noqa: F811
-) -> list[int]:  # fmt: skip
+def failing(monkeypatch: Patch, app: Any, error: Exception) -> list[int]:
     """How often it fails yet to send; and no time is spent on trying."""
     left = [10**6]
 
@@ -201,16 +197,15 @@ def failing(
             raise error
 
     monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
-    monkeypatch.setattr(conflict, "SEND", 0.05)
+    monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 0.05)
     return left
 
 
 @pytest.mark.parametrize("error", BREAKS, ids=repr)
 def test_what_cannot_be_sent_is_tried_again(
-    failing: list[int], error: Exception, busy: Any, monkeypatch: pytest.MonkeyPatch,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(conflict, "SEND", 5.0)
+    failing: list[int], error: Exception, busy: Any, monkeypatch: Patch, caplog: Log
+) -> None:
+    monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 5.0)
     failing[0] = 2
     result, _info = deliver(busy())
     assert isinstance(result, Retry)
@@ -219,8 +214,8 @@ def test_what_cannot_be_sent_is_tried_again(
 
 
 def test_it_goes_back_to_the_broker_unless_that_would_drop_it(
-    failing: list[int], busy: Any  # noqa: F811
-) -> None:  # fmt: skip
+    failing: list[int], busy: Any
+) -> None:
     late = busy(acks_late=True)
     came = {"exchange": "", "routing_key": "celery"}
     result, _info = deliver(late, delivery_info=came)

@@ -15,26 +15,25 @@ from celery.exceptions import Ignore
 from celery.worker import state
 
 from celery_redlock import SingletonTask
-from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
+from tests.unit.delivering import Log, Patch, Waits, deliver
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
 AGAIN = {"delivery_info": {"redelivered": True}}
 COPY = {ATTEMPTS: {"copy": True}}
 
 
 @pytest.fixture
-def first(redlock: FakeRedlock) -> Lease:  # noqa: F811
+def first(redlock: FakeRedlock) -> Lease:
     """The lock of the first delivery."""
     return redlock.acquire("k", owner=Owner("here", 1, task_id="the-id", task="copied"))
 
 
 @pytest.fixture
-def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+def declare(app: Any) -> Callable[..., Any]:
     def declare(**options: Any) -> Any:
         app.tasks.pop("copied", None)
 
@@ -52,10 +51,7 @@ def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
     "policy", ["retry", "skip", "raise", "wait", "reject", "replace", lambda *_asked: "skip"]
 )
 def test_a_copy_is_kept_out_whatever_the_policy(
-    first: Lease,
-    declare: Any,
-    sent: list[Any],  # noqa: F811
-    policy: str,
+    first: Lease, declare: Any, sent: list[Any], policy: str
 ) -> None:
     """And for as long as it takes: its first delivery may still die."""
     options = {"acks_late": True, "lock_on_deadline": "skip", "lock_wait": 0}
@@ -72,11 +68,17 @@ def test_a_copy_is_kept_out_whatever_the_policy(
     assert task.backend.get_state("the-id") == states.STARTED
 
 
+@pytest.mark.parametrize("how", [COPY, AGAIN])
+def test_a_copy_waits_in_no_slot(
+    first: Lease, declare: Any, sent: Any, waits: Any, how: Any
+) -> None:
+    task = declare(lock_on_conflict="wait", lock_ttl=12)
+    assert isinstance(deliver(task, **how)[0], Ignore)
+    assert set(waits) == {0.0}  # and not its ttl
+
+
 def test_a_copy_looks_ever_more_seldom_and_at_least_every_half_minute(
-    first: Lease,
-    declare: Any,
-    sent: list[Any],  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
+    first: Lease, declare: Any, sent: list[Any], caplog: Log
 ) -> None:
     """When its first delivery dies, it is to run soon; but the first may be at work for hours."""
     caplog.set_level(logging.INFO)
@@ -103,11 +105,7 @@ def test_a_copy_looks_ever_more_seldom_and_at_least_every_half_minute(
     ],
 )
 def test_others_are_no_copies(
-    redlock: FakeRedlock,  # noqa: F811
-    declare: Any,
-    sent: list[Any],  # noqa: F811
-    owner: Any,
-    request_: Any,
+    redlock: FakeRedlock, declare: Any, sent: list[Any], owner: Any, request_: Any
 ) -> None:
     redlock.acquire("k", owner=Owner("here", 1, **owner))
     deliver(declare(), **request_)
@@ -116,9 +114,7 @@ def test_others_are_no_copies(
 
 
 def test_a_copy_does_not_run_when_the_first_has_succeeded(
-    declare: Any,
-    redlock: FakeRedlock,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
+    declare: Any, redlock: FakeRedlock, caplog: Log
 ) -> None:
     caplog.set_level(logging.INFO)
     task = declare()
@@ -147,9 +143,7 @@ def test_a_message_that_met_nobody_runs_whatever_its_state(declare: Any) -> None
 
 
 @pytest.mark.parametrize("answer", ["rpc://", OSError("away")])
-def test_where_nobody_can_tell_it_runs(
-    declare: Any, monkeypatch: pytest.MonkeyPatch, answer: Any
-) -> None:
+def test_where_nobody_can_tell_it_runs(declare: Any, monkeypatch: Patch, answer: Any) -> None:
     task = declare()
     task.backend.store_result("the-id", "first", states.SUCCESS)
     asked: list[str] = []
@@ -167,29 +161,19 @@ def test_where_nobody_can_tell_it_runs(
 
 
 def test_a_copy_whose_first_ends_while_it_waits(
-    first: Lease,
-    redlock: FakeRedlock,  # noqa: F811
-    declare: Any,
-    sent: list[Any],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    first: Lease, redlock: FakeRedlock, declare: Any, sent: list[Any], waits: Waits
 ) -> None:
     """It has seen who holds the lock before it waits in its process."""
     task = declare(lock_wait=0.3)
-    asked: list[float | None] = []
-    acquire = HeldLease.acquire
 
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        asked.append(wait)
+    def then(wait: float | None) -> None:
         if wait:
             task.backend.store_result("the-id", "first", states.SUCCESS)
             redlock.release(first)
-        acquire(self, 0.0)
 
-    monkeypatch.setattr(HeldLease, "acquire", spy)
-    result, _info = deliver(task, **AGAIN)
-    assert isinstance(result, Ignore)
-    assert asked == [0.0, 0.3]
-    assert sent == []
+    waits.then = then  # type: ignore[method-assign]
+    assert isinstance(deliver(task, **AGAIN)[0], Ignore)
+    assert (waits, sent) == ([0.0, 0.3], [])
 
 
 class Received:
@@ -229,7 +213,7 @@ def test_the_main_process_knows_a_copy_of_what_is_at_work(at_work: Received, dec
     assert isinstance(deliver(again.task, **again.request_dict)[0], Ignore)
 
 
-def test_the_main_process_knows_what_is_no_copy(at_work: Received, declare: Any, app: Any) -> None:  # noqa: F811
+def test_the_main_process_knows_what_is_no_copy(at_work: Received, declare: Any, app: Any) -> None:
     received(at_work)
     others = [
         Received(declare(), id="other"),

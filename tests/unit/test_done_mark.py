@@ -18,7 +18,6 @@ from celery_redlock import (
     ConfigurationError,
     QuorumUnavailable,
     SingletonTask,
-    Skipped,
     current_lease,
 )
 from celery_redlock.locking.done_mark import look_up, mark_done
@@ -28,8 +27,8 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner
+from tests.unit.delivering import Patch, deliver
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
 MARK = mark_of(Owner("here", 1, "the-id", task="t"), ["k"])
 AGAIN = {"delivery_info": {"redelivered": True}}
@@ -37,7 +36,7 @@ COPY = {ATTEMPTS: {"copy": True}}
 
 
 @pytest.fixture
-def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+def declare(app: Any) -> Callable[..., Any]:
     def declare(**options: Any) -> Any:
         app.tasks.pop("t", None)
         options = {"name": "t", "lock_key": "k", "acks_late": True, **options}
@@ -58,7 +57,7 @@ def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
     return declare
 
 
-def marks(redlock: FakeRedlock, name: str = MARK) -> int:  # noqa: F811
+def marks(redlock: FakeRedlock, name: str = MARK) -> int:
     """How many nodes know it."""
     return [node.token(name, redlock.clock()) for node in redlock.fakes].count(DONE)
 
@@ -73,7 +72,7 @@ def ran(found: tuple[Any, Any]) -> bool:
     return False
 
 
-def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any) -> None:
     """On each node in the same step: what a copy's quorum shares with the first's, is marked."""
     freed: list[bool] = []
     for node in redlock.fakes:
@@ -89,7 +88,7 @@ def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any)
     assert redlock.driver.rounds == ["acquire", "release"]  # and it costs no round
 
 
-def test_a_copy_ends_quietly_where_one_node_knows(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+def test_a_copy_ends_quietly_where_one_node_knows(redlock: FakeRedlock, declare: Any) -> None:
     """The first's release has reached a quorum; the copy's quorum shares but one node with it."""
     task = declare()
     redlock.driver.dead.update({3, 4})
@@ -120,8 +119,8 @@ def test_who_may_be_second_does_not_run_again(declare: Any, how: Any) -> None:
 
 
 def test_it_is_not_asked_for_where_there_can_be_no_other(
-    redlock: FakeRedlock, declare: Any, app: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, app: Any
+) -> None:
     task = declare()
     assert ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
     assert "peek" not in redlock.driver.rounds
@@ -132,26 +131,24 @@ def test_it_is_not_asked_for_where_there_can_be_no_other(
 
 
 @pytest.mark.parametrize(
-    "then", [ValueError("x"), Ignore(), Reject("x"), Reject("x", requeue=True), "retry"], ids=repr
+    "then",
+    [ValueError("x"), Ignore(), Reject("x"), Reject("x", requeue=True), "retry", "skip"],
+    ids=repr,
 )
 def test_what_did_not_succeed_is_not_marked(
-    redlock: FakeRedlock, declare: Any, sent: list[Any], then: Any  # noqa: F811
-) -> None:  # fmt: skip
-    deliver(declare(), then)
+    redlock: FakeRedlock, declare: Any, sent: list[Any], then: Any
+) -> None:
+    lease = redlock.acquire("k") if then == "skip" else None
+    deliver(declare(lock_on_conflict="skip"), then)
     assert marks(redlock) == 0
+    if lease is not None:
+        redlock.release(lease)
     assert ran(deliver(declare(), **AGAIN))
 
 
-def test_what_was_skipped_is_not_marked(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
-    lease = redlock.acquire("k")
-    assert Skipped.of(deliver(declare(lock_on_conflict="skip"))[0]) is not None
-    assert marks(redlock) == 0
-    redlock.release(lease)
-
-
 def test_a_retry_is_another_delivery_than_the_one_before(
-    redlock: FakeRedlock, declare: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any
+) -> None:
     task = declare()
     assert ran(deliver(task, retries=0))
     assert ran(deliver(task, retries=1, **AGAIN))
@@ -178,8 +175,8 @@ def test_a_task_of_several_resources_is_done_with_all_of_them(declare: Any) -> N
 
 
 def test_what_was_acknowledged_early_is_marked_only_where_it_came_again(
-    redlock: FakeRedlock, declare: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any
+) -> None:
     """It comes again only if nobody had begun with it: then either is late."""
     task = declare(acks_late=False)
     assert ran(deliver(task))
@@ -190,8 +187,8 @@ def test_what_was_acknowledged_early_is_marked_only_where_it_came_again(
 
 
 def test_it_lives_for_minutes_and_longer_than_any_backoff(
-    redlock: FakeRedlock, declare: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any
+) -> None:
     assert ran(deliver(declare()))
     redlock.clock.advance(179)
     assert marks(redlock) == 5
@@ -202,7 +199,7 @@ def test_it_lives_for_minutes_and_longer_than_any_backoff(
     assert marks(redlock) == 5
 
 
-def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: Any) -> None:
     lease = redlock.lock("k")
     lease.acquire()
     lease.mark = (MARK, 60.0)
@@ -215,8 +212,8 @@ def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: An
 
 
 def test_who_cannot_tell_asks_again_later(
-    redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
+) -> None:
     """The node that granted it might be the one that knows."""
     task = declare()
     peek = redlock.driver._carry
@@ -245,8 +242,8 @@ def test_who_cannot_tell_asks_again_later(
 
 @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "wait", "reject", "replace"])
 def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
-    redlock: FakeRedlock, declare: Any, sent: list[Any], policy: str  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, sent: list[Any], policy: str
+) -> None:
     """Another task has the lock by now; a skip would be told of the first delivery."""
     task = declare(lock_on_conflict=policy, lock_wait=0)
     assert ran(deliver(task))
@@ -255,35 +252,33 @@ def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
     assert sent == []
 
 
+@pytest.mark.parametrize(
+    ("holder", "how", "flag"),
+    [
+        # The message that it is sent again in is new: no broker knows what it once was.
+        ("other", AGAIN, "again"),
+        # It was kept for so long that the broker gave its message to another worker, too.
+        ("the-id", {RECEIPT: {"at": time.monotonic() - 1801.0}}, "copy"),
+    ],
+)
 def test_who_is_refused_and_is_not_done_stays_suspect(
-    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
-) -> None:  # fmt: skip
-    """The message that it is sent again in is new: no broker knows what it once was."""
-    redlock.acquire("k", owner=Owner("there", 1, task_id="other"))
-    assert isinstance(deliver(declare(), **AGAIN)[0], Retry)
+    redlock: FakeRedlock, declare: Any, sent: list[Any], holder: str, how: Any, flag: str
+) -> None:
+    redlock.acquire("k", owner=Owner("there", 1, task_id=holder, task="t"))
+    result, _info = deliver(declare(), **how)
+    assert isinstance(result, Retry if flag == "again" else Ignore)
     (again,) = sent
-    assert again.options["headers"][ATTEMPTS]["again"] is True
-    assert "copy" not in again.options["headers"][ATTEMPTS]
+    assert again.options["headers"][ATTEMPTS][flag] is True
+    assert flag == "copy" or "copy" not in again.options["headers"][ATTEMPTS]
 
 
-def test_a_late_one_that_meets_its_other_delivery_is_a_copy(
-    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
-) -> None:  # fmt: skip
-    """It was kept for so long that the broker gave its message to another worker, too."""
-    redlock.acquire("k", owner=Owner("there", 1, task_id="the-id", task="t"))
-    task = declare(lock_on_conflict="skip")
-    assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 1801.0}}))
-    (again,) = sent
-    assert again.options["headers"][ATTEMPTS]["copy"] is True
-
-
-def test_a_mark_that_another_wrote_is_none(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+def test_a_mark_that_another_wrote_is_none(redlock: FakeRedlock, declare: Any) -> None:
     for node in redlock.fakes:
         node.occupy(MARK)
     assert ran(deliver(declare(), **AGAIN))
 
 
-def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare: Any) -> None:  # noqa: F811
+def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare: Any) -> None:
     task = declare()
     begin = redlock.driver._carry
 
@@ -298,12 +293,12 @@ def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare
     assert marks(redlock) == 0
 
 
-def test_nobody_may_give_such_a_name(redlock: FakeRedlock) -> None:  # noqa: F811
+def test_nobody_may_give_such_a_name(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="the mark of a task that is done"):
         redlock.acquire("x#done")
 
 
-def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:  # noqa: F811
+def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:
     lease = redlock.lock("k")
     redlock.driver.dead.update({0, 1})
     lease.acquire()
@@ -321,14 +316,14 @@ def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:  #
 
 
 def test_with_a_limit_a_copy_does_not_take_another_slot(
-    redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
+) -> None:
     """Its first delivery is at work in one; there are two more."""
     seen = Delivery.__init__
 
-    def limited(self: Any, task: Any, request: Any, held: Any, options: Any) -> None:
+    def limited(self: Any, message: Any, held: Any) -> None:
         held.request = replace(held.request, limit=3)
-        seen(self, task, request, held, options)
+        seen(self, message, held)
 
     monkeypatch.setattr(Delivery, "__init__", limited)
     task = declare(lock_on_conflict="skip")

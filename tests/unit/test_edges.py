@@ -32,9 +32,8 @@ from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.stores.redis.reports import Reports
+from tests.unit.delivering import Box, deliver, take
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_publish import Box, box, charge, take  # noqa: F401
-from tests.unit.test_task import app, deliver, redlock  # noqa: F401
 
 NOW = 1000.0
 PREFIX = "redlock:"
@@ -185,7 +184,7 @@ def test_a_node_that_was_just_connected_to_may_have_called_us_before() -> None:
 
 @pytest.mark.parametrize(("wait", "tries"), [(5.0, 1), (0.0, 1), (5.2, 2)])
 def test_nobody_waits_for_less_time_than_the_nodes_have_no_vote(
-    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, wait: float, tries: int  # noqa: F811
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, wait: float, tries: int
 ) -> None:  # fmt: skip
     asked = []
 
@@ -225,7 +224,7 @@ def test_a_lock_is_refused_where_eventlet_has_patched_python(
 # -- reservations --------------------------------------------------------------------------------
 
 
-def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock) -> None:  # noqa: F811
+def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock) -> None:
     take(redlock, "another")
     redlock.driver.dead = {0, 1}
     ours, token = start(redlock, claim_for(redlock, "order:1", 10.0, "mine"))
@@ -234,10 +233,7 @@ def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock
 
 
 def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
-    redlock: FakeRedlock,  # noqa: F811
-    charge: Any,  # noqa: F811
-    box: Box,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def holders(*_args: Any, **_options: Any) -> Any:
         raise QuorumUnavailable("order:1: too few", resource="order:1", votes=())
@@ -252,9 +248,7 @@ def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
 
 
 def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    redlock: FakeRedlock, app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @app.task(base=SingletonTask, bind=True, lock_key="k", lock_scope="until_executed")
     def task(self: Any) -> str:

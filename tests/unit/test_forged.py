@@ -10,57 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery
 from celery.worker.strategy import proto1_to_proto2
 from kombu.utils.uuid import uuid
 
-from celery_redlock import ConfigurationError, SingletonTask, Skipped
+from celery_redlock import ConfigurationError, Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
+from tests.unit.delivering import RESERVED, Box, Log, Patch, Ran, deliver, take
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_publish import RESERVED, Box, box, take  # noqa: F401
-from tests.unit.test_task import app, deliver, redlock  # noqa: F401
 
 LOCKING = [scope for scope in SCOPES if scope != "until_executing"]
 YEARS = 9e9
 """285 of them."""
-
-
-class Ran:
-    """What bodies saw of their locks, and of their reservations."""
-
-    def __init__(self, app: Celery, redlock: FakeRedlock) -> None:  # noqa: F811
-        self.app = app
-        self.redlock = redlock
-        self.locked: list[bool] = []
-        self.reserved: list[set[str | None]] = []
-        self.then: Any = None
-
-    def task(self, scope: str, **options: Any) -> Any:
-        @self.app.task(
-            base=SingletonTask,
-            name=f"forged{len(self.app.tasks)}",
-            lock_key="order:{order_id}",
-            lock_scope=scope,
-            **options,
-        )
-        def charge(order_id: Any, note: Any = None) -> str:
-            self.locked.append(not self.redlock.free("order:1"))
-            self.reserved.append(self.redlock.tokens(RESERVED))
-            if self.then is not None:
-                self.then()
-            return "done"
-
-        return charge
-
-
-@pytest.fixture
-def ran(app: Celery, redlock: FakeRedlock) -> Ran:  # noqa: F811
-    return Ran(app, redlock)
 
 
 def token_of(task_id: str = "the-id") -> str:
@@ -77,7 +42,7 @@ def header(scope: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def reserve(redlock: FakeRedlock, token: str, ttl: float = 100.0) -> None:  # noqa: F811
+def reserve(redlock: FakeRedlock, token: str, ttl: float = 100.0) -> None:
     claim = Claim(RESERVED, token, ttl, 5)
     for node in redlock.fakes:
         node.execute(Verb.ACQUIRE, [claim], redlock.clock())
@@ -103,9 +68,7 @@ def test_no_header_takes_the_lock_from_a_body(ran: Ran, scope: str, says: str) -
 
 
 @pytest.mark.parametrize("scope", LOCKING)
-def test_nor_one_that_the_nodes_bear_out(
-    ran: Ran, redlock: FakeRedlock, scope: str  # noqa: F811
-) -> None:  # fmt: skip
+def test_nor_one_that_the_nodes_bear_out(ran: Ran, redlock: FakeRedlock, scope: str) -> None:
     """Of a producer that still let a call do without: it waits for its lock now."""
     token = token_of()
     reserve(redlock, token)
@@ -122,7 +85,7 @@ def test_what_is_declared_without_a_lock_may_be_given_one(ran: Ran) -> None:
     assert ran.locked == [False, True]
 
 
-def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> None:  # noqa: F811
+def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> None:
     for scope in LOCKING:
         with pytest.raises(ConfigurationError, match="declare"):
             ran.task(scope).apply_async((1,), lock={"scope": "until_executing"})
@@ -135,8 +98,8 @@ def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> N
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
 def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
-    ran: Ran, redlock: FakeRedlock, box: Box, scope: str  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box, scope: str
+) -> None:
     """The main process holds it, and sends it again (`retry_on_worker_lost`)."""
     token = token_of()
     reserve(redlock, token)
@@ -160,8 +123,8 @@ def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
     ],
 )
 def test_no_header_keeps_a_key_for_longer(
-    ran: Ran, redlock: FakeRedlock, declared: str, forged: str, token: str  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, declared: str, forged: str, token: str
+) -> None:
     given = header(forged, ttl=YEARS, **({"token": token} if token else {}))
     result, _ = deliver(ran.task(declared), 1, **{HEADER: given})
     assert result == "done"
@@ -179,17 +142,15 @@ def test_nor_while_the_body_runs(ran: Ran, declared: str, token: str) -> None:
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
 def test_where_its_body_is_yet_to_be_reserved_it_has_not_begun(
-    ran: Ran, redlock: FakeRedlock, scope: str  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, scope: str
+) -> None:
     take(redlock, "first")
     result, _ = deliver(ran.task(scope), 1, **{HEADER: header(scope, begun=True)})
     assert Skipped.of(result) is not None
     assert ran.locked == []
 
 
-def test_a_header_speaks_of_its_own_calls_resources(
-    ran: Ran, redlock: FakeRedlock  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_header_speaks_of_its_own_calls_resources(ran: Ran, redlock: FakeRedlock) -> None:
     token = token_of()
     reserve(redlock, token)
     ran.then = lambda: ran.reserved.append(redlock.tokens("order:2#reserved"))
@@ -201,16 +162,14 @@ def test_a_header_speaks_of_its_own_calls_resources(
 
 @pytest.mark.parametrize("given", [header("while_executing"), {"scope": []}, None])
 def test_what_a_producer_hands_on_is_no_wish(
-    ran: Ran, redlock: FakeRedlock, box: Box, given: Any  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box, given: Any
+) -> None:
     """Of another message, or of nobody's."""
     ran.task("until_executed").apply_async((1,), task_id="mine", headers={HEADER: given})
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
-def test_what_a_retry_reserves_is_its_tasks_to_say(
-    ran: Ran, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+def test_what_a_retry_reserves_is_its_tasks_to_say(ran: Ran, box: Box) -> None:
     """With other arguments; what its header says beyond that, no node has borne out."""
     task = ran.task("until_executed")
     given = {HEADER: header("until_expired", token=token_of())}
@@ -221,8 +180,8 @@ def test_what_a_retry_reserves_is_its_tasks_to_say(
 
 
 def test_what_a_body_publishes_is_not_its_own_message(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     """Only that would be published in any case."""
     task = ran.task("until_and_while_executing")
     ran.then = lambda: take(redlock, "first") or sent.append(task.apply_async((1,), task_id="new"))
@@ -237,8 +196,8 @@ def test_what_a_body_publishes_is_not_its_own_message(
     [("until_executed", True, False), ("until_expired", True, True)],
 )
 def test_what_a_call_has_reserved_is_borne_out_by_the_nodes(
-    ran: Ran, redlock: FakeRedlock, scope: str, while_running: bool, after: bool  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, scope: str, while_running: bool, after: bool
+) -> None:
     token = token_of()
     reserve(redlock, token)
     deliver(ran.task("while_executing"), 1, **{HEADER: header(scope, token=token)})
@@ -251,8 +210,8 @@ def test_what_a_call_has_reserved_is_borne_out_by_the_nodes(
 
 @pytest.mark.parametrize(("reserve_ttl", "own"), [(None, HOUR), (5.0, 5.0), (7200.0, 7200.0)])
 def test_no_header_reserves_for_longer_than_its_task_would(
-    ran: Ran, redlock: FakeRedlock, reserve_ttl: float | None, own: float  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, reserve_ttl: float | None, own: float
+) -> None:
     task = ran.task("until_expired", lock_reserve_ttl=reserve_ttl, lock_ttl=1.0)
     deliver(task, 1, **{HEADER: header("until_expired", ttl=YEARS)})
     assert not redlock.free(RESERVED)
@@ -260,10 +219,7 @@ def test_no_header_reserves_for_longer_than_its_task_would(
     assert redlock.free(RESERVED)
 
 
-def test_one_that_comes_back_is_reserved_for_no_longer(
-    ran: Ran,
-    redlock: FakeRedlock,  # noqa: F811
-) -> None:
+def test_one_that_comes_back_is_reserved_for_no_longer(ran: Ran, redlock: FakeRedlock) -> None:
     """What is left of it if its worker dies."""
     token, left = token_of(), []
     reserve(redlock, token)
@@ -274,9 +230,7 @@ def test_one_that_comes_back_is_reserved_for_no_longer(
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "while_executing"])
-def test_a_worker_prolongs_it_for_no_longer(
-    ran: Ran, monkeypatch: pytest.MonkeyPatch, scope: str
-) -> None:
+def test_a_worker_prolongs_it_for_no_longer(ran: Ran, monkeypatch: Patch, scope: str) -> None:
     """Of a call's reservation as well; where the nodes do not hold the token, that is nothing."""
     asked: list[float] = []
     monkeypatch.setattr(
@@ -298,9 +252,7 @@ def request_of(task: Any, given: Any, **more: Any) -> Any:
     )  # fmt: skip
 
 
-def test_a_retry_prolongs_it_for_no_longer(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: Box) -> None:
     token = token_of()
     reserve(redlock, token)
     task = ran.task("until_executed")
@@ -316,8 +268,8 @@ def test_a_retry_prolongs_it_for_no_longer(
 
 
 def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     """It had none, for the nodes were away; its `expires` is its sender's word."""
     task = ran.task("until_expired", lock_on_unavailable="run")
 
@@ -334,8 +286,8 @@ def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
 
 
 def test_a_call_reserves_for_no_longer_than_a_month_unless_its_task_says_so(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     wish = {"reserve_ttl": YEARS}
     with pytest.raises(ConfigurationError, match="declare such a lock_reserve_ttl with the task"):
         ran.task("until_executed").apply_async((1,), lock=wish)
@@ -349,8 +301,8 @@ def test_a_call_reserves_for_no_longer_than_a_month_unless_its_task_says_so(
     "wish", [{"lock": {"reserve_ttl": YEARS}}, {"countdown": 1e9}, {"expires": 1e9}], ids=repr
 )
 def test_nor_does_a_callback_and_the_task_that_brings_it_succeeds(
-    ran: Ran, redlock: FakeRedlock, box: Box, wish: Any, caplog: pytest.LogCaptureFixture  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box, wish: Any, caplog: Log
+) -> None:
     callback = ran.task("until_executed").si(1).set(**wish)
     assert deliver(ran.task("while_executing"), 2, callbacks=[callback])[0] == "done"
     assert box.header()["ttl"] <= MONTH
@@ -362,8 +314,8 @@ def test_nor_does_a_callback_and_the_task_that_brings_it_succeeds(
 
 
 def test_a_stamp_of_that_name_is_no_wish_of_a_call(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     """Celery hands a message's stamps on as options, where it is sent again."""
     wish = {"scope": "until_expired", "reserve_ttl": YEARS}
     task = ran.task("while_executing")
@@ -383,8 +335,8 @@ def test_a_stamp_of_that_name_is_no_wish_of_a_call(
 
 @pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "while_executing"])
 def test_the_id_of_a_task_is_no_key_to_its_reservation(
-    ran: Ran, redlock: FakeRedlock, scope: str  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, scope: str
+) -> None:
     take(redlock, "the-id")
     tokens = redlock.tokens(RESERVED)
     deliver(ran.task(scope), 1)
@@ -394,8 +346,7 @@ def test_the_id_of_a_task_is_no_key_to_its_reservation(
 
 
 def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
-    ran: Ran,
-    redlock: FakeRedlock,  # noqa: F811
+    ran: Ran, redlock: FakeRedlock
 ) -> None:
     """Sent by name, it had no reservation; its worker took one, and died."""
     take(redlock, "the-id")
@@ -403,9 +354,42 @@ def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
     assert redlock.free(RESERVED)
 
 
+def test_a_message_that_cannot_be_sent_again_keeps_no_key(
+    ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
+) -> None:
+    """Its reservation went with the next one, and comes back to it."""
+    task = ran.task("until_executed")
+
+    def fail(*_args: Any, **_options: Any) -> None:
+        raise OSError("away")
+
+    def again() -> None:
+        monkeypatch.setattr(ran.app, "send_task", fail)
+        with pytest.raises(OSError, match="away"):
+            task.apply_async((1,), task_id="the-id")
+
+    ran.then = again
+    assert deliver(task, 1)[0] == "done"
+    assert redlock.free(RESERVED)
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    "scope", ["until_executing", "until_and_while_executing", "until_executed"]
+)
+def test_one_that_comes_back_had_begun_before_and_is_no_duplicate(
+    ran: Ran, redlock: FakeRedlock, scope: str, again: bool
+) -> None:
+    """Then it has freed what another may have reserved since."""
+    take(redlock, "other")
+    given = {HEADER: header(scope, token=token_of())}
+    result, _ = deliver(ran.task(scope), 1, delivery_info={"redelivered": again}, **given)
+    assert (result == "done") is (again and scope != "until_executed")
+
+
 def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     """It meets its lock, and must not be taken for a duplicate of itself where it is published."""
     take(redlock, "the-id")
     redlock.acquire("order:1", owner=Owner("there", 7, "the-id"))
@@ -415,8 +399,8 @@ def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(
 
 
 def test_a_message_of_protocol_1_has_its_header_elsewhere(
-    ran: Ran, redlock: FakeRedlock, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     """And so has what its sender reserved, without being taken at its id's word."""
     ran.app.conf.task_protocol = 1
     task = ran.task("until_executed")

@@ -16,21 +16,21 @@ from celery.utils.collections import LimitedSet
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock import Skipped
+from celery_redlock import ResourceHeld, Skipped
 from celery_redlock.config.checks import DUPLICATE_POLICIES, MIN_TTL, SCOPES
 from celery_redlock.messages.broker import on_last_delivery, queue_of, without_delays
 from celery_redlock.messages.endings import over, received, refused
 from celery_redlock.messages.headers import (
     ATTEMPTS,
-    FEW,
+    MAX_ATTEMPTS,
     RECEIPT,
     attempts_of,
+    count_refusal,
     is_redelivered,
     mark_copy,
     receive,
     serializer_of,
     short_id,
-    stuck_for,
     waited,
 )
 from celery_redlock.messages.received import _Held, _look
@@ -41,10 +41,9 @@ from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
+from tests.unit.delivering import RESERVED, Box, Patch, Ran, deliver
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_forged import Ran, ran, request_of  # noqa: F401
-from tests.unit.test_publish import RESERVED, Box, box  # noqa: F401
-from tests.unit.test_task import app, deliver, redlock  # noqa: F401
+from tests.unit.test_forged import request_of
 
 CASES = settings(
     max_examples=int(os.environ.get("KEY_CASES", 40)),
@@ -100,7 +99,7 @@ ENDLESS = {**HUGE, "scope": "until_expired", "ttl": 1e10}
 
 
 @pytest.fixture
-def raised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def raised(monkeypatch: Patch) -> Iterator[list[str]]:
     """What handlers of signals raise; Celery only logs it."""
     said: list[str] = []
     handler = logging.Handler(logging.ERROR)
@@ -122,8 +121,8 @@ def raised(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 @CASES
 @given(header=reservations, task_id=junk | st.just("the-id"), scope=st.sampled_from(SCOPES))
 def test_of_a_reservation(
-    ran: Ran, redlock: FakeRedlock, header: Any, task_id: Any, scope: str  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, header: Any, task_id: Any, scope: str
+) -> None:
     task = ran.task(scope)
     for options in (None, task.redlock.options(ran.app)):
         note = Reservation.of(header, task_id, options)
@@ -145,8 +144,8 @@ def test_of_attempts(given: Any, receipt: Any, task_id: Any, info: Any) -> None:
     headers = {ATTEMPTS: given, RECEIPT: receipt}
     read = attempts_of(headers)
     json.dumps(read, allow_nan=False)
-    assert 0 <= read["held"] <= FEW and read["stuck"] >= 0.0
-    assert stuck_for(headers, read, "holder") >= 0.0
+    assert 0 <= read["held"] <= MAX_ATTEMPTS and read["stuck"] >= 0.0
+    assert count_refusal(headers, ResourceHeld("held"))["stuck"] >= 0.0
     assert waited(headers) >= 0.0
     serializer_of(headers)
     is_redelivered(info)
@@ -156,7 +155,7 @@ def test_of_attempts(given: Any, receipt: Any, task_id: Any, info: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [10**5000, nested(5000)], ids=["a number", "a list"])
-def test_of_what_has_no_text(app: Celery, given: Any) -> None:  # noqa: F811
+def test_of_what_has_no_text(app: Celery, given: Any) -> None:
     """Of other serializers: JSON has no such thing."""
     assert short_id(given) == f"no id, but a {type(given).__name__}"
     assert queue_of(app, {"delivery_info": {"exchange": given, "routing_key": given}}) is None
@@ -168,7 +167,7 @@ def test_of_what_has_no_text(app: Celery, given: Any) -> None:  # noqa: F811
 @given(
     info=junk | some(exchange=texts, routing_key=texts), count=junk, deaths=junk | some(queue=texts)
 )
-def test_of_the_broker(app: Celery, info: Any, count: Any, deaths: Any) -> None:  # noqa: F811
+def test_of_the_broker(app: Celery, info: Any, count: Any, deaths: Any) -> None:
     request = {"delivery_info": info, "x-delivery-count": count}
     queue_of(app, request)
     on_last_delivery(app, request)
@@ -201,12 +200,12 @@ def test_of_a_result(state: Any) -> None:
     scope=st.sampled_from(SCOPES), header=reservations, given=attempts, receipt=junk,
     more=st.fixed_dictionaries(
         {}, optional={"parent_id": junk, "replaced_task_nesting": junk, "retries": junk,
-                      "redlock_lease": junk, "redlock_arrival": junk, "redlock_parks": junk}),
+                      "redlock_lease": junk, "redlock_arrival": junk}),
 )  # fmt: skip
 def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
-    ran: Ran,  # noqa: F811
-    redlock: FakeRedlock,  # noqa: F811
-    box: Box,  # noqa: F811
+    ran: Ran,
+    redlock: FakeRedlock,
+    box: Box,
     raised: list[str],
     scope: str,
     header: Any,
@@ -243,9 +242,9 @@ def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
     priority=junk, stamps=junk, redelivered=junk,
 )  # fmt: skip
 def test_a_workers_main_process_goes_on(
-    ran: Ran,  # noqa: F811
-    redlock: FakeRedlock,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
+    ran: Ran,
+    redlock: FakeRedlock,
+    monkeypatch: Patch,
     raised: list[str],
     scope: str,
     header: Any,
@@ -307,7 +306,7 @@ def overdue(note: Reservation) -> _Held:
     return held
 
 
-def _parking(app: Celery) -> Any:  # noqa: F811
+def _parking(app: Celery) -> Any:
     parking: Any = Parking.__new__(Parking)
     nothing = lambda *_: None  # noqa: E731
     parking._app, parking._longest, parking._tells = app, 60.0, True
@@ -324,16 +323,16 @@ def _parking(app: Celery) -> Any:  # noqa: F811
 
 @pytest.mark.parametrize("header", [{}, BEGUN, HUGE])
 def test_a_task_that_reserves_nothing_waits_its_turn_whatever_a_header_says(
-    ran: Ran, header: Any  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, header: Any
+) -> None:
     parking = _parking(ran.app)
     assert parking._is_parked(Received(ran.task("while_executing"), header))
 
 
 @pytest.mark.parametrize("bad", [{"stamps": 7}, {"stamps": {"who": {}}}, {"id": []}])
 def test_one_that_cannot_be_told_to_be_revoked_keeps_no_other_waiting(
-    ran: Ran, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, bad: Any  # noqa: F811
-) -> None:  # fmt: skip
+    ran: Ran, redlock: FakeRedlock, monkeypatch: Patch, bad: Any
+) -> None:
     token = Owner("there", 7, "the-id").token("0" * 32)
     monkeypatch.setattr("celery.worker.state.revoked_stamps", {"who": ["me"]})
     header = {"resources": ["order:1"], "scope": "until_executed", "on_duplicate": "skip",

@@ -14,9 +14,8 @@ from redis.client import Pipeline
 from celery_redlock.messages import conflict
 from celery_redlock.messages.broker import has_way_back
 from celery_redlock.protocol.errors import RedlockError
-from tests.unit.test_forged import Ran, ran  # noqa: F401
+from tests.unit.delivering import Patch, Ran, deliver
 from tests.unit.test_forged_fuzz import Received, _parking
-from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
 
 FORGED = [
     {"exchange": "", "routing_key": ["x"]},
@@ -37,8 +36,8 @@ GENUINE = [
 @pytest.mark.parametrize("acks_late", [False, True])
 @pytest.mark.parametrize("info", FORGED, ids=str)
 def test_one_that_cannot_be_sent_again_fails_at_once_and_is_not_given_back(
-    busy: Any, sent: list[Any], info: Any, acks_late: bool  # noqa: F811
-) -> None:  # fmt: skip
+    busy: Any, sent: list[Any], info: Any, acks_late: bool
+) -> None:
     result, account = deliver(busy(acks_late=acks_late), delivery_info=info)
     assert sent == []
     assert isinstance(result, RedlockError) and "no text" in str(result)
@@ -47,27 +46,27 @@ def test_one_that_cannot_be_sent_again_fails_at_once_and_is_not_given_back(
 
 @pytest.mark.parametrize("info", NOWHERE + GENUINE, ids=str)
 def test_one_that_says_no_queue_is_sent_where_any_task_is_sent(
-    busy: Any, sent: list[Any], info: Any  # noqa: F811
-) -> None:  # fmt: skip
+    busy: Any, sent: list[Any], info: Any
+) -> None:
     assert isinstance(deliver(busy(acks_late=True), delivery_info=info)[0], Retry)
     assert len(sent) == 1
 
 
 @pytest.mark.parametrize("info", NOWHERE + GENUINE, ids=str)
 def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
-    busy: Any, monkeypatch: pytest.MonkeyPatch, info: Any  # noqa: F811
-) -> None:  # fmt: skip
+    busy: Any, monkeypatch: Patch, info: Any
+) -> None:
     def send(*_args: Any, **_options: Any) -> None:
         raise OperationalError("away")
 
     monkeypatch.setattr("celery.canvas.Signature.apply_async", send)
-    monkeypatch.setattr(conflict, "SEND", 0.0)
+    monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 0.0)
     result, _account = deliver(busy(acks_late=True), delivery_info=info)
     assert isinstance(result, Reject if info in GENUINE else OperationalError)
 
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE + GENUINE, ids=str)
-def test_what_is_parked_can_be_given_back(ran: Ran, info: Any) -> None:  # noqa: F811
+def test_what_is_parked_can_be_given_back(ran: Ran, info: Any) -> None:
     request = Received(ran.task("while_executing"), {})
     request.request_dict["delivery_info"] = info
     assert _parking(ran.app)._is_parked(request) is (info in GENUINE)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import Retry
 
-from tests.unit.test_task import app, busy, deliver, redlock, sent  # noqa: F401
+from tests.unit.delivering import deliver
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def frames() -> list[FrameType]:
     return [frame for frame in every if frame.f_code.co_name == "trace_task"]
 
 
-def test_its_frames_are_gone_with_it(
-    busy: Any, sent: list[Any], uncollected: None  # noqa: F811
-) -> None:  # fmt: skip
+def test_its_frames_are_gone_with_it(busy: Any, sent: list[Any], uncollected: None) -> None:
     task, before = busy(), len(frames())  # an error that another test keeps has its own
     assert all(isinstance(deliver(task)[0], Retry) for _ in range(3))
     assert len(sent) == 3

@@ -19,9 +19,9 @@ from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker import task_events
 from tests.support import wait_until
+from tests.unit.delivering import deliver
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
-from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 
@@ -56,10 +56,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_one_that_waits_is_told_once_a_second_at_most(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    box: Box,
-    clock: Any,
+    redlock: FakeRedlock, app: Any, box: Box, clock: Any
 ) -> None:
     lease = redlock.acquire("k", owner=OTHER)
 
@@ -84,9 +81,7 @@ def test_one_that_waits_is_told_once_a_second_at_most(
 
 
 def test_one_that_was_parked_is_told_to_have_its_lock(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    box: Box,
+    redlock: FakeRedlock, app: Any, box: Box
 ) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k")
     def charge() -> None: ...
@@ -99,7 +94,7 @@ def test_one_that_was_parked_is_told_to_have_its_lock(
     assert 50.0 <= fields["waited"] < 90.0
 
 
-def test_what_no_task_does_is_not_told(redlock: FakeRedlock, box: Box) -> None:  # noqa: F811
+def test_what_no_task_does_is_not_told(redlock: FakeRedlock, box: Box) -> None:
     with redlock.lock("r"):
         assert redlock.try_acquire("r") is None
         rob(redlock, "r")
@@ -108,11 +103,7 @@ def test_what_no_task_does_is_not_told(redlock: FakeRedlock, box: Box) -> None: 
     assert box.sent == []
 
 
-def test_a_loss_is_told_of_its_task(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    box: Box,
-) -> None:
+def test_a_loss_is_told_of_its_task(redlock: FakeRedlock, app: Any, box: Box) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_lost="log")
     def charge() -> None:
         rob(redlock, "k")
@@ -135,7 +126,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
         away.wait(30.0)
         raise OSError("no broker")
 
-    app: Any = SimpleNamespace(events=SimpleNamespace(default_dispatcher=dispatcher))  # noqa: F811
+    app: Any = SimpleNamespace(events=SimpleNamespace(default_dispatcher=dispatcher))
     post = task_events._Post(app, "here")
     for _ in range(task_events.MANY + 50):
         post.send("task-lock-waiting", uuid="one")

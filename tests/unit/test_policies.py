@@ -6,6 +6,7 @@ Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,32 +22,19 @@ from celery_redlock import (
     Skipped,
 )
 from celery_redlock.config.checks import CONFLICT_POLICIES
-from celery_redlock.locking.held import HeldLease
+from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
+from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
+from tests.unit.delivering import Log, Patch, Waits, deliver
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 
 HOLDER = "the-holder"
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float | None]:
-    """How long was waited for the lock, at each call; without waiting."""
-    found: list[float | None] = []
-    acquire = HeldLease.acquire
-
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        found.append(wait)
-        acquire(self, 0.0)
-
-    monkeypatch.setattr(HeldLease, "acquire", spy)
-    return found
-
-
-@pytest.fixture
-def revoked(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:  # noqa: F811
+def revoked(app: Any, monkeypatch: Patch) -> list[Any]:
     """Whose revocation was asked for, rather than asking for it."""
     found: list[Any] = []
     monkeypatch.setattr(
@@ -56,7 +44,7 @@ def revoked(app: Any, monkeypatch: pytest.MonkeyPatch) -> list[Any]:  # noqa: F8
 
 
 @pytest.fixture
-def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
+def declare(app: Any) -> Callable[..., Any]:
     def declare(policy: Any, **options: Any) -> Any:
         @app.task(name=f"t{len(app.tasks)}", base=SingletonTask, lock_key="k",
                   lock_on_conflict=policy, **options)  # fmt: skip
@@ -69,12 +57,18 @@ def declare(app: Any) -> Callable[..., Any]:  # noqa: F811
 
 
 @pytest.fixture
-def held(redlock: FakeRedlock) -> Any:  # noqa: F811
+def held(redlock: FakeRedlock) -> Any:
     """Another task has the lock."""
     return redlock.acquire("k", owner=Owner("there", 1, task_id=HOLDER))
 
 
-def ends(found: tuple[Any, Any], how: str, caplog: pytest.LogCaptureFixture) -> None:
+def rejected(result: Any) -> None:
+    assert isinstance(result, Reject)
+    assert result.requeue is False
+    assert f"held by task {HOLDER}" in str(result.reason)
+
+
+def ends(found: tuple[Any, Any], how: str, caplog: Log) -> None:
     """It has given up, as `on_deadline` says."""
     result, info = found
     assert "gives up after" in caplog.text
@@ -86,16 +80,65 @@ def ends(found: tuple[Any, Any], how: str, caplog: pytest.LogCaptureFixture) -> 
         assert skipped is not None
         assert HOLDER in skipped["holder"]
     else:
-        assert isinstance(result, Reject)
-        assert result.requeue is False
-        assert HOLDER in str(result.reason)
+        rejected(result)
+
+
+FEW, HELD = QuorumUnavailable("few"), ResourceHeld("held")
+
+
+@pytest.mark.parametrize(
+    ("declared", "refusal", "attempts", "action"),
+    [
+        ({}, HELD, None, Action("retry", 0.5)),
+        ({}, FEW, None, Action("retry")),
+        ({"retry_deadline": 5.0}, HELD, {"stuck": 4.9}, Action("retry", 0.5, "raise", 5.0)),
+        ({"retry_deadline": 5.0}, FEW, {"stuck": 5.0}, Action("raise", gives_up=True)),
+        ({"retry_deadline": 5.0}, FEW, {"stuck": 5.0, "copy": True}, Action("retry")),
+        ({"on_conflict": "skip"}, HELD, {"copy": True}, Action("retry", 0.5)),
+        ({"on_conflict": "wait", "on_deadline": "skip"}, HELD, None, Action("wait", 7.0, "skip")),
+        ({"on_conflict": print}, HELD, None, Action("ask")),
+        ({"on_conflict": print}, FEW, None, Action("retry")),
+        ({"on_unavailable": "run"}, FEW, {"copy": True}, Action("run")),
+    ],
+)
+def test_what_is_decided(declared: Any, refusal: Any, attempts: Any, action: Action) -> None:
+    """For a worker, and for `celery redlock explain`."""
+    every = {name: option.default for name, option in TASK.items()}
+    options = TaskOptions(**{**every, **declared}, waits={"retry": 0.5, "skip": 0.0, "wait": 7.0})
+    assert decide(options, refusal, attempts) == action
+
+
+def test_what_no_node_may_grant_before_a_moment_is_put_off_until_then() -> None:
+    """Spread: all tasks are put off until the same one."""
+    options = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
+    away = QuorumUnavailable("few", retry_after=40.0)
+    pauses = [backoff(options, away, {"unavailable": 1}, False, 5.0) for _ in range(99)]
+    assert 40.1 <= min(pauses) < 40.4 and 40.7 < max(pauses) <= 41.0
+
+
+@pytest.mark.parametrize(
+    ("end", "late", "freed", "successor", "step"),
+    [
+        (None, False, False, False, "duplicate"),
+        (None, False, False, True, "wait"),  # published by the one that has it: about to end
+        (None, True, False, True, "duplicate"),
+        (states.SUCCESS, False, False, False, "wait"),  # about to free it
+        (states.SUCCESS, True, False, False, "free"),
+        (states.FAILURE, True, True, False, "duplicate"),
+        (states.REVOKED, False, False, False, "free"),  # nobody is about to
+        (states.REVOKED, True, True, True, "duplicate"),
+    ],
+)
+def test_what_is_done_about_anothers_reservation(
+    end: Any, late: bool, freed: bool, successor: bool, step: str
+) -> None:
+    assert meets_reservation(end, late=late, freed=freed, successor=successor) == step
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait", "reject", "retry"])
 def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
-    redlock: FakeRedlock, held: Any, declare: Any, waits: Any, policy: str,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, held: Any, declare: Any, waits: Waits, policy: str, monkeypatch: Patch
+) -> None:
     """Such as a member of the group whose chord's body this is. With "retry" it tries again."""
 
     def state_of(_task: Any, task_id: str) -> str:
@@ -109,195 +152,143 @@ def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
 
 
 def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
-    held: Any, declare: Any, waits: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:  # fmt: skip
+    held: Any, declare: Any, waits: Waits, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_asked: states.SUCCESS)
     assert Skipped.of(deliver(declare("skip", lock_hold_for=60.0))[0]) is not None
     assert waits == [0.0]
 
 
-# -- wait -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
-def test_wait_waits_in_its_slot_and_then_does_what_on_deadline_says(
-    held: Any, declare: Any, sent: list[Any], waits: Any, how: str,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    task = declare("wait", lock_wait=7, lock_on_deadline=how, acks_late=True)
+@pytest.mark.parametrize("policy", ["wait", "replace"])
+def test_it_waits_in_its_slot_and_then_does_what_on_deadline_says(
+    held: Any,
+    declare: Any,
+    sent: Any,
+    revoked: Any,
+    waits: Waits,
+    policy: str,
+    how: str,
+    caplog: Log,
+) -> None:
+    task = declare(policy, lock_wait=0.05, lock_on_deadline=how, acks_late=True)
     ends(deliver(task), how, caplog)
-    assert waits == [7.0]
-    assert sent == []
+    assert all(0 <= wait <= 0.05 for wait in waits)
+    assert (waits[0] == 0.0) is (policy == "replace")
+    assert (len(revoked), sent) == (policy == "replace", [])
 
 
-def test_wait_waits_for_a_ttl_where_nothing_is_said(held: Any, declare: Any, waits: Any) -> None:
+def test_wait_waits_for_a_ttl_where_nothing_is_said(held: Any, declare: Any, waits: Waits) -> None:
     """Whatever a dead machine has left is free then."""
     deliver(declare("wait", lock_ttl=12))
     assert waits == [12.0]
 
 
-# -- reject ---------------------------------------------------------------------------------------
-
-
 def test_reject_rejects_the_message_and_does_not_requeue_it(
-    held: Any, declare: Any, sent: list[Any], waits: Any  # noqa: F811
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], waits: Waits
+) -> None:
     result, info = deliver(declare("reject", acks_late=True))
     assert info.state == states.REJECTED
-    assert isinstance(result, Reject)
-    assert result.requeue is False
-    assert f"held by task {HOLDER}" in str(result.reason)
-    assert waits == [0.0]
-    assert sent == []
+    rejected(result)
+    assert (waits, sent) == ([0.0], [])
 
 
 @pytest.mark.parametrize("option", ["on_conflict", "on_deadline"])
 def test_what_is_acknowledged_early_cannot_be_rejected(
-    app: Any, option: str, caplog: pytest.LogCaptureFixture,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(
-        "celery_redlock.messages.parkable._at_work", [False]
-    )  # as the worker leaves it
+    app: Any, option: str, caplog: Log, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("celery_redlock.messages.policy._at_work", [False])
     app.conf.redlock_retry_deadline = 60
 
     @app.task(name="early", base=SingletonTask, **{f"lock_{option}": "reject"})
     def task() -> None: ...
 
-    class Worker:
-        def __init__(self) -> None:
-            self.app = app
-
+    worker = SimpleNamespace(app=app)
     with pytest.raises(SystemExit):
-        check(Worker())
+        check(worker)
     assert f"early: {option} is 'reject'" in caplog.text
     assert "set acks_late=True" in caplog.text
     task.acks_late = True
-    check(Worker())
-
-
-# -- the deadline of who retries ------------------------------------------------------------------
+    check(worker)
 
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
 def test_retrying_ends_as_on_deadline_says(
-    held: Any, redlock: FakeRedlock, declare: Any, sent: list[Any], how: str,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, sent: list[Any], how: str, caplog: Log
+) -> None:
     holder = redlock.holder("k")
     assert holder is not None
     task = declare("retry", lock_retry_deadline=5, lock_on_deadline=how, acks_late=True)
-    before = {"held": 3, "pause": 1.0, "holder": holder.digest}
+    before = {"held": 3, "unavailable": 3, "pause": 1.0, "holder": holder.digest}
     assert isinstance(deliver(task, **{ATTEMPTS: {**before, "stuck": 3.0}})[0], Retry)
     ends(deliver(task, **{ATTEMPTS: {**before, "stuck": 4.5}}), how, caplog)
-    assert len(sent) == 1
-
-
-def test_without_a_quorum_it_ends_the_same_way(
-    redlock: FakeRedlock, declare: Any, sent: list[Any]  # noqa: F811
-) -> None:  # fmt: skip
     redlock.driver.dead.update({0, 1, 2})
-    over = {ATTEMPTS: {"unavailable": 3, "stuck": 4.5, "pause": 1.0}}
-    result, _info = deliver(declare("retry", lock_retry_deadline=5), **over)
-    assert isinstance(result, QuorumUnavailable)
-    result, _info = deliver(
-        declare("retry", lock_retry_deadline=5, lock_on_deadline="skip"), **over
-    )
-    skipped = Skipped.of(result)
-    assert skipped is not None
-    assert "3 are needed" in skipped["holder"]
-    assert sent == []
+    result, _info = deliver(task, **{ATTEMPTS: {**before, "stuck": 4.5}})
+    assert "3 are needed" in str(result.reason if how == "reject" else result)
+    assert isinstance(result, {"raise": QuorumUnavailable, "reject": Reject}.get(how, dict))
+    assert len(sent) == 1
 
 
 # -- replace --------------------------------------------------------------------------------------
 
 
 def test_replace_has_its_holder_revoked_once_and_takes_over(
-    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
+) -> None:
     """Not before its lock is free: not before it is dead."""
-    tried: list[float | None] = []
-    acquire = HeldLease.acquire
-
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        tried.append(wait)
-        if len(tried) == 4:
-            redlock.release(held)
-        acquire(self, 0.0)
-
-    monkeypatch.setattr(HeldLease, "acquire", spy)
+    waits.then = lambda _wait: len(waits) == 4 and redlock.release(held)  # type: ignore[method-assign]
     assert deliver(declare("replace"))[0] == "ran"
     assert revoked == [(HOLDER, {"terminate": True})]  # a second one would be a second signal
-    assert len(tried) == 4
-    assert tried[0] == 0.0
+    assert (len(waits), waits[0]) == (4, 0.0)
 
 
 def test_replace_replaces_who_is_faster(
-    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any],  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
+) -> None:
     leases = [held]
-    acquire = HeldLease.acquire
 
-    def spy(self: HeldLease, wait: float | None = None) -> None:
+    def then(wait: float | None) -> None:
         if wait:
             redlock.release(leases.pop())
             if len(revoked) == 1:
-                other = Owner("there", 2, task_id="faster")
-                leases.append(redlock.acquire("k", owner=other))
-        acquire(self, 0.0)
+                leases.append(redlock.acquire("k", owner=Owner("there", 2, task_id="faster")))
 
-    monkeypatch.setattr(HeldLease, "acquire", spy)
+    waits.then = then  # type: ignore[method-assign]
     assert deliver(declare("replace"))[0] == "ran"
     assert [task_id for task_id, _options in revoked] == [HOLDER, "faster"]
-
-
-@pytest.mark.parametrize("how", ["raise", "skip", "reject"])
-def test_replace_is_bounded(
-    held: Any, declare: Any, revoked: list[Any], sent: list[Any], waits: Any,  # noqa: F811
-    how: str, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    task = declare("replace", lock_wait=0.05, lock_on_deadline=how, acks_late=True)
-    ends(deliver(task), how, caplog)
-    assert len(revoked) == 1
-    assert sent == []
-    assert all(0 <= wait <= 0.05 for wait in waits)
 
 
 @pytest.mark.parametrize(
     ("owner", "words"),
     [
         ({}, "is no task"),
+        (None, "is no task"),  # another program's key
         ({"task_id": "the-id", "retries": 1}, "has the id of this very task"),
         ({"task_id": "x" * 201 + "#0123456789abcdef"}, "has an id too long"),
     ],
 )
 def test_who_cannot_be_revoked_is_not_and_the_log_says_why(
-    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any,  # noqa: F811
-    owner: Any, words: str, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    redlock.acquire("k", owner=Owner("there", 1, **owner))
+    redlock: FakeRedlock,
+    declare: Any,
+    revoked: Any,
+    waits: Waits,
+    owner: Any,
+    words: str,
+    caplog: Log,
+) -> None:
+    if owner is not None:
+        redlock.acquire("k", owner=Owner("there", 1, **owner))
+    for node in redlock.fakes if owner is None else ():
+        node.occupy("k")
     task = declare("replace", lock_wait=60, lock_on_deadline="skip")
     assert Skipped.of(deliver(task)[0]) is not None
     assert f"cannot replace its holder, which {words}" in caplog.text
-    assert revoked == []
-    assert waits == [0.0]
-
-
-def test_another_programs_key_is_not_revoked(
-    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any  # noqa: F811
-) -> None:  # fmt: skip
-    for node in redlock.fakes:
-        node.occupy("k")
-    assert isinstance(deliver(declare("replace"))[0], ResourceHeld)
-    assert revoked == []
-    assert waits == [0.0]
+    assert (revoked, waits) == ([], [0.0])
 
 
 def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
-    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
+) -> None:
     """It tried, as we did; it does not hold the lock."""
     for index, node in enumerate(redlock.fakes[:4]):
         token = Owner("there", 1, task_id=f"t{index % 2}").token("0" * 32)
@@ -307,9 +298,8 @@ def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
 
 
 def test_replace_goes_on_when_the_broker_is_away(
-    held: Any, redlock: FakeRedlock, declare: Any, app: Any,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    held: Any, redlock: FakeRedlock, declare: Any, app: Any, monkeypatch: Patch, caplog: Log
+) -> None:
     def revoke(*_args: Any, **_options: Any) -> None:
         redlock.release(held)  # it ends by itself
         raise OSError("away")
@@ -347,9 +337,15 @@ def test_a_function_is_not_asked_where_there_is_no_conflict(declare: Any) -> Non
 )
 @pytest.mark.parametrize("own", [None, 3.0])
 def test_what_a_function_says_is_done_as_if_it_were_declared(
-    held: Any, declare: Any, sent: list[Any], waits: Any, app: Any,  # noqa: F811
-    policy: str, waited: float, own: float | None,
-) -> None:  # fmt: skip
+    held: Any,
+    declare: Any,
+    sent: list[Any],
+    waits: Waits,
+    app: Any,
+    policy: str,
+    waited: float,
+    own: float | None,
+) -> None:
     app.conf.redlock_wait = 0.5
     options = {"lock_ttl": 10, "acks_late": True, **({"lock_wait": own} if own else {})}
     asked, _info = deliver(declare(lambda *_asked: policy, **options))
@@ -364,52 +360,43 @@ def test_a_function_may_say_replace(held: Any, declare: Any, revoked: list[Any])
     assert [task_id for task_id, _options in revoked] == [HOLDER]
 
 
-@pytest.mark.parametrize("said", ["wate", None, 5, ["skip"], print])
-def test_a_function_that_says_anything_else_fails_its_task(
-    held: Any, declare: Any, sent: list[Any], said: Any  # noqa: F811
-) -> None:  # fmt: skip
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        *(
+            (said, "decide, must return one of 'retry', 'skip'")
+            for said in ("wate", None, 5, ["skip"])
+        ),
+        ("reject", "set acks_late=True"),
+        *((error, f"decide, failed: {error!r}") for error in (KeyError("x"), Retry("x"))),
+        (ResourceHeld("x"), "decide, failed: ResourceHeld('x')"),
+        (SoftTimeLimitExceeded(1), "SoftTimeLimitExceeded"),  # and that it stays
+    ],
+    ids=repr,
+)
+def test_a_function_that_fails_or_says_anything_else_fails_its_task(
+    held: Any, declare: Any, sent: list[Any], said: Any, words: str
+) -> None:
     def decide(_holder: Any, _request: Any) -> Any:
+        if isinstance(said, Exception):
+            raise said
         return said
 
     result, info = deliver(declare(decide))
-    assert info.state == states.FAILURE
-    assert isinstance(result, RedlockError)
-    assert "on_conflict" in str(result)
-    assert "decide, must return one of 'retry', 'skip'" in str(result)
-    assert f"it returned {said!r}"[:60] in str(result)
-    assert sent == []
+    assert (info.state, sent) == (states.FAILURE, [])
+    assert words in str(result)
+    if isinstance(said, SoftTimeLimitExceeded):
+        assert result is said
+        return
+    assert type(result) is RedlockError and "on_conflict" in str(result)
+    if isinstance(said, Exception):
+        assert result.__cause__ is said
+        assert f"held by task {HOLDER}" in str(result)
+    elif said != "reject":
+        assert f"it returned {said!r}" in str(result)
 
 
-@pytest.mark.parametrize("error", [KeyError("x"), Retry("x"), ResourceHeld("x")])
-def test_a_function_that_fails_fails_its_task(
-    held: Any, declare: Any, sent: list[Any], error: Exception  # noqa: F811
-) -> None:  # fmt: skip
-    def decide(_holder: Any, _request: Any) -> str:
-        raise error
-
-    result, info = deliver(declare(decide))
-    assert info.state == states.FAILURE
-    assert type(result) is RedlockError
-    assert result.__cause__ is error
-    assert f"decide, failed: {error!r}" in str(result)
-    assert f"held by task {HOLDER}" in str(result)
-    assert sent == []
-
-
-def test_a_time_limit_that_strikes_a_function_is_one(held: Any, declare: Any) -> None:
-    def decide(_holder: Any, _request: Any) -> str:
-        raise SoftTimeLimitExceeded(1)
-
-    assert isinstance(deliver(declare(decide))[0], SoftTimeLimitExceeded)
-
-
-def test_a_function_cannot_reject_what_is_acknowledged(held: Any, declare: Any) -> None:
-    result, info = deliver(declare(lambda *_asked: "reject"))
-    assert info.state == states.FAILURE
-    assert "set acks_late=True" in str(result)
-
-
-def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:  # noqa: F811
+def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
     with pytest.raises(ConfigurationError, match="or a callable that is given the holder"):
         SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": "wate"})
     for policy in CONFLICT_POLICIES:
@@ -430,8 +417,8 @@ def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:  # noqa
     ],
 )
 def test_a_message_is_sent_again_in_the_words_it_came_in(
-    held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any  # noqa: F811
-) -> None:  # fmt: skip
+    held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any
+) -> None:
     deliver(declare("retry"), **{RECEIPT: {"content_type": content_type}})
     (again,) = sent
     assert again.options.get("serializer") == serializer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -13,7 +14,6 @@ from celery import Celery, Task
 from celery.app.task import Task as CelerysTask
 from celery.canvas import Signature
 from celery.result import AsyncResult, EagerResult
-from kombu.utils.uuid import uuid
 
 from celery_redlock import (
     ConfigurationError,
@@ -24,79 +24,19 @@ from celery_redlock import (
     Skipped,
     locked,
 )
-from celery_redlock.messages.headers import LONG
+from celery_redlock.messages.headers import MAX_ID_CHARS
 from celery_redlock.messages.publish import wrap
-from celery_redlock.messages.reservation import HEADER, MONTH, SHORT, Reservation
+from celery_redlock.messages.reservation import HEADER, MONTH, UNSENT_TTL_S, Reservation
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
+from tests.unit.delivering import RESERVED, Box, Log, Patch, declare, take
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_task import app, redlock  # noqa: F401
-
-RESERVED = "order:1#reserved"
-
-
-class Box:
-    """What was published."""
-
-    def __init__(self, app: Celery) -> None:  # noqa: F811
-        app.conf.task_default_queue = uuid()  # the memory of this broker is that of all apps
-        self._app = app
-
-    def messages(self) -> list[Any]:
-        found = []
-        with self._app.connection_for_read() as connection:
-            queue = connection.SimpleQueue(self._app.conf.task_default_queue)
-            while queue.qsize():
-                message = queue.get_nowait()
-                message.ack()
-                found.append(message)
-        return found
-
-    def message(self) -> Any:
-        (message,) = self.messages()
-        return message
-
-    def header(self) -> Any:
-        return self.message().headers.get(HEADER)
-
-
-@pytest.fixture
-def box(app: Celery) -> Box:  # noqa: F811
-    return Box(app)
-
-
-@pytest.fixture
-def charge(app: Celery, box: Box) -> Any:  # noqa: F811
-    return declare(app)
-
-
-def declare(app: Celery, **options: Any) -> Any:  # noqa: F811
-    options = {
-        "base": SingletonTask,
-        "lock_key": "order:{order_id}",
-        "lock_scope": "until_executed",
-        **options,
-    }
-
-    @app.task(name=f"charge{len(app.tasks)}", **options)
-    def charge(order_id: Any, note: Any = None) -> None: ...
-
-    return charge
-
-
-def take(redlock: FakeRedlock, task_id: str, nodes: int = 5) -> None:  # noqa: F811
-    """Reserve it for another task, on so many nodes."""
-    owner = Owner("there", 7, task_id)
-    claim = Claim(RESERVED, owner.token(uuid()), 100.0, 5)
-    for node in redlock.fakes[:nodes]:
-        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
-
 
 # -- the message ---------------------------------------------------------------------------------
 
 
-def test_it_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
+def test_it_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     sent = charge.delay(1)
     header = box.header()
     assert header["resources"] == ["order:1"]
@@ -143,9 +83,7 @@ TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
 
 
 @pytest.mark.parametrize("name", TIMES)
-def test_how_long_it_is_reserved(
-    redlock: FakeRedlock, app: Celery, box: Box, name: str  # noqa: F811
-) -> None:  # fmt: skip
+def test_how_long_it_is_reserved(redlock: FakeRedlock, app: Celery, box: Box, name: str) -> None:
     of_task, of_call, ttl, lasts = TIMES[name]
     late = (datetime.now(timezone.utc) - NOW).total_seconds() + 2.0
     declare(app, **of_task).apply_async((1,), **of_call)
@@ -163,60 +101,51 @@ def test_no_message_expires_because_of_it(charge: Any, box: Box, of_call: Any) -
     assert box.message().headers["expires"] is None
 
 
+@pytest.fixture
+def meanwhile(charge: Any, monkeypatch: Patch) -> Any:
+    """A way to have something done while a message is being sent."""
+    send_task = charge.app.send_task
+
+    def meanwhile(do: Callable[[], object]) -> None:
+        def send(*args: Any, **options: Any) -> Any:
+            do()
+            return send_task(*args, **options)
+
+        monkeypatch.setattr(charge.app, "send_task", send)
+
+    return meanwhile
+
+
+@pytest.mark.parametrize(("seconds", "lasts"), [(-0.1, True), (0.1, False)])
 def test_it_is_taken_for_seconds_until_its_message_is_out(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    """A producer that is killed in between blocks its key for no longer."""
-    send_task, left = charge.app.send_task, []
+    redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any, seconds: float, lasts: bool
+) -> None:
+    """A producer that is killed in between blocks its key for no longer.
 
-    def send(*args: Any, **options: Any) -> Any:
-        redlock.clock.advance(SHORT - 0.1)
-        left.append(redlock.free(RESERVED))
-        sent = send_task(*args, **options)
-        return sent
-
-    monkeypatch.setattr(charge.app, "send_task", send)
+    One that has ended is not set again: its message may have come to its end as well.
+    """
+    meanwhile(lambda: redlock.clock.advance(UNSENT_TTL_S + seconds))
     charge.delay(1)
-    assert left == [False]
+    assert box.header()["token"]
     assert redlock.driver.rounds == ["acquire", "renew"]  # nobody waits for the second
-    redlock.clock.advance(3500.0)
-    assert not redlock.free(RESERVED)
+    redlock.clock.advance(3500.0 if lasts else 0.0)
+    assert redlock.free(RESERVED) is not lasts
 
 
 def test_one_that_a_body_has_taken_over_is_not_made_to_last(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    send_task = charge.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
+    redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any
+) -> None:
+    def taken_over() -> None:
         (token,) = redlock.tokens(RESERVED)
-        body = Claim(RESERVED, str(token), 30.0, 5)
         for node in redlock.fakes:
-            node.execute(Verb.EXTEND, [body], redlock.clock())
-        return send_task(*args, **options)
+            node.execute(Verb.EXTEND, [Claim(RESERVED, str(token), 30.0, 5)], redlock.clock())
 
-    monkeypatch.setattr(charge.app, "send_task", slowly)
+    meanwhile(taken_over)
     charge.delay(1)
     redlock.clock.advance(29.0)
     assert not redlock.free(RESERVED)
     redlock.clock.advance(1.1)
     assert redlock.free(RESERVED)
-
-
-def test_one_that_ended_while_its_message_was_sent_is_not_set_again(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    """Its message may have come to its end, and nobody would free it."""
-    send_task = charge.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
-        redlock.clock.advance(SHORT + 0.1)
-        return send_task(*args, **options)
-
-    monkeypatch.setattr(charge.app, "send_task", slowly)
-    charge.delay(1)
-    assert redlock.free(RESERVED)
-    assert box.header()["token"]
 
 
 def test_a_message_that_has_expired_is_celerys_to_refuse(charge: Any, box: Box) -> None:
@@ -226,8 +155,8 @@ def test_a_message_that_has_expired_is_celerys_to_refuse(charge: Any, box: Box) 
 
 @pytest.mark.parametrize("when", ["soon", object()])
 def test_a_time_that_is_none_is_celerys_to_refuse(
-    redlock: FakeRedlock, charge: Any, box: Box, when: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box, when: Any
+) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError)):
         charge.apply_async((1,), expires=when)
     assert redlock.free(RESERVED)
@@ -237,7 +166,7 @@ def test_a_time_that_is_none_is_celerys_to_refuse(
 # -- a duplicate ---------------------------------------------------------------------------------
 
 
-def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
+def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     take(redlock, "first")
     existing = charge.delay(1)
     assert isinstance(existing, AsyncResult) and existing.id == "first"
@@ -251,20 +180,31 @@ def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> N
     assert len(box.messages()) == 1
 
 
+@pytest.fixture
+def ends(monkeypatch: Patch) -> Any:
+    """A way to say in which state a task has ended, and how long it has to free its key."""
+
+    def ends(state: Any, patience: float = 0.0) -> None:
+        state_of = state if callable(state) else lambda *_: state
+        monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
+        monkeypatch.setattr("celery_redlock.messages.publish.PATIENCE_S", patience)
+
+    return ends
+
+
 @pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
 def test_one_that_has_ended_is_about_to_free_it(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, policy: str  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box, ends: Any, policy: str
+) -> None:
     asked: list[str] = []
 
     def state_of(_task: Any, task_id: str) -> str:
         asked.append(task_id)
-        if len(asked) == 3:
-            for node in redlock.fakes:
-                node.held.clear()
+        for node in redlock.fakes if len(asked) == 3 else ():
+            node.held.clear()
         return "SUCCESS"
 
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
+    ends(state_of, 0.5)
     take(redlock, "first")
     second = charge.apply_async((1,), lock={"on_duplicate": policy})
     assert asked == ["first"] * 3
@@ -272,50 +212,27 @@ def test_one_that_has_ended_is_about_to_free_it(
 
 
 @pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
-def test_one_that_has_ended_and_keeps_it_gives_way(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
-) -> None:  # fmt: skip
+def test_one_that_has_ended_and_keeps_it_gives_way_unless_it_runs(
+    redlock: FakeRedlock, charge: Any, box: Box, ends: Any, monkeypatch: Patch, state: str
+) -> None:
     """Its process died before it could free it; or nobody has seen that it was revoked."""
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
-    monkeypatch.setattr(
-        "celery_redlock.messages.publish.TRYING", 0.0 if state == "REVOKED" else 0.05
-    )
+    ends(state, 0.0 if state == "REVOKED" else 0.05)
     take(redlock, "first")
     second = charge.delay(1)
     assert second.id != "first"
-    (token,) = redlock.tokens(RESERVED)
-    assert token == box.header()["token"]
-
-
-@pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
-def test_one_that_runs_gives_way_to_nobody(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, state: str  # noqa: F811
-) -> None:  # fmt: skip
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: state)
-    monkeypatch.setattr("celery_redlock.messages.publish.TRYING", 0.0)
-    take(redlock, "first")
-    redlock.acquire("order:1", owner=Owner("there", 7, "first"))
-    assert charge.delay(1).id == "first"
+    assert redlock.tokens(RESERVED) == {box.header()["token"]}
+    redlock.acquire("order:1", owner=Owner("there", 7, second.id))
+    assert charge.delay(1).id == second.id
     redlock.driver.dead = {0, 1, 2}  # nobody knows whether it runs
-    monkeypatch.setattr("celery_redlock.messages.publish.take", refused(redlock))
-    assert charge.delay(1).id == "first"
+    refused = ResourceHeld("held", holder=Holder("order:1", Owner("there", 7, second.id), 3, 3))
+    monkeypatch.setattr("celery_redlock.messages.reservation.take", lambda *_: refused)
+    assert charge.delay(1).id == second.id
     assert box.messages() == []
 
 
-def refused(redlock: FakeRedlock) -> Any:  # noqa: F811
-    holder = Holder("order:1", Owner("there", 7, "first"), 3, 3)
-
-    def take(*_args: Any) -> None:
-        raise ResourceHeld("held", resource="order:1", holder=holder)
-
-    return take
-
-
-def test_an_id_that_is_used_again_may_have_ended_before(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+def test_an_id_that_is_used_again_may_have_ended_before(charge: Any, box: Box, ends: Any) -> None:
     """What its result says is of its last time."""
-    monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_: "FAILURE")
+    ends("FAILURE")
     first = charge.apply_async((1,), task_id="daily")
     assert charge.apply_async((1,), task_id="daily").id == first.id
     assert len(box.messages()) == 1
@@ -323,8 +240,8 @@ def test_an_id_that_is_used_again_may_have_ended_before(
 
 @pytest.mark.parametrize("given", ["first", ["other", "first"], ("first",)])
 def test_what_was_revoked_here_gives_way_at_once(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch, given: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, given: Any
+) -> None:
     """No worker need have heard of it, and there need be no result backend."""
     monkeypatch.setattr("celery_redlock.messages.results._revoked", OrderedDict())
     take(redlock, "first")
@@ -335,12 +252,10 @@ def test_what_was_revoked_here_gives_way_at_once(
     assert len(box.messages()) == 1
 
 
-def test_revokes_are_not_remembered_without_end(
-    charge: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_revokes_are_not_remembered_without_end(charge: Any, monkeypatch: Patch) -> None:
     remembered: OrderedDict[str, bool] = OrderedDict()
     monkeypatch.setattr("celery_redlock.messages.results._revoked", remembered)
-    monkeypatch.setattr("celery_redlock.messages.results.MANY", 3)
+    monkeypatch.setattr("celery_redlock.messages.results.MAX_REVOKED", 3)
     for number in range(5):
         charge.app.control.revoke(str(number))
     charge.app.control.revoke("4", terminate=True)
@@ -349,39 +264,33 @@ def test_revokes_are_not_remembered_without_end(
 
 
 def test_one_that_is_kept_until_it_expires_is_not_waited_for(
-    redlock: FakeRedlock, app: Celery, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, app: Celery, box: Box, monkeypatch: Patch
+) -> None:
     monkeypatch.setattr("celery_redlock.messages.results.state_of", None)
     task = declare(app, lock_scope="until_expired")
     take(redlock, "first")
     assert task.delay(1).id == "first"
 
 
-def test_replace_revokes_it(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+@pytest.mark.parametrize("running", [False, True])
+def test_replace_revokes_it_and_leaves_a_running_one_alone(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, running: bool
+) -> None:
     revoked: list[Any] = []
     monkeypatch.setattr(charge.app.control, "revoke", lambda *a, **k: revoked.append((a, k)))
     take(redlock, "first")
+    if running:
+        redlock.acquire("order:1", owner=Owner("there", 7, "first"))
     second = charge.apply_async((1,), lock={"on_duplicate": "replace"})
-    assert revoked == [(("first",), {})]
-    (token,) = redlock.tokens(RESERVED)
-    assert token == box.header()["token"] and Owner.of(token).task_id == second.id  # type: ignore[arg-type, union-attr]
-
-
-def test_replace_leaves_a_running_one_alone(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
-    monkeypatch.setattr(charge.app.control, "revoke", None)
-    take(redlock, "first")
-    redlock.acquire("order:1", owner=Owner("there", 7, "first"))
-    assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"
-    assert box.messages() == []
+    assert (second.id == "first") is running
+    assert revoked == ([] if running else [(("first",), {})])
+    tokens = {message.headers[HEADER]["token"] for message in box.messages()}
+    assert tokens == (set() if running else redlock.tokens(RESERVED))
 
 
 def test_where_no_quorum_agrees_it_is_published(
-    redlock: FakeRedlock, charge: Any, box: Box, caplog: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box, caplog: Log
+) -> None:
     """Better twice in the queue than not at all: its lock decides."""
     take(redlock, "one", nodes=2)
     redlock.driver.dead = {4}
@@ -395,8 +304,8 @@ def test_where_no_quorum_agrees_it_is_published(
 
 
 def test_another_programs_key_keeps_nothing_back(
-    redlock: FakeRedlock, charge: Any, box: Box, caplog: Any  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box, caplog: Log
+) -> None:
     claim = Claim(RESERVED, "something", 100.0, 5)
     for node in redlock.fakes:
         node.execute(Verb.ACQUIRE, [claim], redlock.clock())
@@ -407,8 +316,8 @@ def test_another_programs_key_keeps_nothing_back(
 
 @pytest.mark.parametrize("policy", ["retry", "run", "raise"])
 def test_without_a_quorum(
-    redlock: FakeRedlock, app: Celery, box: Box, caplog: Any, policy: str  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, app: Celery, box: Box, caplog: Log, policy: str
+) -> None:
     task = declare(app, lock_on_unavailable=policy)
     redlock.driver.dead = {0, 1, 2}
     if policy == "raise":
@@ -423,9 +332,9 @@ def test_without_a_quorum(
 
 
 def test_a_holder_whose_id_is_shortened_has_no_result_to_give(
-    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
-) -> None:  # fmt: skip
-    charge.apply_async((1,), task_id="x" * (LONG + 1))
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
+    charge.apply_async((1,), task_id="x" * (MAX_ID_CHARS + 1))
     assert box.header()["token"]
     second = charge.delay(1)
     assert isinstance(second, EagerResult) and Skipped.of(second.get()) is not None
@@ -461,8 +370,8 @@ FROZEN: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("options", FROZEN)
 def test_what_others_wait_for_is_published_in_any_case(
-    redlock: FakeRedlock, charge: Any, box: Box, options: dict[str, Any]  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box, options: dict[str, Any]
+) -> None:
     take(redlock, "first")
     for policy in ("existing", "raise", "skip", "replace"):
         sent = charge.apply_async((1,), lock={"on_duplicate": policy}, **options)
@@ -474,18 +383,14 @@ def test_what_others_wait_for_is_published_in_any_case(
     assert "token" in box.header()
 
 
-def test_a_given_id_alone_is_a_lone_call(
-    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+def test_a_given_id_alone_is_a_lone_call(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     take(redlock, "first")
     assert charge.apply_async((1,), task_id="mine").id == "first"
     assert charge.apply_async((2,), task_id="mine").id == "mine"
     assert Owner.of(box.header()["token"]).task_id == "mine"  # type: ignore[union-attr]
 
 
-def test_signatures_bear_the_options_of_a_call(
-    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+def test_signatures_bear_the_options_of_a_call(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     take(redlock, "first")
     signature = charge.s(1).set(lock={"on_duplicate": "raise"})
     json.dumps(signature)
@@ -499,8 +404,8 @@ def test_signatures_bear_the_options_of_a_call(
 
 
 def test_other_scopes_and_other_tasks_are_left_alone(
-    redlock: FakeRedlock, app: Celery, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, app: Celery, box: Box
+) -> None:
     @app.task(name="plain")
     def plain(order_id: int) -> None: ...
 
@@ -510,7 +415,7 @@ def test_other_scopes_and_other_tasks_are_left_alone(
     assert redlock.driver.rounds == []
 
 
-def test_a_producer_of_other_scopes_needs_no_settings(app: Celery, box: Box) -> None:  # noqa: F811
+def test_a_producer_of_other_scopes_needs_no_settings(app: Celery, box: Box) -> None:
     """Only its workers know the nodes."""
     app.conf.redlock_nodes = None  # and the broker is no Redis
     declare(app, lock_scope="while_executing").delay(1)
@@ -519,26 +424,23 @@ def test_a_producer_of_other_scopes_needs_no_settings(app: Celery, box: Box) -> 
         declare(app).delay(1)
 
 
-def test_one_call_may_do_without(redlock: FakeRedlock, charge: Any, box: Box) -> None:  # noqa: F811
+def test_one_call_may_do_without(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     charge.apply_async((1,), lock={"scope": "while_executing"})
     assert box.header()["scope"] == "while_executing"
     assert redlock.driver.rounds == []
 
 
-def test_eager_tasks_take_none(redlock: FakeRedlock, charge: Any) -> None:  # noqa: F811
-    charge.app.conf.task_always_eager = True
+@pytest.mark.parametrize("setting", [{"task_always_eager": True}, {"redlock_enabled": False}])
+def test_nothing_is_taken_by_eager_tasks_and_where_locks_are_off(
+    redlock: FakeRedlock, charge: Any, box: Box, setting: dict[str, bool]
+) -> None:
+    charge.app.conf.update(setting)
     take(redlock, "first")
+    before = redlock.tokens(RESERVED)
     result = charge.apply_async((1,), lock={"on_duplicate": "raise"})
-    assert isinstance(result, EagerResult) and result.id != "first"
-
-
-def test_nothing_is_taken_where_locks_are_off(
-    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
-) -> None:  # fmt: skip
-    charge.app.conf.redlock_enabled = False
-    charge.apply_async((1,), lock={"on_duplicate": "raise"})
-    assert box.header() is None
-    assert redlock.driver.rounds == []
+    assert result.id != "first"
+    assert [message.headers.get(HEADER) for message in box.messages()] in ([], [None])
+    assert redlock.tokens(RESERVED) == before
 
 
 # -- what is refused -----------------------------------------------------------------------------
@@ -546,8 +448,8 @@ def test_nothing_is_taken_where_locks_are_off(
 
 @pytest.mark.parametrize("typing", [True, False])
 def test_bad_arguments_are_celerys_to_refuse(
-    redlock: FakeRedlock, app: Celery, box: Box, typing: bool  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, app: Celery, box: Box, typing: bool
+) -> None:
     task = declare(app, typing=typing)
     if typing:
         with pytest.raises(TypeError, match=r"charge\(\) missing 1 required positional argument"):
@@ -559,8 +461,8 @@ def test_bad_arguments_are_celerys_to_refuse(
 
 
 def test_an_argument_without_a_stable_text_is_refused_at_once(
-    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
     with pytest.raises(ConfigurationError, match="order_id"):
         charge.delay(object())
     assert box.messages() == []
@@ -596,13 +498,13 @@ def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) ->
     ],
 )
 def test_what_contradicts_itself_is_refused_when_declared(
-    app: Celery, options: dict[str, Any], words: str  # noqa: F811
-) -> None:  # fmt: skip
+    app: Celery, options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConfigurationError, match=words):
         bool(declare(app, **options))
 
 
-def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> None:  # noqa: F811
+def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> None:
     class Ours(SingletonTask):
         abstract = True
         lock_on_duplicate = "raise"
@@ -610,7 +512,7 @@ def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> 
     assert declare(app, base=Ours).redlock.options(app).on_duplicate == "raise"
 
 
-def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:  # noqa: F811
+def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 
@@ -618,9 +520,7 @@ def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:  #
         plain.apply_async(lock={"scope": "until_executed"})
 
 
-def test_no_resource_may_have_the_name_of_a_reservation(
-    redlock: FakeRedlock,  # noqa: F811
-) -> None:
+def test_no_resource_may_have_the_name_of_a_reservation(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="the key of a reservation"):
         redlock.acquire("order:1#reserved")
 
@@ -634,26 +534,20 @@ class Strike(BaseException):
 
 @pytest.mark.parametrize("error", [ConnectionError("the broker is away"), Strike()])
 def test_what_is_not_sent_leaves_nothing(
-    redlock: FakeRedlock,  # noqa: F811
-    charge: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
+    redlock: FakeRedlock, charge: Any, meanwhile: Any, error: BaseException
 ) -> None:
-    def send_task(*_args: Any, **_options: Any) -> None:
+    def fail() -> None:
         assert not redlock.free(RESERVED)
         raise error
 
-    monkeypatch.setattr(charge.app, "send_task", send_task)
+    meanwhile(fail)
     with pytest.raises(type(error)):
         charge.delay(1)
     assert redlock.free(RESERVED)
 
 
 def test_a_strike_between_the_reservation_and_the_message_leaves_nothing(
-    redlock: FakeRedlock,  # noqa: F811
-    charge: Any,
-    box: Box,
-    monkeypatch: pytest.MonkeyPatch,
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
 ) -> None:
     run = redlock.driver.run
 
@@ -681,8 +575,8 @@ def test_apply_async_is_wrapped_once() -> None:
 
 
 def test_a_users_own_apply_async_is_heard_first(
-    redlock: FakeRedlock, app: Celery, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, app: Celery, box: Box
+) -> None:
     class Ours(SingletonTask):
         abstract = True
 
@@ -694,8 +588,8 @@ def test_a_users_own_apply_async_is_heard_first(
 
 
 def test_functions_under_locked_are_reserved_too(
-    redlock: FakeRedlock, app: Celery, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, app: Celery, box: Box
+) -> None:
     @app.task(name="under", bind=True)
     @locked("order:<order_id>", scope="until_executed")
     def under(self: Task, order_id: int) -> None: ...
@@ -728,7 +622,7 @@ def test_a_header_says_what_was_reserved() -> None:
 BAD: list[Any] = [
     None, 1, "text", [], {}, {"resources": "k"},
     {"resources": []}, {"resources": [1]}, {"resources": [""]}, {"resources": ["k" * 513]},
-    {"resources": ["k"] * 101}, {"resources": None},
+    {"resources": [f"k{n}" for n in range(101)]}, {"resources": ["k#done"]}, {"resources": None},
     {"scope": "always"}, {"scope": ["until_executed"]}, {"scope": None},
     {"on_duplicate": "no"}, {"on_duplicate": {}},
     {"ttl": "5"}, {"ttl": None}, {"ttl": True}, {"ttl": float("nan")}, {"ttl": float("inf")},
@@ -756,8 +650,8 @@ def test_a_ttl_out_of_range_is_brought_into_it(ttl: float) -> None:
 
 
 def test_headers_of_another_message_are_not_sent_on(
-    redlock: FakeRedlock, charge: Any, box: Box  # noqa: F811
-) -> None:  # fmt: skip
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
     charge.delay(1)
     headers = box.message().headers
     charge.apply_async((2,), headers={HEADER: headers[HEADER], "theirs": 1}, task_id="mine")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +23,19 @@ from celery_redlock import (
     QuorumUnavailable,
     ResourceHeld,
     SingletonTask,
+    Skipped,
     events,
     locked,
 )
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
-from celery_redlock.messages.results import has_ended
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
 from tests.unit.beat_world import World
+from tests.unit.delivering import Box, Log, Patch, deliver, take
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
-from tests.unit.test_publish import Box, take
-from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
 from tests.unit.test_turn import due, entries
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +84,7 @@ def ears() -> Iterator[Ears]:
 
 
 @pytest.fixture
-def charge(app: Any) -> Any:  # noqa: F811
+def charge(app: Any) -> Any:
     @app.task(base=SingletonTask, name="charge", lock_key="k")
     def charge() -> str:
         return "ran"
@@ -95,17 +95,16 @@ def charge(app: Any) -> Any:  # noqa: F811
 # -- nobody listens --------------------------------------------------------------------------------
 
 
-def test_with_no_receiver_nobody_listens(redlock: FakeRedlock) -> None:  # noqa: F811
-    assert not events.heard()
-    with redlock.lock("r"):
-        pass
-
-
 def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
+    """One of skipped tasks costs locks nothing."""
+
     def receive(**_more: Any) -> None: ...
 
     def another(**_more: Any) -> None: ...
 
+    signals.task_skipped.connect(receive)
+    assert not events.heard()
+    signals.task_skipped.disconnect(receive)
     signals.lock_lost.connect(receive)
     assert events.heard()
     signals.lock_acquired.connect(another)
@@ -113,14 +112,6 @@ def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
     assert events.heard()
     signals.lock_acquired.disconnect(another)
     assert not events.heard()
-
-
-def test_a_receiver_of_skipped_tasks_costs_locks_nothing() -> None:
-    def receive(**_more: Any) -> None: ...
-
-    signals.task_skipped.connect(receive)
-    assert not events.heard()
-    signals.task_skipped.disconnect(receive)
 
 
 def test_the_package_has_them_and_imports_them_when_asked() -> None:
@@ -145,7 +136,7 @@ def test_the_page_and_the_module_say_what_each_carries() -> None:
 # -- a block ---------------------------------------------------------------------------------------
 
 
-def test_a_block_tells_with_no_sender(redlock: FakeRedlock, ears: Ears) -> None:  # noqa: F811
+def test_a_block_tells_with_no_sender(redlock: FakeRedlock, ears: Ears) -> None:
     with redlock.lock("r"):
         redlock.clock.advance(4.0)
         redlock.watchdog.tend()
@@ -165,10 +156,7 @@ def test_a_block_tells_with_no_sender(redlock: FakeRedlock, ears: Ears) -> None:
     assert more["held_for"] == pytest.approx(4.0)
 
 
-def test_who_is_refused_tells_once_however_often_it_tried(
-    redlock: FakeRedlock,  # noqa: F811
-    ears: Ears,
-) -> None:
+def test_who_is_refused_tells_once_however_often_it_tried(redlock: FakeRedlock, ears: Ears) -> None:
     redlock.acquire("r", owner=OTHER)
     ears.heard.clear()
     before = len(redlock.driver.rounds)
@@ -182,9 +170,7 @@ def test_who_is_refused_tells_once_however_often_it_tried(
 
 
 def test_attempts_are_counted_until_it_is_granted(
-    redlock: FakeRedlock,  # noqa: F811
-    ears: Ears,
-    monkeypatch: pytest.MonkeyPatch,
+    redlock: FakeRedlock, ears: Ears, monkeypatch: Patch
 ) -> None:
     lease = redlock.acquire("r", owner=OTHER)
     ears.heard.clear()
@@ -204,10 +190,7 @@ def test_attempts_are_counted_until_it_is_granted(
     assert more["waited"] == pytest.approx(0.5)
 
 
-def test_no_quorum_is_told_with_every_nodes_answer(
-    redlock: FakeRedlock,  # noqa: F811
-    ears: Ears,
-) -> None:
+def test_no_quorum_is_told_with_every_nodes_answer(redlock: FakeRedlock, ears: Ears) -> None:
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("r")
@@ -217,8 +200,7 @@ def test_no_quorum_is_told_with_every_nodes_answer(
 
 
 def test_a_loss_is_told_and_the_release_that_comes_too_late(
-    redlock: FakeRedlock,  # noqa: F811
-    ears: Ears,
+    redlock: FakeRedlock, ears: Ears
 ) -> None:
     with redlock.lock("r"):
         rob(redlock, "r")
@@ -232,10 +214,7 @@ def test_a_loss_is_told_and_the_release_that_comes_too_late(
     assert more["held"] is False
 
 
-def test_a_receiver_that_raises_stops_nothing(
-    redlock: FakeRedlock,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_receiver_that_raises_stops_nothing(redlock: FakeRedlock, caplog: Log) -> None:
     def broken(**_more: Any) -> None:
         raise RuntimeError("receiver is broken")
 
@@ -257,11 +236,7 @@ def test_a_receiver_that_raises_stops_nothing(
 # -- a task ----------------------------------------------------------------------------------------
 
 
-def test_a_delivery_is_told_with_its_task(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    ears: Ears,
-) -> None:
+def test_a_delivery_is_told_with_its_task(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k")
     def charge() -> None:
         redlock.clock.advance(4.0)
@@ -275,16 +250,13 @@ def test_a_delivery_is_told_with_its_task(
 
 
 def test_a_thread_beside_the_task_tells_with_it_as_well(
-    redlock: FakeRedlock,  # noqa: F811
-    charge: Any,
-    ears: Ears,
-    monkeypatch: pytest.MonkeyPatch,
+    redlock: FakeRedlock, charge: Any, ears: Ears, monkeypatch: Patch
 ) -> None:
     """Of a block inside a body too, whose owner names no task."""
     with redlock.lock("of none"):
         rob(redlock, "of none")
 
-        @charge.app.task(name="work")
+        @charge.app.task(name="work", ignore_result=True)
         def work() -> Any:
             held = redlock.lock("r")
             held.__enter__()
@@ -299,7 +271,7 @@ def test_a_thread_beside_the_task_tells_with_it_as_well(
     assert lost == {"r": work, "of none": None}
 
 
-def test_a_receiver_can_be_of_one_task(redlock: FakeRedlock, app: Any) -> None:  # noqa: F811
+def test_a_receiver_can_be_of_one_task(redlock: FakeRedlock, app: Any) -> None:
     heard = []
 
     def receive(sender: Any = None, **_more: Any) -> None:
@@ -322,10 +294,7 @@ def test_a_receiver_can_be_of_one_task(redlock: FakeRedlock, app: Any) -> None: 
 
 @pytest.mark.parametrize("way", ["class", "over", "under"])
 def test_a_plain_call_is_told_with_its_task(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    ears: Ears,
-    way: str,
+    redlock: FakeRedlock, app: Any, ears: Ears, way: str
 ) -> None:
     def body() -> str:
         return "ran"
@@ -343,9 +312,7 @@ def test_a_plain_call_is_told_with_its_task(
 
 
 def test_waited_is_counted_over_all_deliveries_of_a_task(
-    redlock: FakeRedlock,  # noqa: F811
-    charge: Any,
-    ears: Ears,
+    redlock: FakeRedlock, charge: Any, ears: Ears
 ) -> None:
     since = time.time() - 100.0
     deliver(charge, **{ATTEMPTS: {"since": since, "held": 3, "unavailable": 1}})
@@ -354,11 +321,7 @@ def test_waited_is_counted_over_all_deliveries_of_a_task(
     assert more["attempts"] == 5
 
 
-def test_a_block_in_a_body_waits_for_itself(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    ears: Ears,
-) -> None:
+def test_a_block_in_a_body_waits_for_itself(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
     @app.task(name="work")
     def work() -> None:
         with redlock.lock("r"):
@@ -372,56 +335,33 @@ def test_a_block_in_a_body_waits_for_itself(
 # -- kept out --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
-def test_a_duplicate_that_is_not_published_is_told(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    ears: Ears,
-    policy: str,
-) -> None:
-    Box(app)
-    options = {"lock_key": "order:1", "lock_scope": "until_executed", "lock_on_duplicate": policy}
+DUPLICATE = {"base": SingletonTask, "name": "charge", "lock_key": "order:1"}
 
-    @app.task(base=SingletonTask, name="charge", **options)
+
+@pytest.mark.parametrize("where", ["publish", "run"])
+@pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
+def test_a_duplicate_is_told(
+    redlock: FakeRedlock, app: Any, box: Box, ears: Ears, policy: str, where: str
+) -> None:
+    @app.task(**DUPLICATE, lock_scope="until_executed", lock_on_duplicate=policy)
     def charge() -> None: ...
 
     take(redlock, "first")
     redlock.acquire("order:1", owner=Owner("there", 7, "first"))  # at work: it is not replaced
     ears.heard.clear()
-    if policy == "raise":
-        with pytest.raises(DuplicateTask):
-            charge.delay()
+    if where == "run":
+        assert isinstance(deliver(charge)[0], DuplicateTask if policy == "raise" else Skipped)
     else:
-        charge.delay()
+        with pytest.raises(DuplicateTask) if policy == "raise" else nullcontext():
+            charge.delay()
     sender, more = ears.of("task_skipped")
-    assert sender == charge
-    assert (more["resource"], more["where"], more["policy"]) == ("order:1", "publish", policy)
+    assert (sender, more["resource"]) == (charge, "order:1")
+    assert (more["where"], more["policy"]) == (where, policy)
     assert more["holder"].task_id == "first"
-    assert more["task_id"] != "first"
+    assert (more["task_id"] == "the-id") is (where == "run")
 
 
-@pytest.mark.parametrize("policy", ["existing", "raise"])
-def test_a_duplicate_that_is_not_run_is_told(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    ears: Ears,
-    policy: str,
-) -> None:
-    options = {"lock_key": "order:1", "lock_scope": "until_executed", "lock_on_duplicate": policy}
-
-    @app.task(base=SingletonTask, name="charge", **options)
-    def charge() -> None: ...
-
-    take(redlock, "first")
-    deliver(charge)
-    assert not has_ended(charge, "first")
-    sender, more = ears.of("task_skipped")
-    assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "order:1")
-    assert (more["where"], more["policy"]) == ("run", policy)
-    assert more["holder"].task_id == "first"
-
-
-def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -> None:  # noqa: F811
+def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_conflict="skip")
     def charge() -> None: ...
 
@@ -437,10 +377,7 @@ def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -
 
 
 def test_one_that_is_sent_again_is_not_skipped(
-    redlock: FakeRedlock,  # noqa: F811
-    charge: Any,
-    ears: Ears,
-    sent: list[Any],  # noqa: F811
+    redlock: FakeRedlock, charge: Any, ears: Ears, sent: list[Any]
 ) -> None:
     redlock.acquire("k", owner=OTHER)
     ears.heard.clear()
@@ -450,9 +387,7 @@ def test_one_that_is_sent_again_is_not_skipped(
 
 
 def test_a_second_delivery_of_what_is_done_is_told(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    ears: Ears,
+    redlock: FakeRedlock, app: Any, ears: Ears
 ) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", acks_late=True)
     def charge() -> None: ...
@@ -465,7 +400,7 @@ def test_a_second_delivery_of_what_is_done_is_told(
     assert (more["holder"], more["where"], more["policy"]) == (None, "run", "done")
 
 
-def test_a_reservation_is_no_lock(redlock: FakeRedlock, app: Any, ears: Ears) -> None:  # noqa: F811
+def test_a_reservation_is_no_lock(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
     """The same watchdog extends it."""
 
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_scope="until_executed")
@@ -481,7 +416,7 @@ def test_a_reservation_is_no_lock(redlock: FakeRedlock, app: Any, ears: Ears) ->
 # -- a beat ----------------------------------------------------------------------------------------
 
 
-def test_a_beat_tells_what_another_has_sent(monkeypatch: pytest.MonkeyPatch, ears: Ears) -> None:
+def test_a_beat_tells_what_another_has_sent(monkeypatch: Patch, ears: Ears) -> None:
     """And of its claims nothing else: they are no locks."""
     world = World(monkeypatch, lambda: entries(crontab()), beats=[])
     one, other = world.start(), world.start()

@@ -10,20 +10,16 @@ import json
 import logging
 import pickle
 import time
-import weakref
 from typing import Any
 
 import celery
 import pytest
-from celery import Celery, Task, _state, shared_task
-from celery.app.trace import build_tracer
-from celery.canvas import Signature
+from celery import Task, shared_task
 from celery.exceptions import Retry
 
 from celery_redlock import (
     ConfigurationError,
     QuorumUnavailable,
-    Redlock,
     RedlockError,
     ResourceHeld,
     SingletonTask,
@@ -33,60 +29,14 @@ from celery_redlock import (
 )
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import lock_of, resource_of
-from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from celery_redlock.testing.fakes import FakeClock
+from tests.unit.delivering import Log, Patch, Waits, deliver
 from tests.unit.fake_lock import FakeRedlock
-
-
-@pytest.fixture
-def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
-    fake = FakeRedlock(monkeypatch)
-    monkeypatch.setattr("celery_redlock.messages.conflict.unavailable", Once())
-    monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda app: fake))
-    return fake
-
-
-@pytest.fixture
-def app(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> Any:
-    # Tasks are shared with every app to come, unless that is undone.
-    monkeypatch.setattr(_state, "_on_app_finalizers", set())
-    monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
-    app = Celery("unit", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
-    app.conf.redlock_wait = 0
-    yield app
-    app.close()
-
-
-def deliver(task: Any, *args: Any, **request: Any) -> tuple[Any, Any]:
-    """What a pool child does with a message: the result and the tracer's account of it."""
-    given = {
-        "id": "the-id",
-        "task": task.name,
-        "args": list(args),
-        "kwargs": {},
-        "is_eager": False,
-        "called_directly": False,
-        "delivery_info": {},
-        "hostname": "here",
-        **request,
-    }
-    traced = build_tracer(task.name, task, app=task.app)("the-id", list(args), {}, given)
-    return traced.info.retval if traced.info else traced.retval, traced.info
-
-
-@pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Signatures that were sent, rather than sending them."""
-    found: list[Any] = []
-    monkeypatch.setattr(Signature, "apply_async", lambda self, *_a, **_k: found.append(self))
-    return found
-
 
 # -- declared ------------------------------------------------------------------------------------
 
@@ -154,18 +104,6 @@ def test_what_cannot_be_locked_is_refused() -> None:
         locked()(type("Class", (), {}))
     with pytest.raises(ConfigurationError, match="decorates a function or a task"):
         locked()(5)  # type: ignore[type-var]
-
-
-def test_a_users_own_method_is_no_option(app: Any) -> None:
-    class Mine(SingletonTask):
-        name = "mine"
-
-        def lock_smith(self) -> str:
-            return "mine"
-
-        def run(self) -> None: ...
-
-    assert Mine().lock_smith() == "mine"
 
 
 def test_options_are_inherited_and_overridden(app: Any) -> None:
@@ -406,26 +344,6 @@ def test_the_token_says_who_holds(redlock: FakeRedlock, app: Any) -> None:
 # -- the conflict policy -------------------------------------------------------------------------
 
 
-@pytest.fixture
-def busy(app: Any, redlock: FakeRedlock) -> Any:
-    """A way to declare a task whose lock another has."""
-    redlock.acquire("k")
-
-    def declare(**options: Any) -> Any:
-        name = f"busy{len(app.tasks)}"
-        ran: list[int] = []
-
-        @app.task(name=name, base=SingletonTask, lock_key="k", max_retries=0, **options)
-        def task(*args: Any) -> str:
-            ran.append(1)
-            return "ran"
-
-        task.ran = ran
-        return task
-
-    return declare
-
-
 def test_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
     task = busy()
     result, _info = deliver(task, 1, "two", retries=0, headers={"trace": "abc"}, root_id="root")
@@ -479,7 +397,7 @@ def sends_again(task: Any, sent: list[Any], attempts: Any = None, **more: Any) -
 
 
 def test_a_task_fails_when_one_holder_is_in_its_way_for_too_long(
-    busy: Any, sent: list[Any], caplog: pytest.LogCaptureFixture
+    busy: Any, sent: list[Any], caplog: Log
 ) -> None:
     task = busy(lock_retry_deadline=10.0)
     attempts = sends_again(task, sent)
@@ -518,14 +436,18 @@ def test_no_deadline_is_for_ever(busy: Any, sent: list[Any]) -> None:
     assert len(sent) == 1
 
 
-def test_skip(busy: Any, sent: list[Any], caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_skip_and_raise(busy: Any, sent: list[Any], caplog: Log, policy: str) -> None:
     caplog.set_level(logging.INFO)
-    task = busy(lock_on_conflict="skip")
+    task = busy(lock_on_conflict=policy)
     result, _info = deliver(task)
+    assert (task.ran, sent) == ([], [])
+    if policy == "raise":
+        assert isinstance(result, ResourceHeld)
+        return
     assert Skipped.of(result) == result
     assert result["resource"] == "k"
     assert "pid" in result["holder"]
-    assert (task.ran, sent) == ([], [])
     assert "is skipped: k is held by pid" in caplog.text
 
 
@@ -537,15 +459,8 @@ def test_a_skipped_marker_travels() -> None:
         assert Skipped.of(other) is None
 
 
-def test_raise(busy: Any, sent: list[Any]) -> None:
-    task = busy(lock_on_conflict="raise")
-    result, _info = deliver(task)
-    assert isinstance(result, ResourceHeld)
-    assert (task.ran, sent) == ([], [])
-
-
 def test_unavailable_has_a_count_of_its_own(
-    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
+    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log
 ) -> None:
     redlock.driver.dead = {0, 1, 2}
     task = busy(lock_on_conflict="raise")
@@ -560,9 +475,8 @@ def test_unavailable_has_a_count_of_its_own(
 
 
 def test_without_a_quorum_each_task_says_so_once_and_a_process_once_a_minute(
-    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log, monkeypatch: Patch
+) -> None:
     """Celery says of each attempt that it was received, and that it is retried."""
     caplog.set_level(logging.INFO)
     clock, once = FakeClock(), Once()
@@ -593,7 +507,7 @@ def test_without_a_quorum_each_task_says_so_once_and_a_process_once_a_minute(
 
 
 def test_unavailable_raise_and_run(
-    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
+    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log
 ) -> None:
     redlock.driver.dead = {0, 1, 2}
     result, _info = deliver(busy(lock_on_unavailable="raise"))
@@ -619,7 +533,7 @@ def test_a_loser_leaves_nothing_and_takes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("owner", "request_", "waits"),
+    ("owner", "request_", "predecessor"),
     [
         ({"task_id": "the-id", "retries": 0}, {"retries": 1}, True),
         ({"task_id": "the-id", "retries": 1}, {"retries": 1}, False),  # a copy of it
@@ -632,62 +546,49 @@ def test_a_loser_leaves_nothing_and_takes_nothing(
     ],
 )
 def test_only_a_predecessor_is_waited_for(
-    app: Any, redlock: FakeRedlock, sent: list[Any], monkeypatch: pytest.MonkeyPatch,
-    owner: dict[str, Any], request_: dict[str, Any], waits: bool,
-) -> None:  # fmt: skip
+    app: Any,
+    redlock: FakeRedlock,
+    sent: Any,
+    waits: Waits,
+    owner: Any,
+    request_: Any,
+    predecessor: bool,
+) -> None:
     lease = redlock.acquire("k", owner=Owner("here", 1, **owner))
-    asked: list[float | None] = []
-    acquire = HeldLease.acquire
-
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        asked.append(wait)
-        if wait:  # it waits; the predecessor ends meanwhile
-            redlock.release(lease)
-        acquire(self, 0.0)
-
-    monkeypatch.setattr(HeldLease, "acquire", spy)
+    # It waits; the predecessor ends meanwhile.
+    waits.then = lambda wait: wait and redlock.release(lease)  # type: ignore[method-assign]
 
     @app.task(base=SingletonTask, lock_key="k")
     def successor() -> str:
         return "ran"
 
     result, _info = deliver(successor, **request_)
-    if waits:
-        assert result == "ran"
-        assert asked == [0.0, 2.0]
-        assert sent == []
-    else:
-        assert isinstance(result, Retry)
-        assert asked == [0.0]
-        assert len(sent) == 1
+    assert (result == "ran") is not isinstance(result, Retry)
+    assert (waits, len(sent)) == (([0.0, 2.0], 0) if result == "ran" else ([0.0], 1))
+    assert (result == "ran") is predecessor
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "retry"])
 def test_a_split_vote_is_no_conflict(
-    app: Any, redlock: FakeRedlock, sent: list[Any], monkeypatch: pytest.MonkeyPatch, policy: str
+    app: Any, redlock: FakeRedlock, sent: list[Any], waits: Waits, policy: str
 ) -> None:
     """Two others tried at the same moment: were all three to go away, nobody would do the work."""
     others = [Claim("k", token, 10.0, 5) for token in ("one", "two")]
     for node, other in zip(redlock.fakes, (others * 2), strict=False):
         node.execute(Verb.ACQUIRE, [other], redlock.clock())
-    acquire = HeldLease.acquire
-    asked: list[float | None] = []
 
-    def spy(self: HeldLease, wait: float | None = None) -> None:
-        asked.append(wait)
-        if wait:  # they have undone it meanwhile
-            for node in redlock.fakes:
-                node.held.clear()
-        acquire(self, 0.0)
+    def then(wait: float | None) -> None:
+        for node in redlock.fakes if wait else ():  # they have undone it meanwhile
+            node.held.clear()
 
-    monkeypatch.setattr(HeldLease, "acquire", spy)
+    waits.then = then  # type: ignore[method-assign]
 
     @app.task(base=SingletonTask, lock_key="k", lock_on_conflict=policy, lock_wait=0.0)
     def work() -> str:
         return "ran"
 
     result, _info = deliver(work)
-    assert (result, asked, sent) == ("ran", [0.0, 0.3], [])
+    assert (result, waits, sent) == ("ran", [0.0, 0.3], [])
 
 
 @pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])

@@ -21,9 +21,9 @@ from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
 from tests.unit.beat_world import World
+from tests.unit.delivering import deliver
 from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_hold import rob
-from tests.unit.test_task import app, deliver, redlock  # noqa: F401
 from tests.unit.test_turn import due, entries
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
@@ -66,7 +66,7 @@ def traces() -> Iterator[Traces]:
     traces.provider.shutdown()
 
 
-def test_a_span_says_what_a_call_came_to(redlock: FakeRedlock, traces: Traces) -> None:  # noqa: F811
+def test_a_span_says_what_a_call_came_to(redlock: FakeRedlock, traces: Traces) -> None:
     with redlock.lock("order:1234"):
         pass
     assert traces.told() == {
@@ -77,8 +77,7 @@ def test_a_span_says_what_a_call_came_to(redlock: FakeRedlock, traces: Traces) -
 
 
 def test_the_resource_is_named_where_that_is_asked_for(
-    redlock: FakeRedlock,  # noqa: F811
-    traces: Traces,
+    redlock: FakeRedlock, traces: Traces
 ) -> None:
     instrument(traces.provider, with_resource=True)
     with redlock.lock("order:1234"):
@@ -87,9 +86,7 @@ def test_the_resource_is_named_where_that_is_asked_for(
 
 
 def test_it_lasts_as_long_as_was_waited(
-    redlock: FakeRedlock,  # noqa: F811
-    traces: Traces,
-    monkeypatch: pytest.MonkeyPatch,
+    redlock: FakeRedlock, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = Acquisition._attempt
 
@@ -107,10 +104,7 @@ def test_it_lasts_as_long_as_was_waited(
     assert traces.told()["waited"] == 2.5
 
 
-def test_held_by_another_is_no_error_and_says_by_whom(
-    redlock: FakeRedlock,  # noqa: F811
-    traces: Traces,
-) -> None:
+def test_held_by_another_is_no_error_and_says_by_whom(redlock: FakeRedlock, traces: Traces) -> None:
     redlock.acquire("r", owner=OTHER)
     traces.clear()
     with pytest.raises(ResourceHeld):
@@ -121,7 +115,7 @@ def test_held_by_another_is_no_error_and_says_by_whom(
     assert traces.one().status.status_code is trace.StatusCode.UNSET
 
 
-def test_no_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:  # noqa: F811
+def test_no_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("order:1234")
@@ -131,9 +125,7 @@ def test_no_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:  #
 
 
 def test_in_a_task_it_is_a_child_of_the_tasks_span(
-    redlock: FakeRedlock,  # noqa: F811
-    app: Any,  # noqa: F811
-    traces: Traces,
+    redlock: FakeRedlock, app: Any, traces: Traces
 ) -> None:
     """That of opentelemetry-instrumentation-celery, which begins and ends it in these signals."""
 
@@ -175,9 +167,7 @@ def test_in_a_task_it_is_a_child_of_the_tasks_span(
 
 
 def test_a_loss_after_the_span_has_ended_is_no_trouble(
-    redlock: FakeRedlock,  # noqa: F811
-    traces: Traces,
-    caplog: pytest.LogCaptureFixture,
+    redlock: FakeRedlock, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
     with traces.tracer.start_as_current_span("work") as span:
         held = redlock.lock("r")
@@ -197,7 +187,7 @@ def test_a_beats_claims_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: 
     assert traces.spans == []
 
 
-def test_uninstrumented_it_traces_nothing(redlock: FakeRedlock, traces: Traces) -> None:  # noqa: F811
+def test_uninstrumented_it_traces_nothing(redlock: FakeRedlock, traces: Traces) -> None:
     instrument(traces.provider)  # again: not twice
     with redlock.lock("r"):
         pass

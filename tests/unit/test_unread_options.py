@@ -12,8 +12,8 @@ from celery_redlock import ConfigurationError, RedlockError, SingletonTask, curr
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker.startup import check
+from tests.unit.delivering import deliver
 from tests.unit.fake_lock import FakeRedlock
-from tests.unit.test_task import app, deliver, redlock  # noqa: F401
 
 UNLOCKED = "until_executing"
 DEADLINE = {"on_deadline": "skip"}
@@ -23,21 +23,21 @@ def body() -> int | None:
     return current_lease().fencing_token
 
 
-def singleton(app: Any, **options: Any) -> Any:  # noqa: F811
+def singleton(app: Any, **options: Any) -> Any:
     given = {f"lock_{name}": value for name, value in options.items()}
     return app.task(name="shop.task", base=SingletonTask, lazy=False, shared=False, **given)(body)
 
 
-def decorated(app: Any, **options: Any) -> Any:  # noqa: F811
+def decorated(app: Any, **options: Any) -> Any:
     return app.task(name="shop.task", shared=False)(locked("k", **options)(body))
 
 
 @pytest.fixture(params=[singleton, decorated])
-def declare(app: Any, request: Any) -> Callable[..., Any]:  # noqa: F811
+def declare(app: Any, request: Any) -> Callable[..., Any]:
     return lambda **options: request.param(app, **options)
 
 
-def starts(app: Any) -> bool:  # noqa: F811
+def starts(app: Any) -> bool:
     """Whether a worker starts; then the doctor finds nothing to change."""
     wrong = [found.what for found in examine_tasks(app) if found.check == "configuration"]
     try:
@@ -52,7 +52,7 @@ def starts(app: Any) -> bool:  # noqa: F811
 @pytest.fixture(autouse=True)
 def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "celery_redlock.messages.parkable._at_work", [False]
+        "celery_redlock.messages.policy._at_work", [False]
     )  # as the worker leaves it
 
 
@@ -102,8 +102,8 @@ def test_what_nothing_would_read_is_refused(
     ids=str,
 )
 def test_what_something_reads_is_kept(
-    app: Any, declare: Callable[..., Any], options: dict[str, Any]  # noqa: F811
-) -> None:  # fmt: skip
+    app: Any, declare: Callable[..., Any], options: dict[str, Any]
+) -> None:
     declare(**options)
     assert starts(app)
 
@@ -113,9 +113,8 @@ def test_what_something_reads_is_kept(
 
 @pytest.mark.parametrize("policy", ["retry", "skip", "raise"])
 def test_what_is_to_be_done_at_a_deadline_needs_one(
-    app: Any, declare: Callable[..., Any], policy: str,  # noqa: F811
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+    app: Any, declare: Callable[..., Any], policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     declare(**DEADLINE, on_conflict=policy)
     assert not starts(app)
     assert "shop.task: " in caplog.text
@@ -123,15 +122,15 @@ def test_what_is_to_be_done_at_a_deadline_needs_one(
     assert "retry_deadline" in caplog.text
 
 
-def test_an_app_may_set_that_deadline(app: Any, declare: Callable[..., Any]) -> None:  # noqa: F811
+def test_an_app_may_set_that_deadline(app: Any, declare: Callable[..., Any]) -> None:
     app.conf.redlock_retry_deadline = 60
     declare(**DEADLINE)
     assert starts(app)
 
 
 def test_what_is_set_for_all_need_not_be_read_by_each(
-    app: Any, redlock: FakeRedlock, declare: Callable[..., Any]  # noqa: F811
-) -> None:  # fmt: skip
+    app: Any, redlock: FakeRedlock, declare: Callable[..., Any]
+) -> None:
     app.conf.redlock_fencing = True
     app.conf.redlock_max_lifetime = 1
     app.conf.redlock_retry_deadline = 5
@@ -145,22 +144,22 @@ def test_what_is_set_for_all_need_not_be_read_by_each(
 )
 @pytest.mark.parametrize("scope", [UNLOCKED, "while_executing"])
 def test_so_it_is_with_annotations_of_all_tasks(
-    app: Any, for_all: dict[str, Any], scope: str  # noqa: F811
-) -> None:  # fmt: skip
+    app: Any, for_all: dict[str, Any], scope: str
+) -> None:
     app.conf.task_annotations = {"*": for_all}
     singleton(app, scope=scope)
     assert starts(app)
 
 
-def test_an_annotation_of_one_task_is_its_own(app: Any) -> None:  # noqa: F811
+def test_an_annotation_of_one_task_is_its_own(app: Any) -> None:
     app.conf.task_annotations = {"*": {}, "shop.task": {"lock_on_conflict": "skip"}}
     with pytest.raises(ConfigurationError, match=r"shop\.task: lock_on_conflict is 'skip'"):
         bool(singleton(app, scope=UNLOCKED))
 
 
 def test_a_function_cannot_ask_for_it_either(
-    app: Any, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch  # noqa: F811
-) -> None:  # fmt: skip
+    app: Any, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two who hold it, it may be that both are revoked: each look shows one of them."""
     revoked: list[str] = []
     monkeypatch.setattr(app.control, "revoke", lambda task_id, **_: revoked.append(task_id))

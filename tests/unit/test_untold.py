@@ -8,13 +8,35 @@ import pytest
 from celery.signals import task_received
 
 from celery_redlock.messages.reservation import Reservation
-from tests.unit.test_forged import Ran, header, ran, token_of  # noqa: F401
+from tests.unit.delivering import Patch, Ran
+from tests.unit.test_forged import header, token_of
 from tests.unit.test_forged_fuzz import Received
-from tests.unit.test_task import app, redlock  # noqa: F401
 
 
 class Unstorable(Exception):
     """What Celery raises where it cannot store that a body has raised SystemExit."""
+
+
+@pytest.fixture
+def found(monkeypatch: Patch) -> list[Reservation]:
+    """What was freed."""
+    found: list[Reservation] = []
+    endings = "celery_redlock.messages.endings"
+    monkeypatch.setattr(f"{endings}.free_soon", lambda _redlock, note: found.append(note))
+    monkeypatch.setattr(f"{endings}.hold", lambda *_: None)
+    return found
+
+
+@pytest.mark.parametrize(("again", "failed", "freed"), [(True, 0, 1), (True, 1, 0), (False, 0, 0)])
+def test_a_message_that_is_known_to_be_done_keeps_no_reservation(
+    ran: Ran, found: list[Reservation], again: bool, failed: int, freed: int
+) -> None:
+    """Its first body's process died before it was to free it; what has failed may come back."""
+    request = Received(ran.task("until_executed"), header("until_executed", token=token_of()))
+    request.delivery_info = {"redelivered": again}
+    task_received.send(sender=None, request=request)
+    request.on_success((failed, None, 0.1))
+    assert len(found) == freed
 
 
 @pytest.mark.parametrize(
@@ -27,19 +49,8 @@ class Unstorable(Exception):
     ],
 )
 def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
-    ran: Ran,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    late: bool,
-    scope: str,
-    acknowledged: bool,
-    freed: int,
+    ran: Ran, found: list[Reservation], late: bool, scope: str, acknowledged: bool, freed: int
 ) -> None:
-    found: list[Reservation] = []
-    monkeypatch.setattr(
-        "celery_redlock.messages.endings.free_soon", lambda _redlock, note: found.append(note)
-    )
-    monkeypatch.setattr("celery_redlock.messages.endings.hold", lambda *_: None)
-
     def on_failure(*_outcome: Any) -> None:
         request.acknowledged = acknowledged
         raise Unstorable

@@ -329,10 +329,6 @@ for _name, _given in _policies.items():
     for _how in ("raise", "skip", "reject") if _name != "reject" else ():  # which has no deadline
         _policy(_given, f"{_name}_{_how}", lock_wait=0.5, lock_on_deadline=_how)
 
-deadline_skip = _conflict("deadline_skip", lock_retry_deadline=0.4, lock_on_deadline="skip")
-deadline_reject = _conflict("deadline_reject", lock_retry_deadline=0.4,
-                            lock_on_deadline="reject", acks_late=True)  # fmt: skip
-
 
 @app.task(base=SingletonTask, lock_key="k:{key}", lock_wait=0.05)
 def what_kind(key: str, given: Any) -> str:
@@ -496,12 +492,6 @@ def limited(self: Task, key: str, seconds: float = 0.02) -> None:
     occupy(self, key, seconds)
 
 
-@app.task(base=SingletonTask, bind=True)
-def step(self: Task, x: int) -> int:
-    occupy(self, f"step{x}", 0.1)
-    return x
-
-
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=0.01)
 def headers(self: Task, key: str) -> dict[str, Any]:
     request = self.request
@@ -546,16 +536,6 @@ class Link(SingletonTask):
 app.register_task(Link())
 
 
-@app.task
-def count(results: list[Any]) -> int:
-    return len(results)
-
-
-@app.task
-def total(numbers: list[int]) -> int:
-    return sum(numbers)
-
-
 @app.task(base=SingletonTask)
 def keyed(*args: Any, **kwargs: Any) -> str:
     """The resource that its body runs under."""
@@ -578,17 +558,6 @@ def nodes() -> list[str]:
 def factorial(key: str, n: int) -> int:
     """Calls itself: the lock of its delivery is shared."""
     return 1 if n <= 1 else n * factorial(key, n - 1)
-
-
-@app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
-def countdown(self: Task, key: str, n: int) -> list[int]:
-    return [n, *(self(key, n - 1) if n else [])]
-
-
-@app.task(base=SingletonTask, lock_key="k:{item}", lock_on_conflict="raise", lock_wait=0.0)
-def square(item: int) -> int:
-    assert current_lease().resource == f"k:{item}"
-    return item * item
 
 
 try:

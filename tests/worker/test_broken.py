@@ -12,8 +12,7 @@ from celery_redlock.config.options import TaskOptions
 from celery_redlock.locking.held import release_leftovers
 from celery_redlock.locking.redlock import Redlock
 from celery_redlock.messages.delivery import Delivery
-from celery_redlock.protocol.errors import ResourceHeld
-from celery_redlock.protocol.values import Holder, Owner
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers
 
 
@@ -26,8 +25,7 @@ def test_a_replacement_waits_for_the_task_it_replaces() -> None:
     def predecessor(request: Request, task_id: str) -> bool:
         delivery = Delivery.__new__(Delivery)
         delivery._request = request
-        holder = Holder("r", Owner("host", 1, task_id), 3, 2)
-        return delivery._predecessor(ResourceHeld("r", resource="r", votes=(), holder=holder))
+        return delivery._predecessor(Owner("host", 1, task_id))
 
     assert predecessor(Request(replaced_task_nesting=1), "one")
     assert not predecessor(Request(replaced_task_nesting=1), "other")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery import chain, chord, group
+from celery import chain
 
 from celery_redlock import ResourceHeld, Skipped
 from tests.support import wait_until
@@ -73,27 +73,6 @@ def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
     assert len(cluster.runs(key)) == 2
 
 
-def test_a_task_raises(cluster: Cluster, worker: Worker, key: str) -> None:
-    with cluster.states() as states, cluster.redlock.lock(f"k:{key}"):
-        sent = cluster.send("conflict_raise", key)
-        with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
-            cluster.result(sent)
-        wait_until(lambda: states.get(sent.id), 2.0, "a state was announced")
-    assert states[sent.id] == ["FAILURE"]
-    assert cluster.runs(key) == []
-    cluster.settled()
-
-
-def test_a_loser_frees_nothing(cluster: Cluster, worker: Worker, key: str) -> None:
-    """However it loses, the holder's key stays on every node."""
-    with cluster.redlock.lock(f"k:{key}") as lease:
-        for task in ("conflict_skip", "conflict_raise", "conflict_deadline"):
-            cluster.state(cluster.send(task, key))
-        holder = cluster.redlock.holder(f"k:{key}")
-        assert holder is not None and holder.nodes == 5
-        lease.ensure()
-
-
 def test_users_headers_and_options_survive(cluster: Cluster, worker: Worker, key: str) -> None:
     """A task that is sent again for want of its lock is the same message in all else."""
     with cluster.redlock.lock(f"k:{key}"):
@@ -129,52 +108,3 @@ def test_retry_waits_for_its_predecessor(cluster: Cluster, worker: Worker, key: 
         assert cluster.result(sent) == 1
     assert states[sent.id].count("RETRY") == 1  # the user's; none for want of the lock
     assert len(cluster.runs(key, sent)) == 2
-
-
-# -- canvas ----------------------------------------------------------------------------------------
-
-
-def test_chord_of_equal_tasks_completes(cluster: Cluster, worker: Worker) -> None:
-    header = [cluster.signature("step", 1) for _ in range(3)]
-    last = chord(header, app=cluster.app)(cluster.signature("total"))
-    assert cluster.result(last, timeout=20.0) == 3
-    cluster.settled()
-
-
-def test_group_of_equal_tasks_completes(cluster: Cluster, worker: Worker) -> None:
-    sent = group([cluster.signature("step", 2) for _ in range(3)], app=cluster.app).apply_async()
-    assert [cluster.result(one, timeout=20.0) for one in sent.results] == [2, 2, 2]
-    cluster.settled()
-
-
-def test_chord_with_a_skipped_task_completes(cluster: Cluster, worker: Worker, key: str) -> None:
-    header = [cluster.signature("conflict_skip", key, 0.5) for _ in range(2)]
-    last = chord(header, app=cluster.app)(cluster.signature("count"))
-    assert cluster.result(last) == 2
-    assert len(cluster.runs(key)) == 1
-
-
-# -- nesting ---------------------------------------------------------------------------------------
-
-
-def test_a_task_that_calls_itself_shares_its_lock(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    assert cluster.result(cluster.send("factorial", key, 5)) == 120
-    assert cluster.result(cluster.send("countdown", key, 3)) == [3, 2, 1, 0]
-    cluster.free(key)  # results are stored before locks are freed
-
-
-def test_map_locks_every_item(cluster: Cluster, worker: Worker) -> None:
-    """`.map` calls the task in a loop: a plain call each, under the lock of its own arguments."""
-    sent = cluster.app.send_task(
-        "celery.map", kwargs={"task": cluster.signature("square"), "it": [2, 3, 3, 4]}
-    )
-    assert cluster.result(sent) == [4, 9, 9, 16]
-    with cluster.redlock.lock("k:3"):
-        sent = cluster.app.send_task(
-            "celery.map", kwargs={"task": cluster.signature("square"), "it": [2, 3]}
-        )
-        with pytest.raises(ResourceHeld):
-            cluster.result(sent)
-    cluster.redlock.release(cluster.redlock.acquire("k:2"))

@@ -147,18 +147,6 @@ def test_a_holder_that_goes_on_is_waited_for_no_longer_than_wait(
     assert len(cluster.runs(key)) == 1
 
 
-def test_a_holder_that_is_no_task_cannot_be_replaced(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with cluster.redlock.lock(f"k:{key}"):
-        begin = time.monotonic()
-        sent = cluster.send("policy_replace", key)
-        with pytest.raises(ResourceHeld):
-            cluster.result(sent)
-        in_time(begin, time.monotonic(), 4.0, "to be told so")  # not its wait, of 8 s
-    worker.said(f"policy_replace[{sent.id}] cannot replace its holder, which is no task")
-
-
 def test_of_two_that_replace_the_same_holder_one_replaces_the_other(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
@@ -233,19 +221,6 @@ def test_a_function_chooses(cluster: Cluster, worker: Worker, key: str) -> None:
 
 
 # -- the deadline of who retries ------------------------------------------------------------------
-
-
-def test_who_has_retried_for_too_long_does_what_on_deadline_says(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with cluster.redlock.lock(f"k:{key}"):
-        skips = cluster.send("deadline_skip", key)
-        rejects = cluster.send("deadline_reject", key)
-        assert Skipped.of(cluster.result(skips)) is not None
-        worker.said(f"deadline_reject[{rejects.id}] is rejected")
-        cluster.settled()
-    assert cluster.runs(key) == []
-    assert worker.text.count(f"[{skips.id}] waits (held") >= 1
 
 
 # -- what is sent again ---------------------------------------------------------------------------

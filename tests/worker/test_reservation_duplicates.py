@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from celery import chain, group
-from celery.result import AsyncResult, EagerResult
+from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask, Skipped
 from tests.machine import in_time
@@ -41,28 +41,6 @@ def test_who_has_read_the_result_is_no_duplicate(
     reservations.freed(key)
 
 
-def test_raise_names_the_one_that_has_it(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    first = task.apply_async((key,), countdown=0.2)
-    with pytest.raises(DuplicateTask, match=f"k:{key} is reserved by task {first.id}") as raised:
-        task.apply_async((key,), lock={"on_duplicate": "raise"})
-    assert raised.value.task_id == first.id
-    assert raised.value.resource == f"k:{key}"
-
-
-def test_skip_is_a_finished_result(cluster: Cluster, reservations: Reservations, key: str) -> None:
-    task = reservations.until_executed
-    first = task.apply_async((key,), countdown=0.2)
-    second = task.apply_async((key,), lock={"on_duplicate": "skip"})
-    assert isinstance(second, EagerResult) and second.state == "SUCCESS"
-    assert second.id != first.id
-    skipped = Skipped.of(second.get())
-    assert skipped is not None and skipped["resource"] == f"k:{key}"
-    assert first.id in skipped["holder"]
-
-
 def test_replace_takes_the_place_of_a_queued_one(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
@@ -75,18 +53,6 @@ def test_replace_takes_the_place_of_a_queued_one(
     cluster.result(second)
     assert [run.task for run in cluster.runs(key)] == [second.id]
     reservations.freed(key)
-
-
-def test_replace_leaves_a_running_one_alone(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    first = task.delay(key, 0.3)
-    cluster.entered(key)
-    second = task.apply_async((key,), lock={"on_duplicate": "replace"})
-    assert second.id == first.id
-    cluster.result(first)
-    assert len(cluster.runs(key)) == 1
 
 
 @pytest.mark.parametrize(
@@ -168,18 +134,6 @@ def test_a_duplicate_at_run_time_raises_where_it_is_to(
         cluster.result(second)
     assert raised.value.task_id == first.id
     cluster.result(first)
-
-
-def test_members_of_a_group_are_published_and_a_duplicate_ends_with_the_marker(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    sent = group([task.s(key, 0.4) for _ in range(3)], app=cluster.app).apply_async()
-    results = [cluster.result(one) for one in sent.results]
-    assert len({one.id for one in sent.results}) == 3
-    assert sum(Skipped.of(one) is None for one in results) == 1
-    assert len(cluster.runs(key)) == 1
-    reservations.freed(key)
 
 
 def test_a_chain_of_equal_tasks_runs_each(

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import redis
 from celery import states
 from celery.result import AsyncResult
 
-from celery_redlock import Redlock, Skipped
+from celery_redlock import Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support import wait_until
@@ -94,24 +94,6 @@ def test_a_worker_that_hears_of_a_revoke_frees_it(
         reservations.freed(f"{key}-stamp", 3.0)
 
 
-@pytest.mark.parametrize("state", [states.REVOKED, states.FAILURE])
-@pytest.mark.parametrize(
-    "scope", ["until_executed", "until_executing", "until_and_while_executing"]
-)
-def test_one_whose_result_says_that_it_has_ended_gives_way(
-    cluster: Cluster, reservations: Reservations, key: str, scope: str, state: str
-) -> None:
-    """Nobody has its message: it waits for its ETA in the broker, say."""
-    task = reservations.tasks[scope]
-    first = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
-    say(cluster, first, state)
-    second = task.apply_async((key,), queue=key)
-    assert second.id != first.id
-    reservations.kept(key, second)
-    with cluster.worker("-c", "2", queue=key):
-        assert Skipped.of(cluster.result(second)) is None
-
-
 def test_a_member_of_a_canvas_runs_though_one_that_was_revoked_has_its_key(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
@@ -140,20 +122,6 @@ def test_one_whose_place_was_taken_runs_if_that_one_was_revoked(
     with cluster.worker("-c", "2", queue=key):
         assert Skipped.of(cluster.result(first)) is None
     assert [run.task for run in cluster.runs(key)] == [first.id]
-
-
-def test_one_that_runs_gives_way_to_nobody(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    """Workers that do not have it call it revoked in its result, though it runs."""
-    task = reservations.until_executed
-    with cluster.worker("-c", "2", queue=key):
-        first = task.apply_async((key, 2.0), queue=key)
-        cluster.entered(key)
-        first.revoke()
-        say(cluster, first, states.REVOKED)
-        assert task.apply_async((key,), queue=key).id == first.id
-        reservations.kept(key, first)
 
 
 def test_one_that_is_terminated_gives_way_though_it_runs(
@@ -287,51 +255,6 @@ def test_a_killed_producer_blocks_a_key_for_seconds(
     short = [task_id for task_id, seconds in left.items() if seconds <= SECONDS]
     assert len(short) <= len(sent)
     assert len(left) - len(short) >= sum(sent) - len(sent)
-    cluster.client.delete(key)
-
-
-def test_what_has_ended_before_its_producer_goes_on_leaves_nothing(
-    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To make it last is no reason to take it again."""
-    send_task: Callable[..., Any] = cluster.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
-        sent = send_task(*args, **options)
-        cluster.state(sent)
-        reservations.freed(key)
-        return sent
-
-    monkeypatch.setattr(cluster.app, "send_task", slowly)
-    with cluster.worker("-c", "1", queue=key):
-        reservations.until_executed.apply_async((key,), queue=key)
-    Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
-    assert reservations.tokens(key) == []
-
-
-def test_one_that_has_begun_before_its_producer_goes_on_keeps_the_ttl_of_its_body(
-    cluster: Cluster, reservations: Reservations, key: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Acknowledged early, it is gone with its worker: nothing may be left for longer then."""
-    send_task: Callable[..., Any] = cluster.app.send_task
-
-    def slowly(*args: Any, **options: Any) -> Any:
-        sent = send_task(*args, **options)
-        cluster.entered(key)
-        return sent
-
-    monkeypatch.setattr(cluster.app, "send_task", slowly)
-    with cluster.worker("-c", "1", queue=key):
-        reservations.until_executed.apply_async((key, 0.5), queue=key)
-        Redlock.from_app(cluster.app).holder(f"k:{key}")  # behind what it has written
-        assert 0.0 < reservations.left(key) <= 30.0
-
-
-def test_one_that_is_out_is_reserved_for_long(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    reservations.until_executed.apply_async((key,), countdown=100, queue=key)
-    wait_until(lambda: 3690.0 < reservations.left(key) <= 3700.0, 1.0, "it is made to last")
     cluster.client.delete(key)
 
 

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import events
-from celery_redlock.messages import signals
 from tests.support import wait_until
 from tests.worker.harness import TASKS, Cluster, Worker
 from tests.worker.log import Line
-from tests.worker.reserving import Reservations
 from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker
@@ -62,46 +59,6 @@ def test_of_a_lock_around_a_body(cluster: Cluster, worker: Worker, key: str) -> 
     assert 0.0 <= acquired.detail["waited"] < LONG
     assert 1.2 < released.detail["held_for"] < LONG
     assert cluster.lines("lock_contended", f"k:{key}") == []
-
-
-def test_of_a_task_that_is_refused_and_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
-    first = cluster.send("fenced", key)  # until it is told
-    holder = [first.id, f"{TASKS}.fenced", cluster.entered(key).pid]
-    sent = cluster.send("conflict_skip", key)
-    contended, skipped = told(cluster, "lock_contended", key), told(cluster, "task_skipped", key)
-    for line in (contended, skipped):
-        assert line.task == f"{TASKS}.conflict_skip"
-        assert line.detail["holder"] == holder
-    assert contended.detail["waited"] >= 0.0
-    assert skipped.detail["task_id"] == sent.id
-    assert (skipped.detail["where"], skipped.detail["policy"]) == ("run", "skip")
-    cluster.tell(key)
-    cluster.result(first, LONG)
-
-
-def test_of_a_duplicate_that_is_not_published(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    """In the process that publishes."""
-    heard_here: list[tuple[Any, dict[str, Any]]] = []
-
-    def hear(sender: Any = None, **more: Any) -> None:
-        heard_here.append((sender, more))
-
-    first = reservations.until_executed.apply_async((key, 0.5), queue="parked")
-    before = events._listeners
-    signals.task_skipped.connect(hear)
-    try:
-        assert events._listeners == before, "nobody need be told of locks for that"
-        assert reservations.until_executed.delay(key).id == first.id
-    finally:
-        signals.task_skipped.disconnect(hear)
-    ((sender, more),) = heard_here
-    assert sender == reservations.until_executed
-    assert (more["resource"], more["where"], more["policy"]) == (f"k:{key}", "publish", "existing")
-    assert more["holder"].task_id == first.id
-    cluster.unpark()
-    cluster.result(first, LONG)
 
 
 def test_of_a_lock_whose_process_was_killed(cluster: Cluster, worker: Worker, key: str) -> None:

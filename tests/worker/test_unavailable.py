@@ -90,17 +90,13 @@ def test_a_running_body_loses_its_lease_with_the_quorum(
     revive(cluster)
 
 
-def test_raise(cluster: Cluster, worker: Worker, key: str, majority_dead: None) -> None:
+def test_raise_and_run(cluster: Cluster, worker: Worker, key: str, majority_dead: None) -> None:
     sent = cluster.send("unavailable_raise", key)
     with pytest.raises(QuorumUnavailable) as raised:
         cluster.result(sent)
     for node in cluster.nodes[:3]:  # it names each node's reason
         assert f"127.0.0.1:{node.port} silent (" in str(raised.value)
     assert cluster.runs(key) == []
-    cluster.settled()
-
-
-def test_run(cluster: Cluster, worker: Worker, key: str, majority_dead: None) -> None:
     sent = cluster.send("unavailable_run", key)
     assert cluster.result(sent) == {"retries": 0, "id": sent.id}
     assert len(cluster.runs(key)) == 1

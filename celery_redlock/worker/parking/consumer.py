@@ -35,8 +35,8 @@ from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
-from ...messages.headers import ATTEMPTS, MANY, attempts_of, said
-from ...messages.parkable import parkable, set_at_work
+from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, attempts_of, said
+from ...messages.policy import parkable, set_at_work
 from ...messages.reservation import HEADER, Reservation
 from ...protocol.values import Owner, printable
 from ...runtime.clock import monotonic
@@ -202,7 +202,7 @@ class Parking(bootsteps.StartStopStep):
     def _urgency(self, request: Any) -> float:
         """The message's priority: AMQP's larger ones go first, other transports' smaller ones."""
         priority = (request.delivery_info or {}).get("priority")
-        if not isinstance(priority, int) or abs(priority) > MANY:
+        if not isinstance(priority, int) or abs(priority) > MAX_ATTEMPTS:
             return 0.0
         amqp = self._consumer.connection.transport.driver_type == "amqp"
         return float(-priority if amqp else priority)

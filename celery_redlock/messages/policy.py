@@ -1,0 +1,192 @@
+"""What becomes of a message that meets another's lock, or another's reservation.
+
+Decided here, and done by `delivery.py`, `conflict.py`, `consume.py` and `publish.py`. What is given
+decides, and nothing is asked or written, so `celery redlock explain` gives the worker's own answers
+for a conflict that it only thinks of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import states
+
+from ..config.options import TaskOptions
+from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable, ResourceHeld
+
+__all__ = [
+    "Action",
+    "backoff",
+    "check_rejecting",
+    "decide",
+    "is_split",
+    "meets_reservation",
+    "parkable",
+    "parks",
+    "set_at_work",
+]
+
+MIN_PAUSE_S = 0.1
+"""Before a task is delivered again: delivered at once it may overtake the worker that still writes
+state RETRY over its SUCCESS (seen: 9 of 60)."""
+MAX_PARKED_PAUSE_S = 0.3
+"""Before a task is delivered again where workers park what meets a held lock: it only has to come
+back to a main process."""
+MAX_COPY_PAUSE_S = 30.0
+"""Before a copy is delivered again: when its first delivery dies, it is to run soon; but the first
+may be at work for hours, and each of its looks costs two rounds and a message."""
+PUT_OFF_SPREAD_S = 1.0
+"""Over which tasks are spread that were put off until one moment; each worker reads the uptime of a
+server to a second."""
+
+_at_work = [False]
+
+
+@dataclass(frozen=True)
+class Action:
+    """What a delivery does that is refused its lock.
+
+    Attributes:
+        do: "retry" sends it again, "run" runs it without its lock, "skip", "raise" and "reject" end
+            it, "wait" and "replace" go on trying, and "ask" asks the function that was declared.
+        wait: For how long it tries in its process; seconds.
+        then: What ends it when it gives up: "skip", "raise" or "reject".
+        deadline: For how long one holder may be in its way before it gives up; seconds, None for
+            ever.
+        gives_up: Whether it ends because that time is over.
+    """
+
+    do: str
+    wait: float = 0.0
+    then: str = "raise"
+    deadline: float | None = None
+    gives_up: bool = False
+
+
+def decide(
+    options: TaskOptions, refusal: NotAcquired, attempts: Mapping[str, Any] | None = None
+) -> Action:
+    """Return what a delivery does that is refused its lock.
+
+    Args:
+        options: How its task is locked. `on_conflict` is what its function has said, where one was
+            asked.
+        refusal: Whether the lock is held, or too few nodes answer.
+        attempts: Of the message, this refusal counted; None if it is its first.
+    """
+    attempts = attempts or {}
+    copy = attempts.get("copy", False)
+    held = not isinstance(refusal, QuorumUnavailable)
+    policy = options.on_conflict if held else options.on_unavailable
+    if held and copy:
+        # To skip it or to fail would be told of the first delivery, which has the same id; and if
+        # that one dies, this is the message that is left.
+        policy = "retry"
+    if not isinstance(policy, str):
+        return Action("ask")
+    wait = options.waits[policy] if held else 0.0
+    if policy != "retry":
+        return Action(policy, wait, options.on_deadline)
+    deadline = None if copy else options.retry_deadline
+    if deadline is not None and attempts.get("stuck", 0.0) >= deadline:
+        return Action(options.on_deadline, gives_up=True)
+    return Action(policy, wait, options.on_deadline, deadline)
+
+
+def backoff(
+    options: TaskOptions,
+    refusal: NotAcquired,
+    attempts: Mapping[str, Any],
+    parked: bool,
+    most: float,
+) -> float:
+    """Return in how many seconds a message is to be delivered again: full jitter.
+
+    Args:
+        options: How its task is locked.
+        refusal: Why it is sent again.
+        attempts: Of the message, this refusal counted.
+        parked: Whether a worker will park it.
+        most: The longest pause that its broker lets a worker keep it for; seconds.
+    """
+    known = refusal.retry_after if isinstance(refusal, QuorumUnavailable) else None
+    if known is not None:  # before that moment every try fails, on whichever worker
+        return known + random.uniform(MIN_PAUSE_S, PUT_OFF_SPREAD_S)
+    held = isinstance(refusal, ResourceHeld)
+    count = attempts["held" if held else "unavailable"]
+    # 60 doublings are longer than any maximum, and more would overflow.
+    ceiling = min(options.retry_backoff_max, options.retry_backoff * 2.0 ** min(count - 1, 60))
+    if attempts.get("copy"):
+        ceiling = min(ceiling, MAX_COPY_PAUSE_S)
+    if parked and held:
+        ceiling = MAX_PARKED_PAUSE_S
+    return max(MIN_PAUSE_S, random.uniform(0, min(ceiling, most)))
+
+
+def meets_reservation(end: str | None, *, late: bool, freed: bool, successor: bool = False) -> str:
+    """Return what a message does whose key another task has reserved.
+
+    Its result is stored before its key is freed: whoever has just read that is no duplicate.
+
+    Args:
+        end: The state in which the other has ended; None if it is not known to.
+        late: Whether it has had time enough to free its key.
+        freed: Whether freeing it was tried often enough.
+        successor: Whether the other has published this message, so that it is about to end.
+
+    Returns:
+        "wait" for it to be freed, "free" it, or be a "duplicate".
+    """
+    if end is None and not successor:
+        return "duplicate"
+    if end != states.REVOKED and not late:
+        return "wait"
+    return "free" if end is not None and not freed else "duplicate"
+
+
+def is_split(refusal: ResourceHeld) -> bool:
+    """Whether its nodes were shared among several who tried, so that none of them has a quorum."""
+    holder = refusal.holder
+    return holder is not None and not refusal.permanent and holder.nodes < holder.quorum
+
+
+def check_rejecting(task: Any, options: TaskOptions) -> None:
+    """Refuse a task that is to reject its message when it has been acknowledged already.
+
+    Raises:
+        ConfigurationError: `reject` is its policy, and `acks_late` is not set.
+    """
+    given = {"on_conflict": options.on_conflict, "on_deadline": options.on_deadline}
+    for name, policy in given.items():
+        if policy == "reject" and not task.acks_late:
+            raise ConfigurationError(
+                f"{task.name}: {name} is 'reject', but its messages are acknowledged before its"
+                " body begins, and can no longer be rejected then: set acks_late=True, or choose"
+                " 'raise' or 'skip'"
+            )
+
+
+# -- Parking --------------------------------------------------------------------------------------
+
+
+def set_at_work(parking: bool) -> None:
+    """The worker's main process, before it forks its pool: deliveries are parked here, or not."""
+    _at_work[0] = parking
+
+
+def parks(options: TaskOptions, resources: Sequence[str]) -> bool:
+    """Whether this worker parks a delivery that meets a held lock.
+
+    Such a delivery never waits in a pool slot: its body's process sends it again at once.
+    """
+    return _at_work[0] and len(resources) == 1 and parkable(options)
+
+
+def parkable(options: TaskOptions) -> bool:
+    """Whether deliveries of such a task can be parked: it waits its turn, for one lock."""
+    return (
+        options.on_conflict == "retry" and options.limit == 1 and options.scope != "until_executing"
+    )

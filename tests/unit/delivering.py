@@ -1,0 +1,207 @@
+"""Deliveries and publications over fake nodes: what tests of messages share.
+
+Deliveries are made by Celery's own tracer in this process, over a broker in memory.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+from celery import Celery, _state
+from celery.app.trace import build_tracer
+from celery.canvas import Signature
+from kombu.utils.uuid import uuid
+
+from celery_redlock import Redlock, SingletonTask
+from celery_redlock.locking.held import HeldLease
+from celery_redlock.messages.reservation import HEADER
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.round import Verb
+from celery_redlock.protocol.values import Owner
+from celery_redlock.runtime.complaints import Once
+from tests.unit.fake_lock import FakeRedlock
+
+Patch = pytest.MonkeyPatch
+Log = pytest.LogCaptureFixture
+
+RESERVED = "order:1#reserved"
+
+
+@pytest.fixture
+def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+    fake = FakeRedlock(monkeypatch)
+    monkeypatch.setattr("celery_redlock.messages.conflict.unavailable", Once())
+    monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda app: fake))
+    return fake
+
+
+@pytest.fixture
+def app(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> Any:
+    # Tasks are shared with every app to come, unless that is undone.
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
+    monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
+    app = Celery("unit", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    app.conf.redlock_wait = 0
+    yield app
+    app.close()
+
+
+def deliver(task: Any, *args: Any, **request: Any) -> tuple[Any, Any]:
+    """What a pool child does with a message: the result and the tracer's account of it."""
+    given = {
+        "id": "the-id",
+        "task": task.name,
+        "args": list(args),
+        "kwargs": {},
+        "is_eager": False,
+        "called_directly": False,
+        "delivery_info": {},
+        "hostname": "here",
+        **request,
+    }
+    traced = build_tracer(task.name, task, app=task.app)("the-id", list(args), {}, given)
+    return traced.info.retval if traced.info else traced.retval, traced.info
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Signatures that were sent, rather than sending them."""
+    found: list[Any] = []
+    monkeypatch.setattr(Signature, "apply_async", lambda self, *_a, **_k: found.append(self))
+    return found
+
+
+@pytest.fixture
+def busy(app: Any, redlock: FakeRedlock) -> Any:
+    """A way to declare a task whose lock another has."""
+    redlock.acquire("k")
+
+    def declare(**options: Any) -> Any:
+        name = f"busy{len(app.tasks)}"
+        ran: list[int] = []
+
+        @app.task(name=name, base=SingletonTask, lock_key="k", max_retries=0, **options)
+        def task(*args: Any) -> str:
+            ran.append(1)
+            return "ran"
+
+        task.ran = ran
+        return task
+
+    return declare
+
+
+class Box:
+    """What was published."""
+
+    def __init__(self, app: Celery) -> None:
+        app.conf.task_default_queue = uuid()  # the memory of this broker is that of all apps
+        self._app = app
+
+    def messages(self) -> list[Any]:
+        found = []
+        with self._app.connection_for_read() as connection:
+            queue = connection.SimpleQueue(self._app.conf.task_default_queue)
+            while queue.qsize():
+                message = queue.get_nowait()
+                message.ack()
+                found.append(message)
+        return found
+
+    def message(self) -> Any:
+        (message,) = self.messages()
+        return message
+
+    def header(self) -> Any:
+        return self.message().headers.get(HEADER)
+
+
+@pytest.fixture
+def box(app: Celery) -> Box:
+    return Box(app)
+
+
+def declare(app: Celery, **options: Any) -> Any:
+    options = {
+        "base": SingletonTask,
+        "lock_key": "order:{order_id}",
+        "lock_scope": "until_executed",
+        **options,
+    }
+
+    @app.task(name=f"charge{len(app.tasks)}", **options)
+    def charge(order_id: Any, note: Any = None) -> None: ...
+
+    return charge
+
+
+@pytest.fixture
+def charge(app: Celery, box: Box) -> Any:
+    return declare(app)
+
+
+def take(redlock: FakeRedlock, task_id: str, nodes: int = 5) -> None:
+    """Reserve it for another task, on so many nodes."""
+    owner = Owner("there", 7, task_id)
+    claim = Claim(RESERVED, owner.token(uuid()), 100.0, 5)
+    for node in redlock.fakes[:nodes]:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+
+
+class Ran:
+    """What bodies saw of their locks, and of their reservations."""
+
+    def __init__(self, app: Celery, redlock: FakeRedlock) -> None:
+        self.app = app
+        self.redlock = redlock
+        self.locked: list[bool] = []
+        self.reserved: list[set[str | None]] = []
+        self.then: Any = None
+
+    def task(self, scope: str, **options: Any) -> Any:
+        @self.app.task(
+            base=SingletonTask,
+            name=f"forged{len(self.app.tasks)}",
+            lock_key="order:{order_id}",
+            lock_scope=scope,
+            **options,
+        )
+        def charge(order_id: Any, note: Any = None) -> str:
+            self.locked.append(not self.redlock.free("order:1"))
+            self.reserved.append(self.redlock.tokens(RESERVED))
+            if self.then is not None:
+                self.then()
+            return "done"
+
+        return charge
+
+
+@pytest.fixture
+def ran(app: Celery, redlock: FakeRedlock) -> Ran:
+    return Ran(app, redlock)
+
+
+class Waits(list[Any]):
+    """For how long each attempt on a lock was to wait; none of them waits.
+
+    Attributes:
+        then: Called with that before each attempt.
+    """
+
+    def then(self, wait: float | None) -> None: ...
+
+
+@pytest.fixture
+def waits(monkeypatch: Patch) -> Waits:
+    found, acquire = Waits(), HeldLease.acquire
+
+    def spy(self: HeldLease, wait: float | None = None) -> None:
+        found.append(wait)
+        found.then(wait)
+        acquire(self, 0.0)
+
+    monkeypatch.setattr(HeldLease, "acquire", spy)
+    return found
