@@ -99,11 +99,11 @@ def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_buckets_may_be_others(registry: CollectorRegistry) -> None:
-    made = install(registry, buckets={"hold": (1, 7)})
+    install(registry, buckets={"hold": (1, 7)})
     signals.lock_released.send(sender=None, lease=lease(), held=True, held_for=5.0)
     assert value(registry, "hold_seconds_bucket", task="", le="7.0") == 1
     assert value(registry, "hold_seconds_bucket", task="", le="1.0") == 0
-    made._acquired(None, lease(), 0.004)
+    signals.lock_acquired.send(sender=None, lease=lease(), waited=0.004)
     assert value(registry, "acquire_seconds_bucket", task="", le=str(BUCKETS["acquire"][2])) == 1
 
 
@@ -156,7 +156,7 @@ def test_a_worker_begins_at_zero_for_each_of_its_locked_tasks(registry: Collecto
 @contextlib.contextmanager
 def _observing(made: Metrics) -> Iterator[None]:
     """A thread is in the middle of counting, and stays there for a moment."""
-    child = made._child(made.deduplicated, "", "run")
+    child = made._child(made._counters["deduplicated"], "", "run")
     inside = threading.Event()
 
     def observe() -> None:
@@ -180,8 +180,8 @@ def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None
             pid = os.fork()
         if not pid:
             signal.alarm(20)  # a lock that a thread had which is not here
-            made._skipped(None, "run")
-            other = threading.Thread(target=made._skipped, args=(None, "run"))
+            made._count("deduplicated", "", "run")
+            other = threading.Thread(target=made._count, args=("deduplicated", "", "run"))
             other.start()
             other.join()
             os._exit(0)
@@ -209,7 +209,7 @@ def test_no_lock_waits_for_another_collector_of_the_registry(registry: Collector
     registry.register(slow)
     scrape = threading.Thread(target=metrics._Served(registry).collect)
     scrape.start()
-    extending = threading.Thread(target=made._extended, args=(None, lease("shop")))
+    extending = threading.Thread(target=made._count, args=("extend", "shop", "extended"))
     try:
         assert slow.asked.wait(30)
         extending.start()
@@ -224,7 +224,7 @@ def test_no_lock_waits_for_another_collector_of_the_registry(registry: Collector
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_fork_never_splits_a_reading(registry: CollectorRegistry) -> None:
-    counter, inside = install(registry).deduplicated, threading.Event()
+    counter, inside = install(registry)._counters["deduplicated"], threading.Event()
 
     def samples() -> list[Any]:
         with counter._lock:
