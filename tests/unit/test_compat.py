@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError
-from celery_redlock.compat import FOR_EVER
+from celery_redlock.compat.base import NEVER_EXPIRES
 from celery_redlock.compat.once import QueueOnce
 from celery_redlock.compat.singleton import Singleton
 from celery_redlock.config.settings import read_settings
@@ -50,7 +50,7 @@ def options(base: Any, **given: Any) -> Any:
         ({"unlock_before_run": True}, {"scope": "until_executing"}),
         ({"unlock_before_run": False}, {"scope": "until_executed"}),
         ({"timeout": 36000}, {"reserve_ttl": 36000.0}),
-        ({"timeout": None}, {"reserve_ttl": FOR_EVER}),
+        ({"timeout": None}, {"reserve_ttl": NEVER_EXPIRES}),
         ({"keys": None}, {"key": None}),
         ({"keys": ["a"]}, {"key": ("a",)}),
         ({"keys": []}, {"key": "moved.task<<1>>"}),
