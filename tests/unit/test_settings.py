@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from celery import Celery
 
-from celery_redlock import ConfigurationError
-from celery_redlock.config.options import GLOBAL, TASK, Settings, TaskOptions, check_option
+import celery_redlock.task
+from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock.config.options import (
+    GLOBAL,
+    TASK,
+    LockOptions,
+    Settings,
+    TaskOptions,
+    check_option,
+)
 from celery_redlock.config.settings import read_settings
 from celery_redlock.config.task_lock import TaskLock
 
@@ -28,6 +37,17 @@ def test_every_option_is_there_once() -> None:
     assert {*TASK, "waits"} == {field.name for field in dataclasses.fields(TaskOptions)}
     for name in set(GLOBAL) & set(TASK):
         assert GLOBAL[name] is TASK[name]
+
+
+def test_type_checkers_are_told_what_the_table_says() -> None:
+    table = get_type_hints(TaskOptions)
+    del table["waits"]
+    assert get_type_hints(LockOptions) == table
+    declared = inspect.get_annotations(
+        SingletonTask, globals=vars(celery_redlock.task), eval_str=True
+    )
+    del declared["redlock"]
+    assert declared == {f"lock_{name}": kind for name, kind in table.items()}
 
 
 @pytest.mark.parametrize(("name", "option"), {**GLOBAL, **TASK}.items())
