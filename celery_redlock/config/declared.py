@@ -20,8 +20,6 @@ from ..protocol.errors import ConfigurationError
 from .options import TASK
 from .task_lock import TaskLock
 
-__all__ = ["given_to_all", "refuse_second_lock", "refuse_unread", "wrap"]
-
 MIN_LIKENESS, MIN_LIKENESS_SAME_LENGTH = 0.8, 0.66
 """How like an option's name one must be to be that name misspelt (difflib's ratio, 0 to 1): `tll`
 is 0.67 like `ttl`, and as long. Others are the user's own."""
@@ -30,12 +28,10 @@ _annotate_any: Any = firstmethod("annotate_any")  # type: ignore[arg-type]  # it
 
 
 def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> None:
-    """Refuse options on a task that reads none.
+    """Refuse options on a task, or its class, that reads none.
 
-    Args:
-        task: A task or its class.
-        for_all: What `task_annotations` gives to every task: defaults of those that read them. Only
-            `@locked` ones would seem to; the others take no lock anyway.
+    What `task_annotations` gives to every task (`for_all`) are defaults of those that read them.
+    Only `@locked` ones would seem to; the others take no lock anyway.
 
     Raises:
         ConfigurationError: There is one; names it, the task, and what to write instead.
@@ -71,11 +67,7 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> None:
 
 
 def refuse_second_lock(name: str, function: Any) -> None:
-    """Refuse to lock what `@locked` has locked already: which key would be the task's?
-
-    Raises:
-        ConfigurationError: It is locked.
-    """
+    """Refuse to lock what `@locked` has locked already: which key would be the task's?"""
     if _is_locked(function):
         raise ConfigurationError(
             f"{name} is @locked twice: a task has one lock. Keep one of the two; several keys stand"

@@ -41,24 +41,18 @@ OnLost: TypeAlias = LossPolicy | Callable[[Any], object]
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of one option besides its name and type.
-
-    Attributes:
-        default: What it is if nobody says anything.
-        check: Raises ValueError with what is wrong and what to give instead; returns the value.
-        about: What it does, for the docs.
-    """
+    """What is known of one option besides its name and type."""
 
     default: Any
     check: checks.Check
-    about: str
+    about: str  # what it does, for the docs
 
 
 def _option(default: Any, check: checks.Check, about: str) -> Any:
     return field(default=default, metadata={"option": Option(default, check, about)})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class _Shared:
     """What an app sets for all its tasks, and a task for itself."""
 
@@ -298,12 +292,7 @@ def guarded(restart_guard: str, nodes: int) -> bool:
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:
-    """Return the value of one option, checked.
-
-    Args:
-        name: Without prefix.
-        value: What was given.
-        label: What the user calls it, for the error.
+    """Return the value of one option, checked; an error calls it by `label`, else by `name`.
 
     Raises:
         ConfigurationError: It cannot work; says why and what to give instead.

@@ -14,30 +14,15 @@ from ..protocol.errors import ConfigurationError
 from .checks import CONFLICT_POLICIES
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
-__all__ = [
-    "check_given",
-    "check_together",
-    "enabled",
-    "given_names",
-    "read_settings",
-    "resolve",
-]
-
-
 switched_off = 0
 """How many blocks of a test want no task to take a lock, of whichever app: see `testing`."""
 
 
 def check_given(given: Mapping[str, Any], table: Mapping[str, Option], prefix: str) -> Any:
-    """Return options as they were given, each checked by itself.
-
-    Args:
-        given: By name, without prefix.
-        table: Which options there are.
-        prefix: What the user wrote before each name, for errors.
+    """Return options as they were given, by name without prefix, each checked by itself.
 
     Raises:
-        ConfigurationError: A name is unknown or a value cannot work.
+        ConfigurationError: A name is not in the table, or a value cannot work.
     """
     for name in given:
         if name not in table:

@@ -18,8 +18,6 @@ from ..protocol.values import shown
 from .options import TASK, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
 
-__all__ = ["TaskLock", "lock_of", "resource_of", "resources_of"]
-
 OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that one call can be given: `apply_async(..., lock={...})`."""
 

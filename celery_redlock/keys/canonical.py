@@ -36,8 +36,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote, quote_from_bytes
 
-__all__ = ["RAW_LITERAL", "SCALARS", "TOKEN", "CannotKey", "escape", "is_model", "text_of"]
-
 MAX_DEPTH = 100
 """Deeper nesting is refused; so is, thereby, a structure that contains itself."""
 
@@ -163,11 +161,7 @@ _EXACT = {**_FORMS, **SCALARS}
 
 
 def text_of(value: object, depth: int = 0) -> str:
-    """Return the one text of a value: printable ASCII, equal only for values that are one key.
-
-    Args:
-        value: The value.
-        depth: In how many others it stands.
+    """Return the one text of a value, which stands in `depth` others: printable ASCII.
 
     Raises:
         CannotKey: The value, or one in it, has no stable text (an open file, a lambda).

@@ -19,8 +19,6 @@ from ..protocol.values import names_of, printable
 from .canonical import RAW_LITERAL, SCALARS, CannotKey, escape, is_model, text_of
 from .template import Template, arguments_of, parse, shortened
 
-__all__ = ["Keys", "Templates", "keys_of"]
-
 EXAMPLE = "such as 'order:{order_id}'"
 
 

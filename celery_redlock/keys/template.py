@@ -14,8 +14,6 @@ from hashlib import blake2b
 from ..protocol.errors import ConfigurationError
 from .canonical import RAW_LITERAL, TOKEN, escape
 
-__all__ = ["Template", "arguments_of", "parse", "shortened"]
-
 MAX_BYTES = 200
 """Keys over this many bytes become a readable head, `#`, and a digest of the whole."""
 _DIGEST_BYTES = 16
@@ -27,12 +25,7 @@ Pieces = list[tuple[str, str | None]]
 
 
 class Template:
-    """A template, ready to be filled in.
-
-    Args:
-        pieces: From `parse` or `arguments_of`.
-        head: What the key begins with, escaped.
-    """
+    """A template, ready to be filled in: a head, escaped, and the pieces that follow it."""
 
     def __init__(self, pieces: Pieces, head: str = "") -> None:
         pieces = [(head + pieces[0][0], pieces[0][1]), *pieces[1:]]
@@ -87,12 +80,8 @@ def parse(template: str, names: Collection[str]) -> Pieces:
 
     `{name}` and `<name>` insert an argument; `{{`, `}}`, `<<`, `>>` are the characters themselves.
 
-    Args:
-        template: The template as the user wrote it.
-        names: The names it may use.
-
     Raises:
-        ConfigurationError: It is empty, has a broken bracket, or holds anything but known names.
+        ConfigurationError: It is empty, has a broken bracket, or holds anything but these names.
     """
 
     def refuse(why: str) -> ConfigurationError:
