@@ -11,6 +11,7 @@ import fractions
 import functools
 import inspect
 import math
+import re
 import sys
 import types
 import typing
@@ -22,7 +23,6 @@ import pytest
 from kombu import serialization
 
 from celery_redlock.keys.canonical import CannotKey, text_of
-from celery_redlock.keys.template import parse
 from celery_redlock.protocol.errors import ConfigurationError
 from tests.unit.test_key_properties import key_of
 
@@ -125,12 +125,8 @@ def test_a_key_without_a_template_is_the_task_and_all_its_arguments() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
-        ((7,), {}),
-        ((), {"report_id": 7}),
-        ((7, "en"), {}),
-        ((7,), {"lang": "en"}),
-        ((), {"lang": "en", "report_id": 7}),
-        ([7], types.MappingProxyType({})),
+        *(((7,), {}), ((), {"report_id": 7}), ((7, "en"), {}), ((7,), {"lang": "en"})),
+        *(((), {"lang": "en", "report_id": 7}), ([7], types.MappingProxyType({}))),
     ],
 )
 def test_positions_names_and_defaults_make_no_difference(
@@ -139,13 +135,10 @@ def test_positions_names_and_defaults_make_no_difference(
     assert key_of("t", rebuild)(args, kwargs) == "t(report_id=7,lang=en)"
 
 
-def test_a_function_without_arguments_has_one_key() -> None:
-    assert key_of("app.tasks.tick", lambda: None)((), {}) == "app.tasks.tick()"
-
-
 def test_two_tasks_never_share_a_key_without_a_template() -> None:
     assert key_of("a", one)((1,), {}) != key_of("b", one)((1,), {})
     assert key_of("a(a=1)", lambda: None)((), {}) == "a%28a%3D1%29()"
+    assert key_of("app.tasks.tick", lambda: None)((), {}) == "app.tasks.tick()"
 
 
 def positional_only(a: object, /, b: object = 2) -> None: ...
@@ -240,7 +233,7 @@ def test_a_default_that_cannot_be_keyed_is_refused_at_declaration() -> None:
 
     with pytest.raises(ConfigurationError, match=r"default of argument 'b' of app\.task"):
         key_of("app.task", task)
-    assert key_of("app.task", task, "x:{a}")((1,), {}) == "x:1"
+    assert key_of("app.task", task, "x:{a}")((1, object()), {}) == "x:1"  # what is not in it
 
 
 # -- templates ------------------------------------------------------------------------------------
@@ -317,13 +310,9 @@ def test_a_template_that_cannot_work_is_refused_at_declaration(
     assert isinstance(raised.value, ValueError)
 
 
-def test_a_template_is_split_into_its_pieces() -> None:
-    assert parse("x{{:{a}/<b>", ["a", "b"]) == [("x{:", "a"), ("/", "b"), ("", None)]
-
-
 def test_a_template_names_star_arguments_as_a_list_and_a_dict() -> None:
-    key = key_of("t", variadic, "{rest}/{others}")
-    assert key((1, 2), {"z": 3}) == "[2]/{z:3}"
+    key = key_of("t", variadic, "x{{:{rest}/<others>")
+    assert key((1, 2), {"z": 3}) == "x{:[2]/{z:3}"
 
 
 # -- values ---------------------------------------------------------------------------------------
@@ -441,24 +430,22 @@ SURVIVE_PICKLE = [
     *(Point(1, {2}), {(1, 2): 3, uuid.UUID(int=1): 4, datetime.date(2024, 1, 1): 5}),
     *({Color.RED: Point(1, Place(2))}, LookAlike(1), 10**5000),
 ]
+SURVIVE = {"json": SURVIVE_JSON, "pickle": SURVIVE_PICKLE}
 
 
-@pytest.mark.parametrize("value", SURVIVE_JSON, ids=lambda value: type(value).__name__)
-def test_the_producer_and_the_worker_agree_over_json(value: object) -> None:
-    args, kwargs = typing.cast(typing.Any, through("json", [[value], {"b": {"deep": [value]}}]))
-    assert key_of("t", two)(args, kwargs) == key_of("t", two)((value, {"deep": [value]}), {})
-
-
-@pytest.mark.parametrize("value", SURVIVE_PICKLE, ids=lambda value: type(value).__name__)
-def test_the_producer_and_the_worker_agree_over_pickle(value: object) -> None:
-    args, kwargs = typing.cast(typing.Any, through("pickle", [[value], {"b": {"deep": [value]}}]))
+@pytest.mark.parametrize(
+    ("serializer", "value"),
+    [(serializer, value) for serializer, values in SURVIVE.items() for value in values],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_producer_and_the_worker_agree(serializer: str, value: object) -> None:
+    args, kwargs = typing.cast(typing.Any, through(serializer, [[value], {"b": {"deep": [value]}}]))
     assert key_of("t", two)(args, kwargs) == key_of("t", two)((value, {"deep": [value]}), {})
 
 
 def test_an_integer_of_any_size_has_a_key() -> None:
     huge = 10**5000
-    assert text_of(huge) != text_of(huge + 1)
-    assert text_of({huge: 1}) != text_of({huge + 1: 1})
+    assert text_of({huge: huge}) != text_of({huge: huge + 1}) != text_of({huge + 1: huge + 1})
     assert len(key_of("t", one)((huge,), {})) == 200
 
 
@@ -505,10 +492,6 @@ def test_a_value_that_contains_itself_is_refused() -> None:
     for value in (loop, ring, point):
         with pytest.raises(ConfigurationError, match=r"'a' of t .*contains itself"):
             key_of("t", one)((value,), {})
-
-
-def test_an_argument_left_out_of_the_template_need_not_be_keyable() -> None:
-    assert key_of("t", two, "x:{a}")((1, object()), {}) == "x:1"
 
 
 # -- models ---------------------------------------------------------------------------------------
@@ -606,28 +589,15 @@ def test_a_long_key_is_a_readable_head_and_a_digest_of_the_whole() -> None:
     key = key_of("app.tasks.rebuild", rebuild)
     long = key(("x" * 500,), {})
     assert len(long) == 200
-    assert long.startswith("app.tasks.rebuild(report_id=xxx")
-    head, mark, digest = long.rpartition("#")
-    assert mark == "#"
-    assert "#" not in head
-    assert len(digest) == 32
-    assert int(digest, 16) >= 0
-    assert key(("x" * 501,), {}) != long
-    assert key(("x" * 500,), {"lang": "de"}) != long
+    assert re.fullmatch(r"app\.tasks\.rebuild\(report_id=x+#[0-9a-f]{32}", long)
+    assert len({long, key(("x" * 501,), {}), key(("x" * 500,), {"lang": "de"})}) == 3
+    # It does not change from release to release.
+    assert key_of("t", one)(("x" * 500,), {})[-32:] == "f424a3199081ea202dfd189eed22d43c"
 
 
-def test_a_key_is_digested_from_the_201st_byte_on() -> None:
+def test_a_key_is_digested_from_the_201st_byte_on_and_equals_no_short_one() -> None:
     key = key_of("t", one, "{a}")
     assert key(("x" * 200,), {}) == "x" * 200
-    assert "#" in key(("x" * 201,), {})
-
-
-def test_a_short_key_never_equals_a_digested_one() -> None:
-    key = key_of("t", one, "{a}")
-    forged = key((key(("x" * 201,), {}),), {})
-    assert forged != key(("x" * 201,), {})
+    digested = key(("x" * 201,), {})
+    assert "#" in digested and key((digested,), {}) != digested
     assert key_of("t", one, "#" * 3)((1,), {}) == "%23%23%23"
-
-
-def test_a_digest_does_not_change_from_release_to_release() -> None:
-    assert key_of("t", one)(("x" * 500,), {})[-32:] == "f424a3199081ea202dfd189eed22d43c"

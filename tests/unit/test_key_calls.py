@@ -60,7 +60,6 @@ PIECES: list[Any] = [
 ]  # fmt: skip
 values = st.sampled_from(PIECES) | st.text("1z-", max_size=3)
 names = st.sampled_from(["b", "c", "d", "x", "e"])
-TEMPLATES = [None, None, "k:{%s}", "{%s}{%s}", "{%s}-<%s>x", "{%s}z{%s}", "<%s>(<%s>"]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -174,26 +173,7 @@ def test_no_call_of_one_task_has_the_key_of_another_tasks() -> None:
     assert len(seen) > 1000
 
 
-LITERALS = [
-    "z",
-    "1",
-    "-",
-    "_",
-    ".",
-    "e",
-    "~",
-    "+",
-    "%",
-    ":",
-    ",",
-    "=",
-    "(",
-    ")",
-    '"',
-    "#",
-    "/",
-    " ",
-]
+LITERALS = [*'z1-_.e~+%:,=()"#/ ']
 
 
 @settings(max_examples=1000, deadline=None, database=None)

@@ -267,11 +267,3 @@ def test_every_argument_can_be_read_back_from_a_templates_key(
             found, at = read(key, at)
         assert found == fold({"a": a, "b": b, "c": c}[name])
     assert at == len(key)
-
-
-@CASES
-@given(texts, texts, texts, texts, st.sampled_from([":", "-", "_", ".", "", "/", "(", "e", '"']))
-def test_no_two_arguments_forge_another_pair(a: str, b: str, c: str, d: str, between: str) -> None:
-    key = key_of("app.three", three, f"{{a}}{between}{{b}}")
-    same = (joined(a), joined(b)) == (joined(c), joined(d))
-    assert (key((a, b, 0), {}) == key((c, d, 0), {})) == same

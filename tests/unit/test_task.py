@@ -112,14 +112,21 @@ def test_bad_options_fail_at_declaration(app: Any, options: dict[str, Any], word
     def charge(order_id: int) -> None: ...
 
     with pytest.raises(ConfigurationError) as raised:
-        app.task(base=SingletonTask, lazy=False, **options)(charge)
+        app.task(base=SingletonTask, lazy=False, name="shop.charge", **options)(charge)
     assert words in str(raised.value)
+    assert "shop.charge: " in str(raised.value) or "key template" in str(raised.value)
     with pytest.raises(ConfigurationError):
         type("Charge", (SingletonTask,), {"run": lambda self, order_id: None, **options})
     own = {name.removeprefix("lock_"): value for name, value in options.items()}
     with pytest.raises(ConfigurationError) as raised:
         locked(own.pop("key", None), **own)(charge)
     assert words.replace("lock_", "") in str(raised.value).replace("lock_", "")
+
+
+@pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
+def test_an_option_without_its_prefix_is_not_silently_ignored(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
+        type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
 
 
 def test_what_looks_odd_but_works(app: Any) -> None:
@@ -156,16 +163,17 @@ def test_what_cannot_be_locked_is_refused() -> None:
         locked()(5)  # type: ignore[type-var]
 
 
-def test_a_users_own_method_is_no_option(app: Any) -> None:
+def test_a_users_own_methods_are_no_options(app: Any) -> None:
     class Mine(SingletonTask):
         name = "mine"
 
         def lock_smith(self) -> str:
             return "mine"
 
-        def run(self) -> None: ...
+        def wait(self) -> str:
+            return "theirs"
 
-    assert Mine().lock_smith() == "mine"
+    assert (Mine().lock_smith(), Mine().wait()) == ("mine", "theirs")
 
 
 def test_options_are_inherited_and_overridden(app: Any) -> None:
@@ -688,25 +696,3 @@ def test_a_split_vote_is_no_conflict(
 
     result, _info = deliver(work)
     assert (result, asked, sent) == ("ran", [0.0, 0.3], [])
-
-
-@pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
-def test_an_option_without_its_prefix_is_not_silently_ignored(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
-        type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
-
-
-def test_an_error_names_the_task_it_is_about() -> None:
-    with pytest.raises(ConfigurationError, match=r"some\.task: lock_ttl must be"):
-        type("some", (SingletonTask,), {"name": "some.task", "lock_ttl": 0})
-
-
-def test_a_users_own_methods_may_have_our_names() -> None:
-    class Mine(SingletonTask):
-        def wait(self) -> str:
-            return "mine"
-
-        def lock_door(self) -> str:
-            return "shut"
-
-    assert (Mine().wait(), Mine().lock_door()) == ("mine", "shut")
