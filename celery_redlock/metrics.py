@@ -100,12 +100,7 @@ def _gated(kind: Any) -> Any:
 
 
 class Metrics(Listener):
-    """The metrics, once installed: see `install`.
-
-    Args:
-        registry: prometheus_client's.
-        buckets: As `BUCKETS`, whole.
-    """
+    """The metrics, once installed in a registry: see `install`."""
 
     def __init__(self, registry: Any, buckets: Mapping[str, Sequence[float]]) -> None:
         import prometheus_client
@@ -274,11 +269,7 @@ class _Served:
 
 
 def bury(path: str) -> None:
-    """Have the live gauges of processes that have died go with them; the program's, we have none.
-
-    Args:
-        path: The directory of the multiprocess mode.
-    """
+    """Remove live gauges of processes that have died: those of the program, as we have none."""
     from prometheus_client.multiprocess import mark_process_dead
 
     files = glob.glob(os.path.join(glob.escape(path), "gauge_live*_*.db"))

@@ -19,11 +19,7 @@ logger = logging.getLogger("celery_redlock.task")
 
 
 class DuplicateTaskError(DuplicateTask):
-    """A task with the same key is queued, or runs.
-
-    Attributes:
-        task_id: Its id.
-    """
+    """A task with the same key, `task_id`, is queued or runs."""
 
 
 class Singleton(ReservedTask):

@@ -43,8 +43,8 @@ def keys_of(
     Args:
         task_name: The task's name.
         function: The user's function; wrapped ones are seen through as `inspect.signature` does.
-        key: What is exclusive; see above.
-        bound: The function's first parameter is the task itself: not part of any call or key.
+        key: See above.
+        bound: Whether the function's first parameter is the task itself: no part of a call.
         scope: What stands in place of the task's name, and before templates; None for nothing.
 
     Raises:
