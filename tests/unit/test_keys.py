@@ -116,6 +116,7 @@ def test_a_function_is_called_as_the_task_is() -> None:
 def test_a_function_may_give_several_keys() -> None:
     assert made(lambda src, dst: [f"account:{src}", f"account:{dst}"]) == ("account:1", "account:2")
     assert made(lambda src, dst: {f"account:{src}"}) == ("account:1",)
+    assert made(lambda src, dst: ["b", "a", "b"]) == ("a", "b")  # each once, in one order
 
 
 def test_what_a_function_gives_is_the_text_of_a_template() -> None:
