@@ -159,6 +159,8 @@ def test_what_cannot_be_locked_is_refused() -> None:
         locked(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="use SingletonTask"):
         locked()(type("Class", (), {}))
+    with pytest.raises(ConfigurationError, match=r"its key twice: 'a' and key=\.\.\."):
+        locked("a", key="b")
     with pytest.raises(ConfigurationError, match="decorates a function or a task"):
         locked()(5)  # type: ignore[type-var]
 
@@ -333,6 +335,28 @@ def test_pydantic_sees_models(redlock: FakeRedlock, app: Any) -> None:
     keys |= {resource_of(task, (), {"order": {"id": 5}}) for task in declared}
     assert len(keys) == 1
     assert str(keys.pop()).startswith("o:")
+
+
+def test_a_body_has_the_tracers_request_of_a_delivery_and_of_an_eager_call(
+    redlock: FakeRedlock, app: Any
+) -> None:
+    """What it writes there counts when it has ended."""
+    written: list[object] = []
+
+    class Writes(SingletonTask):
+        name = "writes"
+
+        def run(self) -> str | None:
+            self.request.written = True
+            return self.request.id
+
+        def on_success(self, *_args: Any) -> None:
+            written.append(getattr(self.request, "written", None))
+
+    task = app.register_task(Writes())
+    assert deliver(task)[0] == "the-id"
+    assert task.apply(task_id="eager-id").get() == "eager-id"
+    assert written == [True, True]
 
 
 def test_recursion_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
