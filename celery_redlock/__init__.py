@@ -61,27 +61,24 @@ __all__ = [
     "task_skipped",
 ]
 
-
-# Where the names are whose import is heavy: redis-py comes with them, and with tasks Celery, whose
-# signals are then connected. Celery's commands and pytest load modules of this package wherever it
-# is installed, and are to wait for neither.
+# Imported when they are first used: redis-py comes with them, and with tasks Celery, whose signals
+# are then connected. Celery's commands and pytest load modules of this package wherever it is
+# installed, and need neither.
 _HOME = {
     **dict.fromkeys(("HeldLease", "current_lease"), "locking.held"),
     "Redlock": "locking.redlock",
     **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
-    **dict.fromkeys(("lock_acquired", "lock_contended", "lock_unavailable"), "signals"),
-    **dict.fromkeys(("lock_extended", "lock_lost", "lock_released"), "signals"),
-    **dict.fromkeys(("task_skipped", "beat_deduplicated"), "signals"),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = found
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f"{__name__}.{_HOME.get(name, 'signals')}")
+    found: object = getattr(home, name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *__all__]

@@ -1,4 +1,4 @@
-"""What happens to locks, for whoever wants to hear it.
+"""Hooks that are called with what happens to locks.
 
 Subclass `Listener`, override what interests you, `subscribe()` an instance. Hooks are called in
 the thread where the thing happened, often the one that extends leases: be quick. A hook that
@@ -24,11 +24,11 @@ logger = logging.getLogger("celery_redlock.events")
 
 @dataclass(frozen=True)
 class Ask:
-    """One call for a lock, which has come to its end: granted, or refused. It may have waited.
+    """One call for a lock that has ended: granted or refused, perhaps after a wait.
 
     Attributes:
         resource: What was asked for, as one text.
-        owner: Who asked, as it says itself.
+        owner: Who asked, by its own account.
         lease: What was granted; None if it was refused.
         refusal: Why it was refused: `ResourceHeld` or `QuorumUnavailable`; None if it was granted.
         waited: Seconds from the call to its end.
@@ -54,19 +54,19 @@ class Listener:
         """A lock was granted."""
 
     def held(self, resource: str, holder: object) -> None:
-        """An attempt failed since another holds the resource (`holder`: a `Holder` or None)."""
+        """An attempt failed because another holds the resource (`holder`: a `Holder` or None)."""
 
     def unavailable(self, resource: str, votes: tuple[object, ...]) -> None:
-        """An attempt failed since too few nodes answered; `votes` has one `NodeVote` each."""
+        """An attempt failed because too few nodes answered; `votes` has one `NodeVote` each."""
 
     def acquire_finished(self, ask: Ask) -> None:
-        """A call for a lock has come to its end, after one attempt or many."""
+        """A call for a lock has ended, after one attempt or many."""
 
     def extended(self, lease: Lease) -> None:
         """A quorum renewed a lease."""
 
     def not_extended(self, lease: Lease) -> None:
-        """A round that was to renew a lease did not: it is tried again, until its deadline."""
+        """A round failed to renew a lease: it is tried again, until the lease's deadline."""
 
     def lost(self, loss: LeaseLost) -> None:
         """A lease ended before its holder released it: the work may overlap with another's.
@@ -110,25 +110,25 @@ def unsubscribe(listener: Listener) -> None:
 def _set(listeners: tuple[Listener, ...]) -> None:
     global _listeners, _of_nodes
     _listeners = listeners
-    # Nodes answer ten times where a lock is taken once: who does not listen is not called.
-    _of_nodes = tuple(listener for listener in listeners if _listens_to_nodes(listener))
-
-
-def _listens_to_nodes(listener: object) -> bool:
-    hooks = (Listener.node_answered, Listener.node_failed)
-    found = [getattr(listener, hook.__name__, hook) for hook in hooks]
-    return any(
-        getattr(mine, "__func__", mine) is not hook for mine, hook in zip(found, hooks, strict=True)
+    # Nodes answer ten times where a lock is taken once: only listeners that override these hooks
+    # are called.
+    _of_nodes = tuple(
+        listener
+        for listener in listeners
+        if any(
+            getattr(type(listener), hook.__name__, hook) is not hook
+            for hook in (Listener.node_answered, Listener.node_failed)
+        )
     )
 
 
 def heard() -> bool:
-    """Whether anybody listens; else what a hook would be given need not be made."""
+    """Whether there is a listener; else what a hook would be given need not be made."""
     return bool(_listeners)
 
 
 def heard_nodes() -> bool:
-    """Whether anybody listens to how nodes do."""
+    """Whether there is a listener to what nodes do."""
     return bool(_of_nodes)
 
 
@@ -138,7 +138,7 @@ def emit(hook: str, *args: Any) -> None:
 
 
 def emit_node(hook: str, *args: Any) -> None:
-    """Call one hook of those that listen to how nodes do."""
+    """Call one hook of the listeners to what nodes do."""
     _call(_of_nodes, hook, args)
 
 
@@ -147,5 +147,5 @@ def _call(listeners: tuple[Listener, ...], hook: str, args: tuple[Any, ...]) -> 
         try:
             getattr(listener, hook)(*args)
         except Exception:
-            # A listener is an onlooker: whatever it raises must not change what happens to locks.
+            # Whatever a listener raises must not change what happens to locks.
             logger.exception("%s.%s failed", type(listener).__name__, hook)

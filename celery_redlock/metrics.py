@@ -8,32 +8,31 @@ Counters and histograms only, made of the signals (`signals.py`) and of what nod
 Gauges come from the nodes, by the exporter (`exporter.py`): no process knows what all hold. The
 label `task` is a task's name, empty outside tasks; never a key, never an id: there are too many.
 
-Under prefork the bodies run in children, and who asks is answered by the main process: that needs
+Under prefork the bodies run in children, while the main process answers Prometheus: that needs
 prometheus_client's multiprocess mode, a directory in PROMETHEUS_MULTIPROC_DIR before the program
 starts. Counters and histograms of children that have died stay in the sums, as they must.
 
 Any thread may observe while another forks: a child that was forked inside an observation would wait
-for ever for a lock that nobody in it holds. So observing and forking exclude each other; and so do
-reading these metrics and forking. Other collectors of the same registry are read without that: one
-may take seconds, and who extends leases must not wait for it.
+endlessly for a lock that none of its threads holds. So observing and forking exclude each other;
+and so do reading these metrics and forking. Other collectors of the same registry are read without
+that: one may take seconds, and the thread that extends leases must not wait for it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from celery.signals import worker_ready
 
 from .events import NODE_FAILURES, Listener, subscribe, unsubscribe
 from .messages import signals
-from .protocol.errors import ConfigurationError, LeaseLost
+from .protocol.errors import ConfigurationError
 from .protocol.lease import Lease
 from .protocol.values import Owner
 
@@ -43,6 +42,20 @@ logger = logging.getLogger("celery_redlock.metrics")
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
+COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
+    "acquire": ("Calls for a lock, by how they ended", ("task", "outcome")),
+    "extend": ("Rounds that were to renew a lease", ("task", "outcome")),
+    "lost": ("Leases that ended before their holder let go", ("task", "reason")),
+    "deduplicated": ("Tasks not sent or not run: another has the key", ("task", "where")),
+    "node_errors": ("Times a node failed us", ("node", "kind")),
+}
+"""`celery_redlock_..._total`: what each counts, and its labels."""
+HISTOGRAMS = {
+    "acquire": ("From the first call for a lock until it was granted", "task"),
+    "hold": ("How long a lock was held", "task"),
+    "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
+}
+"""`celery_redlock_..._seconds`: what each measures, and its label."""
 BUCKETS: dict[str, tuple[float, ...]] = {
     "acquire": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -51,7 +64,14 @@ BUCKETS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """The histograms, and the upper bounds of their buckets unless others are given; seconds."""
 
-LOST = ("expired", "refused", "max_lifetime")
+OF_A_TASK = {
+    "acquire": ("acquired", "held", "unavailable"),
+    "extend": ("extended", "failed"),
+    "lost": ("expired", "refused", "max_lifetime"),
+}
+OF_A_NODE = {"node_errors": NODE_FAILURES}
+"""Counters that begin at 0, with the values of their second label: to Prometheus, a rise from
+nothing to 1 is none."""
 
 _gate = threading.RLock()
 
@@ -69,7 +89,7 @@ os.register_at_fork(
 
 
 def _gated(kind: Any) -> Any:
-    """A kind of metric that is not read while this process forks."""
+    """Make a kind of metric that is not read while this process forks."""
 
     class Gated(kind):  # type: ignore[misc]
         def collect(self) -> list[Any]:
@@ -79,31 +99,8 @@ def _gated(kind: Any) -> Any:
     return Gated
 
 
-class _Nodes(Listener):
-    """What the core tells that no signal does."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def not_extended(self, lease: Lease) -> None:
-        owner = Owner.of(lease.token)
-        task = signals.named(owner.task) if owner is not None else None
-        self._metrics._count(self._metrics.extend, _name(task, lease), "failed")
-
-    def node_answered(self, node: str, seconds: float) -> None:
-        self._metrics._node_answered(node, seconds)
-
-    def node_failed(self, node: str, kind: str) -> None:
-        self._metrics._node_failed(node, kind)
-
-
-class Metrics:
-    """The metrics, once installed: see `install`.
-
-    Args:
-        registry: prometheus_client's.
-        buckets: As `BUCKETS`, whole.
-    """
+class Metrics(Listener):
+    """The metrics, once installed in a registry: see `install`."""
 
     def __init__(self, registry: Any, buckets: Mapping[str, Sequence[float]]) -> None:
         import prometheus_client
@@ -113,59 +110,57 @@ class Metrics:
         self._server: Any = None
         self._known: set[str] = set()
         self._children: dict[tuple[Any, ...], Any] = {}
-
-        def counter(name: str, text: str, *labels: str) -> Any:
-            return Counter(f"celery_redlock_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, *labels: str) -> Any:
-            return Histogram(
-                *(f"celery_redlock_{name}_seconds", text, labels),
+        self._counters = {
+            name: Counter(f"celery_redlock_{name}", about, labels, registry=registry)
+            for name, (about, labels) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: Histogram(
+                *(f"celery_redlock_{name}_seconds", about, [label]),
                 registry=registry,
                 buckets=buckets[name],
             )
-
-        self.acquire = counter("acquire", "Calls for a lock, by how they ended", "task", "outcome")
-        self.acquire_seconds = histogram(
-            "acquire", "From the first call for a lock until it was granted", "task"
-        )
-        self.hold_seconds = histogram("hold", "How long a lock was held", "task")
-        self.extend = counter("extend", "Rounds that were to renew a lease", "task", "outcome")
-        self.lost = counter(
-            "lost", "Leases that ended before their holder let go", "task", "reason"
-        )
-        self.deduplicated = counter(
-            "deduplicated", "Tasks not sent or not run: another has the key", "task", "where"
-        )
-        self.node_errors = counter("node_errors", "Times a node failed us", "node", "kind")
-        self.node_rtt_seconds = histogram(
-            "node_rtt", "From a request to a node's answer, while it was waited for", "node"
-        )
-        self._nodes = _Nodes(self)
-        self._receivers: tuple[tuple[Any, Callable[..., None]], ...] = (
-            (signals.lock_acquired, self._acquired),
-            (signals.lock_contended, self._contended),
-            (signals.lock_unavailable, self._unavailable),
-            (signals.lock_extended, self._extended),
-            (signals.lock_lost, self._lost),
-            (signals.lock_released, self._released),
-            (signals.task_skipped, self._skipped),
-            (signals.beat_deduplicated, self._beat),
-        )
-        for signal, receiver in self._receivers:
+            for name, (about, label) in HISTOGRAMS.items()
+        }
+        count, observe = self._count, self._observe
+        self._receivers: dict[Any, Any] = {
+            signals.lock_acquired: self._acquired,
+            signals.lock_contended: lambda sender, **_: count("acquire", _name(sender), "held"),
+            signals.lock_unavailable: (
+                lambda sender, **_: count("acquire", _name(sender), "unavailable")
+            ),
+            signals.lock_extended: (
+                lambda sender, lease, **_: count("extend", _name(sender, lease), "extended")
+            ),
+            signals.lock_lost: (
+                lambda sender, loss, **_: count("lost", _name(sender, loss.lease), loss.reason)
+            ),
+            signals.lock_released: (
+                lambda sender, lease, held_for, **_: observe("hold", held_for, _name(sender, lease))
+            ),
+            signals.task_skipped: (
+                lambda sender, where, **_: count("deduplicated", _name(sender), where)
+            ),
+            # A beat need not know the task that it sends.
+            signals.beat_deduplicated: (
+                lambda sender, entry, where, **_: count(
+                    "deduplicated", _name(sender) or str(entry.task), where
+                )
+            ),
+        }
+        for signal, receiver in self._receivers.items():
             signal.connect(receiver, weak=False, dispatch_uid=(__name__, id(self)))
-        subscribe(self._nodes)
+        subscribe(self)
 
     def close(self) -> None:
         """Observe no more, and answer no more."""
         global _installed
-        for signal, _receiver in self._receivers:
+        for signal in self._receivers:
             signal.disconnect(dispatch_uid=(__name__, id(self)))
-        unsubscribe(self._nodes)
+        unsubscribe(self)
         worker_ready.disconnect(dispatch_uid=__name__)
-        for metric in {id(metric): metric for metric in vars(self).values()}.values():
-            if hasattr(metric, "describe") and metric is not self.registry:
-                with contextlib.suppress(KeyError):
-                    self.registry.unregister(metric)
+        for metric in (*self._counters.values(), *self._histograms.values()):
+            self.registry.unregister(metric)
         if self._server is not None:
             server, thread = self._server
             server.shutdown()
@@ -174,65 +169,45 @@ class Metrics:
         if _installed is not None and _installed[0] is self:
             _installed = None
 
-    def foresee(self, tasks: Iterable[str]) -> None:
-        """Begin at 0 for these tasks: a rise from nothing to 1 is none to Prometheus."""
-        with _gate:
-            for task in tasks:
-                if task not in self._known:
-                    self._known.add(task)
-                    for reason in LOST:
-                        self._child(self.lost, task, reason)
-                    for outcome in ("acquired", "held", "unavailable"):
-                        self._child(self.acquire, task, outcome)
-                    for outcome in ("extended", "failed"):
-                        self._child(self.extend, task, outcome)
+    # -- Observing -------------------------------------------------------------------------------
 
-    # -- What is told ----------------------------------------------------------------------------
+    def not_extended(self, lease: Lease) -> None:
+        """Count a round that no signal tells of."""
+        owner = Owner.of(lease.token)
+        task = signals.named(owner.task) if owner is not None else None
+        self._count("extend", _name(task, lease), "failed")
+
+    def node_answered(self, node: str, seconds: float) -> None:
+        """Measure how long a node took."""
+        self._begin_at_zero(node, OF_A_NODE)
+        self._observe("node_rtt", seconds, node)
+
+    def node_failed(self, node: str, kind: str) -> None:
+        """Count a node's failure."""
+        self._count("node_errors", node, kind)
 
     def _acquired(self, sender: Any, lease: Lease, waited: float, **_more: Any) -> None:
         task = _name(sender, lease)
-        self.foresee([task])
+        self._begin_at_zero(task, OF_A_TASK)
+        self._count("acquire", task, "acquired")
+        self._observe("acquire", waited, task)
+
+    def _begin_at_zero(self, label: str, counters: Mapping[str, Iterable[str]]) -> None:
+        if label in self._known:
+            return
         with _gate:
-            self._child(self.acquire, task, "acquired").inc()
-            self._child(self.acquire_seconds, task).observe(waited)
+            self._known.add(label)
+            for counter, values in counters.items():
+                for value in values:
+                    self._child(self._counters[counter], label, value)
 
-    def _contended(self, sender: Any, **_more: Any) -> None:
-        self._count(self.acquire, _name(sender), "held")
-
-    def _unavailable(self, sender: Any, **_more: Any) -> None:
-        self._count(self.acquire, _name(sender), "unavailable")
-
-    def _extended(self, sender: Any, lease: Lease, **_more: Any) -> None:
-        self._count(self.extend, _name(sender, lease), "extended")
-
-    def _lost(self, sender: Any, loss: LeaseLost, **_more: Any) -> None:
-        self._count(self.lost, _name(sender, loss.lease), loss.reason)
-
-    def _released(self, sender: Any, lease: Lease, held_for: float, **_more: Any) -> None:
+    def _count(self, counter: str, *labels: str) -> None:
         with _gate:
-            self._child(self.hold_seconds, _name(sender, lease)).observe(held_for)
+            self._child(self._counters[counter], *labels).inc()
 
-    def _skipped(self, sender: Any, where: str, **_more: Any) -> None:
-        self._count(self.deduplicated, _name(sender), where)
-
-    def _beat(self, sender: Any, entry: Any, where: str, **_more: Any) -> None:
-        # A beat need not know the task that it sends.
-        self._count(self.deduplicated, _name(sender) or str(entry.task), where)
-
-    def _node_answered(self, node: str, seconds: float) -> None:
+    def _observe(self, histogram: str, seconds: float, label: str) -> None:
         with _gate:
-            if node not in self._known:
-                self._known.add(node)
-                for kind in NODE_FAILURES:
-                    self._child(self.node_errors, node, kind)
-            self._child(self.node_rtt_seconds, node).observe(seconds)
-
-    def _node_failed(self, node: str, kind: str) -> None:
-        self._count(self.node_errors, node, kind)
-
-    def _count(self, counter: Any, *labels: str) -> None:
-        with _gate:
-            self._child(counter, *labels).inc()
+            self._child(self._histograms[histogram], label).observe(seconds)
 
     def _child(self, metric: Any, *labels: str) -> Any:
         # prometheus_client finds them too, in ten times the time.
@@ -242,22 +217,26 @@ class Metrics:
             child = self._children[key] = metric.labels(*labels)
         return child
 
-    # -- For who asks ----------------------------------------------------------------------------
+    # -- Answering -------------------------------------------------------------------------------
 
     def begin(self, consumer: Any, port: int | None, addr: str) -> None:
-        """A worker's main process, when it is ready; the arguments are `install`'s."""
-        from .config.task_lock import lock_of
-
-        tasks = consumer.app.tasks.values()
-        self.foresee(task.name for task in tasks if lock_of(task) is not None)
-        if port is not None:
-            _warn(consumer)
-            self.serve(port, addr)
-
-    def serve(self, port: int, addr: str) -> None:
-        """Answer over HTTP, from a thread of its own; what cannot be is an error in the log."""
+        """Begin in a worker's main process, when it is ready; the arguments are `install`'s."""
+        from celery.concurrency.prefork import TaskPool
         from prometheus_client import CollectorRegistry, start_http_server
 
+        from .config.task_lock import lock_of
+
+        for task in consumer.app.tasks.values():
+            if lock_of(task) is not None:
+                self._begin_at_zero(task.name, OF_A_TASK)
+        if port is None:
+            return
+        if isinstance(consumer.pool, TaskPool) and not os.environ.get(DIRECTORY):
+            logger.warning(
+                "metrics show the worker's main process alone, and tasks run in its children: set"
+                " %s to an empty directory before the worker starts",
+                DIRECTORY,
+            )
         served = CollectorRegistry()
         served.register(_Served(self.registry))
         try:
@@ -275,7 +254,7 @@ class _Served:
         self._registry = registry
 
     def collect(self) -> list[Any]:
-        """The metrics, as prometheus_client asks for them."""
+        """Return the metrics, as prometheus_client asks for them."""
         path = os.environ.get(DIRECTORY)
         if path:
             from prometheus_client.multiprocess import MultiProcessCollector
@@ -285,16 +264,12 @@ class _Served:
         return list(self._registry.collect())
 
     def describe(self) -> list[Any]:
-        """Nothing: it is not to be collected when it is registered."""
+        """Return nothing: it is not to be collected when it is registered."""
         return []
 
 
 def bury(path: str) -> None:
-    """Have the live gauges of processes that have died go with them; the program's, we have none.
-
-    Args:
-        path: The directory of the multiprocess mode.
-    """
+    """Remove live gauges of processes that have died: those of the program, as we have none."""
     from prometheus_client.multiprocess import mark_process_dead
 
     files = glob.glob(os.path.join(glob.escape(path), "gauge_live*_*.db"))
@@ -319,14 +294,14 @@ def install(
 ) -> Metrics:
     """Count and measure what becomes of locks in this process, and in those forked from it.
 
-    Call it where the app is made, before the worker forks. Again with the same arguments it is
-    nothing.
+    Call it where the app is made, before the worker forks. Calling it again with the same arguments
+    changes nothing.
 
     Args:
         registry: prometheus_client's; its default one if None.
         buckets: Other upper bounds, in seconds, for the histograms named in `BUCKETS`.
-        port: Where a worker's main process answers over HTTP, once it is ready; None for nowhere:
-            the program shows the registry itself. 0 for any that is free.
+        port: Where a worker's main process answers over HTTP, once it is ready; 0 for any free
+            port; None for nowhere, if the program shows the registry itself.
         addr: On which address; loopback unless told otherwise. Who can reach it can read it.
 
     Raises:
@@ -381,19 +356,8 @@ def _buckets(given: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...
     return {name: tuple(given.get(name, bounds)) for name, bounds in BUCKETS.items()}
 
 
-def _warn(consumer: Any) -> None:
-    from celery.concurrency.prefork import TaskPool
-
-    if isinstance(consumer.pool, TaskPool) and not os.environ.get(DIRECTORY):
-        logger.warning(
-            "metrics show the worker's main process alone, and tasks run in its children: set %s to"
-            " an empty directory before the worker starts",
-            DIRECTORY,
-        )
-
-
 def _name(task: Any, lease: Lease | None = None) -> str:
-    """The label: the task's name; of one that this process does not know, what its token says."""
+    """Return the task's name; of one that this process does not know, what its token says."""
     if task is not None:
         return str(task.name)
     owner = Owner.of(lease.token) if lease is not None else None

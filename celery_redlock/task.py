@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
+from .config.checks import OnDuplicate, Scope
 from .config.declared import given_to_all, refuse_second_lock, refuse_unread
-from .config.options import TASK
+from .config.options import TASK, Key, LockOptions, OnConflict, OnDeadline, OnLost, OnUnavailable
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .keys.resolver import Templates
 from .messages.delivery import first_call
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     BaseTask = Task[..., Any]
 else:
     BaseTask = Task
@@ -45,20 +48,41 @@ F = TypeVar("F")
 
 _celery_state: Any = _state  # its stubs lack most of it
 
-
-_MISSPELT = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # these are Celery's as well
+_WITHOUT_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # Celery's as well
 
 
 class SingletonTask(BaseTask):
     """A task whose body runs once at a time per key.
 
-    Options are class attributes or keywords of `app.task`, with `lock_` before their names:
-    `lock_key`, `lock_scope`, `lock_ttl`, `lock_on_conflict` and so on; all of them are in the table
-    of options (docs/settings.md).
+    Options are class attributes or keywords of `app.task`, with `lock_` before their names. What
+    each of them does is in the table of options (docs/settings.md).
+
+        @app.task(base=SingletonTask, lock_key="order:{order_id}", lock_on_conflict="skip")
+        def charge(order_id, amount): ...
 
     Raises:
         ConfigurationError: When the task is made, if an option is unknown or cannot work.
     """
+
+    # For type checkers. No values here: those of an app's settings would be hidden.
+    lock_key: Key
+    lock_ttl: float
+    lock_wait: float
+    lock_retry_backoff: float
+    lock_retry_backoff_max: float
+    lock_retry_deadline: float | None
+    lock_max_lifetime: float | None
+    lock_fencing: bool
+    lock_scope_name: str | None
+    lock_limit: int
+    lock_scope: Scope
+    lock_reserve_ttl: float | None
+    lock_on_duplicate: OnDuplicate
+    lock_hold_for: float
+    lock_on_conflict: OnConflict
+    lock_on_deadline: OnDeadline
+    lock_on_unavailable: OnUnavailable
+    lock_on_lost: OnLost
 
     __module__ = "celery_redlock"
 
@@ -71,7 +95,7 @@ class SingletonTask(BaseTask):
 
     @classmethod
     def annotate(cls) -> None:
-        """Celery's: set what `task_annotations` says of this task, its lock's options among it."""
+        """Set what `task_annotations` says of this task, its lock's options included."""
         super().annotate()
         cls._declare(given_to_all(cls.app))
 
@@ -79,7 +103,7 @@ class SingletonTask(BaseTask):
     def _declare(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
         for name, value in vars(cls).items():
-            misspelt = name in _MISSPELT or name.startswith("redlock_")
+            misspelt = name in _WITHOUT_PREFIX or name.startswith("redlock_")
             if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
@@ -108,23 +132,23 @@ class SingletonTask(BaseTask):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request_stack.top
-        if request is not None and (first_call(request) or _eager(request)):
-            # As the tracer would do it itself, were it not for this __call__.
-            def body() -> Any:
-                return self.run(*args, **kwargs)
-        else:
-
-            def body() -> Any:
-                return super(SingletonTask, self).__call__(*args, **kwargs)
-
+        # For a delivery and an eager call the tracer has pushed the request already.
+        traced = first_call(request) or (
+            request is not None and request.is_eager and not request.called_directly
+        )
+        body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
         resources = self.redlock.resources(self, self.run, args, kwargs)
         return run(self.redlock, self, self.app, resources, body)
 
 
-def locked(*keys: str | Sequence[str] | None, **options: Any) -> Callable[[F], F]:
+def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) -> Callable[[F], F]:
     """Run a function, or the task made of it, once at a time per key.
 
-    Works under and over `@app.task` and `@shared_task`.
+    Works under and over `@app.task` and `@shared_task`:
+
+        @app.task
+        @locked("order:<order_id>", ttl=30.0, on_conflict="skip")
+        def charge(order_id, amount): ...
 
     Args:
         *keys: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. Several
@@ -156,8 +180,8 @@ def locked(*keys: str | Sequence[str] | None, **options: Any) -> Callable[[F], F
     return decorate
 
 
-def _key_option(keys: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The option `key`, from what `@locked` was given by position."""
+def _key_option(keys: Sequence[Any], options: LockOptions) -> LockOptions:
+    """Return the option `key`, from what `@locked` was given by position."""
     if not keys or keys == (None,):
         return {}
     if "key" in options:
@@ -175,10 +199,8 @@ def _key_option(keys: Sequence[Any], options: Mapping[str, Any]) -> dict[str, An
 
 
 def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, under a lock. Whose task it is, is seen when it is called."""
-    name = f"{function.__module__}.{function.__qualname__}"
-    refuse_second_lock(name, function)
-    lock.check(name, function)
+    """Return `function` under a lock. Whether it is a task's body is only seen when called."""
+    _check(lock, function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -187,12 +209,19 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
             task = None  # called as a function, perhaps by another task
         app = task.app if task is not None else _celery_state.get_current_app()
         resources = lock.resources(task, function, args, kwargs)
-        return run(lock, task, app, resources, lambda: function(*args, **kwargs))
+        body = functools.partial(function, *args, **kwargs)
+        return run(lock, task, app, resources, body)
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.
     wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wrapper
+
+
+def _check(lock: TaskLock, function: Callable[..., Any]) -> None:
+    name = f"{function.__module__}.{function.__qualname__}"
+    refuse_second_lock(name, function)
+    lock.check(name, function)
 
 
 def _lock_task(lock: TaskLock, task: Any) -> None:
@@ -203,16 +232,14 @@ def _lock_task(lock: TaskLock, task: Any) -> None:
 
 
 def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
-    """The same for a task that is yet to be made.
+    """Put a lock around a task that is yet to be made.
 
     Celery makes it when the app is finalized; but its function is known, and checked, now.
     """
     made_from = _behind(proxy)
     function: Any = made_from.get("fun")
     if function is not None:
-        name = f"{function.__module__}.{function.__qualname__}"
-        refuse_second_lock(name, function)
-        lock.check(name, function)
+        _check(lock, function)
     if type(proxy) is PromiseProxy:
         proxy.__then__(lambda: _lock_task(lock, proxy._get_current_object()))
         return
@@ -232,7 +259,7 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
 
 
 def _behind(proxy: Any) -> Mapping[str, Any]:
-    """What a task that is yet to be made will be made from: its function, and perhaps a name."""
+    """Return what a task that is yet to be made will be made from: its function, perhaps a name."""
     if type(proxy) is PromiseProxy:
         try:
             return {"fun": object.__getattribute__(proxy, "_Proxy__args")[0]}
@@ -241,11 +268,7 @@ def _behind(proxy: Any) -> Mapping[str, Any]:
     return inspect.getclosurevars(object.__getattribute__(proxy, "_Proxy__local")).nonlocals
 
 
-def _eager(request: Any) -> bool:
-    return request.is_eager and not request.called_directly
-
-
-# The handlers that release are part of the lock: whoever can take one has them connected.
+# The handlers that release a lock are part of it: they are connected wherever one can be taken.
 from .worker.startup import install  # noqa: E402
 
 install()

@@ -3,17 +3,16 @@
     from celery_redlock.tracing import instrument
     instrument()
 
-A span is named `redlock acquire`. It lasts from the call to its end, so with what is waited in
-between, and is a child of the span that is current in the thread that asks: in a task that of
-`opentelemetry-instrumentation-celery`, which is current before a task is called. Of a lease that is
+A span is named `redlock acquire`. It lasts from the call to its end, waiting included, and is a
+child of the span that is current in the thread that asks: in a task that of
+`opentelemetry-instrumentation-celery`, which is current before a task is called. When a lease is
 lost, the span in which it was acquired gets an event `redlock lost`, if it has not ended.
 
-Resources may hold what is personal (`order:1234`): they are left out, unless asked for.
+Names of resources may be personal data (`order:1234`): they are left out, unless asked for.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import OrderedDict
 from typing import Any
@@ -41,28 +40,25 @@ ATTRIBUTE = "celery_redlock."
 def instrument(
     tracer_provider: trace.TracerProvider | None = None, *, with_resource: bool = False
 ) -> None:
-    """Trace locks from now on, in this process and those forked from it. Again: anew.
+    """Trace locks from now on, in this process and those forked from it.
 
     Args:
         tracer_provider: Whose tracer is used; the global one's if None.
         with_resource: Whether spans name the resource.
     """
     global _tracing
-    with _lock:
-        if _tracing is not None:
-            unsubscribe(_tracing)
-        tracer = trace.get_tracer("celery_redlock", tracer_provider=tracer_provider)
-        _tracing = _Tracing(tracer, with_resource)
-        subscribe(_tracing)
+    uninstrument()
+    tracer = trace.get_tracer("celery_redlock", tracer_provider=tracer_provider)
+    _tracing = _Tracing(tracer, with_resource)
+    subscribe(_tracing)
 
 
 def uninstrument() -> None:
     """Trace nothing any more."""
     global _tracing
-    with _lock:
-        if _tracing is not None:
-            unsubscribe(_tracing)
-            _tracing = None
+    if _tracing is not None:
+        unsubscribe(_tracing)
+        _tracing = None
 
 
 class _Tracing(Listener):
@@ -120,7 +116,7 @@ class _Tracing(Listener):
         return {ATTRIBUTE + name: value for name, value in told.items() if value != ""}
 
     def _remember(self, token: str) -> None:
-        """In which span it was acquired: the thread that sees it lost is in none."""
+        """Remember the span of a lease: the thread that sees it lost is in none."""
         span = trace.get_current_span()
         if not span.is_recording():
             return
@@ -129,5 +125,4 @@ class _Tracing(Listener):
             self._spans.popitem(last=False)
 
 
-_lock = threading.Lock()
 _tracing: _Tracing | None = None

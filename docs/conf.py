@@ -53,7 +53,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(celery|click|collections|kombu|opentelemetry|prometheus_client|pytest|redis)\..*"),
     (
         "py:class",
-        r"(celery_redlock\.task\.F|celery_redlock\.testing\.memory_nodes\.Memory|NodeSpec|NodeVote|Owner|Page)",
+        r"(F|celery_redlock\.testing\.memory_nodes\.Memory|LockOptions|NodeSpec|NodeVote|Owner|Page|Unpack)",
     ),
 ]
 

@@ -11,15 +11,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from celery import states
-from celery.result import AsyncResult, EagerResult
-from celery.utils import uuid
+from celery.result import EagerResult
 
-from celery_redlock.compat import FOR_EVER
+from celery_redlock.compat.base import NEVER_EXPIRES, ReservedTask
 from celery_redlock.config.task_lock import resource_of
 from celery_redlock.locking.redlock import Redlock
 from celery_redlock.messages.reservation import free_in
 from celery_redlock.protocol.errors import ConfigurationError, DuplicateTask
-from celery_redlock.task import SingletonTask, install
+from celery_redlock.task import install
 
 __all__ = ["AlreadyQueued", "QueueOnce", "install"]
 
@@ -61,10 +60,10 @@ def _checked(once: Any, known: Iterable[str], what: str) -> Mapping[str, Any]:
 
 
 def _ttl(timeout: float | None) -> float:
-    return FOR_EVER if timeout is None else timeout
+    return NEVER_EXPIRES if timeout is None else timeout
 
 
-class QueueOnce(SingletonTask):
+class QueueOnce(ReservedTask):
     """A task that is queued or runs once at a time per key: `@app.task(base=QueueOnce)`.
 
     `once`, as an attribute of the class or a keyword of `app.task`:
@@ -92,14 +91,16 @@ class QueueOnce(SingletonTask):
             "scope": "until_executing" if once.get("unlock_before_run") else "until_executed",
         }
         if once.get("keys") is not None:
-            moved["key"] = list(once["keys"]) or _literal(_name(cls))
+            # No argument: one key for the task, whose name is a template without arguments.
+            name = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__name__}"
+            moved["key"] = list(once["keys"]) or re.sub(r"([{}<>])", r"\1\1", name)
         if "timeout" in once:
             moved["reserve_ttl"] = _ttl(once["timeout"])
         return {**moved, **super()._declared()}
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Celery's: the task belongs to `app` from now on."""
+        """Check the app's settings: Celery calls this when the task belongs to it."""
         super().on_bound(app)
         _settings(app)
 
@@ -113,13 +114,7 @@ class QueueOnce(SingletonTask):
     ) -> Any:
         """Publish the task, unless one with the same key is queued or runs.
 
-        Args:
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-            task_id: Of the new task.
-            *others: Celery's.
-            **options: Celery's; `once`, with `graceful` and `timeout` for this call; `lock` for the
-                reservation.
+        The arguments are Celery's, and `once`, with `graceful` and `timeout` for this call.
 
         Returns:
             The result of the new task. A duplicate that is graceful: one in state REJECTED, whose
@@ -129,19 +124,14 @@ class QueueOnce(SingletonTask):
             AlreadyQueued: There is one, and this is not graceful.
             ConfigurationError: `once` holds something else.
         """
-        settings = _settings(self.app)
         given = {
-            "timeout": settings.get("default_timeout", DEFAULT_TIMEOUT),
+            "timeout": _settings(self.app).get("default_timeout", DEFAULT_TIMEOUT),
             **self.once,
             **_checked(options.pop("once", {}), OF_A_CALL, "apply_async(once=...)"),
         }
         ttl = _ttl(given["timeout"])
-        options["lock"] = {"reserve_ttl": ttl, **options.get("lock", {})}
-        # Compared by id, not asked to raise: in a canvas, whose ids are promised to others, a
-        # duplicate is published and finds out when it runs; there it shall be skipped, not fail.
-        task_id = task_id or uuid()
-        result: AsyncResult[Any] = super().apply_async(args, kwargs, task_id, *others, **options)
-        if result.id == task_id:
+        result, is_other = self.publish(ttl, args, kwargs, task_id, *others, **options)
+        if not is_other:
             return result
         if given.get("graceful"):
             return EagerResult(None, None, states.REJECTED)  # type: ignore[arg-type]
@@ -150,22 +140,8 @@ class QueueOnce(SingletonTask):
         raise AlreadyQueued(ttl if left is None else left, str(result.id), resource=resource)
 
 
-def _name(task: Any) -> str:
-    """As Celery will name it, if it has no name yet."""
-    return getattr(task, "name", None) or f"{task.__module__}.{task.__name__}"
-
-
-def _literal(text: str) -> str:
-    """A template without arguments."""
-    return re.sub(r"[{}<>]", lambda found: found[0] * 2, text)
-
-
 def _settings(app: Any) -> Mapping[str, Any]:
-    """What `app.conf.ONCE["settings"]` says.
-
-    Raises:
-        ConfigurationError: It asks for what there is not.
-    """
+    """Return `app.conf.ONCE["settings"]`; refuse what is not carried over."""
     conf = app.conf.get("ONCE") or {}
     settings: Mapping[str, Any] = conf.get("settings") or {}
     if settings.get("blocking"):

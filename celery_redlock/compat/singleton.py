@@ -9,12 +9,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from celery.result import AsyncResult
-from celery.utils import uuid
-
-from celery_redlock.compat import FOR_EVER
+from celery_redlock.compat.base import NEVER_EXPIRES, ReservedTask
 from celery_redlock.protocol.errors import ConfigurationError, DuplicateTask
-from celery_redlock.task import SingletonTask, install
+from celery_redlock.task import install
 
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]
 
@@ -22,14 +19,10 @@ logger = logging.getLogger("celery_redlock.task")
 
 
 class DuplicateTaskError(DuplicateTask):
-    """A task with the same key is queued, or runs.
-
-    Attributes:
-        task_id: Its id.
-    """
+    """A task with the same key, `task_id`, is queued or runs."""
 
 
-class Singleton(SingletonTask):
+class Singleton(ReservedTask):
     """A task that is queued or runs once at a time per key: `@app.task(base=Singleton)`.
 
     A duplicate's `delay()` returns the result of the task that is queued, or runs.
@@ -69,32 +62,26 @@ class Singleton(SingletonTask):
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Celery's: the task belongs to `app` from now on."""
+        """Check the app's settings: Celery calls this when the task belongs to it."""
         super().on_bound(app)
-        _check(app.conf)
+        for name in ("singleton_backend_class", "singleton_backend_kwargs"):
+            if app.conf.get("redlock_nodes") is None and app.conf.get(name):
+                raise ConfigurationError(
+                    f"{name} is not carried over: remove it, and set redlock_nodes to the URLs of"
+                    " one or more independent Redis masters"
+                )
 
     def apply_async(
         self,
         args: Any = None,
         kwargs: Any = None,
         task_id: str | None = None,
-        producer: Any = None,
-        link: Any = None,
-        link_error: Any = None,
-        shadow: str | None = None,
+        *others: Any,
         **options: Any,
     ) -> Any:
         """Publish the task, unless one with the same key is queued or runs.
 
-        Args:
-            args: Positional arguments.
-            kwargs: Keyword arguments.
-            task_id: Of the new task.
-            producer: Celery's, as are the following.
-            link: The same.
-            link_error: The same.
-            shadow: The same.
-            **options: Celery's, and `lock` for the reservation.
+        The arguments are Celery's.
 
         Returns:
             The result of the new task, or of the one that is queued or runs.
@@ -103,19 +90,15 @@ class Singleton(SingletonTask):
             DuplicateTaskError: There is one, and `raise_on_duplicate` asks for this.
         """
         conf = self.app.conf
+        ttl = None
         if self.lock_expiry is None:
-            expiry = conf.get("singleton_lock_expiry")
-            ttl = FOR_EVER if expiry is None else expiry
-            options["lock"] = {"reserve_ttl": ttl, **options.get("lock", {})}
-        task_id = task_id or uuid()
-        result: AsyncResult[Any] = super().apply_async(
-            args, kwargs, task_id, producer, link, link_error, shadow, **options
-        )
+            ttl = conf.get("singleton_lock_expiry")
+            ttl = NEVER_EXPIRES if ttl is None else ttl
+        result, is_other = self.publish(ttl, args, kwargs, task_id, *others, **options)
         raises = self.raise_on_duplicate
         if raises is None:
             raises = conf.get("singleton_raise_on_duplicate")
-        # Compared by id, not asked to raise: see `once.py`.
-        if raises and result.id != task_id:
+        if raises and is_other:
             raise DuplicateTaskError(
                 f"Attempted to queue a duplicate of task ID {result.id}", str(result.id)
             )
@@ -123,27 +106,11 @@ class Singleton(SingletonTask):
 
 
 def clear_locks(app: Any) -> None:
-    """Does nothing, but for a line in the log.
+    """Write a warning to the log, and do nothing else.
 
-    There is nothing to clear: what a dead worker held is freed by the others, or by its ttl, and to
-    delete what a live one holds would let a second body run.
+    What a dead worker held is freed by the others, or by its ttl; and to delete what a live one
+    holds would let a second body run.
     """
     logger.warning(
         "clear_locks() does nothing: what a dead worker has held is freed without it; remove it"
     )
-
-
-def _check(conf: Any) -> None:
-    """Refuse what there is not.
-
-    Raises:
-        ConfigurationError: The app names its nodes in a way that cannot be carried over.
-    """
-    if conf.get("redlock_nodes") is not None:
-        return
-    for name in ("singleton_backend_class", "singleton_backend_kwargs"):
-        if conf.get(name):
-            raise ConfigurationError(
-                f"{name} is not carried over: remove it, and set redlock_nodes to the URLs of one"
-                " or more independent Redis masters"
-            )

@@ -1,68 +1,82 @@
 """What each option may be.
 
-A check returns the value, or raises ValueError with what is wrong and what to give instead.
+A check returns the value, or raises ValueError saying what is allowed.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, get_args
 
 MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
 DAY = 86_400.0
-MOST_SLOTS = 100
-"""Bodies at a time per key; each has a name of its own on the nodes, and who finds one taken looks
-at all of them."""
-SCOPES = (
+"""Seconds; the longest ttl, because a holder that dies blocks its resource for that long."""
+MAX_SLOTS = 100
+"""Bodies at a time per key. Each has its own name on the nodes, and whoever finds one slot taken
+looks at all of them."""
+Scope = Literal[
     "while_executing",
     "until_executing",
     "until_executed",
     "until_and_while_executing",
     "until_expired",
-)
-DUPLICATE_POLICIES = ("existing", "raise", "skip", "replace")
-CONFLICT_POLICIES = ("retry", "skip", "raise", "wait", "reject", "replace")
+]
+OnDuplicate = Literal["existing", "raise", "skip", "replace"]
+ConflictPolicy = Literal["retry", "skip", "raise", "wait", "reject", "replace"]
+SCOPES: tuple[str, ...] = get_args(Scope)
+DUPLICATE_POLICIES: tuple[str, ...] = get_args(OnDuplicate)
+CONFLICT_POLICIES: tuple[str, ...] = get_args(ConflictPolicy)
+
+Check = Callable[[Any], Any]
 
 
-def seconds(least: float = 0.0, *, none: bool = False, zero: bool = False) -> Any:
-    wanted = f"a number of seconds {'>=' if zero or least else '>'} {least:g}"
+def or_none(check: Check) -> Check:
+    return _or(lambda value: value is None, check, "None")
 
-    def check(value: Any) -> Any:
-        if value is None and none:
-            return None
+
+def or_callable(check: Check, what: str) -> Check:
+    return _or(callable, check, what)
+
+
+def _or(fits: Callable[[Any], bool], check: Check, what: str) -> Check:
+    def checked(value: Any) -> Any:
+        if fits(value):
+            return value
+        try:
+            return check(value)
+        except ValueError as error:
+            raise ValueError(f"{error}, or {what}") from None
+
+    return checked
+
+
+def seconds(least: float = 0.0, *, zero: bool = False, day: str = "") -> Check:
+    """Accept a number of seconds.
+
+    Args:
+        least: The smallest that works; 0 itself only with `zero`.
+        zero: Whether 0 works.
+        day: If given, a day is the most, and this says why.
+    """
+    wanted = f"must be a number of seconds {'>=' if zero or least else '>'} {least:g}"
+
+    def check(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ValueError(f"must be {wanted}{', or None' if none else ''}")
+            raise ValueError(wanted)
         if not math.isfinite(value) or value < least or (value == 0 and not zero):
-            raise ValueError(f"must be {wanted}")
+            raise ValueError(wanted)
+        if day and value > DAY:
+            raise ValueError(f"must be at most {DAY:g} (a day): {day}")
         return float(value)
 
     return check
 
 
-def up_to_a_day(seconds: Callable[[Any], float], why: str) -> Callable[[Any], float]:
-    def check(value: Any) -> float:
-        if (given := seconds(value)) > DAY:
-            raise ValueError(f"must be at most {DAY:g} (a day): {why}")
-        return given
+def one_of(literal: Any) -> Check:
+    names = get_args(literal)
 
-    return check
-
-
-ttl = up_to_a_day(
-    seconds(MIN_TTL),
-    "a holder that dies blocks the resource for so long; a lease is extended by itself while its"
-    " task runs, so it can be short",
-)
-hold_for = up_to_a_day(
-    seconds(zero=True),
-    "a node that was restarted has no vote for so long. What must not run again for longer is"
-    " reserved for longer, by scope 'until_expired' and reserve_ttl",
-)
-
-
-def one_of(*names: str) -> Callable[[Any], Any]:
     def check(value: Any) -> Any:
         if value not in names:
             raise ValueError(f"must be one of {', '.join(map(repr, names))}")
@@ -83,25 +97,18 @@ def flag(value: Any) -> Any:
     return value
 
 
-def flag_or_none(value: Any) -> Any:
-    if value is not None and not isinstance(value, bool):
-        raise ValueError("must be True, False or None")
+def limit(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
+        raise ValueError(f"must be a whole number from 1 to {MAX_SLOTS}")
     return value
 
 
 def nodes(value: Any) -> Any:
-    if value is None:
-        return None
-    from ..stores.redis.address import parse_nodes  # the one check that needs redis
+    if value is not None:
+        from ..stores.redis.address import parse_nodes  # the one check that needs redis
 
-    parse_nodes(value, "redlock_nodes")
+        parse_nodes(value, "redlock_nodes")
     return value
-
-
-def on_lost(value: Any) -> Any:
-    if value in ("raise", "log") or callable(value):
-        return value
-    raise ValueError("must be 'raise', 'log' or a callable that takes the lease")
 
 
 def key(value: Any) -> Any:
@@ -110,26 +117,6 @@ def key(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         for name in value:
             text(name)
-        return value if isinstance(value, tuple) else tuple(value)  # nobody is to change it
+        # A copy that nobody can change; a tuple stays what it is: see `Templates`.
+        return value if isinstance(value, tuple) else tuple(value)
     return text(value)
-
-
-def on_conflict(value: Any) -> Any:
-    if callable(value):
-        return value
-    try:
-        return one_of(*CONFLICT_POLICIES)(value)
-    except ValueError as error:
-        raise ValueError(
-            f"{error}, or a callable that is given the holder and the request"
-        ) from None
-
-
-def limit(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_SLOTS:
-        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}")
-    return value
-
-
-def scope_name(value: Any) -> Any:
-    return None if value is None else text(value)

@@ -1,6 +1,6 @@
 """How a task is locked: its key and its options.
 
-`SingletonTask` and `@locked` (`task.py`) each make one of these when a task is declared.
+`SingletonTask` and `@locked` (`task.py`) each make one `TaskLock` when a task is declared.
 """
 
 from __future__ import annotations
@@ -12,21 +12,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from ..keys.resolver import Keys
+from ..keys.resolver import Keys, keys_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import shown
 from .options import TASK, TaskOptions
-from .settings import (
-    check_deadline,
-    check_locking,
-    check_reserving,
-    check_several,
-    check_task_options,
-    read_settings,
-    resolve,
-)
-
-__all__ = ["TaskLock", "lock_of", "resource_of", "resources_of"]
+from .settings import check_given, check_together, read_settings, resolve
 
 OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that one call can be given: `apply_async(..., lock={...})`."""
@@ -48,7 +38,8 @@ class TaskLock:
         prefix: str = "",
         for_all: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.own = check_task_options(own, prefix)
+        self.own: dict[str, Any] = check_given(own, TASK, prefix)
+        check_together(self.own, {}, prefix)
         self._meant = {n: value for n, value in self.own.items() if prefix + n not in for_all}
         self._prefix = prefix
         self._several = False
@@ -56,10 +47,10 @@ class TaskLock:
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
     def check(self, name: str, function: Callable[..., Any], *, bound: bool = False) -> None:
-        """Check the key against a signature.
+        """Check the key against a signature, and the options against each other.
 
         Raises:
-            ConfigurationError: The template does not fit, or the function cannot be locked.
+            ConfigurationError: They do not fit, or the function cannot be locked.
         """
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             raise ConfigurationError(
@@ -67,35 +58,26 @@ class TaskLock:
                 " the lock would be freed before its body has run; make it a plain function that"
                 " calls asyncio.run()"
             )
-        check_reserving(self.own, self._prefix)
+        self._several = self._keys_of(name, function, bound).several or self._several
         try:
-            check_locking(self._meant, self._prefix)
+            check_together(self.own, self._meant, self._prefix, several=self._several)
         except ConfigurationError as error:
             raise ConfigurationError(f"{name}: {error}") from None
-        if self._keys_of(name, function, bound).several:
-            self._several = True
-            check_several(self.own, self._prefix)
 
     def resources(
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
     ) -> tuple[str, ...]:
-        """The resources that a call excludes others from."""
+        """Return the names of the resources that a call excludes others from."""
         bound = task is not None and bool(args) and args[0] is task
         name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
         return self._keys_of(name, function, bound)(args[1:] if bound else args, kwargs)
-
-    def resource(
-        self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
-    ) -> str:
-        """The same as one name, for people; where it is one, that is it."""
-        return shown(self.resources(task, function, args, kwargs))
 
     def _keys_of(self, name: str, function: Callable[..., Any], bound: bool) -> Keys:
         keys = self._keys.get((name, bound, function))
         if keys is None:
             own = self.own
             scope = own.get("scope_name")
-            keys = Keys(name, function, own.get("key"), bound=bound, scope=scope)
+            keys = keys_of(name, function, own.get("key"), bound=bound, scope=scope)
             self._keys[name, bound, function] = keys
         return keys
 
@@ -110,18 +92,20 @@ class TaskLock:
         return "wait" in self.own
 
     def options(self, app: Any) -> TaskOptions:
-        """All options of the task on `app`."""
+        """Return all options of the task on `app`, which are put together at the first call.
+
+        Raises:
+            ConfigurationError: A setting cannot work, or the task's options contradict the app's.
+        """
         options = self._options.get(app)
         if options is None:
             options = resolve(self.own, read_settings(app))
-            if self._several:
-                check_several({"fencing": options.fencing}, "redlock_")
-            check_deadline(self._meant, options, self._prefix)
+            check_together(vars(options), self._meant, self._prefix, several=self._several)
             self._options[app] = options
         return options
 
     def options_of_call(self, app: Any, given: Any) -> TaskOptions:
-        """The options of one call, which was given `lock={...}`.
+        """Return the options of one call, which was given `lock={...}`.
 
         Raises:
             ConfigurationError: One of them cannot be given to a call, or cannot work.
@@ -142,14 +126,14 @@ class TaskLock:
                 " task is declared with, and no message can be trusted to say so; declare the scope"
                 " with the task, or give the call 'until_and_while_executing'"
             )
-        own = check_task_options({**self.own, **given})
-        check_reserving({"scope": own.get("scope"), **given}, "")
+        checked = check_given(given, TASK, "")
+        check_together({**self.own, **checked}, checked, "")
         # The app's settings are not read again: that takes longer than to publish the task.
-        return replace(self.options(app), **{name: own[name] for name in given})
+        return replace(self.options(app), **checked)
 
 
 def lock_of(task: Any) -> TaskLock | None:
-    """How a task is locked, or None."""
+    """Return how a task is locked, or None."""
     lock = getattr(task, "redlock", None)
     if lock is None:
         lock = getattr(getattr(task, "run", None), "__redlock__", None)
@@ -157,11 +141,11 @@ def lock_of(task: Any) -> TaskLock | None:
 
 
 def resources_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """The resources that a message with these arguments locks; none if its task takes no lock."""
+    """Return what a message with these arguments locks; nothing if its task takes no lock."""
     lock = lock_of(task)
     return lock.resources(task, task.run, args, kwargs) if lock is not None else ()
 
 
 def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The same as one name, for people; None if its task takes no lock."""
+    """Return the same as one name, for people; None if its task takes no lock."""
     return shown(resources_of(task, args, kwargs)) or None

@@ -36,19 +36,6 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote, quote_from_bytes
 
-from ..protocol.errors import ConfigurationError
-
-__all__ = [
-    "RAW_LITERAL",
-    "SCALARS",
-    "TOKEN",
-    "CannotKey",
-    "canonical",
-    "escape",
-    "is_model",
-    "text_of",
-]
-
 MAX_DEPTH = 100
 """Deeper nesting is refused; so is, thereby, a structure that contains itself."""
 
@@ -173,7 +160,12 @@ SCALARS: dict[type, Callable[[typing.Any, int], str]] = {
 _EXACT = {**_FORMS, **SCALARS}
 
 
-def text_of(value: object, depth: int) -> str:
+def text_of(value: object, depth: int = 0) -> str:
+    """Return the one text of a value, which stands in `depth` others: printable ASCII.
+
+    Raises:
+        CannotKey: The value, or one in it, has no stable text (an open file, a lambda).
+    """
     if depth > MAX_DEPTH:
         raise CannotKey(f"is nested deeper than {MAX_DEPTH} levels, or contains itself")
     kind = type(value)
@@ -202,15 +194,3 @@ def is_model(kind: object) -> bool:
     return (
         isinstance(kind, type) and hasattr(kind, "model_validate") and hasattr(kind, "model_fields")
     )
-
-
-def canonical(value: object) -> str:
-    """Return the one text of a value: printable ASCII, equal only for values that are one key.
-
-    Raises:
-        ConfigurationError: The value, or one in it, has no stable text (an open file, a lambda).
-    """
-    try:
-        return text_of(value, 0)
-    except CannotKey as error:
-        raise ConfigurationError(f"the value {error}, so it cannot be part of a lock key") from None

@@ -1,23 +1,23 @@
 """From what a task declares as its key to the names of the resources that a call locks.
 
 A key is a template, or several of them; the names of arguments; a function; or nothing, which is
-all arguments. Templates and functions make names in a space of their own, which tasks share: there
-`order:{order_id}` is the same for all of them. Names of arguments, and nothing, go with the task's
-name, or with what stands in its place (`scope_name`).
+all arguments. Templates and functions make names in a namespace that all tasks share: there
+`order:{order_id}` is the same for all of them, which is how two tasks exclude each other. Names of
+arguments, and nothing, go with the task's name, or with what stands in its place (`scope_name`).
 """
 
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import names_of, printable
-from .canonical import RAW_LITERAL, escape
-from .template import KeyMaker, bound_signature, shortened
-
-__all__ = ["Keys", "Templates"]
+from .canonical import RAW_LITERAL, SCALARS, CannotKey, escape, is_model, text_of
+from .template import Template, arguments_of, parse, shortened
 
 EXAMPLE = "such as 'order:{order_id}'"
 
@@ -26,90 +26,153 @@ class Templates(tuple[str, ...]):
     """Templates, whatever they look like; in a mere list may be names of arguments."""
 
 
-class _Maker(Protocol):
-    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Any: ...
+def keys_of(
+    task_name: str,
+    function: Callable[..., object],
+    key: Any = None,
+    *,
+    bound: bool = False,
+    scope: str | None = None,
+) -> Keys:
+    """Return what makes the names of the resources that a call locks, each once.
 
-
-class Keys:
-    """Makes the names of the resources that a call locks. Checked at construction, safe in threads.
+    It is called with the arguments of the task, without the task itself. It raises TypeError if
+    they do not fit the signature, and ConfigurationError if an argument that is part of a key has
+    no stable text, or the user's function gives no key.
 
     Args:
         task_name: The task's name.
-        function: The user's function.
-        key: What is exclusive; see above.
-        bound: The function's first parameter is the task itself: not part of any call or key.
+        function: The user's function; wrapped ones are seen through as `inspect.signature` does.
+        key: See above.
+        bound: Whether the function's first parameter is the task itself: no part of a call.
         scope: What stands in place of the task's name, and before templates; None for nothing.
-
-    Attributes:
-        several: Whether a call locks several resources; of a function that is not known before.
 
     Raises:
         ConfigurationError: The key cannot work.
     """
+    signature = _signature(task_name, function, bound)
+    head = "" if scope is None else f"{scope}:"
+    if callable(key):
+        return _FromFunction(task_name, signature, key, head)
+    parameters = signature.parameters
+    if key is None or _are_names(key):
+        pieces = arguments_of(parameters if key is None else _known(key, parameters))
+        templates = [Template(pieces, escape(task_name if scope is None else scope, "/:@ "))]
+    else:
+        head = escape(head, RAW_LITERAL)
+        given = dict.fromkeys((key,) if isinstance(key, str) else key)
+        templates = [Template(parse(template, parameters), head) for template in given]
+    return _FromArguments(task_name, signature, function, templates)
+
+
+class _FromArguments:
+    """Keys that templates make of the arguments."""
 
     def __init__(
         self,
         task_name: str,
+        signature: inspect.Signature,
         function: Callable[..., object],
-        key: Any = None,
-        *,
-        bound: bool = False,
-        scope: str | None = None,
+        templates: Sequence[Template],
     ) -> None:
-        self.several = False
-        self._makers: tuple[_Maker, ...]
-        if isinstance(key, str):
-            key = Templates((key,))
-        if key is None or _are_names(key):
-            self._makers = (KeyMaker(task_name, function, bound=bound, names=key, scope=scope),)
-        elif callable(key):
-            self._makers = (_FromFunction(task_name, function, key, bound, scope),)
-        else:
-            self.several = len(set(key)) > 1
-            self._makers = tuple(
-                KeyMaker(task_name, function, template, bound=bound, scope=scope)
-                for template in key
-            )
+        self.several = len(templates) > 1
+        self._task_name = task_name
+        self._signature = signature
+        self._globals = getattr(inspect.unwrap(function), "__globals__", {})
+        self._models: dict[str, Any] = {}
+        self._templates = templates
+        parameters = signature.parameters
+        kinds = {parameter.kind for parameter in parameters.values()}
+        by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        # Only signatures without "/", "*args" and "**kwargs" are bound by hand: inspect takes
+        # longer than all the rest.
+        self._simple = kinds <= {by_place, inspect.Parameter.KEYWORD_ONLY}
+        self._names = frozenset(parameters)
+        self._places = tuple(name for name, p in parameters.items() if p.kind is by_place)
+        self._defaults = {
+            name: p.default for name, p in parameters.items() if p.default is not p.empty
+        }
+        self._used = tuple(dict.fromkeys(name for each in templates for name in each.names))
+        for name in self._used:
+            try:
+                text_of(self._defaults.get(name), 0)
+            except CannotKey as error:
+                raise self._refusal(f"the default of argument {name!a}", error) from None
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-        """The names of the resources of a call, each once.
+        values = self._bind(args, kwargs)
+        texts = {}
+        for name in self._used:
+            value = values[name]
+            scalar = SCALARS.get(type(value))
+            texts[name] = self._text(name, value) if scalar is None else scalar(value, 0)
+        if not self.several:
+            return (self._templates[0](texts),)
+        return names_of([template(texts) for template in self._templates])
 
-        Args:
-            args: Positional arguments, without the task itself.
-            kwargs: Keyword arguments.
+    def _bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
+        if self._simple and len(args) <= len(self._places):
+            values = dict(zip(self._places, args, strict=False))
+            if not kwargs or values.keys().isdisjoint(kwargs):
+                values.update(kwargs)
+                if values.keys() == self._names:
+                    return values
+                values = {**self._defaults, **values}
+                if values.keys() == self._names:
+                    return values
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return bound.arguments
 
-        Raises:
-            TypeError: The arguments do not fit the signature.
-            ConfigurationError: An argument that is part of a key has no stable text, or the user's
-                function gives no key.
-        """
-        if len(self._makers) == 1:
-            return names_of(self._makers[0](args, kwargs))
-        return names_of([make(args, kwargs) for make in self._makers])
+    def _text(self, name: str, value: object) -> str:
+        if isinstance(value, Mapping):
+            value = self._as_model(name, value)
+        try:
+            return text_of(value, 0)
+        except CannotKey as error:
+            raise self._refusal(f"argument {name!a}", error) from None
+
+    def _refusal(self, what: str, error: CannotKey) -> ConfigurationError:
+        return ConfigurationError(
+            f"{what} of {self._task_name} {error}, so it cannot be part of a lock key. Give the"
+            f" task a lock_key that names only other arguments, {EXAMPLE}."
+        )
+
+    def _as_model(self, name: str, value: Mapping[Any, object]) -> object:
+        if name not in self._models:  # resolved late: the annotation may name a class further down
+            self._models[name] = _model_of(self._signature.parameters[name], self._globals)
+        model = self._models[name]
+        if model is None:
+            return value
+        try:
+            return model.model_validate(value)
+        except Exception:
+            return value  # whether the task accepts it is for the task to say, not for its lock
 
 
 class _FromFunction:
-    """A key that a function of the user's makes of the arguments."""
+    """Keys that a function of the user's makes of the arguments."""
+
+    several = False  # as far as is known before the call
 
     def __init__(
         self,
         task_name: str,
-        function: Callable[..., object],
+        signature: inspect.Signature,
         key: Callable[..., object],
-        bound: bool,
-        scope: str | None,
+        head: str,
     ) -> None:
         self._task_name = task_name
+        self._signature = signature
         self._key = key
-        self._before = "" if scope is None else f"{scope}:"
-        self._signature = bound_signature(task_name, function, bound)
+        self._head = head
         if inspect.iscoroutinefunction(key) or inspect.isasyncgenfunction(key):
             raise ConfigurationError(f"{self}: is async; give one that returns a str")
         try:
             first = next(iter(inspect.signature(key).parameters), "")
         except (TypeError, ValueError):  # some that are written in C tell nothing of themselves
             first = ""
-        if first == "self" and "self" not in self._signature.parameters:
+        if first == "self" and "self" not in signature.parameters:
             raise ConfigurationError(
                 f"{self}: it is called with the arguments of the task, without the task itself;"
                 " take 'self' away, and in a class write @staticmethod over it"
@@ -119,7 +182,7 @@ class _FromFunction:
         name = getattr(self._key, "__qualname__", None) or repr(self._key)
         return printable(f"the lock key of {self._task_name}, made by {name}")
 
-    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> str | list[str]:
+    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
         self._signature.bind(*args, **kwargs)  # what the task would not take is not the key's fault
         try:
             made = self._key(*args, **kwargs)
@@ -128,32 +191,57 @@ class _FromFunction:
                 f"{self}: raised {type(error).__name__}; it is called with the arguments of the"
                 f" task, and returns a str, {EXAMPLE.replace('{order_id}', '17')}, or several"
             ) from error
-        if isinstance(made, str):
-            return self._name(made)
-        if isinstance(made, (list, tuple, set, frozenset)) and made:
-            return [self._name(name) for name in made]
-        raise self._refusal(made)
+        texts: Any = made if isinstance(made, (list, tuple, set, frozenset)) and made else [made]
+        for text in texts:
+            if not isinstance(text, str) or not text.strip():
+                empty = isinstance(text, (str, list, tuple, set, frozenset))
+                raise ConfigurationError(
+                    f"{self}: must be a str that is not empty, or a list of such, not"
+                    f" {'an empty one' if empty else type(text).__name__}"
+                )
+        return names_of([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
 
-    def _name(self, text: object) -> str:
-        if not isinstance(text, str) or not text.strip():
-            raise self._refusal(text)
-        return shortened(escape(self._before + text, RAW_LITERAL))
 
-    def _refusal(self, made: object) -> ConfigurationError:
-        what = "an empty one" if isinstance(made, (str, list, tuple, set, frozenset)) else ""
-        return ConfigurationError(
-            f"{self}: must be a str that is not empty, or a list of such, not"
-            f" {what or type(made).__name__}"
+Keys: TypeAlias = _FromArguments | _FromFunction
+
+
+def _signature(task_name: str, function: Callable[..., object], bound: bool) -> inspect.Signature:
+    """Return the signature of a task's function, without the task itself."""
+    signature = inspect.signature(function)
+    if not bound:
+        return signature
+    first, *others = signature.parameters.values() or (None,)
+    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+        raise ConfigurationError(
+            f"{task_name} is bound (bind=True), so its function needs a first parameter: self"
         )
+    if first.kind is first.VAR_POSITIONAL:  # "*args" takes the task in, and stays
+        return signature
+    return signature.replace(parameters=others)
 
 
-def _are_names(key: Any) -> bool:
-    """Whether a list holds the names of arguments, and no templates.
+def _model_of(parameter: inspect.Parameter, names: dict[str, object]) -> Any:
+    """Return the pydantic model of a parameter's annotation, as Celery's `pydantic=True` does."""
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        return None
+    try:
+        holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
+        hint = typing.get_type_hints(holder, names)["it"]
+    except Exception:  # such as a name imported only for type checkers
+        return None
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hints = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        hint = hints[0] if len(hints) == 1 else None
+    return hint if is_model(hint) else None
+
+
+def _are_names(key: Sequence[str]) -> bool:
+    """Whether a key holds the names of arguments, and no templates.
 
     Raises:
-        ConfigurationError: It is empty, or holds some of each.
+        ConfigurationError: It is an empty list, or holds some of each.
     """
-    if isinstance(key, Templates) or not isinstance(key, (list, tuple)):
+    if isinstance(key, (str, Templates)):
         return False
     if not key:
         raise ConfigurationError(
@@ -168,3 +256,14 @@ def _are_names(key: Any) -> bool:
             f" each; as a template the name is '{{{names[0]}}}'"
         )
     return bool(names)
+
+
+def _known(names: Sequence[str], parameters: Mapping[str, object]) -> list[str]:
+    """Return names of arguments, each once; sorted, as two tasks may order theirs differently."""
+    for name in names:
+        if name not in parameters:
+            known = ", ".join(parameters) or "none, because the function takes no arguments"
+            raise ConfigurationError(
+                f"lock key {list(names)!a}: unknown argument {name!a}; the names are: {known}"
+            )
+    return sorted(set(names))

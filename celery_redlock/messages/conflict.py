@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from ..config.checks import CONFLICT_POLICIES
+from ..config.checks import CONFLICT_POLICIES, ConflictPolicy
 from ..config.options import TaskOptions
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
@@ -63,7 +63,7 @@ class Message:
         return Skipped(self.resource, str(because))
 
 
-def ask(message: Message, refusal: ResourceHeld) -> str:
+def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
     """Return the name of the policy that the user's function chooses for a conflict.
 
     Raises:
@@ -90,7 +90,8 @@ def ask(message: Message, refusal: ResourceHeld) -> str:
             " it for one place: return 'wait'"
         )
     else:
-        return said
+        policy: ConflictPolicy = said  # type: ignore[assignment]  # it is one of them
+        return policy
     raise RedlockError(f"{called} {wrong}", resource=message.resource)
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config.checks import MOST_SLOTS
+from ..config.checks import MAX_SLOTS
 from ..protocol.commands import (
     DONE,
     FENCE_SUFFIX,
@@ -141,7 +141,7 @@ def look(redlock: Redlock, resource: str, timeout: float = 3.0) -> tuple[Entry, 
 
 def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
     """The same, with how each node answered."""
-    slots = [f"{resource}{SLOT_SUFFIX}{number}" for number in range(2, MOST_SLOTS + 1)]
+    slots = [f"{resource}{SLOT_SUFFIX}{number}" for number in range(2, MAX_SLOTS + 1)]
     others = [resource + suffix for suffix in _SUFFIXES]
     keys = {name: _key(redlock, name) for name in (resource, *others, *slots)}
 

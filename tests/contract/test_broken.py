@@ -206,5 +206,5 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
 
 def test_one_decorator_over_two_functions_of_one_name_reads_each_ones_signature() -> None:
     lock = TaskLock({"key": "x:<a>"})
-    assert lock.resource(None, lambda a, b: None, (1, 2), {}) == "x:1"
-    assert lock.resource(None, lambda z, a: None, (5, 6), {}) == "x:6"
+    assert lock.resources(None, lambda a, b: None, (1, 2), {}) == ("x:1",)
+    assert lock.resources(None, lambda z, a: None, (5, 6), {}) == ("x:6",)

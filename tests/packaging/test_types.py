@@ -95,3 +95,10 @@ def test_without_celerys_types_nothing_of_ours_is_missing(check: Callable[[str],
         "import-untyped]",  # Celery ships no types
         "untyped-decorator]",  # @app.task
     }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("stubs")
+def test_a_misspelt_or_mistyped_option_is_found(check: Callable[[str], str]) -> None:
+    """Each wrong line of the example is marked: an unneeded mark would be an error as well."""
+    assert "Success" in check(Path(__file__).with_name("typed_options.py").read_text("utf-8"))

@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_redlock import ConfigurationError
-from celery_redlock.compat import FOR_EVER
+from celery_redlock.compat.base import NEVER_EXPIRES
 from celery_redlock.compat.once import QueueOnce
 from celery_redlock.compat.singleton import Singleton
 from celery_redlock.config.settings import read_settings
@@ -27,9 +27,9 @@ def make(**conf: Any) -> Celery:
 def job() -> None: ...
 
 
-def options(base: Any, **given: Any) -> Any:
+def options(base: Any, conf: Any = {}, **given: Any) -> Any:  # noqa: B006
     """Those of a task that is made so."""
-    app = make()
+    app = make(**conf)
 
     @app.task(base=base, shared=False, name="moved.task<1>", **given)
     def task(a: int, b: int = 2) -> None: ...
@@ -50,7 +50,7 @@ def options(base: Any, **given: Any) -> Any:
         ({"unlock_before_run": True}, {"scope": "until_executing"}),
         ({"unlock_before_run": False}, {"scope": "until_executed"}),
         ({"timeout": 36000}, {"reserve_ttl": 36000.0}),
-        ({"timeout": None}, {"reserve_ttl": FOR_EVER}),
+        ({"timeout": None}, {"reserve_ttl": NEVER_EXPIRES}),
         ({"keys": None}, {"key": None}),
         ({"keys": ["a"]}, {"key": ("a",)}),
         ({"keys": []}, {"key": "moved.task<<1>>"}),
@@ -83,17 +83,8 @@ def test_options_of_ours_count_before_those_of_theirs() -> None:
     assert (found.reserve_ttl, found.ttl) == (90.0, 10.0)
     found = options(Singleton, lock_expiry=60, lock_scope="until_executing")
     assert (found.reserve_ttl, found.scope) == (60.0, "until_executing")
-
-
-def test_annotations_of_the_app_count() -> None:
-    app = make(task_annotations={"moved.task": {"once": {"timeout": 60}}})
-
-    @app.task(base=QueueOnce, name="moved.task", shared=False)
-    def task() -> None: ...
-
-    lock = lock_of(app.tasks["moved.task"])
-    assert lock is not None
-    assert lock.options(app).reserve_ttl == 60.0
+    annotated = {"task_annotations": {"moved.task<1>": {"once": {"timeout": 60}}}}
+    assert options(QueueOnce, annotated).reserve_ttl == 60.0
 
 
 @pytest.mark.parametrize(
@@ -178,14 +169,12 @@ def test_through_a_namespace() -> None:
 def test_settings_that_cannot_be_carried_over_are_refused_at_the_start(
     base: Any, conf: dict[str, Any], words: str
 ) -> None:
-    app = make(**conf)
-    app.task(base=base, name="moved.task", shared=False)(job)
-    with pytest.raises(ConfigurationError, match=words):
-        app.finalize()
-
-
-def test_named_nodes_need_no_backend_of_theirs() -> None:
-    app = make(singleton_backend_class="shop.Backend", redlock_nodes=[URL])
-    app.task(base=Singleton, name="moved.task", shared=False)(job)
-    app.finalize()
-    assert app.tasks["moved.task"].app is app
+    make(**conf).finalize()  # where no task is theirs, nothing is refused
+    for nodes, ok in (([URL], base is Singleton), (None, False)):
+        app = make(**conf, redlock_nodes=nodes)
+        app.task(base=base, name="moved.task", shared=False)(job)
+        if ok:  # named nodes need no backend of theirs
+            app.finalize()
+            continue
+        with pytest.raises(ConfigurationError, match=words):
+            app.finalize()

@@ -52,44 +52,30 @@ def found(app: Any) -> list[str]:
 @pytest.mark.parametrize(
     "options",
     [
-        {"lock_key": "order:<order_id>"},
-        {"lock_on_conflict": print},
-        {"lock_ttl": 5},
-        {"lock_on_conflict": "skip"},
-        {"redlock_ttl": 5},
-        {"lock_tll": 5},
-        {"lock_onconflict": "skip"},
+        *({"lock_key": "order:<order_id>"}, {"lock_on_conflict": print}, {"lock_ttl": 5}),
+        *({"lock_on_conflict": "skip"}, {"redlock_ttl": 5}),
+        *({"lock_tll": 5}, {"lock_onconflict": "skip"}),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("early", [False, True], ids=["then finalized", "finalized before"])
+@pytest.mark.parametrize("how", ["then finalized", "finalized before", "shared", "a class"])
 def test_an_option_on_a_task_without_a_lock_is_refused(
-    app: Any, options: dict[str, Any], early: bool
+    app: Any, options: dict[str, Any], how: str
 ) -> None:
-    if not early:
-        declare(app, **options)
+    if how in ("then finalized", "shared"):
+        if how == "shared":
+            shared_task(name="shop.charge", **options)(charge)
+        else:
+            declare(app, **options)
         refused(app, "shop.charge", next(iter(options)), "base=SingletonTask", "@locked(")
         return
-    app.finalize()
     with pytest.raises(ConfigurationError, match=r"shop\.charge.*base=SingletonTask"):
-        declare(app, **options)
-
-
-def test_so_it_is_on_a_shared_task(app: Any) -> None:
-    shared_task(name="shop.charge", lock_ttl=5)(charge)
-    refused(app, "shop.charge", "lock_ttl")
-
-
-def test_so_it_is_on_a_class(app: Any) -> None:
-    class Charge(Task):
-        name = "shop.charge"
-        lock_key = "order:<order_id>"
-
-        def run(self, order_id: int) -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"shop\.charge.*lock_key.*base=SingletonTask"):
-        app.register_task(Charge())
-    assert len(found(app)) == 1
+        if how == "a class":
+            kind = type("Charge", (Task,), {"name": "shop.charge", "run": charge, **options})
+            app.register_task(kind())
+        else:
+            app.finalize()
+            declare(app, **options)
 
 
 @pytest.mark.parametrize("under", [False, True])
@@ -209,12 +195,8 @@ def test_a_singleton_task_that_is_locked_as_well_is_refused(app: Any, how: str) 
 
 
 def test_so_is_one_that_is_registered_already(app: Any) -> None:
-    class Charge(SingletonTask):
-        name = "shop.charge"
-
-        def run(self, order_id: int) -> None: ...
-
-    task = app.register_task(Charge())
+    body = {"name": "c", "run": lambda self, order_id: None}
+    task = app.register_task(type("Charge", (SingletonTask,), body)())
     with pytest.raises(ConfigurationError, match="is a SingletonTask and @locked"):
         locked("order:<order_id>")(task)
     assert len(found(app)) == 1
@@ -222,12 +204,10 @@ def test_so_is_one_that_is_registered_already(app: Any) -> None:
 
 def test_two_locks_on_one_function_are_refused_when_decorating(app: Any) -> None:
     once = locked("order:<order_id>")
-    with pytest.raises(ConfigurationError, match=r"charge is @locked twice.*'a:<x>', 'b:<y>'"):
-        locked("other:<order_id>")(once(charge))
-    with pytest.raises(ConfigurationError, match="is @locked twice"):
-        locked("other:<order_id>")(declare(app, once(charge)))
-    with pytest.raises(ConfigurationError, match="is @locked twice"):
-        locked("other:<order_id>")(shared_task(name="shop.shared")(once(charge)))
+    shared = shared_task(name="shop.shared")(once(charge))
+    for target in (once(charge), declare(app, once(charge)), shared):
+        with pytest.raises(ConfigurationError, match=r"is @locked twice.*'a:<x>', 'b:<y>'"):
+            locked("other:<order_id>")(target)
 
 
 def test_two_locks_over_one_task_are_refused(app: Any) -> None:

@@ -17,8 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.keys.template import KeyMaker
-from tests.unit.test_key_properties import fold
+from tests.unit.test_key_properties import fold, key_of
 
 CASES = int(os.environ.get("KEY_CASES", 200))
 """`make test-all` has more, and so has `test_key_properties.py`."""
@@ -61,7 +60,6 @@ PIECES: list[Any] = [
 ]  # fmt: skip
 values = st.sampled_from(PIECES) | st.text("1z-", max_size=3)
 names = st.sampled_from(["b", "c", "d", "x", "e"])
-TEMPLATES = [None, None, "k:{%s}", "{%s}{%s}", "{%s}-<%s>x", "{%s}z{%s}", "<%s>(<%s>"]
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -150,7 +148,7 @@ def test_equal_calls_have_equal_keys_and_different_calls_have_different_ones() -
     @given(pairs())
     def one(pair: tuple[Callable[..., None], str | None, Call, Call]) -> None:
         function, template, first, second = pair
-        key = KeyMaker("app.task", function, template)
+        key = key_of("app.task", function, template)
         same = meaning(function, template, first) == meaning(function, template, second)
         counts[same] += 1
         assert (key(*first) == key(*second)) == same
@@ -166,7 +164,7 @@ def test_no_call_of_one_task_has_the_key_of_another_tasks() -> None:
     seen: dict[str, tuple[str, Any]] = {}
     for name in tasks:
         for function in (plain, extra):
-            key = KeyMaker(name, function)
+            key = key_of(name, function)
             for value in PIECES:
                 for other in ("1", 1, "x"):
                     call = key((value, other), {})
@@ -175,26 +173,7 @@ def test_no_call_of_one_task_has_the_key_of_another_tasks() -> None:
     assert len(seen) > 1000
 
 
-LITERALS = [
-    "z",
-    "1",
-    "-",
-    "_",
-    ".",
-    "e",
-    "~",
-    "+",
-    "%",
-    ":",
-    ",",
-    "=",
-    "(",
-    ")",
-    '"',
-    "#",
-    "/",
-    " ",
-]
+LITERALS = [*'z1-_.e~+%:,=()"#/ ']
 
 
 @settings(max_examples=1000, deadline=None, database=None)
@@ -205,6 +184,6 @@ def test_no_piece_of_a_value_can_move_over_into_the_next(data: st.DataObject, li
     text = data.draw(side) + literal + data.draw(side)
     places = [at for at, letter in enumerate(text) if letter == literal]
     cuts = [data.draw(st.sampled_from(places)) for _ in range(2)]
-    key = KeyMaker("app.task", plain, "{a}" + literal + "{b}")
+    key = key_of("app.task", plain, "{a}" + literal + "{b}")
     one, other = (key((text[:at], text[at + 1 :]), {}) for at in cuts)
     assert (one == other) == (cuts[0] == cuts[1])

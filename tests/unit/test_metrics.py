@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
@@ -10,7 +9,7 @@ import sys
 import threading
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_redlock import ConfigurationError, SingletonTask, metrics
 from celery_redlock.messages import signals
-from celery_redlock.metrics import BUCKETS, Metrics, install
+from celery_redlock.metrics import BUCKETS, install
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 
@@ -48,14 +47,10 @@ def nothing() -> None:
     pass
 
 
-def test_a_second_call_is_nothing(registry: CollectorRegistry) -> None:
+def test_a_second_call_is_nothing_or_an_error(registry: CollectorRegistry) -> None:
     assert install(registry) is install(registry)
     signals.task_skipped.send(sender=None, where="run")
     assert value(registry, "deduplicated_total", task="", where="run") == 1
-
-
-def test_a_second_call_that_says_something_else_is_an_error(registry: CollectorRegistry) -> None:
-    install(registry)
     with pytest.raises(ConfigurationError, match="other arguments"):
         install(registry, port=9468)
 
@@ -99,11 +94,11 @@ def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
 
 
 def test_buckets_may_be_others(registry: CollectorRegistry) -> None:
-    made = install(registry, buckets={"hold": (1, 7)})
+    install(registry, buckets={"hold": (1, 7)})
     signals.lock_released.send(sender=None, lease=lease(), held=True, held_for=5.0)
     assert value(registry, "hold_seconds_bucket", task="", le="7.0") == 1
     assert value(registry, "hold_seconds_bucket", task="", le="1.0") == 0
-    made._acquired(None, lease(), 0.004)
+    signals.lock_acquired.send(sender=None, lease=lease(), waited=0.004)
     assert value(registry, "acquire_seconds_bucket", task="", le=str(BUCKETS["acquire"][2])) == 1
 
 
@@ -153,40 +148,40 @@ def test_a_worker_begins_at_zero_for_each_of_its_locked_tasks(registry: Collecto
     assert "x.free" not in generate_latest(registry).decode()
 
 
-@contextlib.contextmanager
-def _observing(made: Metrics) -> Iterator[None]:
-    """A thread is in the middle of counting, and stays there for a moment."""
-    child = made._child(made.deduplicated, "", "run")
-    inside = threading.Event()
-
-    def observe() -> None:
-        with metrics._gate, child._value._lock:
-            inside.set()
-            threading.Event().wait(0.3)  # a fork that does not wait for us comes within it
-
-    thread = threading.Thread(target=observe)
-    thread.start()
-    inside.wait()
-    yield
-    thread.join()
+def _fork_and_wait(child: Callable[[], object]) -> None:
+    """Fork, and see that the child ends: it would wait for a lock that none of its threads has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
+        pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        child()
+        os._exit(0)
+    _pid, status = os.waitpid(pid, 0)
+    assert os.WIFEXITED(status), "the child waits for ever"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None:
-    made = install(registry)
-    with _observing(made):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
-            pid = os.fork()
-        if not pid:
-            signal.alarm(20)  # a lock that a thread had which is not here
-            made._skipped(None, "run")
-            other = threading.Thread(target=made._skipped, args=(None, "run"))
-            other.start()
-            other.join()
-            os._exit(0)
-    _pid, status = os.waitpid(pid, 0)
-    assert os.WIFEXITED(status), "the child waits for ever"
+    made, inside = install(registry), threading.Event()
+    counted = made._child(made._counters["deduplicated"], "", "run")
+
+    def observe() -> None:
+        with metrics._gate, counted._value._lock:
+            inside.set()
+            threading.Event().wait(0.3)  # a fork that does not wait for us comes within it
+
+    def child() -> None:
+        made._count("deduplicated", "", "run")
+        other = threading.Thread(target=made._count, args=("deduplicated", "", "run"))
+        other.start()
+        other.join()
+
+    thread = threading.Thread(target=observe)
+    thread.start()
+    inside.wait()
+    _fork_and_wait(child)
+    thread.join()
 
 
 class _Slow:
@@ -209,7 +204,7 @@ def test_no_lock_waits_for_another_collector_of_the_registry(registry: Collector
     registry.register(slow)
     scrape = threading.Thread(target=metrics._Served(registry).collect)
     scrape.start()
-    extending = threading.Thread(target=made._extended, args=(None, lease("shop")))
+    extending = threading.Thread(target=made._count, args=("extend", "shop", "extended"))
     try:
         assert slow.asked.wait(30)
         extending.start()
@@ -224,7 +219,7 @@ def test_no_lock_waits_for_another_collector_of_the_registry(registry: Collector
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_a_fork_never_splits_a_reading(registry: CollectorRegistry) -> None:
-    counter, inside = install(registry).deduplicated, threading.Event()
+    counter, inside = install(registry)._counters["deduplicated"], threading.Event()
 
     def samples() -> list[Any]:
         with counter._lock:
@@ -236,16 +231,8 @@ def test_a_fork_never_splits_a_reading(registry: CollectorRegistry) -> None:
     scrape = threading.Thread(target=metrics._Served(registry).collect)
     scrape.start()
     inside.wait()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
-        pid = os.fork()
-    if not pid:
-        signal.alarm(20)  # a lock that a thread had which is not here
-        counter.labels("shop", "run")
-        os._exit(0)
-    _pid, status = os.waitpid(pid, 0)
+    _fork_and_wait(lambda: counter.labels("shop", "run"))
     scrape.join()
-    assert os.WIFEXITED(status), "the child waits for ever"
 
 
 def test_gauges_of_the_dead_are_buried_and_nothing_else(tmp_path: Path) -> None:

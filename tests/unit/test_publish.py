@@ -476,8 +476,8 @@ def test_an_argument_without_a_stable_text_is_refused_at_once(
         ({"scope": "always"}, "scope must be one of"),
         ({"on_duplicate": "ignore"}, "on_duplicate must be one of"),
         ({"reserve_ttl": -1}, "reserve_ttl must be"),
-        ({"scope": "until_expired", "on_duplicate": "replace"}, "nobody takes its place"),
-        ({"scope": "while_executing", "on_duplicate": "skip"}, "takes none"),
+        ({"scope": "until_expired", "on_duplicate": "replace"}, "no task takes its place"),
+        ({"scope": "while_executing", "on_duplicate": "skip"}, "makes none"),
     ],
 )
 def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) -> None:
@@ -491,9 +491,15 @@ def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) ->
     [
         ({"lock_scope": "until_executed", "lock_limit": 2}, "use 'until_and_while_executing'"),
         ({"lock_scope": "until_executing", "lock_limit": 2}, "use 'until_and_while_executing'"),
-        ({"lock_scope": "until_expired", "lock_on_duplicate": "replace"}, "nobody takes its place"),
-        ({"lock_scope": "while_executing", "lock_on_duplicate": "skip"}, "lock_on_duplicate is"),
-        ({"lock_scope": "while_executing", "lock_reserve_ttl": 5}, "lock_reserve_ttl is for"),
+        (
+            {"lock_scope": "until_expired", "lock_on_duplicate": "replace"},
+            "no task takes its place",
+        ),
+        (
+            {"lock_scope": "while_executing", "lock_on_duplicate": "skip"},
+            "lock_on_duplicate applies to",
+        ),
+        ({"lock_scope": "while_executing", "lock_reserve_ttl": 5}, "lock_reserve_ttl applies to"),
         ({"lock_scope": "until_done"}, "lock_scope must be one of"),
     ],
 )

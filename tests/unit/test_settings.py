@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from celery import Celery
 
-from celery_redlock import ConfigurationError
-from celery_redlock.config.options import GLOBAL, TASK, TaskOptions, check_option
-from celery_redlock.config.settings import Settings, check_task_options, read_settings, resolve
+import celery_redlock.task
+from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock.config.options import (
+    GLOBAL,
+    TASK,
+    LockOptions,
+    Settings,
+    TaskOptions,
+    check_option,
+)
+from celery_redlock.config.settings import read_settings
+from celery_redlock.config.task_lock import TaskLock
 
 NODES = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 
@@ -24,47 +34,44 @@ def app_with(**conf: Any) -> Celery:
 
 def test_every_option_is_there_once() -> None:
     assert set(GLOBAL) == {field.name for field in dataclasses.fields(Settings)}
-    derived = {"waits"}
-    assert set(TASK) | derived == {field.name for field in dataclasses.fields(TaskOptions)}
+    assert {*TASK, "waits"} == {field.name for field in dataclasses.fields(TaskOptions)}
     for name in set(GLOBAL) & set(TASK):
         assert GLOBAL[name] is TASK[name]
 
 
-@pytest.mark.parametrize("option", [*GLOBAL.values(), *TASK.values()], ids=lambda o: o.name)
-def test_every_default_passes_its_own_check_and_is_explained(option: Any) -> None:
+def test_type_checkers_are_told_what_the_table_says() -> None:
+    table = get_type_hints(TaskOptions)
+    del table["waits"]
+    assert get_type_hints(LockOptions) == table
+    declared = inspect.get_annotations(
+        SingletonTask, globals=vars(celery_redlock.task), eval_str=True
+    )
+    del declared["redlock"]
+    assert declared == {f"lock_{name}": kind for name, kind in table.items()}
+
+
+@pytest.mark.parametrize(("name", "option"), {**GLOBAL, **TASK}.items())
+def test_every_default_passes_its_own_check_and_is_explained(name: str, option: Any) -> None:
     assert option.check(option.default) == option.default
     assert option.about.endswith(".")
 
 
 @pytest.mark.defaults
 def test_defaults() -> None:
-    settings = read_settings(app_with())
-    assert settings == Settings(
-        nodes=NODES,
-        prefix="redlock:",
-        node_timeout=0.25,
-        restart_guard="auto",
-        enabled=True,
-        parking=True,
-        beat=True,  # the nodes are named
-        beat_on_unavailable="hold",
-        ttl=30.0,
-        wait=0.5,
-        retry_backoff=1.0,
-        retry_backoff_max=60.0,
-        retry_deadline=None,
-        max_lifetime=86400.0,
-        fencing=False,
-        events=False,
-        keeper="thread",
+    app = app_with()
+    settings = read_settings(app)
+    assert settings == Settings(nodes=NODES, beat=True)  # because the nodes are named
+    assert (settings.prefix, settings.node_timeout, settings.restart_guard) == (
+        *("redlock:", 0.25, "auto"),
     )
-    options = resolve({}, settings)
+    options = TaskLock({}).options(app)
+    assert options == TaskOptions(waits=options.waits)
+    assert (options.ttl, options.wait, options.retry_backoff, options.max_lifetime) == (
+        *(30.0, 0.5, 1.0, 86400.0),
+    )
     assert (options.on_conflict, options.on_unavailable, options.on_lost) == (
-        "retry",
-        "retry",
-        "raise",
+        *("retry", "retry", "raise"),
     )
-    assert options.ttl == 30.0
 
 
 @pytest.mark.parametrize(
@@ -124,9 +131,9 @@ def test_a_near_miss_is_answered_with_what_was_meant() -> None:
     with pytest.raises(ConfigurationError, match=r"did you mean redlock_retry_backoff\?"):
         read_settings(app_with(redlock_retry_backof=1))
     with pytest.raises(ConfigurationError, match=r"did you mean lock_on_conflict\?"):
-        check_task_options({"on_conflit": "skip"}, "lock_")
-    with pytest.raises(ConfigurationError, match="there are: key, ttl, wait"):
-        check_task_options({"zzz": 1})
+        TaskLock({"on_conflit": "skip"}, "lock_")
+    with pytest.raises(ConfigurationError, match="there are: ttl, wait"):
+        TaskLock({"zzz": 1})
 
 
 @pytest.mark.parametrize("namespace", ["CELERY", "APP"])
@@ -188,35 +195,36 @@ def test_what_is_disabled_needs_no_nodes() -> None:
 
 
 def test_a_tasks_own_options_go_first() -> None:
-    settings = read_settings(app_with(redlock_ttl=7, redlock_wait=1))
-    options = resolve(check_task_options({"ttl": 3, "on_unavailable": "run"}), settings)
+    app = app_with(redlock_ttl=7, redlock_wait=1)
+    options = TaskLock({"ttl": 3, "on_unavailable": "run"}).options(app)
     assert (options.ttl, options.wait, options.on_unavailable) == (3.0, 1.0, "run")
 
 
-@pytest.mark.parametrize("policy", ["wait", "replace"])
-def test_a_task_that_waits_does_so_for_its_ttl_unless_it_says_otherwise(policy: str) -> None:
-    settings = read_settings(app_with(redlock_wait=1, redlock_ttl=9))
-    assert resolve(check_task_options({"on_conflict": policy}), settings).wait == 9.0
-    assert resolve(check_task_options({"on_conflict": policy, "ttl": 7}), settings).wait == 7.0
-    assert resolve(check_task_options({"on_conflict": policy, "wait": 2}), settings).wait == 2.0
-
-
-@pytest.mark.parametrize("policy", ["skip", "raise", "reject"])
-def test_a_task_that_skips_or_raises_does_so_at_once_unless_it_says_otherwise(policy: str) -> None:
-    settings = read_settings(app_with(redlock_wait=1))
-    assert resolve(check_task_options({"on_conflict": policy}), settings).wait == 0.0
-    assert resolve(check_task_options({"on_conflict": policy, "wait": 2}), settings).wait == 2.0
+@pytest.mark.parametrize(
+    ("policy", "wait", "with_ttl"),
+    [("wait", 9.0, 7.0), ("replace", 9.0, 7.0), ("retry", 1.0, 1.0)]
+    + [(policy, 0.0, 0.0) for policy in ("skip", "raise", "reject")],
+)
+def test_how_long_a_task_waits_unless_it_says_otherwise(
+    policy: str, wait: float, with_ttl: float
+) -> None:
+    app = app_with(redlock_wait=1, redlock_ttl=9)
+    own = {"on_conflict": policy}
+    waits = [{}, {"ttl": 7}, {"wait": 2}]
+    assert [TaskLock({**own, **given}).options(app).wait for given in waits] == [wait, with_ttl, 2]
+    asked = TaskLock({"on_conflict": print}).options(app)  # which may say any of them
+    assert (asked.wait, asked.waits[policy]) == (0.0, wait)
 
 
 def test_options_that_contradict_each_other() -> None:
     with pytest.raises(ConfigurationError, match="lock_retry_backoff_max must be at least"):
-        check_task_options({"retry_backoff": 5, "retry_backoff_max": 4}, "lock_")
+        TaskLock({"retry_backoff": 5, "retry_backoff_max": 4}, "lock_")
     with pytest.raises(ConfigurationError, match="redlock_retry_backoff_max must be at least"):
         read_settings(app_with(redlock_retry_backoff=61))
-    own = check_task_options({"retry_backoff": 61}, "lock_")  # fine by itself
+    lock = TaskLock({"retry_backoff": 61}, "lock_")  # fine by itself
     with pytest.raises(ConfigurationError, match="retry_backoff_max must be at least"):
-        resolve(own, read_settings(app_with()))
-    assert check_task_options({"ttl": 1, "wait": 100}) == {"ttl": 1.0, "wait": 100.0}
+        lock.options(app_with())
+    assert TaskLock({"ttl": 1, "wait": 100}).own == {"ttl": 1.0, "wait": 100.0}
 
 
 def test_no_password_in_an_error() -> None:

@@ -62,14 +62,21 @@ def test_bad_options_fail_at_declaration(app: Any, options: dict[str, Any], word
     def charge(order_id: int) -> None: ...
 
     with pytest.raises(ConfigurationError) as raised:
-        app.task(base=SingletonTask, lazy=False, **options)(charge)
+        app.task(base=SingletonTask, lazy=False, name="shop.charge", **options)(charge)
     assert words in str(raised.value)
+    assert "shop.charge: " in str(raised.value) or "key template" in str(raised.value)
     with pytest.raises(ConfigurationError):
         type("Charge", (SingletonTask,), {"run": lambda self, order_id: None, **options})
     own = {name.removeprefix("lock_"): value for name, value in options.items()}
     with pytest.raises(ConfigurationError) as raised:
         locked(own.pop("key", None), **own)(charge)
     assert words.replace("lock_", "") in str(raised.value).replace("lock_", "")
+
+
+@pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
+def test_an_option_without_its_prefix_is_not_silently_ignored(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
+        type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
 
 
 def test_what_looks_odd_but_works(app: Any) -> None:
@@ -102,8 +109,23 @@ def test_what_cannot_be_locked_is_refused() -> None:
         locked(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="use SingletonTask"):
         locked()(type("Class", (), {}))
+    with pytest.raises(ConfigurationError, match=r"its key twice: 'a' and key=\.\.\."):
+        locked("a", key="b")
     with pytest.raises(ConfigurationError, match="decorates a function or a task"):
         locked()(5)  # type: ignore[type-var]
+
+
+def test_a_users_own_methods_are_no_options(app: Any) -> None:
+    class Mine(SingletonTask):
+        name = "mine"
+
+        def lock_smith(self) -> str:
+            return "mine"
+
+        def wait(self) -> str:
+            return "theirs"
+
+    assert (Mine().lock_smith(), Mine().wait()) == ("mine", "theirs")
 
 
 def test_options_are_inherited_and_overridden(app: Any) -> None:
@@ -263,6 +285,28 @@ def test_pydantic_sees_models(redlock: FakeRedlock, app: Any) -> None:
     keys |= {resource_of(task, (), {"order": {"id": 5}}) for task in declared}
     assert len(keys) == 1
     assert str(keys.pop()).startswith("o:")
+
+
+def test_a_body_has_the_tracers_request_of_a_delivery_and_of_an_eager_call(
+    redlock: FakeRedlock, app: Any
+) -> None:
+    """What it writes there counts when it has ended."""
+    written: list[object] = []
+
+    class Writes(SingletonTask):
+        name = "writes"
+
+        def run(self) -> str | None:
+            self.request.written = True
+            return self.request.id
+
+        def on_success(self, *_args: Any) -> None:
+            written.append(getattr(self.request, "written", None))
+
+    task = app.register_task(Writes())
+    assert deliver(task)[0] == "the-id"
+    assert task.apply(task_id="eager-id").get() == "eager-id"
+    assert written == [True, True]
 
 
 def test_recursion_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
@@ -589,25 +633,3 @@ def test_a_split_vote_is_no_conflict(
 
     result, _info = deliver(work)
     assert (result, waits, sent) == ("ran", [0.0, 0.3], [])
-
-
-@pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
-def test_an_option_without_its_prefix_is_not_silently_ignored(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
-        type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
-
-
-def test_an_error_names_the_task_it_is_about() -> None:
-    with pytest.raises(ConfigurationError, match=r"some\.task: lock_ttl must be"):
-        type("some", (SingletonTask,), {"name": "some.task", "lock_ttl": 0})
-
-
-def test_a_users_own_methods_may_have_our_names() -> None:
-    class Mine(SingletonTask):
-        def wait(self) -> str:
-            return "mine"
-
-        def lock_door(self) -> str:
-            return "shut"
-
-    assert (Mine().wait(), Mine().lock_door()) == ("mine", "shut")

@@ -1,0 +1,43 @@
+"""What the tasks of both libraries do: they are published under a reservation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from celery.result import AsyncResult
+from celery.utils import uuid
+
+from celery_redlock.config.checks import DAY
+from celery_redlock.task import SingletonTask
+
+NEVER_EXPIRES = DAY
+"""Seconds in place of "never expires": a reservation whose message was purged ends some day."""
+
+
+class ReservedTask(SingletonTask):
+    """A task that is queued or runs once at a time per key."""
+
+    abstract = True
+
+    def publish(
+        self,
+        reserve_ttl: float | None,
+        args: Any,
+        kwargs: Any,
+        task_id: str | None,
+        *others: Any,
+        **options: Any,
+    ) -> tuple[AsyncResult[Any], bool]:
+        """Publish the task as `apply_async` does, under a reservation of so many seconds.
+
+        Returns:
+            The result of the new task, or of the one that is queued or runs; and whether it is
+            that of another.
+        """
+        if reserve_ttl is not None:
+            options["lock"] = {"reserve_ttl": reserve_ttl, **options.get("lock", {})}
+        # Compared by id, not asked to raise: in a canvas, whose ids are promised to others, a
+        # duplicate is published and finds out when it runs; there it shall be skipped, not fail.
+        task_id = task_id or uuid()
+        result = super().apply_async(args, kwargs, task_id, *others, **options)
+        return result, result.id != task_id
