@@ -62,7 +62,7 @@ class Store(FakeNode):
         self._prefix = prefix
 
     def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
-        """Do what a round asks for; a release is announced, as by `scripts.RELEASE`."""
+        """Do what a round asks for; a release is announced, as by `commands.RELEASE`."""
         reply = super().execute(verb, claims, now)
         for name in claims[0].resources if verb is Verb.RELEASE else ():
             self._node.publish(_bytes(self._prefix + base_of(name)), b"")
