@@ -201,7 +201,11 @@ class Acquisition:
                 verb = Verb.DEQUEUE
                 return claim
             finally:
-                self._queue(self._entry, verb)
+                there = set(range(self._entry.nodes))
+                if verb is Verb.DEQUEUE and len(self._entry.resources) == 1:
+                    there -= waiter.left_by
+                if there:
+                    self._queue(self._entry, verb, there)
 
     def _retry(self, waiter: Waiter) -> Claim:
         """Try until the lock is granted or the time is over. The package's only loop that does."""
@@ -254,5 +258,5 @@ class Acquisition:
         self._entry = replace(entry, resources=names)
         return set(names) <= set(entry.resources)
 
-    def _queue(self, entry: QueueEntry, verb: Verb) -> None:
-        self._client.driver.run(lambda now: quorum.leave(entry, now, verb))
+    def _queue(self, entry: QueueEntry, verb: Verb, nodes: set[int] | None = None) -> None:
+        self._client.driver.run(lambda now: quorum.leave(entry, now, verb, nodes))

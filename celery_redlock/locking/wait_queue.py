@@ -79,6 +79,7 @@ class Waiter:
         self._listening = listening
         self._heard: set[int] = set()
         self.sure = True
+        self._joined = 0
 
     def hear(self, node: int, *, popped: bool = True) -> None:
         """A node calls; or, if it was not us who were taken from its queue, it may have before."""
@@ -113,6 +114,15 @@ class Waiter:
         self.news.clear()  # first: being woken once too often does no harm
         self._heard.clear()
         self.sure = True
+        self._joined += 1
+
+    @property
+    def left_by(self) -> set[int]:
+        """The nodes that surely took us from the queue of one resource: those that have called.
+
+        If we joined it once; else a call may be a late one, from before we last did.
+        """
+        return self._heard if self.sure and self._joined == 1 else set()
 
 
 def split(error: NotAcquired) -> bool:

@@ -118,17 +118,21 @@ def _fence(ballot: Round) -> bool:
     return tokens.count(token) >= ballot.quorum
 
 
-def line_up(entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE) -> Round:
+def line_up(
+    entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
+) -> Round:
     """Join the wait queues of what `entry` names, or leave them: ENQUEUE, DEQUEUE or HAND_ON.
 
-    Nobody waits for the answers.
+    On some nodes, or on all. Nobody waits for the answers.
     """
-    return Round(verb, [entry], now, 0.0)
+    return Round(verb, [entry], now, 0.0, nodes)
 
 
-def leave(entry: QueueEntry, now: float, verb: Verb) -> Steps[None]:
+def leave(
+    entry: QueueEntry, now: float, verb: Verb, nodes: Iterable[int] | None = None
+) -> Steps[None]:
     """Do the same as a separate operation."""
-    yield line_up(entry, now, verb)
+    yield line_up(entry, now, verb, nodes)
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:

@@ -20,6 +20,7 @@ from celery_redlock import (
 )
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.locking.pubsub import ReleaseSubscriber
+from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
@@ -165,6 +166,16 @@ def test_what_was_learnt_shortens_nothing() -> None:
     assert mine.learn([NOW + 5.0] * 3)
     assert mine.expiries == [NOW + 10.0] * 3
     assert mine.deadline == pytest.approx(NOW + 10.0 - drift(10.0))
+
+
+def test_who_has_joined_a_queue_twice_cannot_tell_when_a_node_took_it_out() -> None:
+    waiter = Waiter(2, {0, 1, 2}, "process")
+    waiter.forget()
+    waiter.hear(0)
+    assert waiter.left_by == {0}
+    waiter.forget()
+    waiter.hear(1)  # perhaps a late call, from before: it stands there once more
+    assert waiter.left_by == set()
 
 
 def test_a_node_that_was_just_connected_to_may_have_called_us_before() -> None:
