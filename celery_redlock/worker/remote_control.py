@@ -158,7 +158,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     if isinstance(parking, Parking):
         for parked in parking.admission.parked():
             told.add(parked.request.id)
-            yield wait(parked.request, parked.resource, parked.since, "parked")
+            yield wait(parked.request, parked.key, parked.since, "parked")
     holding = {hold["task_id"] for hold in holds}
     for request in list(state.active_requests):
         if short_id(request.id) not in holding and request.id not in told:

@@ -1,4 +1,4 @@
-"""Parks deliveries of locked tasks in a worker's main process, until they may ask for their lock.
+"""Park deliveries of locked tasks in a worker's main process, until they may ask for their lock.
 
 A bootstep of the worker's consumer. It stands between the consumer and the pool, asks the
 `AdmissionQueue` about every delivery of a locked task, and tells it what becomes of those that
@@ -11,7 +11,7 @@ dies.
    and what is parked beyond it goes back to the broker.
 3. When the worker stops, all of it goes back at once; the bodies that still run are not waited for.
 
-Nothing that goes wrong in here stops a delivery: it goes to the pool, as it would without us.
+No error in here stops a delivery: it goes to the pool, as it would without us.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
@@ -42,17 +43,17 @@ from ...protocol.values import Owner, printable
 from ...runtime.clock import monotonic
 from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked
-from .dispatcher import Dispatcher
+from .dispatcher import ParkingDispatcher
 from .prefetch import MAX_PARKED, Prefetch
 
 __all__ = ["Parking", "begin"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
-LONGEST_S = 600.0
+MAX_PARKED_S = 600.0
 """Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
 meets the lock and is sent again, or the broker would give it to another worker."""
-SOONEST_S = 0.1
+MIN_PARKED_S = 0.1
 """Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
@@ -63,11 +64,14 @@ JITTER = random.SystemRandom()
 def begin(app: Any) -> None:
     """Have the workers of `app` park deliveries. For the main process, before it forks its pool."""
     conf = app.conf
-    parking = conf.get("redlock_parking", True) and enabled(conf)
-    if conf.get("worker_disable_prefetch", False):
-        parking = False  # what is parked would count as what is at work
-    parking = bool(parking) and any(map(_parks, app.tasks.values()))
-    set_at_work(parking)
+    parking = (
+        conf.get("redlock_parking", True)
+        and enabled(conf)
+        # Without prefetching, what is parked would count as what is at work.
+        and not conf.get("worker_disable_prefetch", False)
+        and any(map(_parks, app.tasks.values()))
+    )
+    set_at_work(bool(parking))
     if parking:
         app.steps["consumer"].add(Parking)
     else:
@@ -95,22 +99,22 @@ class Parking(bootsteps.StartStopStep):
         self._app = app = consumer.app
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
         consumer.on_task_request = self
-        self._tells = read_settings(app).events
-        self._longest = min(LONGEST_S, unacknowledged_for(app) / 4)
+        self._sends_events = read_settings(app).events
+        self._longest = min(MAX_PARKED_S, unacknowledged_for(app) / 4)
         self._full_since: float | None = None
         self._some_are_new = False
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
-        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._posted: deque[Callable[[], None]] = deque()
         self.admission = AdmissionQueue(MAX_PARKED)
-        self.dispatcher = Dispatcher(
+        self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
-            self._has_slot,
-            lambda *what: self._post(self._proceed, *what),
+            self._free_slots,
+            lambda parked: self._post(partial(self._go, parked)),
             lambda: self._post(self._sweep),
         )
-        signals.task_revoked.connect(self._revoked, weak=False)
+        signals.task_revoked.connect(lambda **_: self._post(self._sweep), weak=False)
 
     # -- Celery's main thread: connecting and stopping -------------------------------------------
 
@@ -133,14 +137,10 @@ class Parking(bootsteps.StartStopStep):
 
     # -- Deliveries ------------------------------------------------------------------------------
 
-    @property
-    def _full(self) -> bool:
-        return self._full_since is not None and monotonic() - self._full_since >= FULL_S
-
-    def _has_slot(self) -> bool:
-        """Whether the pool could begin with another task now."""
+    def _free_slots(self) -> int:
+        """Return how many more tasks the pool could begin with now."""
         given = len(state.reserved_requests) - len(self.admission)
-        return bool(given < self._consumer.pool.num_processes)
+        return int(self._consumer.pool.num_processes - given)
 
     def __call__(self, request: Any) -> Any:
         """A request is to go to the pool."""
@@ -156,45 +156,42 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            resources = resources_of(request.task, request.args, request.kwargs)
+            keys = resources_of(request.task, request.args, request.kwargs)
         except Exception:
             return False  # the body's process says what is wrong
         attempts = attempts_of(request.request_dict)
-        again = attempts["held"] > 0
-        if len(resources) != 1 or (not again and self._may_be_a_duplicate(request, options)):
+        refused = attempts["held"] > 0
+        if len(keys) != 1 or (not refused and _may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
             return False  # given back once more it would be dropped: it goes, and is sent anew
         if not has_way_back(request.request_dict):
             return False
-        (resource,) = resources
-        now = monotonic()
-        since = attempts["since"]
-        longest = self._longest * JITTER.uniform(0.75, 1.0)
+        key, now, longest = keys[0], monotonic(), self._longest * JITTER.uniform(0.75, 1.0)
         if options.retry_deadline is not None:
             # In time to be refused once more; and once before, to learn who is in its way.
             left = options.retry_deadline
-            left = left - attempts["stuck"] if again else left / 4
-            longest = min(longest, max(left, SOONEST_S))
+            left = left - attempts["stuck"] if refused else left / 4
+            longest = min(longest, max(left, MIN_PARKED_S))
         self.admission.most = self._prefetch.most
-        self._watch(request, resource)
+        for ending in ("on_success", "on_failure", "on_timeout"):
+            # Of this instance: its class has its own.
+            setattr(request, ending, self._notes_end(request, key, getattr(request, ending)))
         if self.admission.arrive(
-            request,
-            resource,
-            now,
-            since=since,
+            *(request, key, now),
+            since=attempts["since"],
             until=now + longest,
             urgency=self._urgency(request),
-            again=again,
+            refused=refused,
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "parked": True}
+        self._some_are_new = True
         try:
-            self._some_are_new = True
-            self._prefetch.widen(self._extra)
-            self.dispatcher.watch(resource)
-            self._say_parked(request, resource, since)
+            self._widen()
+            self.dispatcher.wake()
+            self._say_parked(request, key, attempts["since"])
         except Exception:  # it is parked all the same, and must not go to the pool twice
             logger.exception("%s[%s] is parked", request.name, request.id)
         return True
@@ -207,67 +204,43 @@ class Parking(bootsteps.StartStopStep):
         amqp = self._consumer.connection.transport.driver_type == "amqp"
         return float(-priority if amqp else priority)
 
-    def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
-        """Whether its task is reserved, and it is not known to have the reservation.
-
-        Then it does not wait its turn: the body's process finds out, and skips it.
-        """
-        note = Reservation.of(said(request.request_dict, HEADER), request.id, options)
-        if note is not None:
-            return note.scope != "while_executing" and not (note.token or note.begun)
-        return options.scope != "while_executing"
-
-    def _say_parked(self, request: Any, resource: str, since: float) -> None:
-        """Who holds it is told where that is known: if it is at work here."""
-        running = (one for one, name in self.admission.running() if name == resource)
-        here = next(running, None)
-        if self._tells:
+    def _say_parked(self, request: Any, key: str, since: float) -> None:
+        """Tell people, and monitors; and who holds the key, if its body is at work here."""
+        here = next((one for one, name in self.admission.running() if name == key), None)
+        if self._sends_events:
             holder = None
             if here is not None:
                 pid = here.worker_pid or 0
                 holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
+            request.send_event(WAITING, resource=printable(key), holder=holder, waited=waited)
         logger.info(
             "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),
-            printable(resource),
+            printable(key),
             "" if here is None else f", which {printable(here.id)} has or asks for here",
         )
 
-    def _watch(self, request: Any, resource: str) -> None:
-        """Have its end told. By attributes of the instance: its class has its own."""
+    def _notes_end(self, request: Any, key: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            finally:
+                self._note_end(request, key)
 
-        def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
-            def told(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return method(*args, **kwargs)
-                finally:
-                    if is_end(*args):
-                        self._ended(request, resource)
-
-            return told
-
-        request.on_success = then(request.on_success, lambda *_: True)
-        request.on_failure = then(request.on_failure, lambda *_: True)
-        # At the hard limit it is yet to be killed; then the pool tells of it, or nobody does.
-        request.on_timeout = then(request.on_timeout, lambda soft, *_: not soft)
+        return told
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
 
-    def _ended(self, request: Any, resource: str) -> None:
-        if self.admission.ended(request, resource):
-            self._post(self._proceed, resource, False, False)
-            self.dispatcher.ended(resource)
+    def _note_end(self, request: Any, key: str) -> None:
+        # At a soft limit it is not over, nor at the hard one before its process was killed.
+        over = request not in state.reserved_requests
+        if over and self.admission.ended(request, key, monotonic()):
+            self.dispatcher.wake()
 
-    def _revoked(self, request: Any = None, **_signal: Any) -> None:
-        for running, resource in self.admission.running():
-            if running.id == request.id and running not in state.reserved_requests:
-                self._ended(running, resource)
-
-    def _post(self, function: Callable[..., None], *args: Any) -> None:
+    def _post(self, function: Callable[[], None]) -> None:
         """Have it called in the main thread, soon."""
-        self._posted.append((function, args))
+        self._posted.append(function)
         if self._wire is not None:
             with contextlib.suppress(OSError):  # it is full: it will be read
                 os.write(self._wire[1], b"\0")
@@ -284,72 +257,66 @@ class Parking(bootsteps.StartStopStep):
         self._do_posted()
 
     def _do_posted(self) -> None:
-        for function, args in _taken(self._posted):
-            try:
-                function(*args)
-            except Exception:
-                logger.exception("parking failed; what is parked is looked after again in 1 s")
+        with contextlib.suppress(IndexError):  # none is left; others may take them as well
+            while True:
+                function = self._posted.popleft()
+                try:
+                    function()
+                except Exception:
+                    logger.exception("parking failed; retrying within 1 s")
 
     # -- The main thread again -------------------------------------------------------------------
 
-    def _proceed(self, resource: str, free: bool, queue_up: bool) -> None:
-        """Give the pool the next delivery of a resource, if it may go and has a slot."""
-        if not queue_up and not self._has_slot():
-            return
-        parked = self.admission.take(resource, monotonic(), free=free)
-        if parked is not None:
-            self.dispatcher.gone(resource)
-            self._unpark(parked)
-
-    def _unpark(self, parked: Parked) -> None:
+    def _go(self, parked: Parked) -> None:
         request = parked.request
-        self._prefetch.widen(self._extra)
-        if request in state.reserved_requests and self._prefetch.keep(request):
-            self._to_pool(request)
-            return
+        self._widen()
         if request in state.reserved_requests:
+            if self._prefetch.keep(request):
+                self._to_pool(request)
+                return
             logger.info("%s was given to another worker: it is left to it", request.id)
             state.task_ready(request)
-        self._ended(request, parked.resource)
+        self._note_end(request, parked.key)
+
+    def _widen(self) -> None:
+        """Let others pass by; nothing passes by while the pool is full."""
+        self._prefetch.widen(0 if self._is_full else len(self.admission))
 
     @property
-    def _extra(self) -> int:
-        """By how much the window is to be wider: nothing passes by while the pool is full."""
-        return 0 if self._full else len(self.admission)
+    def _is_full(self) -> bool:
+        return self._full_since is not None and monotonic() - self._full_since >= FULL_S
 
     def _sweep(self) -> None:
-        """Look after the revoked, the expired, the overdue, and how full the pool is."""
+        """Look after the revoked and the expired, and how full the pool is."""
         now = monotonic()
-        has_slot = self._has_slot()
-        if has_slot:
+        if self._free_slots() > 0:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
         for parked in self.admission.parked():
             request = parked.request
-            due = request.expires or request.id in state.revoked
-            if due and request.revoked():
+            if (request.expires or request.id in state.revoked) and request.revoked():
                 self.admission.withdraw(parked)
-        if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
-            self._unpark(overdue)
-        for request, resource in self.admission.running():
-            if request not in state.reserved_requests:
-                self._ended(request, resource)
-        self._prefetch.widen(self._extra)
-        if self._full and self._prefetch.widens:
+        for request, key in self.admission.running():
+            self._note_end(request, key)
+        self._widen()
+        if self._is_full and self._prefetch.widens:
             # What is with the pool and not acknowledged is in the window as well.
             held = [not request.acknowledged for request in tuple(state.reserved_requests)]
             beyond = sum(held) - self._consumer.qos.value
             surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
-            if surplus:
-                self._prefetch.give_back(parked.request for parked in surplus)
-        requests = [parked.request for parked in self.admission.parked()]
+            self._prefetch.give_back([parked.request for parked in surplus])
         some_are_new, self._some_are_new = self._some_are_new, False
+        requests = [parked.request for parked in self.admission.parked()]
         self._prefetch.renew(requests, now, some_are_new=some_are_new)
 
 
-def _taken(row: deque[Any]) -> Iterator[Any]:
-    """Each of a row, taken out of it; others may do the same."""
-    with contextlib.suppress(IndexError):
-        while True:
-            yield row.popleft()
+def _may_be_a_duplicate(request: Any, options: TaskOptions) -> bool:
+    """Whether its task is reserved, and it is not known to have the reservation.
+
+    Then it does not wait its turn: the body's process finds out, and skips it.
+    """
+    note = Reservation.of(said(request.request_dict, HEADER), request.id, options)
+    if note is not None:
+        return note.scope != "while_executing" and not (note.token or note.begun)
+    return options.scope != "while_executing"
