@@ -489,13 +489,13 @@ def test_a_beat_tells_what_another_has_sent(monkeypatch: pytest.MonkeyPatch, ear
     def job() -> None: ...
 
     other.app.finalize()
-    turn = one.guard._turns.take(due(one), 0.25)
-    refused = other.guard._turns.take(due(other), 0.25)
+    turn = one.guard._claims.decide(due(one), 0.25)
+    refused = other.guard._claims.decide(due(other), 0.25)
     assert not refused.sent
     assert ears.heard == []  # it is still being sent
-    one.guard._turns.end(turn, sent=True)
+    turn.claim.finish(sent=True)
     entry = due(other)
-    assert other.guard._turns.take(entry, 0.25).sent
+    assert other.guard._claims.decide(entry, 0.25).sent
     assert ears.names == ["beat_deduplicated"]
     sender, more = ears.of("beat_deduplicated")
     assert sender == job
@@ -503,6 +503,6 @@ def test_a_beat_tells_what_another_has_sent(monkeypatch: pytest.MonkeyPatch, ear
     assert more["tick"] == "2026-11-21T10:00:00Z"
     assert more["resource"].startswith("beat:") and "job-0" in more["resource"]
     assert more["where"] == "beat"
-    turn = one.guard._turns.take(due(one), 0.25)  # its own
+    turn = one.guard._claims.decide(due(one), 0.25)  # its own
     assert turn.sent
     assert ears.names == ["beat_deduplicated"]

@@ -192,7 +192,7 @@ def test_a_loss_after_the_span_has_ended_is_no_trouble(
 def test_a_beats_claims_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: Traces) -> None:
     world = World(monkeypatch, lambda: entries(10.0), beats=[])
     one = world.start()
-    assert one.guard._turns.take(due(one), 0.25).send
+    assert one.guard._claims.decide(due(one), 0.25).send
     assert traces.spans == []
 
 
