@@ -15,7 +15,7 @@ import math
 import os
 import random
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -41,7 +41,6 @@ __all__ = [
     "RETRY_DELAY_S",
     "SendDecision",
     "TickClaims",
-    "is_guarded",
     "stays_due",
 ]
 
@@ -148,15 +147,6 @@ class TickClaims:
     def resources(self) -> str:
         """What the names of all that is claimed begin with."""
         return f"beat:{escape(str(self._app.main or ''))}:"
-
-    def pause(self) -> float:
-        """Seconds in which nothing can be sent, because there is no quorum; 0 if all is well."""
-        return 0.0 if self._outage.send else self._outage.pause(monotonic())
-
-    def hold(self, entries: Iterable[Any]) -> None:
-        """Note that these are due, and wait for a quorum."""
-        for entry in entries:
-            self._outage.met(entry.name, None, monotonic())
 
     def decide(self, entry: Any, timeout: float) -> SendDecision:
         """Return what to do with an entry that is due; claim its tick, if it can be had.
@@ -278,11 +268,6 @@ def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecisio
     telling = (tick.kept - short) / 2  # then one could tell
     soon = telling if telling > AFTER_OTHER_S else again
     return stays_due(entry, min(RETRY_DELAY_S, again, soon))
-
-
-def is_guarded(entry: Any) -> bool:
-    """Whether an entry is sent by one beat of all, as it is unless its options say otherwise."""
-    return _wish(entry) is not False
 
 
 def _wish(entry: Any) -> Any:

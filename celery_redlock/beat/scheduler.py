@@ -29,7 +29,6 @@ from .claims import (
     RETRY_DELAY_S,
     SendDecision,
     TickClaims,
-    is_guarded,
     stays_due,
 )
 
@@ -85,27 +84,12 @@ class SchedulerAdapter:
 
     def tick(self, *args: Any, **kwargs: Any) -> float | None:
         """Go over the schedule once; return the seconds until the next time."""
-        pause = self._claims.pause()
-        if pause and self._all_wait(pause):
-            return pause
         self._wake, self._began = math.inf, monotonic()
         try:
             wait: float | None = self._own_tick(*args, **kwargs)
         finally:
             self._began = math.inf
         return wait if wait is None else min(wait, self._wake)
-
-    def _all_wait(self, pause: float) -> bool:
-        """Whether whatever is due, or will be in `pause` seconds, waits for a quorum."""
-        heap = getattr(self._scheduler, "_heap", None)
-        if not heap:
-            return False
-        now = self._own_when(heap[0][2], 0)
-        coming = [(when, entry) for when, _priority, entry in heap if when <= now + pause]
-        if heap[0][0] > now or not all(is_guarded(entry) for _when, entry in coming):
-            return False
-        self._claims.hold(entry for when, entry in coming if when <= now)
-        return True
 
     def is_due(self, entry: Any) -> Any:
         """Whether an entry is due, and when next. One that was put off is not, until then."""
