@@ -111,7 +111,7 @@ def test_a_call_that_was_handed_on_lets_none_go(row: Deliveries) -> None:
 
 def test_a_worker_keeps_its_place_on_the_nodes(row: Deliveries) -> None:
     assert kinds(row.decide(RENEW_S - 0.1)) == [Do.ASK]
-    assert kinds(row.decide(RENEW_S)) == [Do.KEEP_PLACE, Do.ASK]
+    assert kinds(row.decide(RENEW_S)) == [Do.ENQUEUE, Do.ASK]
 
 
 def test_that_the_nodes_say_it_is_free_counts_at_once_or_not_at_all(row: Deliveries) -> None:

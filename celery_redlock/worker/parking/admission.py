@@ -57,8 +57,7 @@ JITTER = random.SystemRandom()
 class Do(Enum):
     """What is to be done about a key."""
 
-    ENQUEUE = "join its wait queue on the nodes, behind the others"
-    KEEP_PLACE = "say again that we stand there, in the place we had"
+    ENQUEUE = "join its wait queue on the nodes"
     HAND_ON = "leave that queue, and pass on a call that we may have had"
     ASK = "ask the nodes whether it is free, and tell `answered`"
     GO = "give a delivery to the pool"
@@ -276,12 +275,12 @@ class AdmissionQueue:
             return []
         effects: list[Effect] = []
         if call:
-            key.queued = None  # a call takes us out of the queue
-            key.called = True
+            key.queued, key.called = None, True  # a call takes us out of the queue
             key.due = now + CALLED_S if slots > 0 or key.running else now
         elif call is False:
-            effects.append(self._enqueue(key, now, Do.KEEP_PLACE))
-            key.due = now  # another was called, or nobody: the nodes know
+            key.queued, key.due = None, now  # another was called, or nobody: queue again, and ask
+            if slots <= 0:
+                effects.append(Effect(Do.HAND_ON, key.name))
         if key.called and slots > 0 and key.may_go(now):
             return self._go(key, key.parked[0], now)
         if key.due > (now if key.called or key.no_slot is not None else horizon):
@@ -294,10 +293,8 @@ class AdmissionQueue:
             key.due = now + SLOT_S
             if now - key.no_slot < QUEUE_UP_S:
                 return effects
-        elif key.queued is None:
-            effects.append(self._enqueue(key, now, Do.ENQUEUE))
-        elif now - key.queued >= RENEW_S:
-            effects.append(self._enqueue(key, now, Do.KEEP_PLACE))
+        elif key.queued is None or now - key.queued >= RENEW_S:
+            effects.append(self._enqueue(key, now))
         return [*effects, Effect(Do.ASK, key.name)]
 
     def _is_free(self, key: _WatchedKey, free_in: float | None, now: float) -> bool:
@@ -310,10 +307,9 @@ class AdmissionQueue:
             key.look_by(now + free_in + EXPIRY_SLACK_S)  # its holder may have died
         return free_in <= 0
 
-    def _enqueue(self, key: _WatchedKey, now: float, do: Do) -> Effect:
-        key.queued = now
-        key.listens = True
-        return Effect(do, key.name)
+    def _enqueue(self, key: _WatchedKey, now: float) -> Effect:
+        key.queued, key.listens = now, True
+        return Effect(Do.ENQUEUE, key.name)
 
     def _go(self, key: _WatchedKey, parked: Parked, now: float) -> list[Effect]:
         """Let one go, and compete for the next one behind the other workers."""
@@ -324,7 +320,7 @@ class AdmissionQueue:
         if not key.parked:
             return effects + self._rest(key)
         key.due = now + JITTER.uniform(*LOOK_S)
-        return [*effects, self._enqueue(key, now, Do.ENQUEUE)]
+        return [*effects, self._enqueue(key, now)]
 
     def _rest(self, key: _WatchedKey) -> list[Effect]:
         """Nobody waits for it here any more."""

@@ -141,6 +141,8 @@ class ParkingDispatcher:
                     asks.append(key)
                 elif parked is not None:
                     self._go(parked)
+                    if key in self._listeners:  # those that still wait queue behind the others
+                        self._listeners[key].claim.since = time.time_ns() // 1000
                 elif do is Do.FORGET:
                     self._listeners.pop(key).close()
                 else:
@@ -152,11 +154,9 @@ class ParkingDispatcher:
     def _tell_nodes(self, do: Do, key: str) -> None:
         entry, claim, _close = self._listeners.get(key) or self._listen(key)
         if do is Do.ENQUEUE:
-            claim.since = time.time_ns() // 1000  # the queue is ordered by it
-        if do is not Do.HAND_ON:
             entry.forget()  # earlier calls
             self._news.set()  # which that has cleared, and another may have set
-        verb = Verb.HAND_ON if do is Do.HAND_ON else Verb.ENQUEUE
+        verb = Verb.ENQUEUE if do is Do.ENQUEUE else Verb.HAND_ON
         self._redlock.client.driver.run(lambda now: quorum.leave(claim, now, verb))
 
     def _listen(self, key: str) -> _Listener:
@@ -164,5 +164,6 @@ class ParkingDispatcher:
         entry = exits.enter_context(self._redlock.client.wakeup.in_line())
         entry.news = self._news
         claim = Claim(key, entry.member, self._redlock.ttl, len(self._redlock.nodes))
+        claim.since = entry.since  # the queue is ordered by it
         self._listeners[key] = listener = _Listener(entry, claim, exits.close)
         return listener
