@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 
 from celery_redlock.worker.parking.admission import (
+    CALLED_S,
     NO_QUORUM_S,
     PRESUMED_DEAD_S,
+    QUEUE_UP_S,
     RENEW_S,
     AdmissionQueue,
     Do,
@@ -139,6 +141,24 @@ def test_no_more_go_than_there_are_slots(some: Deliveries) -> None:
     assert went(some.decide(slots=2, r=True, s=True, t=True)) == "first r first s"
     assert some.queue.answered({"t": 0.0}, 0.0, 0) == []
     assert went(some.queue.answered({"t": 0.0}, 0.0, 1)) == "first t"
+
+
+def test_where_a_slot_is_never_free_one_takes_its_turn_among_the_others(row: Deliveries) -> None:
+    """Meanwhile the nodes are not asked; and a call is handed on, after a moment."""
+    row.ended("first")
+    assert kinds(row.decide(10.0, slots=0, r=True)) == [Do.HAND_ON]
+    assert row.decide(10.0 + QUEUE_UP_S - 0.1, slots=0) == []
+    assert row.answer(10.0 + QUEUE_UP_S - 0.1, slots=0) == ""
+    row.decide(20.0, slots=0)
+    assert kinds(row.decide(20.0 + QUEUE_UP_S, slots=0)) == [Do.ASK]
+    assert row.answer(20.0 + QUEUE_UP_S, slots=0) == "a"
+
+
+def test_the_slot_of_a_body_that_has_just_released_is_waited_for(row: Deliveries) -> None:
+    assert row.decide(10.0, slots=0, r=True) == []
+    assert row.decide(10.0 + CALLED_S / 2, slots=0) == []
+    row.ended("first", 10.0 + CALLED_S / 2)
+    assert went(row.decide(10.0 + CALLED_S / 2, slots=1)) == "a"
 
 
 def test_without_a_quorum_one_after_the_other_goes(row: Deliveries) -> None:

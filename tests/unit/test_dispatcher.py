@@ -12,9 +12,7 @@ import pytest
 from celery_redlock.locking.wait_queue import QueueEntry
 from celery_redlock.worker.parking import dispatcher as module
 from celery_redlock.worker.parking.admission import (
-    CALLED_S,
     LOOK_S,
-    NO_QUORUM_S,
     QUEUE_UP_S,
     AdmissionQueue,
     Do,
@@ -152,40 +150,6 @@ def test_a_worker_without_a_slot_hands_its_call_on(watch: Watch) -> None:
     watch.slots = 9
     watch.run(0.2)
     assert watch.redlock.driver.rounds[:3] == ["pass", "queue", "peek"], "it competes again"
-
-
-def test_a_call_that_nothing_came_of_is_handed_on_as_well(watch: Watch) -> None:
-    """Its release has called us, and its slot does not become free."""
-    watch.queue.arrive(SimpleNamespace(time_start=None), "r", 0.0, since=0.0, until=1e9)
-    watch.park()
-    watch.run(0.01)
-    watch.slots = 0
-    watch.redlock.driver.rounds.clear()
-    watch.call()
-    watch.run(CALLED_S / 2)
-    assert "pass" not in watch.redlock.driver.rounds, "the slot of our body is about to be free"
-    watch.run(CALLED_S)
-    assert "pass" in watch.redlock.driver.rounds
-    assert watch.went == []
-
-
-def test_where_a_slot_is_never_free_it_takes_its_turn_among_the_others(watch: Watch) -> None:
-    watch.park(held=False)
-    watch.slots = 0
-    watch.run(QUEUE_UP_S * 0.9)
-    assert watch.went == []
-    watch.run(1.0, lambda: watch.went)
-    assert watch.went == ["r"]
-
-
-def test_without_a_quorum_it_goes_after_a_while(watch: Watch) -> None:
-    watch.park()
-    watch.run(0.01)
-    watch.redlock.driver.dead.update({0, 1, 2})
-    watch.run(NO_QUORUM_S * 0.9)
-    assert watch.went == []
-    watch.run(2.0, lambda: watch.went)
-    assert watch.went == ["r"]
 
 
 def test_it_leaves_the_queue_when_nobody_waits(watch: Watch) -> None:

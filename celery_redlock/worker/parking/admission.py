@@ -18,14 +18,13 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-import random
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
-from ...locking.wait_queue import FEW
+from ...locking.wait_queue import FEW, JITTER
 
 __all__ = ["AdmissionQueue", "Do", "Effect", "Parked"]
 
@@ -50,8 +49,6 @@ NO_QUORUM_S = 1.0
 """Seconds without a quorum after which deliveries go, one at a time, to do as they are told."""
 EXPIRY_SLACK_S = 0.002
 """Seconds after a lease's end at which we ask: nodes count in whole milliseconds."""
-
-JITTER = random.SystemRandom()
 
 
 class Do(Enum):

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import random
 import socket
 import time
 from collections import deque
@@ -35,6 +34,7 @@ from ...config.options import TaskOptions
 from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.redlock import Redlock
+from ...locking.wait_queue import JITTER
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
 from ...messages.headers import ATTEMPTS, MANY, attempts_of, said
 from ...messages.parkable import parkable, set_at_work
@@ -57,8 +57,6 @@ MIN_PARKED_S = 0.1
 """Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
-
-JITTER = random.SystemRandom()
 
 
 def begin(app: Any) -> None:
