@@ -86,6 +86,12 @@ def test_one_that_met_a_held_lock_is_parked_though_nothing_is_known_here(some: D
     assert not some.arrive("again", refused=True)
 
 
+def test_one_that_comes_while_others_wait_does_not_overtake_them(row: Deliveries) -> None:
+    row.ended("first")
+    assert not row.arrive("late")
+    assert row.call() == "a"
+
+
 def test_each_call_lets_one_go_and_then_it_stands_behind_the_others(row: Deliveries) -> None:
     assert row.ended("first")
     assert went(row.decide()) == "", "nobody has called"

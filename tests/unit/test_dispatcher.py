@@ -89,6 +89,13 @@ def test_it_stands_in_the_queue_and_a_quorum_calls_it(watch: Watch) -> None:
     assert watch.went == ["r"]
 
 
+def test_what_happens_while_it_queues_is_not_overlooked(watch: Watch) -> None:
+    watch.park()
+    watch.dispatcher.wake()
+    watch.dispatcher._work()
+    assert watch.dispatcher._news.wait(0.0)
+
+
 def test_fewer_than_a_quorum_are_waited_for_a_moment(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
