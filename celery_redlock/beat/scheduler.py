@@ -50,11 +50,15 @@ class SchedulerAdapter:
         scheduler: A `celery.beat.Scheduler`, of whatever class.
         redlock: Where ticks are claimed.
         on_unavailable: "hold" or "send".
+
+    Attributes:
+        resources: What the names of all that is claimed begin with.
     """
 
     def __init__(self, scheduler: Any, redlock: Redlock, on_unavailable: str) -> None:
         self._scheduler = scheduler
         self._claims = TickClaims(scheduler.app, redlock, on_unavailable)
+        self.resources = self._claims.resources
         self._timeout = redlock.node_timeout
         # What is being sent; and whether anything of it was (None: nothing was tried).
         self._granted: SendDecision | None = None
@@ -74,11 +78,6 @@ class SchedulerAdapter:
         self._own_apply_async, scheduler.apply_async = scheduler.apply_async, self.apply_async
         self._own_when, scheduler._when = scheduler._when, self._when
         self._own_should_sync, scheduler.should_sync = scheduler.should_sync, self.should_sync
-
-    @property
-    def resources(self) -> str:
-        """What the names of all that is claimed begin with."""
-        return self._claims.resources
 
     # -- In place of the scheduler's own ----------------------------------------------------------
 
@@ -259,7 +258,6 @@ def _guard(scheduler: Any) -> None:
     if not given_names(app.conf):
         return
     settings = read_settings(app)
-    _check_entries(app.conf.beat_schedule or {})
     if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
         return
     if not settings.enabled:
@@ -286,17 +284,3 @@ def _guard(scheduler: Any) -> None:
     except QuorumUnavailable as error:
         until = "nothing is" if policy == "hold" else "every tick is, by every beat,"
         logger.error("no quorum yet, %s sent until there is one: %s", until, error)
-
-
-def _check_entries(schedule: Mapping[str, Any]) -> None:
-    """Check our option. The scheduler validates everything else of an entry."""
-    for name, entry in schedule.items():
-        options = (
-            entry.get("options") if isinstance(entry, Mapping) else getattr(entry, "options", None)
-        )
-        value = options.get(OPTION, True) if isinstance(options, Mapping) else True
-        if not isinstance(value, bool):
-            raise ConfigurationError(
-                f"beat_schedule[{name!r}]: the option {OPTION!r} must be False, to have every beat"
-                f" send it, or True; it is {value!r}"
-            )

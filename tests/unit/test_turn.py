@@ -182,6 +182,16 @@ def test_both_questions_together_take_no_longer_than_the_node_timeout(
     assert waits == {"acquire": TIMEOUT, "peek": TIMEOUT - slow, "extend": TIMEOUT - slow}
 
 
+def test_an_entry_in_a_hurry_holds_back_no_other(monkeypatch: Patch) -> None:
+    """It waits for the nodes for less than their timeout: they may just be slow."""
+    world = World(monkeypatch, lambda: entries(0.4), beats=[0.0])
+    (beat,) = world.beats
+    beat.driver.dead = {0, 1, 2}
+    assert not beat.guard._claims.decide(due(beat), TIMEOUT).send
+    beat.driver.dead = set()
+    assert beat.guard._claims.decide(due(beat), TIMEOUT).send
+
+
 # -- What is said ----------------------------------------------------------------------------------
 
 
