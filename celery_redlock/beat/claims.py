@@ -149,12 +149,10 @@ class TickClaims:
         return f"beat:{escape(str(self._app.main or ''))}:"
 
     def decide(self, entry: Any, timeout: float) -> SendDecision:
-        """Return what to do with an entry that is due; claim its tick, if it can be had.
+        """Claim the tick of an entry that is due; return what to do with it.
 
-        Args:
-            entry: A `celery.beat.ScheduleEntry`.
-            timeout: How long to wait for the nodes at most, in seconds, in all. They are asked
-                twice: for the tick, and then either for its holder or to keep it.
+        The nodes are waited for `timeout` seconds at most, in all: they are asked for the tick, and
+        then either for its holder or to keep it.
         """
         try:
             wish = _wish(entry)
@@ -243,11 +241,7 @@ class TickClaims:
 def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecision | None:
     """Return what follows from another beat's claim; None if no beat has the tick.
 
-    Args:
-        entry: The entry that is due.
-        tick: Its tick.
-        holder: What the nodes say of the claim.
-        short: How long a claim of ours would be at first; seconds.
+    A claim of ours would last `short` seconds at first.
     """
     left = holder.expires_in or 0.0
     at_first = short

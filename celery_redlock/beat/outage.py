@@ -44,13 +44,9 @@ class Outage:
     def met(
         self, name: str, error: QuorumUnavailable | None, now: float, *, for_all: bool = True
     ) -> None:
-        """Note that an entry is due.
+        """Note that an entry is due; and the nodes' answer, if they were asked.
 
-        Args:
-            name: Of the entry.
-            error: The nodes' answer, if they were asked.
-            now: Seconds.
-            for_all: Whether that answer holds for other entries too.
+        Unless the answer holds `for_all` entries, the nodes are asked about the next one as well.
         """
         if self._began is None:
             self._began = now

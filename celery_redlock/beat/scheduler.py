@@ -114,12 +114,8 @@ class SchedulerAdapter:
     ) -> Any:
         """Send an entry, or see that another beat does: then None.
 
-        Args:
-            entry: A schedule entry that is due.
-            producer: To send with.
-            advance: Whether the schedule does not yet know that this entry had its turn. One that
-                keeps it elsewhere for all beats (celery-redbeat) hears it from the one that sends.
-            **kwargs: As the scheduler knows them.
+        `advance`: the schedule does not yet know that this entry had its turn. One that all beats
+        share (celery-redbeat's) is told by the beat that sends.
         """
         granted = self._granted
         if granted is not None and granted.entry.name == entry.name:

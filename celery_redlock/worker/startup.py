@@ -118,11 +118,6 @@ def announce(sender: Any = None, **_signal: Any) -> None:
         *(redlock.ttl, app.conf.get("redlock_keeper", "thread")),
         "on" if redlock.client.guard.on else "off",
     )
-    if len(nodes) % 2 == 0:
-        logger.warning(
-            "an even number of nodes (%d) survives no more failures than %d do: add or remove one",
-            *(len(nodes), len(nodes) - 1),
-        )
     while _warnings:
         logger.warning("%s", _warnings.pop(0))
     if app.conf.get("redlock_nodes") is None:

@@ -149,16 +149,10 @@ class AdmissionQueue:
         urgency: float = 0.0,
         refused: bool = False,
     ) -> bool:
-        """Decide whether a delivery goes to the pool at once; else it is parked.
+        """Decide whether a delivery goes to the pool at once; else it is parked, as `Parked` says.
 
-        Args:
-            request: Celery's.
-            name: The key that it locks.
-            now: The time.
-            since: Since when its task waits, in seconds since 1970.
-            until: When it goes in any case.
-            urgency: Smaller goes first.
-            refused: Whether it has met a held lock before.
+        Of those of one key, a smaller `urgency` goes first. One that was `refused` has met a held
+        lock before, so it is parked even though nothing is known of its key here.
         """
         with self._lock:
             key = self._keys.setdefault(name, _WatchedKey(name))
@@ -215,10 +209,8 @@ class AdmissionQueue:
     def decide(self, now: float, slots: int, calls: Mapping[str, bool]) -> list[Effect]:
         """Return what is to be done now, of all keys.
 
-        Args:
-            now: The time.
-            slots: How many more tasks the pool could begin with now.
-            calls: The keys that nodes have called us for, and whether a quorum of them has.
+        The pool could begin with `slots` more tasks; `calls` are the keys that nodes have called us
+        for, and whether a quorum of them has.
         """
         effects: list[Effect] = []
         with self._lock:
@@ -233,12 +225,9 @@ class AdmissionQueue:
         return effects
 
     def answered(self, free_in: Mapping[str, float | None], now: float, slots: int) -> list[Effect]:
-        """Return what is to be done after an `ASK`.
+        """Return what is to be done after an `ASK`: in how many seconds a quorum of nodes is free.
 
-        Args:
-            free_in: In how many seconds a quorum of nodes is free, by key; None without a quorum.
-            now: The time.
-            slots: How many more tasks the pool could begin with now.
+        It is None for a key of which too few nodes have answered.
         """
         effects: list[Effect] = []
         with self._lock:
