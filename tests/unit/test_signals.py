@@ -32,10 +32,10 @@ from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_beat_claims import due, entries
 from tests.unit.test_hold import rob
 from tests.unit.test_publish import Box, take
 from tests.unit.test_task import app, deliver, redlock, sent  # noqa: F401
-from tests.unit.test_turn import due, entries
 
 ROOT = Path(__file__).parents[2]
 OTHER = Owner("there", 1, task_id="other-id", task="other")

@@ -21,9 +21,9 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
 from tests.unit.beat_world import World
 from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_beat_claims import due, entries
 from tests.unit.test_hold import rob
 from tests.unit.test_task import app, deliver, redlock  # noqa: F401
-from tests.unit.test_turn import due, entries
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 SECOND = 1_000_000_000
