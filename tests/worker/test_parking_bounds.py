@@ -41,19 +41,24 @@ def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key
             cluster.settled()
 
 
-def test_what_is_parked_goes_back_when_the_pool_is_full(cluster: Cluster, key: str) -> None:
-    with cluster.worker("-c", "1", queue="back") as first, contextlib.ExitStack() as held:
+def goes_back(cluster: Cluster, key: str, queue: str, *pool: str) -> None:
+    """What is parked goes to another worker while a long body takes the only slot."""
+    with cluster.worker(*pool, "-c", "1", queue=queue) as first, contextlib.ExitStack() as held:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
-        sent = send(cluster, "work", key, 20, 0.02, queue="back")
+        sent = send(cluster, "work", key, 20, 0.02, queue=queue)
         parked(cluster, sent, 20)
         other = occupied(cluster, first, key)
-        with cluster.worker("-c", "1", queue="back"):
+        with cluster.worker("-c", "1", queue=queue):
             first.said("parked tasks are back in their queues")
             held.close()
             wait_until(lambda: done(cluster, key) >= 15, 15.0, "15 of 20 have run")
             cluster.tell(other)
             all_done(cluster, sent, key)
             cluster.settled()
+
+
+def test_what_is_parked_goes_back_when_the_pool_is_full(cluster: Cluster, key: str) -> None:
+    goes_back(cluster, key, "back")
 
 
 def test_a_warm_shutdown_gives_back_at_once_what_is_parked(cluster: Cluster, key: str) -> None:
