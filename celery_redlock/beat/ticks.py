@@ -5,6 +5,8 @@ run. What they share is, for a crontab or a solar event, the *due time*: the tic
 UTC and to the second, and stays claimed for as long as any beat may take that tick for the current
 one. A plain interval counts from the last run, so every beat has a phase of its own and nothing to
 name a tick by: there the claim itself keeps the period, by lasting a little less than the interval.
+(Numbering intervals by the clock would give them names; but each beat would keep its phase, so that
+the death of one would leave a gap of up to two intervals, and the hosts' clocks would count.)
 
 All arithmetic is the schedule's own: a tick is due when it would be for a lone beat, in the
 schedule's time zone, and when its clocks change.
