@@ -112,7 +112,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     waiting: dict[str, tuple[Any, str, float, str]] = {}
     if isinstance(parking, Parking):
         for parked in parking.admission.parked():
-            waiting[parked.request.id] = (parked.request, parked.key, parked.since, "parked")
+            waiting[parked.request.id] = (parked.request, parked.resource, parked.since, "parked")
     now = time.time()
     holding = {hold["task_id"] for hold in holds}
     for request in list(state.active_requests):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +12,17 @@ import pytest
 
 from celery_redlock.locking.wait_queue import QueueEntry
 from celery_redlock.worker.parking import dispatcher as module
-from celery_redlock.worker.parking.admission import (
+from celery_redlock.worker.parking.admission import AdmissionQueue
+from celery_redlock.worker.parking.dispatcher import (
+    CALLED_S,
     LOOK_S,
+    NO_QUORUM_S,
     QUEUE_UP_S,
-    AdmissionQueue,
-    Do,
-    Parked,
+    ParkingDispatcher,
 )
-from celery_redlock.worker.parking.dispatcher import ParkingDispatcher
 from tests.unit.fake_lock import FakeRedlock
+
+Went = tuple[str, bool, bool]
 
 
 class Watch:
@@ -33,11 +36,12 @@ class Watch:
         wakeup: Any = SimpleNamespace(in_line=self._in_line)
         self.redlock.client.wakeup = wakeup
         self.queue = AdmissionQueue(1000)
-        self.slots = 9
-        self.went: list[str] = []
+        self.slot = True
+        self.went: list[Went] = []
         self.last = 0.0
+        self.sweeps = 0
         self.dispatcher = ParkingDispatcher(
-            self.redlock, self.queue, lambda: self.slots, self._go, lambda: None
+            self.redlock, self.queue, lambda: self.slot, self._proceed, self._sweep
         )
         patch.setattr(self.dispatcher, "_thread", SimpleNamespace())
 
@@ -48,16 +52,20 @@ class Watch:
         yield place
         self.places.remove(place)
 
-    def _go(self, parked: Parked) -> None:
-        self.went.append(parked.key)
+    def _proceed(self, resource: str, free: bool, queue_up: bool) -> None:
+        self.went.append((resource, free, queue_up))
         self.last = self.clock()
+
+    def _sweep(self) -> None:
+        self.sweeps += 1
 
     def park(self, resource: str = "r", *, held: bool = True) -> Any:
         if held:
             self.redlock.acquire(resource)
         request = SimpleNamespace(time_start=None)
-        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "refused": True}
+        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "again": True}
         assert not self.queue.arrive(request, resource, self.clock(), **when)
+        self.dispatcher.watch(resource)
         return request
 
     def run(self, seconds: float, until: Callable[[], object] = lambda: False) -> None:
@@ -86,14 +94,7 @@ def test_it_stands_in_the_queue_and_a_quorum_calls_it(watch: Watch) -> None:
     assert watch.went == []
     watch.call()
     watch.run(0.001)
-    assert watch.went == ["r"]
-
-
-def test_what_happens_while_it_queues_is_not_overlooked(watch: Watch) -> None:
-    watch.park()
-    watch.dispatcher.wake()
-    watch.dispatcher._work()
-    assert watch.dispatcher._news.wait(0.0)
+    assert watch.went == [("r", False, False)]
 
 
 def test_fewer_than_a_quorum_are_waited_for_a_moment(watch: Watch) -> None:
@@ -110,30 +111,39 @@ def test_fewer_than_a_quorum_are_waited_for_a_moment(watch: Watch) -> None:
     watch.run(0.01)
     watch.call(2)
     watch.run(0.02)
-    assert watch.went == ["r"], "nobody was"
+    assert watch.went == [("r", True, False)], "nobody was"
 
 
 def test_after_each_that_goes_it_stands_behind_the_others(watch: Watch) -> None:
     watch.park()
-    watch.park(held=False)
     watch.run(0.01)
     (before,) = watch.redlock.fakes[0].lines["r"].values()
     watch.call()
+    watch.run(0.001)
+    watch.dispatcher.gone("r")
     watch.run(0.001)
     (after,) = watch.redlock.fakes[0].lines["r"].values()
     assert after > before
     assert watch.stands() == 5
 
 
-def test_a_free_key_is_seen_within_a_second_though_nobody_calls(watch: Watch) -> None:
+def test_a_free_resource_is_seen_within_a_second_though_nobody_calls(watch: Watch) -> None:
     watch.park()
     watch.run(0.3)
     for node in watch.redlock.fakes:
         node.forget()
     freed = watch.clock()
     watch.run(2.0, lambda: watch.went)
-    assert watch.went == ["r"]
-    assert watch.last - freed <= LOOK_S[1] < 1.0
+    assert watch.went == [("r", True, False)]
+    assert watch.clock() - freed <= LOOK_S[1] < 1.0
+
+
+def test_while_it_goes_the_nodes_are_not_asked_all_the_time(watch: Watch) -> None:
+    watch.park(held=False)
+    watch.run(0.01)
+    watch.redlock.driver.rounds.clear()
+    watch.run(2.0)
+    assert watch.redlock.driver.rounds.count("peek") <= 2.0 / LOOK_S[0] + 1
 
 
 def test_a_holder_that_dies_is_outlived_by_its_ttl_alone(watch: Watch) -> None:
@@ -141,22 +151,67 @@ def test_a_holder_that_dies_is_outlived_by_its_ttl_alone(watch: Watch) -> None:
     watch.redlock.acquire("r", ttl=5.0)
     watch.park(held=False)
     watch.run(6.0, lambda: watch.went)
-    assert watch.went == ["r"]
+    assert watch.went == [("r", True, False)]
     assert 5.0 <= watch.last - began < 5.01
 
 
 def test_a_worker_without_a_slot_hands_its_call_on(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
-    watch.slots = 0
+    watch.slot = False
     watch.redlock.driver.rounds.clear()
     watch.call()
-    watch.run(QUEUE_UP_S / 2)
-    assert watch.redlock.driver.rounds == ["pass"], "and the nodes are not asked meanwhile"
+    watch.run(0.02)
+    assert watch.redlock.driver.rounds == ["pass"]
     assert watch.went == []
-    watch.slots = 9
+    watch.slot = True
     watch.run(0.2)
     assert watch.redlock.driver.rounds[:3] == ["pass", "queue", "peek"], "it competes again"
+
+
+def test_a_call_that_nothing_came_of_is_handed_on_as_well(watch: Watch) -> None:
+    """Its release has called us, and its slot does not become free."""
+    running = watch.park()
+    watch.queue.take("r", watch.clock(), free=True)
+    watch.park(held=False)
+    watch.run(0.01)
+    watch.slot = False
+    watch.redlock.driver.rounds.clear()
+    watch.call()
+    watch.run(CALLED_S / 2)
+    assert watch.went == [("r", False, False)], "the slot of our own body is about to be free"
+    assert "pass" not in watch.redlock.driver.rounds
+    watch.run(CALLED_S)
+    assert "pass" in watch.redlock.driver.rounds
+    assert running is not None
+
+
+def test_without_a_slot_the_nodes_are_not_asked(watch: Watch) -> None:
+    watch.park()
+    watch.slot = False
+    watch.run(0.01)
+    watch.redlock.driver.rounds.clear()
+    watch.run(QUEUE_UP_S / 2)
+    assert watch.redlock.driver.rounds == []
+
+
+def test_where_a_slot_is_never_free_it_takes_its_turn_among_the_others(watch: Watch) -> None:
+    watch.park(held=False)
+    watch.slot = False
+    watch.run(QUEUE_UP_S * 0.9)
+    assert watch.went == []
+    watch.run(1.0, lambda: watch.went)
+    assert watch.went == [("r", True, True)]
+
+
+def test_without_a_quorum_one_after_the_other_goes(watch: Watch) -> None:
+    watch.park()
+    watch.run(0.01)
+    watch.redlock.driver.dead.update({0, 1, 2})
+    watch.run(NO_QUORUM_S * 0.9)
+    assert watch.went == []
+    watch.run(2.0, lambda: watch.went)
+    assert watch.went == [("r", True, False)]
 
 
 def test_it_leaves_the_queue_when_nobody_waits(watch: Watch) -> None:
@@ -169,30 +224,23 @@ def test_it_leaves_the_queue_when_nobody_waits(watch: Watch) -> None:
     assert watch.dispatcher._work() > 60, "there is nothing to do"
 
 
-def test_it_leaves_the_queue_when_its_worker_stops(watch: Watch) -> None:
-    watch.park()
-    watch.run(0.01)
-    watch.dispatcher.close()
-    watch.dispatcher._run()
-    assert watch.stands() == 0
-
-
-def test_one_failing_key_holds_up_no_other(
+def test_one_failing_resource_holds_up_no_other(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch.park("bad")
     watch.park("good", held=False)
-    tell = ParkingDispatcher._tell_nodes
+    watch.run(0.0)
+    attend = ParkingDispatcher._attend
 
-    def fails(self: ParkingDispatcher, do: Do, key: str) -> None:
-        if key == "bad":
+    def fails(self: ParkingDispatcher, watched: Any, *when: float) -> bool:
+        if watched.resource == "bad":
             raise RuntimeError("planted")
-        tell(self, do, key)
+        return attend(self, watched, *when)
 
-    monkeypatch.setattr(ParkingDispatcher, "_tell_nodes", fails)
+    monkeypatch.setattr(ParkingDispatcher, "_attend", fails)
     watch.run(1.0)
-    assert "good" in watch.went
-    assert "bad: parking cannot join its wait queue on the nodes" in caplog.text
+    assert ("good", True, False) in watch.went
+    assert "bad is looked after again in 1 s" in caplog.text
 
 
 def rounds_a_second(watch: Watch, count: int) -> float:
@@ -202,10 +250,10 @@ def rounds_a_second(watch: Watch, count: int) -> float:
     watch.redlock.driver.rounds.clear()
     watch.run(20.0)
     assert len(watch.queue) == count, "all still wait"
-    return len(watch.redlock.driver.rounds) / 20.0
+    return sum(Counter(watch.redlock.driver.rounds).values()) / 20.0
 
 
-def test_many_keys_are_asked_about_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_resources_are_asked_about_together(monkeypatch: pytest.MonkeyPatch) -> None:
     few = rounds_a_second(Watch(monkeypatch), 1)
     many = rounds_a_second(Watch(monkeypatch), 200)
     assert few < 3

@@ -310,13 +310,13 @@ def overdue(note: Reservation) -> _Held:
 def _parking(app: Celery) -> Any:  # noqa: F811
     parking: Any = Parking.__new__(Parking)
     nothing = lambda *_: None  # noqa: E731
-    parking._app, parking._longest, parking._sends_events = app, 60.0, True
+    parking._app, parking._longest, parking._tells = app, 60.0, True
     parking._prefetch = SimpleNamespace(most=10, widen=nothing)
     parking._full_since = None
     parking.admission = AdmissionQueue(10)
     running = SimpleNamespace(worker_pid=1, id="running", name="charge")
     parking.admission.arrive(running, "order:1", 0.0, since=0.0, until=0.0)
-    parking.dispatcher = SimpleNamespace(wake=nothing)
+    parking.dispatcher = SimpleNamespace(watch=nothing)
     driver = SimpleNamespace(driver_type="amqp")
     parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))
     return parking

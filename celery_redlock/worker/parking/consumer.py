@@ -1,4 +1,4 @@
-"""Park deliveries of locked tasks in a worker's main process, until they may ask for their lock.
+"""Parks deliveries of locked tasks in a worker's main process, until they may ask for their lock.
 
 A bootstep of the worker's consumer. It stands between the consumer and the pool, asks the
 `AdmissionQueue` about every delivery of a locked task, and tells it what becomes of those that
@@ -11,7 +11,7 @@ dies.
    and what is parked beyond it goes back to the broker.
 3. When the worker stops, all of it goes back at once; the bodies that still run are not waited for.
 
-No error in here stops a delivery: it goes to the pool, as it would without us.
+Nothing that goes wrong in here stops a delivery: it goes to the pool, as it would without us.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import random
 import socket
 import time
 from collections import deque
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from celery import bootsteps, signals
@@ -34,7 +34,6 @@ from ...config.options import TaskOptions
 from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.redlock import Redlock
-from ...locking.wait_queue import JITTER
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
 from ...messages.headers import ATTEMPTS, MANY, attempts_of, said
 from ...messages.parkable import parkable, set_at_work
@@ -58,18 +57,17 @@ MIN_PARKED_S = 0.1
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
 
+JITTER = random.SystemRandom()
+
 
 def begin(app: Any) -> None:
     """Have the workers of `app` park deliveries. For the main process, before it forks its pool."""
     conf = app.conf
-    parking = (
-        conf.get("redlock_parking", True)
-        and enabled(conf)
-        # Without prefetching, what is parked would count as what is at work.
-        and not conf.get("worker_disable_prefetch", False)
-        and any(map(_parks, app.tasks.values()))
-    )
-    set_at_work(bool(parking))
+    parking = conf.get("redlock_parking", True) and enabled(conf)
+    if conf.get("worker_disable_prefetch", False):
+        parking = False  # what is parked would count as what is at work
+    parking = bool(parking) and any(map(_parks, app.tasks.values()))
+    set_at_work(parking)
     if parking:
         app.steps["consumer"].add(Parking)
     else:
@@ -97,22 +95,22 @@ class Parking(bootsteps.StartStopStep):
         self._app = app = consumer.app
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
         consumer.on_task_request = self
-        self._sends_events = read_settings(app).events
+        self._tells = read_settings(app).events
         self._longest = min(MAX_PARKED_S, unacknowledged_for(app) / 4)
         self._full_since: float | None = None
         self._some_are_new = False
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
-        self._posted: deque[Callable[[], None]] = deque()
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.admission = AdmissionQueue(MAX_PARKED)
         self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
-            self._free_slots,
-            lambda parked: self._post(partial(self._go, parked)),
+            self._has_slot,
+            lambda *what: self._post(self._proceed, *what),
             lambda: self._post(self._sweep),
         )
-        signals.task_revoked.connect(lambda **_: self._post(self._sweep), weak=False)
+        signals.task_revoked.connect(self._revoked, weak=False)
 
     # -- Celery's main thread: connecting and stopping -------------------------------------------
 
@@ -135,10 +133,14 @@ class Parking(bootsteps.StartStopStep):
 
     # -- Deliveries ------------------------------------------------------------------------------
 
-    def _free_slots(self) -> int:
-        """Return how many more tasks the pool could begin with now."""
+    @property
+    def _full(self) -> bool:
+        return self._full_since is not None and monotonic() - self._full_since >= FULL_S
+
+    def _has_slot(self) -> bool:
+        """Whether the pool could begin with another task now."""
         given = len(state.reserved_requests) - len(self.admission)
-        return int(self._consumer.pool.num_processes - given)
+        return bool(given < self._consumer.pool.num_processes)
 
     def __call__(self, request: Any) -> Any:
         """A request is to go to the pool."""
@@ -154,42 +156,45 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            keys = resources_of(request.task, request.args, request.kwargs)
+            resources = resources_of(request.task, request.args, request.kwargs)
         except Exception:
             return False  # the body's process says what is wrong
         attempts = attempts_of(request.request_dict)
-        refused = attempts["held"] > 0
-        if len(keys) != 1 or (not refused and _may_be_a_duplicate(request, options)):
+        again = attempts["held"] > 0
+        if len(resources) != 1 or (not again and self._may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
             return False  # given back once more it would be dropped: it goes, and is sent anew
         if not has_way_back(request.request_dict):
             return False
-        key, now, longest = keys[0], monotonic(), self._longest * JITTER.uniform(0.75, 1.0)
+        (resource,) = resources
+        now = monotonic()
+        since = attempts["since"]
+        longest = self._longest * JITTER.uniform(0.75, 1.0)
         if options.retry_deadline is not None:
             # In time to be refused once more; and once before, to learn who is in its way.
             left = options.retry_deadline
-            left = left - attempts["stuck"] if refused else left / 4
+            left = left - attempts["stuck"] if again else left / 4
             longest = min(longest, max(left, MIN_PARKED_S))
         self.admission.most = self._prefetch.most
-        for ending in ("on_success", "on_failure", "on_timeout"):
-            # Of this instance: its class has its own.
-            setattr(request, ending, self._notes_end(request, key, getattr(request, ending)))
+        self._watch(request, resource)
         if self.admission.arrive(
-            *(request, key, now),
-            since=attempts["since"],
+            request,
+            resource,
+            now,
+            since=since,
             until=now + longest,
             urgency=self._urgency(request),
-            refused=refused,
+            again=again,
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "parked": True}
-        self._some_are_new = True
         try:
-            self._widen()
-            self.dispatcher.wake()
-            self._say_parked(request, key, attempts["since"])
+            self._some_are_new = True
+            self._prefetch.widen(self._extra)
+            self.dispatcher.watch(resource)
+            self._say_parked(request, resource, since)
         except Exception:  # it is parked all the same, and must not go to the pool twice
             logger.exception("%s[%s] is parked", request.name, request.id)
         return True
@@ -202,43 +207,67 @@ class Parking(bootsteps.StartStopStep):
         amqp = self._consumer.connection.transport.driver_type == "amqp"
         return float(-priority if amqp else priority)
 
-    def _say_parked(self, request: Any, key: str, since: float) -> None:
-        """Tell people, and monitors; and who holds the key, if its body is at work here."""
-        here = next((one for one, name in self.admission.running() if name == key), None)
-        if self._sends_events:
+    def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
+        """Whether its task is reserved, and it is not known to have the reservation.
+
+        Then it does not wait its turn: the body's process finds out, and skips it.
+        """
+        note = Reservation.of(said(request.request_dict, HEADER), request.id, options)
+        if note is not None:
+            return note.scope != "while_executing" and not (note.token or note.begun)
+        return options.scope != "while_executing"
+
+    def _say_parked(self, request: Any, resource: str, since: float) -> None:
+        """Who holds it is told where that is known: if it is at work here."""
+        running = (one for one, name in self.admission.running() if name == resource)
+        here = next(running, None)
+        if self._tells:
             holder = None
             if here is not None:
                 pid = here.worker_pid or 0
                 holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            request.send_event(WAITING, resource=printable(key), holder=holder, waited=waited)
+            request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
         logger.info(
             "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),
-            printable(key),
+            printable(resource),
             "" if here is None else f", which {printable(here.id)} has or asks for here",
         )
 
-    def _notes_end(self, request: Any, key: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def told(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return method(*args, **kwargs)
-            finally:
-                self._note_end(request, key)
+    def _watch(self, request: Any, resource: str) -> None:
+        """Have its end told. By attributes of the instance: its class has its own."""
 
-        return told
+        def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
+            def told(*args: Any, **kwargs: Any) -> Any:
+                try:
+                    return method(*args, **kwargs)
+                finally:
+                    if is_end(*args):
+                        self._ended(request, resource)
+
+            return told
+
+        request.on_success = then(request.on_success, lambda *_: True)
+        request.on_failure = then(request.on_failure, lambda *_: True)
+        # At the hard limit it is yet to be killed; then the pool tells of it, or nobody does.
+        request.on_timeout = then(request.on_timeout, lambda soft, *_: not soft)
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
 
-    def _note_end(self, request: Any, key: str) -> None:
-        # At a soft limit it is not over, nor at the hard one before its process was killed.
-        over = request not in state.reserved_requests
-        if over and self.admission.ended(request, key, monotonic()):
-            self.dispatcher.wake()
+    def _ended(self, request: Any, resource: str) -> None:
+        if self.admission.ended(request, resource):
+            self._post(self._proceed, resource, False, False)
+            self.dispatcher.ended(resource)
 
-    def _post(self, function: Callable[[], None]) -> None:
+    def _revoked(self, request: Any = None, **_signal: Any) -> None:
+        for running, resource in self.admission.running():
+            if running.id == request.id and running not in state.reserved_requests:
+                self._ended(running, resource)
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Have it called in the main thread, soon."""
-        self._posted.append(function)
+        self._posted.append((function, args))
         if self._wire is not None:
             with contextlib.suppress(OSError):  # it is full: it will be read
                 os.write(self._wire[1], b"\0")
@@ -255,66 +284,72 @@ class Parking(bootsteps.StartStopStep):
         self._do_posted()
 
     def _do_posted(self) -> None:
-        with contextlib.suppress(IndexError):  # none is left; others may take them as well
-            while True:
-                function = self._posted.popleft()
-                try:
-                    function()
-                except Exception:
-                    logger.exception("parking failed; retrying within 1 s")
+        for function, args in _taken(self._posted):
+            try:
+                function(*args)
+            except Exception:
+                logger.exception("parking failed; what is parked is looked after again in 1 s")
 
     # -- The main thread again -------------------------------------------------------------------
 
-    def _go(self, parked: Parked) -> None:
+    def _proceed(self, resource: str, free: bool, queue_up: bool) -> None:
+        """Give the pool the next delivery of a resource, if it may go and has a slot."""
+        if not queue_up and not self._has_slot():
+            return
+        parked = self.admission.take(resource, monotonic(), free=free)
+        if parked is not None:
+            self.dispatcher.gone(resource)
+            self._unpark(parked)
+
+    def _unpark(self, parked: Parked) -> None:
         request = parked.request
-        self._widen()
+        self._prefetch.widen(self._extra)
+        if request in state.reserved_requests and self._prefetch.keep(request):
+            self._to_pool(request)
+            return
         if request in state.reserved_requests:
-            if self._prefetch.keep(request):
-                self._to_pool(request)
-                return
             logger.info("%s was given to another worker: it is left to it", request.id)
             state.task_ready(request)
-        self._note_end(request, parked.key)
-
-    def _widen(self) -> None:
-        """Let others pass by; nothing passes by while the pool is full."""
-        self._prefetch.widen(0 if self._is_full else len(self.admission))
+        self._ended(request, parked.resource)
 
     @property
-    def _is_full(self) -> bool:
-        return self._full_since is not None and monotonic() - self._full_since >= FULL_S
+    def _extra(self) -> int:
+        """By how much the window is to be wider: nothing passes by while the pool is full."""
+        return 0 if self._full else len(self.admission)
 
     def _sweep(self) -> None:
-        """Look after the revoked and the expired, and how full the pool is."""
+        """Look after the revoked, the expired, the overdue, and how full the pool is."""
         now = monotonic()
-        if self._free_slots() > 0:
+        has_slot = self._has_slot()
+        if has_slot:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = now
         for parked in self.admission.parked():
             request = parked.request
-            if (request.expires or request.id in state.revoked) and request.revoked():
+            due = request.expires or request.id in state.revoked
+            if due and request.revoked():
                 self.admission.withdraw(parked)
-        for request, key in self.admission.running():
-            self._note_end(request, key)
-        self._widen()
-        if self._is_full and self._prefetch.widens:
+        if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
+            self._unpark(overdue)
+        for request, resource in self.admission.running():
+            if request not in state.reserved_requests:
+                self._ended(request, resource)
+        self._prefetch.widen(self._extra)
+        if self._full and self._prefetch.widens:
             # What is with the pool and not acknowledged is in the window as well.
             held = [not request.acknowledged for request in tuple(state.reserved_requests)]
             beyond = sum(held) - self._consumer.qos.value
             surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
-            self._prefetch.give_back([parked.request for parked in surplus])
-        some_are_new, self._some_are_new = self._some_are_new, False
+            if surplus:
+                self._prefetch.give_back([parked.request for parked in surplus])
         requests = [parked.request for parked in self.admission.parked()]
+        some_are_new, self._some_are_new = self._some_are_new, False
         self._prefetch.renew(requests, now, some_are_new=some_are_new)
 
 
-def _may_be_a_duplicate(request: Any, options: TaskOptions) -> bool:
-    """Whether its task is reserved, and it is not known to have the reservation.
-
-    Then it does not wait its turn: the body's process finds out, and skips it.
-    """
-    note = Reservation.of(said(request.request_dict, HEADER), request.id, options)
-    if note is not None:
-        return note.scope != "while_executing" and not (note.token or note.begun)
-    return options.scope != "while_executing"
+def _taken(row: deque[Any]) -> Iterator[Any]:
+    """Each of a row, taken out of it; others may do the same."""
+    with contextlib.suppress(IndexError):
+        while True:
+            yield row.popleft()
