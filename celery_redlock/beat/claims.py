@@ -1,11 +1,11 @@
-"""Whose turn it is to send a tick: one beat's, of all that run.
+"""Claim ticks: of all beats that run, one sends each.
 
 A beat that is due claims the tick on the nodes, before it sends. Between the claim and the message
 it may die, or the broker be away. Therefore a claim is short at first, extended while the message
 is being sent, and then made long: it is *kept*, nobody gives it back, it expires when the next tick
-is due (`ticks.py`). Who is refused can tell the two by what is left of the claim, for its token
-says how long it was at first. If more is left, the tick is sent, and the entry moves on as if this
-beat had sent it. If not, the entry stays due, and is tried again a second later.
+is due (`ticks.py`). A beat that is refused can tell the two by what is left of the claim, because
+its token says how long it was at first. If more is left, the tick is sent, and the entry moves on
+as if this beat had sent it. If not, the entry stays due, and is tried again a second later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import math
 import os
 import random
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -36,24 +37,29 @@ from ..runtime.clock import monotonic
 from .outage import Outage
 from .ticks import Tick, current_tick
 
-__all__ = ["AGAIN", "LATE", "OPTION", "SendDecision", "Turns", "is_guarded", "stays_due"]
+__all__ = [
+    "AFTER_OTHER_S",
+    "OPTION",
+    "RETRY_DELAY_S",
+    "SendDecision",
+    "TickClaims",
+    "stays_due",
+]
 
 logger = logging.getLogger("celery_redlock.beat")
 
 OPTION = "redlock"
 """An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
-AGAIN = 1.0
-"""Seconds until an entry that could not be decided upon is tried again."""
-SPLIT = 0.05
-"""The same, at most, if several beats asked at once and none got a quorum; doubled each time."""
-BROKEN = 60.0
-"""The same, if its schedule cannot be understood; seconds."""
-LATE = 0.01
-"""Seconds after the last sender's turn at which the other beats have theirs."""
-SHORT = 0.5
-"""Seconds that a claim lasts at first, at least, if it is to be kept for so long."""
-ATOM = 0.001
-"""Seconds that nodes tell apart; and to wait for them at least."""
+RETRY_DELAY_S = 1.0
+"""Seconds until an entry that could not be decided upon is tried again; how late a tick may be."""
+BROKEN_DELAY_S = 60.0
+"""The same if its schedule raises: its author has to correct it, and the log has the traceback."""
+AFTER_OTHER_S = 0.01
+"""Seconds by which a beat looks later than the one that sent last, so that it finds that claim."""
+MIN_SHORT_S = 0.5
+"""Seconds that a claim lasts at first, at least, if it is to be kept for so long: time to send."""
+NODE_RESOLUTION_S = 0.001
+"""Seconds that nodes tell apart."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +70,6 @@ class SendDecision:
         entry: The entry, as it was when it was found to be due.
         send: Whether it is this beat's to send.
         claim: What it holds in that case; None if it sends without.
-        kept: Until when the claim is kept once it is sent; seconds of the clock of leases.
-        timeout: How long to wait for the nodes then; seconds.
         sent: Otherwise: whether another beat has certainly sent it.
         again: Seconds until the entry is looked at again; None for its regular time.
         last: When the entry is to remember that it was sent, if that is not now.
@@ -75,8 +79,6 @@ class SendDecision:
     entry: Any
     send: bool = False
     claim: TickClaim | None = None
-    kept: float = 0.0
-    timeout: float = 0.0
     sent: bool = False
     again: float | None = None
     last: datetime | None = None
@@ -93,22 +95,41 @@ class TickClaim(HeldLease):
 
     Attributes:
         tick: What it is called in the log.
+        kept: Until when it is kept once it is sent; seconds of the clock of leases.
+        left: How long to wait for the nodes then; seconds.
     """
 
     tick = ""
+    kept = left = 0.0
+
+    def finish(self, sent: bool) -> None:
+        """Keep it, because its message has left; or let another beat send it."""
+        late = self.lost
+        if sent and not self.keep(self.kept - monotonic(), timeout=self.left):
+            logger.warning(
+                "%s was sent after its claim had ended: another beat may have sent it too"
+                if late
+                else "%s is sent, but a quorum could not be told: another beat may send it again",
+                self.tick,
+            )
+        elif not sent:
+            self.release()
+            if not late:
+                logger.warning(
+                    "%s could not be sent from here: its claim is freed, for another beat",
+                    self.tick,
+                )
 
     def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
             "%s is still being sent after %.1f s: its claim has ended (%s), and another beat sends"
             " it; does the broker hang?",
-            self.tick,
-            loss.held_for,
-            loss.reason,
+            *(self.tick, loss.held_for, loss.reason),
         )
 
 
-class Turns:
-    """One beat's turns.
+class TickClaims:
+    """The claims of one beat.
 
     Args:
         app: The Celery app, whose name tells its entries from another's.
@@ -120,9 +141,8 @@ class Turns:
         self._app = app
         self._redlock = redlock
         self._owner = Owner(socket.gethostname(), os.getpid())
-        self._outage = Outage(AGAIN, send=on_unavailable == "send")
+        self._outage = Outage(RETRY_DELAY_S, send=on_unavailable == "send")
         self._told: dict[str, str] = {}
-        self._splits: dict[str, int] = {}
         self._warned: set[str] = set()
 
     @property
@@ -130,22 +150,11 @@ class Turns:
         """What the names of all that is claimed begin with."""
         return f"beat:{escape(str(self._app.main or ''))}:"
 
-    def pause(self) -> float:
-        """Seconds in which nothing can be sent, for want of a quorum; 0 if all is well."""
-        return 0.0 if self._outage.send else self._outage.pause(monotonic())
+    def decide(self, entry: Any, timeout: float) -> SendDecision:
+        """Claim the tick of an entry that is due; return what to do with it.
 
-    def hold(self, entries: Iterable[Any]) -> None:
-        """These are due, and wait for a quorum."""
-        for entry in entries:
-            self._outage.met(entry.name, None, monotonic())
-
-    def take(self, entry: Any, timeout: float) -> SendDecision:
-        """Whose turn an entry is that is due. Never raises.
-
-        Args:
-            entry: A `celery.beat.ScheduleEntry`.
-            timeout: How long to wait for the nodes at most, in seconds, in all. They are asked
-                twice: for the tick, and then either who has it or to keep it.
+        The nodes are waited for `timeout` seconds at most, in all: they are asked for the tick, and
+        then either for its holder or to keep it.
         """
         try:
             wish = _wish(entry)
@@ -165,65 +174,64 @@ class Turns:
         except Exception:
             # A schedule of the user's own. An error here would end the whole beat.
             logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
-            return stays_due(entry, BROKEN)
-
-    def end(self, turn: SendDecision, sent: bool) -> None:
-        """This beat's turn is over: keep its claim, or let another send the tick."""
-        if turn.claim is None:
-            return
-        claim, late = turn.claim, turn.claim.lost
-        if not sent:
-            claim.release()
-            if not late:
-                logger.warning(
-                    "%s could not be sent from here: its claim is freed, for another beat",
-                    claim.tick,
-                )
-        elif not claim.keep(turn.kept - monotonic(), timeout=turn.timeout):
-            logger.warning(
-                "%s was sent after its claim had ended: another beat may have sent it too"
-                if late
-                else "%s is sent, but a quorum could not be told: another beat may send it again",
-                claim.tick,
-            )
+            return stays_due(entry, BROKEN_DELAY_S)
 
     def _claim(self, entry: Any, tick: Tick, timeout: float) -> SendDecision:
         resource = shortened(f"{self.resources}{escape(str(entry.name))}:{tick.name}")
         now = monotonic()
-        # Half of what it is to be kept, that one can tell; but long enough to ask nodes for.
-        short = max(MIN_TTL, min(self._redlock.ttl, max(tick.kept / 2, min(tick.kept, SHORT))))
+        # Half of what it is to be kept, so that one can tell; but long enough to ask nodes for.
+        longest = max(tick.kept / 2, min(tick.kept, MIN_SHORT_S))
+        short = max(MIN_TTL, min(self._redlock.ttl, longest))
         patience = min(timeout, short / 2)
         owner = replace(self._owner, stamp=f"{short:.3f}")
         request = LockRequest(
             names=checked_names(resource), ttl=short, owner=owner, patience=patience
         )
-        # One that hangs between claim and message must not keep the others waiting for ever.
+        # One that hangs between claim and message must not keep the others waiting for good.
         claim = TickClaim(self._redlock, request, max_lifetime=self._redlock.ttl)
-        claim.tick = _called(entry, tick)
-        granted = True
+        claim.tick = _in_log(entry, tick)
+        claim.kept = now + tick.kept
+        decision: SendDecision | None = SendDecision(entry, True, claim)
         try:
             claim.acquire()
         except ResourceHeld:
-            granted = False
+            decision = None
         except QuorumUnavailable as error:
+            # Another entry may be less in a hurry.
             return self._without_quorum(entry, error, for_all=patience == timeout)
-        left = max(ATOM, timeout - (monotonic() - now))
-        if granted:
-            self._splits.pop(entry.name, None)
-            turn = SendDecision(entry, True, claim, kept=now + tick.kept, timeout=left)
-        else:
-            turn = self._refuse(entry, tick, self._redlock.holder(resource, timeout=left), short)
+        claim.left = max(NODE_RESOLUTION_S, timeout - (monotonic() - now))
+        if decision is None:
+            holder = self._redlock.holder(resource, timeout=claim.left)
+            if holder is not None:
+                decision = refused(entry, tick, holder, short)
+            if holder is not None and decision is not None:
+                self._tell(decision, tick, holder)
         self._outage.ended(monotonic())
-        return turn
+        # Several beats asked at once, and none got a quorum: one is to ask before the others.
+        most = min(RETRY_DELAY_S, timeout)
+        return decision or stays_due(entry, random.uniform(AFTER_OTHER_S, most))
 
-    def _refuse(self, entry: Any, tick: Tick, holder: Holder | None, short: float) -> SendDecision:
-        left = 0.0 if holder is None else holder.expires_in or 0.0
-        sent = left > _short_of(holder, short) + ATOM
-        if holder is None or (holder.nodes < holder.quorum and not sent):
-            return self._split(entry)
-        self._splits.pop(entry.name, None)
+    def _without_quorum(
+        self, entry: Any, error: QuorumUnavailable | None = None, *, for_all: bool = True
+    ) -> SendDecision:
+        self._outage.met(entry.name, error, monotonic(), for_all=for_all)
+        if self._outage.send:
+            return SendDecision(entry, send=True)
+        return stays_due(entry, RETRY_DELAY_S)
+
+    def _tell(self, decision: SendDecision, tick: Tick, holder: Holder) -> None:
+        """Say who sends a tick: to the log once, and to the signal if it is sent."""
+        entry, sent = decision.entry, decision.sent
         ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
-        self._tell(entry, tick, holder, sent, ours)
+        if self._told.get(entry.name) != holder.digest:
+            self._told[entry.name] = holder.digest
+            logger.log(
+                logging.DEBUG if ours else logging.INFO,
+                "%s %s sent by %s",
+                _in_log(entry, tick),
+                "was" if sent else "is being",
+                holder.owner or "another program, which holds our key",
+            )
         if sent and not ours:
             beat_deduplicated.send(
                 sender=named(entry.task, self._app),
@@ -232,47 +240,32 @@ class Turns:
                 tick=tick.name,
                 where="beat",
             )
-        if tick.period is None:
-            if sent:
-                return SendDecision(entry, sent=True)
-            coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
-            return stays_due(entry, min(AGAIN, left, coming) + LATE)
-        # Due when the one who sent it is due, and after him: he goes on, unless he is gone.
-        again = left + tick.margin + LATE
+
+
+def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecision | None:
+    """Return what follows from another beat's claim; None if no beat has the tick.
+
+    A claim of ours would last `short` seconds at first.
+    """
+    left = holder.expires_in or 0.0
+    at_first = short
+    with suppress(ValueError):  # of a key that somebody else has made
+        at_first = float(holder.owner.stamp) if holder.owner else short
+    sent = left > at_first + NODE_RESOLUTION_S
+    if holder.nodes < holder.quorum and not sent:
+        return None
+    if tick.period is None:
         if sent:
-            return SendDecision(
-                entry, sent=True, again=again, last=_ago(entry, tick.period - again)
-            )
-        telling = (tick.kept - short) / 2  # then one could tell
-        return stays_due(entry, min(AGAIN, again, telling if telling > LATE else again))
-
-    def _split(self, entry: Any) -> SendDecision:
-        """Several beats asked at once, and none got a quorum: again soon, with full jitter."""
-        count = self._splits[entry.name] = self._splits.get(entry.name, 0) + 1
-        return stays_due(entry, random.uniform(LATE, min(AGAIN, SPLIT * 2.0 ** min(count, 9))))
-
-    def _without_quorum(
-        self, entry: Any, error: QuorumUnavailable | None = None, *, for_all: bool = True
-    ) -> SendDecision:
-        self._outage.met(entry.name, error, monotonic(), for_all=for_all)
-        return SendDecision(entry, send=True) if self._outage.send else stays_due(entry, AGAIN)
-
-    def _tell(self, entry: Any, tick: Tick, holder: Holder, sent: bool, ours: bool) -> None:
-        if self._told.get(entry.name) == holder.digest:
-            return
-        self._told[entry.name] = holder.digest
-        logger.log(
-            logging.DEBUG if ours else logging.INFO,
-            "%s %s sent by %s",
-            _called(entry, tick),
-            "was" if sent else "is being",
-            holder.owner or "another program, which holds our key",
-        )
-
-
-def is_guarded(entry: Any) -> bool:
-    """Whether an entry is sent by one beat of all, as it is unless its options say otherwise."""
-    return _wish(entry) is not False
+            return SendDecision(entry, sent=True)
+        coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
+        return stays_due(entry, min(RETRY_DELAY_S, left, coming) + AFTER_OTHER_S)
+    # Due when the beat that sent it is due, and after it: that one goes on, unless it is gone.
+    again = left + tick.margin + AFTER_OTHER_S
+    if sent:
+        return SendDecision(entry, sent=True, again=again, last=_ago(entry, tick.period - again))
+    telling = (tick.kept - short) / 2  # then one could tell
+    soon = telling if telling > AFTER_OTHER_S else again
+    return stays_due(entry, min(RETRY_DELAY_S, again, soon))
 
 
 def _wish(entry: Any) -> Any:
@@ -284,16 +277,8 @@ def _wish(entry: Any) -> Any:
     return options.get(OPTION, default)
 
 
-def _called(entry: Any, tick: Tick) -> str:
+def _in_log(entry: Any, tick: Tick) -> str:
     return f"{entry.name} ({'due ' if tick.due else ''}{tick.name})"
-
-
-def _short_of(holder: Holder | None, default: float) -> float:
-    """How long the holder's claim was at first; seconds."""
-    try:
-        return float(holder.owner.stamp) if holder and holder.owner else default
-    except ValueError:
-        return default  # made by somebody else
 
 
 def _ago(entry: Any, seconds: float) -> datetime:

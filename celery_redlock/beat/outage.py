@@ -1,4 +1,4 @@
-"""A time without a quorum, as a beat lives through it: whom it asks, and what the log says.
+"""A time without a quorum, as a beat lives through it: when to ask the nodes, and what to log.
 
 However many entries are due, the nodes are asked once in a while, not once for each; and the log
 has an error a minute, not one for each. Pure: the time is an argument.
@@ -15,10 +15,10 @@ __all__ = ["Outage"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
-SAY = 60.0
-"""Seconds between two errors in the log."""
-NAMES = 5
-"""So many of the entries are named in it."""
+LOG_INTERVAL_S = 60.0
+"""Seconds between two errors in the log: often enough for an alarm on them to stay on."""
+MAX_NAMES = 5
+"""Entries that a line of the log names; the others are counted."""
 
 
 class Outage:
@@ -33,58 +33,49 @@ class Outage:
         self.send = send
         self._again = again
         self._began: float | None = None
-        self._ask = self._say = -math.inf
-        self._said = False
+        self._next_question = self._next_error = -math.inf
+        self._logged = False
         self._names: set[str] = set()
 
     def pause(self, now: float) -> float:
         """Seconds in which it is too soon to ask again; 0 if there is no outage."""
-        return max(0.0, self._ask - now)
+        return max(0.0, self._next_question - now)
 
     def met(
         self, name: str, error: QuorumUnavailable | None, now: float, *, for_all: bool = True
     ) -> None:
-        """An entry is due.
+        """Note that an entry is due; and the nodes' answer, if they were asked.
 
-        Args:
-            name: Of the entry.
-            error: The nodes' answer, if they were asked.
-            now: Seconds.
-            for_all: Whether that answer holds for other entries too.
+        Unless the answer holds `for_all` entries, the nodes are asked about the next one as well.
         """
         if self._began is None:
             self._began = now
-        if self._said and not self.send and str(name) not in self._names:
+        if self._logged and not self.send and str(name) not in self._names:
             logger.info("%s is held back too", name)
         self._names.add(str(name))
-        if error is None:
-            return
-        if for_all:
-            self._ask = now + self._again
-        if now < self._say:
-            return
-        self._say, self._said = now + SAY, True
-        logger.error(
-            "no quorum for %.0f s: %s %s: %s",
-            now - self._began,
-            self._waiting(),
-            "sent without a claim, by every beat" if self.send else "held back until there is one",
-            error,
-        )
+        if error is not None and for_all:
+            self._next_question = now + self._again
+        if error is not None and now >= self._next_error:
+            self._next_error, self._logged = now + LOG_INTERVAL_S, True
+            done = "sent without a claim, by every beat"
+            logger.error(
+                "no quorum for %.0f s: %s %s: %s",
+                *(now - self._began, self._waiting()),
+                *(done if self.send else "held back until there is one", error),
+            )
 
     def ended(self, now: float) -> None:
-        """A quorum has answered."""
-        if self._began is not None and self._said:
+        """Note that a quorum has answered."""
+        if self._began is not None and self._logged:
             logger.warning(
                 "a quorum answers again, after %.1f s; what was due is sent now: %s",
-                now - self._began,
-                self._waiting(),
+                *(now - self._began, self._waiting()),
             )
-        self._began, self._said = None, False
-        self._ask = -math.inf
+        self._began, self._logged = None, False
+        self._next_question = -math.inf
         self._names.clear()
 
     def _waiting(self) -> str:
         names = sorted(self._names)
-        more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-        return ", ".join(names[:NAMES]) + more
+        more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+        return ", ".join(names[:MAX_NAMES]) + more

@@ -1,8 +1,8 @@
 """Any number of beats, each tick sent once, whichever of them sends it.
 
-There is no leader. Every beat goes through its own schedule, and before it sends a tick it asks
-whether it is its turn (`claims.py`). A beat whose turn it is not goes on as if it had sent the tick
-itself; so a beat that dies is missed by nobody.
+There is no leader. Every beat goes through its own schedule, and before it sends a tick it claims
+it (`claims.py`). A beat that is refused goes on as if it had sent the tick itself; so a beat that
+dies is missed by nobody.
 
 Works by wrapping methods of the scheduler at hand, whichever it is: they all send through
 `apply_async`, and all but celery-redbeat's share Celery's `tick`, which goes by a heap of times.
@@ -14,7 +14,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any
 
 from celery.schedules import schedstate
@@ -24,16 +23,24 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
-from .claims import AGAIN, LATE, OPTION, SendDecision, Turns, is_guarded, stays_due
+from .claims import (
+    AFTER_OTHER_S,
+    OPTION,
+    RETRY_DELAY_S,
+    SendDecision,
+    TickClaims,
+    stays_due,
+)
 
 __all__ = ["SchedulerAdapter", "guard"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
-EARLY = 0.01
+EARLY_S = 0.01
 """Seconds by which a beat wakes up before the time it was told (`Scheduler.adjust`)."""
 ENOUGH = 0.8
-"""Part of the node timeout that must be left for one more entry to be asked about in a pass."""
+"""Part of the node timeout that must be left to ask about one more entry in a pass: with less, an
+answer that is merely slow would look like an outage."""
 
 
 class SchedulerAdapter:
@@ -43,17 +50,20 @@ class SchedulerAdapter:
         scheduler: A `celery.beat.Scheduler`, of whatever class.
         redlock: Where ticks are claimed.
         on_unavailable: "hold" or "send".
+
+    Attributes:
+        resources: What the names of all that is claimed begin with.
     """
 
     def __init__(self, scheduler: Any, redlock: Redlock, on_unavailable: str) -> None:
         self._scheduler = scheduler
-        self._turns = Turns(scheduler.app, redlock, on_unavailable)
+        self._claims = TickClaims(scheduler.app, redlock, on_unavailable)
+        self.resources = self._claims.resources
         self._timeout = redlock.node_timeout
-        # The turn that is being sent in; whether anything was, or was tried; whether just now.
+        # What is being sent; and whether anything of it was (None: nothing was tried).
         self._granted: SendDecision | None = None
         self._sent: bool | None = None
-        self._publishing = False
-        # The turn that another beat has, until the scheduler asks when to look at its entry again.
+        # What is not sent, until the scheduler asks when to look at its entry again.
         self._refused: SendDecision | None = None
         self._put_off: set[str] = set()
         # For schedules that all beats share: until when an entry is left alone, and whether it was
@@ -69,36 +79,16 @@ class SchedulerAdapter:
         self._own_when, scheduler._when = scheduler._when, self._when
         self._own_should_sync, scheduler.should_sync = scheduler.should_sync, self.should_sync
 
-    @property
-    def resources(self) -> str:
-        """What the names of all that is claimed begin with."""
-        return self._turns.resources
-
     # -- In place of the scheduler's own ----------------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> float | None:
-        """One pass over the schedule. Seconds until the next one."""
-        pause = self._turns.pause()
-        if pause and self._all_wait(pause):
-            return pause
+        """Go over the schedule once; return the seconds until the next time."""
         self._wake, self._began = math.inf, monotonic()
         try:
             wait: float | None = self._own_tick(*args, **kwargs)
         finally:
             self._began = math.inf
         return wait if wait is None else min(wait, self._wake)
-
-    def _all_wait(self, pause: float) -> bool:
-        """Whether whatever is due, or will be in `pause` seconds, waits for a quorum."""
-        heap = getattr(self._scheduler, "_heap", None)
-        if not heap:
-            return False
-        now = self._own_when(heap[0][2], 0)
-        coming = [(when, entry) for when, _priority, entry in heap if when <= now + pause]
-        if heap[0][0] > now or not all(is_guarded(entry) for _when, entry in coming):
-            return False
-        self._turns.hold(entry for when, entry in coming if when <= now)
-        return True
 
     def is_due(self, entry: Any) -> Any:
         """Whether an entry is due, and when next. One that was put off is not, until then."""
@@ -108,62 +98,65 @@ class SchedulerAdapter:
             if heap and heap[0][2] is entry:
                 wait = heap[0][0] - self._own_when(entry, 0)
                 if wait > 0:
-                    return schedstate(False, wait + EARLY)
+                    return schedstate(False, wait + EARLY_S)
             self._put_off.discard(entry.name)
         return self._own_is_due(entry)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry, and log it; or see that another beat does."""
-        turn = self._turns.take(entry, self._timeout)
-        if turn.send:
-            with self._sending(turn):
+        decision = self._decide(entry)
+        if decision.send:
+            with self._sending(decision):
                 self._own_apply_entry(entry, producer=producer)
-        else:
-            self._refused = turn
 
     def apply_async(
         self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any
     ) -> Any:
         """Send an entry, or see that another beat does: then None.
 
-        Args:
-            entry: A schedule entry that is due.
-            producer: To send with.
-            advance: Whether the schedule does not yet know that this entry had its turn. One that
-                keeps it elsewhere for all beats (celery-redbeat) hears it from the one that sends.
-            **kwargs: As the scheduler knows them.
+        `advance`: the schedule does not yet know that this entry had its turn. One that all beats
+        share (celery-redbeat's) is told by the beat that sends.
         """
         granted = self._granted
         if granted is not None and granted.entry.name == entry.name:
-            return self._publish(granted, entry, producer, advance, kwargs)
+            return self._publish(granted, entry, producer, advance=advance, **kwargs)
         if advance:
             return self._apply_shared(entry, producer, kwargs)
-        turn = self._turns.take(entry, self._timeout)
-        if not turn.send:
-            self._refused = turn
+        decision = self._decide(entry)
+        if not decision.send:
             return None
-        with self._sending(turn):
-            return self._publish(turn, entry, producer, advance, kwargs)
+        with self._sending(decision):
+            return self._publish(decision, entry, producer, advance=advance, **kwargs)
 
     def _when(self, entry: Any, next_time_to_run: Any, *args: Any, **kwargs: Any) -> Any:
-        """When to look at an entry again. That of a refused turn is told here."""
-        turn, self._refused = self._refused, None
-        if turn is not None and turn.entry.name == entry.name:
-            again = turn.again
+        """When to look at an entry again. That of one that is not sent is told here."""
+        refused, self._refused = self._refused, None
+        if refused is not None and refused.entry.name == entry.name:
+            again = refused.again
             if again is None and next_time_to_run is not None and next_time_to_run <= 0:
-                again = AGAIN  # seen in the hour that is repeated in autumn
+                again = RETRY_DELAY_S  # seen in the hour that is repeated in autumn
             if again is not None:
-                next_time_to_run = again + EARLY
+                next_time_to_run = again + EARLY_S
                 self._put_off.add(entry.name)
-            if turn.last is not None:
-                _set_last_run(entry, turn.last, turn.count)
+            if refused.last is not None:
+                # Also where it is kept in a database: django-celery-beat's row.
+                for keeper in filter(None, (entry, getattr(entry, "model", None))):
+                    keeper.last_run_at = refused.last
+                    if refused.count is not None:
+                        keeper.total_run_count = refused.count
         return self._own_when(entry, next_time_to_run, *args, **kwargs)
 
     def should_sync(self) -> bool:
         """Whether to write the schedule to its disk or database; not between claim and message."""
-        return not self._publishing and bool(self._own_should_sync())
+        return self._granted is None and bool(self._own_should_sync())
 
     # -- Sending ----------------------------------------------------------------------------------
+
+    def _decide(self, entry: Any) -> SendDecision:
+        decision = self._claims.decide(entry, self._timeout)
+        if not decision.send:
+            self._refused = decision
+        return decision
 
     def _apply_shared(self, entry: Any, producer: Any, kwargs: Mapping[str, Any]) -> Any:
         """An entry of a scheduler that asks for all that is due in one pass, and advances it."""
@@ -173,48 +166,46 @@ class SchedulerAdapter:
         if until > now or left < self._timeout * ENOUGH:
             self._wake = min(self._wake, max(0.0, until - now))
             return None
-        turn = self._turns.take(entry, left)
-        if not turn.send:
-            if turn.sent and was_sent:
+        decision = self._claims.decide(entry, left)
+        if not decision.send:
+            if decision.sent and was_sent:
                 # And still due: the beat that has sent it died before it could tell the others.
                 self._scheduler.reserve(entry)
-            again = min(AGAIN, AGAIN if turn.again is None else turn.again)
-            self._resting[entry.name] = now + again, turn.sent and not was_sent
+            again = RETRY_DELAY_S if decision.again is None else decision.again
+            again = min(RETRY_DELAY_S, again)
+            self._resting[entry.name] = now + again, decision.sent and not was_sent
             self._wake = min(self._wake, again)
             return None
         self._resting.pop(entry.name, None)
-        if turn.claim is None:
-            return self._publish(turn, entry, producer, True, kwargs)
+        if decision.claim is None:
+            return self._publish(decision, entry, producer, advance=True, **kwargs)
         # What all beats share must not say that it is sent before it is.
         try:
-            with self._sending(turn):
-                result = self._publish(turn, entry, producer, False, kwargs)
+            with self._sending(decision):
+                result = self._publish(decision, entry, producer, advance=False, **kwargs)
         except Exception:
-            self._failed_to_send(entry, turn.claim.resource)
+            if self._failed.pop(entry.name, None) == decision.claim.resource:
+                self._scheduler.reserve(entry)  # twice: the schedule moves on
+            else:
+                self._failed[entry.name] = decision.claim.resource
+                self._wake = min(self._wake, RETRY_DELAY_S)
             raise
         self._failed.pop(entry.name, None)
         self._scheduler.reserve(entry)
         return result
 
-    def _failed_to_send(self, entry: Any, resource: str) -> None:
-        """It is still due, for all beats. Once more, then the schedule moves on: not for ever."""
-        if self._failed.pop(entry.name, None) == resource:
-            self._scheduler.reserve(entry)
-        else:
-            self._failed[entry.name] = resource
-            self._wake = min(self._wake, AGAIN)
-
     @contextmanager
-    def _sending(self, turn: SendDecision) -> Iterator[None]:
-        """All that is sent in here is sent in this turn. Its claim is kept if anything was."""
-        self._granted, self._sent = turn, None
+    def _sending(self, decision: SendDecision) -> Iterator[None]:
+        """All that is sent in here is of one tick. Its claim is kept if anything was."""
+        self._granted, self._sent = decision, None
         try:
             yield
             if self._sent is None:
                 self._sent = True  # a scheduler of the user's own, that sends in a way of its own
         finally:
             self._granted = None
-            self._turns.end(turn, bool(self._sent))
+            if decision.claim is not None:
+                decision.claim.finish(bool(self._sent))
         if self._scheduler.should_sync():
             try:
                 self._scheduler._do_sync()
@@ -222,27 +213,21 @@ class SchedulerAdapter:
                 logger.exception("the schedule could not be written")
 
     def _publish(
-        self,
-        turn: SendDecision,
-        entry: Any,
-        producer: Any,
-        advance: bool,
-        kwargs: Mapping[str, Any],
+        self, decision: SendDecision, entry: Any, producer: Any, *, advance: bool, **kwargs: Any
     ) -> Any:
         self._sent = bool(self._sent)
-        if turn.claim is not None and turn.claim.lost and not self._sent:
-            self._refused = stays_due(turn.entry, LATE)  # this process was stopped for so long
-            raise turn.claim.loss()
+        if decision.claim is not None and decision.claim.lost and not self._sent:
+            # This process was stopped for so long.
+            self._refused = stays_due(decision.entry, AFTER_OTHER_S)
+            raise decision.claim.loss()
         options = entry.options
         if options and OPTION in options:  # it is ours, and no option of a message
             if advance:  # as Celery's own does first; the schedule keeps the option
                 entry, advance = self._scheduler.reserve(entry), False
             entry.options = {name: options[name] for name in options if name != OPTION}
-        self._publishing = True
         try:
             result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
         finally:
-            self._publishing = False
             entry.options = options
         self._sent = True
         return result
@@ -269,7 +254,6 @@ def _guard(scheduler: Any) -> None:
     if not given_names(app.conf):
         return
     settings = read_settings(app)
-    _check_entries(app.conf.beat_schedule or {})
     if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
         return
     if not settings.enabled:
@@ -296,26 +280,3 @@ def _guard(scheduler: Any) -> None:
     except QuorumUnavailable as error:
         until = "nothing is" if policy == "hold" else "every tick is, by every beat,"
         logger.error("no quorum yet, %s sent until there is one: %s", until, error)
-
-
-def _check_entries(schedule: Mapping[str, Any]) -> None:
-    """Check our option. The scheduler validates everything else of an entry."""
-    for name, entry in schedule.items():
-        options = (
-            entry.get("options") if isinstance(entry, Mapping) else getattr(entry, "options", None)
-        )
-        value = options.get(OPTION, True) if isinstance(options, Mapping) else True
-        if not isinstance(value, bool):
-            raise ConfigurationError(
-                f"beat_schedule[{name!r}]: the option {OPTION!r} must be False, to have every beat"
-                f" send it, or True; it is {value!r}"
-            )
-
-
-def _set_last_run(entry: Any, last: datetime, count: int | None) -> None:
-    """Let an entry remember another last run than now; also where that is kept in a database."""
-    for keeper in (entry, getattr(entry, "model", None)):  # django-celery-beat's row
-        if keeper is not None:
-            keeper.last_run_at = last
-            if count is not None:
-                keeper.total_run_count = count

@@ -1,10 +1,12 @@
-"""Which tick of a periodic task it is: the same answer in every beat.
+"""Name the tick of a periodic task that is due: the same name in every beat.
 
 Beats that hold the same schedule wake up at different moments, with different memories of the last
 run. What they share is, for a crontab or a solar event, the *due time*: the tick is named by it, in
 UTC and to the second, and stays claimed for as long as any beat may take that tick for the current
 one. A plain interval counts from the last run, so every beat has a phase of its own and nothing to
 name a tick by: there the claim itself keeps the period, by lasting a little less than the interval.
+(Numbering intervals by the clock would give them names; but each beat would keep its phase, so that
+the death of one would leave a gap of up to two intervals, and the hosts' clocks would count.)
 
 All arithmetic is the schedule's own: a tick is due when it would be for a lone beat, in the
 schedule's time zone, and when its clocks change.
@@ -21,15 +23,15 @@ from celery.schedules import schedule as interval
 
 __all__ = ["Tick", "current_tick"]
 
-GRACE = 60.0
+GRACE_S = 60.0
 """Seconds for which a due time stays claimed after the next one is due: clocks of hosts differ."""
-FINAL = 86_400.0
+FINAL_S = 86_400.0
 """Seconds for which a due time that nothing follows stays claimed."""
-MARGIN_RATE, MARGIN_MAX = 1 / 20, 0.5
+MARGIN_RATE, MARGIN_MAX_S = 1 / 20, 0.5
 """By how much an interval's claim is shorter than the interval: a part of it, and seconds at most.
-Who is due once in an interval must not be refused for being a little early."""
-
+A beat that is due once in an interval must not be refused because it is a little early."""
 LOOK_BACK = timedelta(days=4 * 366)
+"""How far back the latest due time is looked for: the 29th of February comes every four years."""
 HOUR, MINUTE, HALF = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=0.5)
 
 
@@ -54,7 +56,7 @@ class Tick(NamedTuple):
 
 
 def current_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
-    """The tick that is due now. Several that were missed are one, the latest, as for a lone beat.
+    """Return the tick that is due now. Several that were missed are one, the latest.
 
     Args:
         schedule: A schedule of Celery's, or a user's own.
@@ -73,7 +75,7 @@ def _of_due_time(dues: _DueTimes, last_run_at: datetime | None) -> Tick | None:
     if due is None or not dues.are_shared(due):
         return None
     left = None if following is None else (following - dues.now).total_seconds()
-    kept = GRACE + (FINAL if left is None else max(0.0, left)) + dues.repeated(due)
+    kept = GRACE_S + (FINAL_S if left is None else max(0.0, left)) + dues.repeated(due)
     return Tick(f"{due:%Y-%m-%dT%H:%M:%SZ}", kept, due=due, next_in=left)
 
 
@@ -88,9 +90,9 @@ def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
             name += "-relative"
     else:
         _due, following = schedule.is_due(last_run_at or schedule.now())
-        period = left = FINAL if following is None else float(following)
+        period = left = FINAL_S if following is None else float(following)
         name = "next"
-    margin = min(period * MARGIN_RATE, MARGIN_MAX, left / 2)
+    margin = min(period * MARGIN_RATE, MARGIN_MAX_S, left / 2)
     return Tick(name, left - margin, next_in=left, period=period, margin=margin)
 
 
@@ -110,7 +112,7 @@ class _DueTimes:
         self._schedule.__dict__.update(schedule.__dict__, nowfun=lambda: local)
 
     def latest(self, last: datetime | None) -> tuple[datetime | None, datetime | None]:
-        """The one that is due (the first after the last run, or a later one), and the next one."""
+        """Return the one that is due (the first after `last`, or a later one), and the next."""
         due = following = None
         if last is not None:
             last = self._schedule.maybe_make_aware(last).astimezone(timezone.utc)
@@ -133,14 +135,13 @@ class _DueTimes:
         return due, None if due is None else self._following(due)
 
     def _following(self, due: datetime) -> datetime | None:
-        """The next one after `due`; None if there is none."""
         # Solar events come once a day, and are computed to a fraction of a second.
         start = due + HOUR if isinstance(self._schedule, solar) else due
         found = self._after(start)
         return found if found is not None and found > due else None
 
     def repeated(self, due: datetime) -> float:
-        """Seconds until the wall clock shows the same again, when it is set back; mostly none.
+        """Return the seconds until the wall clock shows the same again: 0 unless it is set back.
 
         A beat that begins in the second of the two hours finds the due times of the first.
         """

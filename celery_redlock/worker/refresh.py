@@ -1,4 +1,4 @@
-"""Messages of locked tasks that wait in a worker are sent anew before their broker drops them.
+"""Send messages of locked tasks that wait in a worker again, before their broker drops them.
 
 A quorum queue counts how often a message comes back to it, and drops it after some times (20, in
 RabbitMQ 4). With a direct exchange a worker holds a message until its ETA, and gives it back when
@@ -24,8 +24,8 @@ __all__ = ["begin"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
-SOON = 1.0
-"""Seconds to its ETA below which a message is not worth it: it is about to run."""
+MIN_WAIT_S = 1.0
+"""Seconds to its ETA below which a message is not sent again: it is about to run."""
 
 
 def begin(app: Any) -> None:
@@ -38,11 +38,7 @@ def begin(app: Any) -> None:
 
 
 class _Strategy:
-    """Makes a task's handler of messages: `Task.Strategy`.
-
-    Args:
-        previous: What it was.
-    """
+    """Makes a task's handler of messages (`Task.Strategy`), around the previous one."""
 
     def __init__(self, previous: Any) -> None:
         self._previous = previous
@@ -55,7 +51,7 @@ class _Strategy:
                 if _waits(message) and _resend(app, message):
                     return None
             except Exception:
-                logger.exception("%s: a message may be dropped by the broker", task.name)
+                logger.exception("%s: the broker may drop one of its messages", task.name)
             return handler(message, *args, **kwargs)
 
         return receive
@@ -67,7 +63,7 @@ def _waits(message: Any) -> bool:
         return False
     due = datetime.fromisoformat(eta.replace("Z", "+00:00"))
     due = due if due.tzinfo is not None else due.replace(tzinfo=timezone.utc)
-    return due.timestamp() > time.time() + SOON
+    return due.timestamp() > time.time() + MIN_WAIT_S
 
 
 def _resend(app: Any, message: Any) -> bool:
@@ -94,7 +90,7 @@ def _resend(app: Any, message: Any) -> bool:
         )
     message.ack()
     logger.info(
-        "%s was sent anew: it waits, and %s would drop it when it is returned again",
+        "%s was sent again: it waits, and %s would drop it when it is returned once more",
         printable(f"{message.headers.get('task')}[{message.headers.get('id')}]"),
         printable(queue.name),
     )

@@ -2,8 +2,11 @@
 
 No node is asked, so it answers at once, also while the nodes are away. In a prefork worker the
 children hold: its main process reads their records in the shared table (`shared_table.py`).
-Elsewhere the bodies run in the process that answers. Who waits is parked (`consumer.py`), or at
-work without a lock.
+Elsewhere the bodies run in the process that answers. A delivery that waits is parked
+(`consumer.py`), or in a slot without a lock.
+
+Every `celery` command imports this module (`cli/__init__.py`): what only a worker needs is imported
+inside functions.
 """
 
 from __future__ import annotations
@@ -18,39 +21,28 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..keepalive.shared_table import SharedLeaseTable
     from ..locking.redlock import Redlock
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
 
 NAME = "redlock"
 """Of the command."""
-SECRETIVE = frozenset({"nodes"})
-"""Settings that may hold a password: they are told by their addresses."""
 
 
 def register() -> None:
-    """Make the command known, where this process runs a worker or asks workers.
+    """Make the command known where this process runs a worker or asks workers.
 
-    Both have imported Celery's own commands; a process that only publishes has not, and is not to.
-    And have Celery tell nobody the passwords of the nodes.
-    """
-    _hide_nodes()
-    control: Any = sys.modules.get("celery.worker.control")
-    if control is not None and NAME not in control.Panel.data:
-        control.inspect_command(name=NAME)(redlock)
-
-
-def _hide_nodes() -> None:
-    """Have `redlock_nodes` hidden by `celery inspect conf`, `celery report`, and so by Flower.
-
-    Celery hides settings by words in their names, such as "password". Whoever may ask workers
-    anything would otherwise be told the nodes' passwords by them.
+    Both have imported Celery's own commands; a process that only publishes has not, and need not.
+    And have Celery hide the nodes' passwords: `celery inspect conf`, `celery report` and so Flower
+    hide settings by words in their names, such as "password", and `redlock_nodes` has none.
     """
     utils: Any = sys.modules.get("celery.app.utils")
     hidden = getattr(utils, "HIDDEN_SETTINGS", None)
     if hidden is not None and not hidden.search("redlock_nodes"):
         utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|REDLOCK_NODES", hidden.flags)
+    control: Any = sys.modules.get("celery.worker.control")
+    if control is not None and NAME not in control.Panel.data:
+        control.inspect_command(name=NAME)(redlock)
 
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
@@ -62,76 +54,52 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     app = state.app
     try:
         settings = settings_of(app)
-        if not enabled(app.conf):
-            return _answer(settings, app, [], [])
-        holds = list(_holds(Redlock.from_app(app)))
+        takes_locks = enabled(app.conf)
+        holds = list(_holds(Redlock.from_app(app))) if takes_locks else []
     except ConfigurationError as error:
         return {"error": str(error)}
-    return _answer(settings, app, holds, list(_waits(state.consumer, holds)))
-
-
-def _answer(settings: Mapping[str, Any], app: Any, holds: Any, waits: Any) -> dict[str, Any]:
     return {
         "nodes": settings["nodes"],
         "settings_digest": digest_of(settings),
         "settings": settings,
         "tasks": tasks_of(app),
         "holds": holds,
-        "waits": waits,
+        "waits": list(_waits(state.consumer, holds)) if takes_locks else [],
     }
-
-
-# -- What is held --------------------------------------------------------------------------------
 
 
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
+    from ..protocol.claim import Claim
     from ..protocol.commands import RESERVED_SUFFIX, base_of
     from ..protocol.values import Owner, shown
     from ..runtime.clock import monotonic
 
     now, wall = monotonic(), time.time()
-    seen: set[str] = set()
-    table = redlock.client.registry.table
-    noted = _notes(table, len(redlock.nodes)) if table is not None else ()
+    found: dict[str, tuple[Sequence[str], float, int | None]] = {}
     # A copy: other threads take locks and give them back meanwhile.
-    own = (
-        (claim.token, claim.resources, claim.deadline, claim.fencing_token)
-        for claim in list(redlock.client.claims.values())
-        if claim.granted_at is not None and not claim.ended and claim.lost is None
-    )
-    for token, resources, deadline, fence in (*noted, *own):
-        if token in seen or deadline <= now or resources[0].endswith(RESERVED_SUFFIX):
-            continue
-        seen.add(token)
-        owner = Owner.of(token)
-        yield {
-            "resource": shown([base_of(name) for name in resources]),
-            "task": owner.task if owner else "",
-            "task_id": owner.task_id if owner else "",
-            "pid": owner.pid if owner else 0,
-            "held_for": round(max(0.0, wall - owner.since), 3) if owner else None,
-            "remaining": round(deadline - now, 3),
-            "fencing_token": fence,
-        }
-
-
-def _notes(
-    table: SharedLeaseTable, nodes: int
-) -> Iterator[tuple[str, Sequence[str], float, int | None]]:
-    """Yield what the table records as held, whichever process wrote it."""
-    from ..protocol.claim import Claim
-
-    for block, _pid in table.blocks():
-        for note in table.records(block):
-            if note.held:
-                claim = Claim(note.resources, note.token, note.ttl, nodes)
-                claim.learn(note.expiries)
-                claim.learn(note.kept)
-                yield note.token, note.resources, claim.deadline, note.fence or None
-
-
-# -- What is waited for --------------------------------------------------------------------------
+    for claim in list(redlock.client.claims.values()):
+        if claim.granted_at is not None and not claim.ended and claim.lost is None:
+            found[claim.token] = (claim.resources, claim.deadline, claim.fencing_token)
+    if (table := redlock.client.registry.table) is not None:
+        records = (note for block, _pid in table.blocks() for note in table.records(block))
+        for note in (note for note in records if note.held):  # whichever process wrote it
+            claim = Claim(note.resources, note.token, note.ttl, len(redlock.nodes))
+            claim.learn(note.expiries)
+            claim.learn(note.kept)
+            found[note.token] = (note.resources, claim.deadline, note.fence or None)
+    for token, (resources, deadline, fence) in found.items():
+        if deadline > now and not resources[0].endswith(RESERVED_SUFFIX):
+            owner = Owner.of(token)
+            yield {
+                "resource": shown([base_of(name) for name in resources]),
+                "task": owner.task if owner else "",
+                "task_id": owner.task_id if owner else "",
+                "pid": owner.pid if owner else 0,
+                "held_for": round(max(0.0, wall - owner.since), 3) if owner else None,
+                "remaining": round(deadline - now, 3),
+                "fencing_token": fence,
+            }
 
 
 def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -140,35 +108,33 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     from ..messages.headers import short_id
     from .parking.consumer import Parking
 
-    holders = {hold["resource"]: _called(hold["task"], hold["task_id"]) for hold in holds}
+    parking = getattr(consumer, "on_task_request", None)
+    waiting: dict[str, tuple[Any, str, float, str]] = {}
+    if isinstance(parking, Parking):
+        for parked in parking.admission.parked():
+            waiting[parked.request.id] = (parked.request, parked.resource, parked.since, "parked")
     now = time.time()
-
-    def wait(request: Any, resource: str, since: float | None, where: str) -> dict[str, Any]:
-        return {
+    holding = {hold["task_id"] for hold in holds}
+    for request in list(state.active_requests):
+        # One may have gone to the pool since we looked at the parked.
+        if short_id(request.id) not in holding and request.id not in waiting:
+            wanted = _wanted(request)
+            if wanted:
+                waiting[request.id] = (request, wanted, request.time_start or now, "slot")
+    holders = {hold["resource"]: f"{hold['task']} {hold['task_id']}".strip() for hold in holds}
+    for request, resource, since, where in waiting.values():
+        yield {
             "resource": resource,
             "task": request.name,
             "task_id": request.id,
-            "waited": round(max(0.0, now - (since or now)), 3),
+            "waited": round(max(0.0, now - since), 3),
             "holder": holders.get(resource),
             "where": where,
         }
 
-    parking = getattr(consumer, "on_task_request", None)
-    told: set[str] = set()  # one may go from the row to the pool while we look
-    if isinstance(parking, Parking):
-        for parked in parking.admission.parked():
-            told.add(parked.request.id)
-            yield wait(parked.request, parked.resource, parked.since, "parked")
-    holding = {hold["task_id"] for hold in holds}
-    for request in list(state.active_requests):
-        if short_id(request.id) not in holding and request.id not in told:
-            resource = _wanted(request)
-            if resource:
-                yield wait(request, resource, request.time_start, "slot")
-
 
 def _wanted(request: Any) -> str:
-    """What a delivery that is at work is to hold; empty for nothing."""
+    """What a delivery in a slot is to hold; empty for nothing."""
     from ..config.task_lock import lock_of, resource_of
 
     try:
@@ -178,10 +144,6 @@ def _wanted(request: Any) -> str:
         return resource_of(request.task, request.args, request.kwargs) or ""
     except Exception:
         return ""  # arguments that do not fit: the body's process says so
-
-
-def _called(task: str, task_id: str) -> str:
-    return f"{task} {task_id}".strip()
 
 
 # -- What is set ---------------------------------------------------------------------------------
@@ -201,8 +163,7 @@ def settings_of(app: Any) -> dict[str, Any]:
         f"{address.name}/{address.arguments.get('db') or 0}"
         for address in (parse_nodes(settings.nodes) if settings.nodes else ())
     ]
-    told = {name: value for name, value in vars(settings).items() if name not in SECRETIVE}
-    return {"nodes": nodes, **told}
+    return {**vars(settings), "nodes": nodes}
 
 
 def digest_of(settings: Mapping[str, Any]) -> str:

@@ -1,11 +1,11 @@
-"""Tells monitors who waits for a lock and who has lost one: `celery events`, Flower.
+"""Tell monitors which tasks wait for a lock, have it at last, or have lost it (Flower, for one).
 
 `task-lock-waiting` and `task-lock-lost`, if `redlock_events` is set; and `task-lock-acquired` when
-one that was told to wait has its lock. For Celery's view of events (and Flower's) takes them for
+one that was said to wait has its lock. Celery's view of events (and Flower's) takes them for
 states, which outrank STARTED: without the last, a task would be shown as waiting to its end.
 
-They are sent by a thread of their own: an event may have to wait for the broker, and no lock may.
-What cannot be sent is dropped, and so is what would be a second event of one task within a second.
+A separate thread sends them: an event may have to wait for the broker, and no lock may. What cannot
+be sent is dropped, and so is what would be a second event of one task within a second.
 """
 
 from __future__ import annotations
@@ -33,26 +33,24 @@ _celery_state: Any = _state  # its stubs lack most of it
 
 WAITING, ACQUIRED, LOST = "task-lock-waiting", "task-lock-acquired", "task-lock-lost"
 
-EVERY = 1.0
-"""Seconds between two events of one waiting task, at least."""
-MANY = 1000
+EVENT_INTERVAL_S = 1.0
+"""Seconds between two events of one waiting task, at least: it may try many times a second."""
+MAX_KEPT = 1000
 """Events that are kept for a broker that is away, and tasks whose last event is remembered."""
-SAY = 60.0
-"""Seconds between two lines in the log, at least, while they cannot be sent."""
+LOG_INTERVAL_S = 60.0
+"""Seconds between two lines in the log, at least, while events cannot be sent."""
 
 
 def begin(app: Any, hostname: str) -> None:
-    """A worker begins: have its events sent, in this process and those forked from it.
+    """Have a worker's events sent, in this process and those forked from it.
 
-    Args:
-        app: The Celery app.
-        hostname: What monitors know this worker by.
+    Monitors know the worker by `hostname`.
     """
     subscribe(_Monitor(_Post(app, hostname)))
 
 
 def told(owner: Owner | None) -> dict[str, Any] | None:
-    """Who holds a lock, as an event carries it: its token is nobody's business."""
+    """Return a lock's holder, as an event carries it: without its token."""
     if owner is None:
         return None
     texts = {"task_id": owner.task_id, "task": owner.task, "host": owner.host}
@@ -60,7 +58,7 @@ def told(owner: Owner | None) -> dict[str, Any] | None:
 
 
 class _Monitor(Listener):
-    """In the process of the bodies. Main processes tell of what is parked (`consumer.py`)."""
+    """Tells of what bodies do, in their process; `consumer.py` tells of what is parked."""
 
     def __init__(self, post: _Post) -> None:
         self._post = post
@@ -72,9 +70,9 @@ class _Monitor(Listener):
             return
         now = time.time()
         first, last = self._told.pop(request.id, (min(now, attempts_of(request)["since"]), 0.0))
-        due = not 0.0 <= now - last < EVERY
+        due = not 0.0 <= now - last < EVENT_INTERVAL_S
         self._told[request.id] = first, now if due else last
-        if len(self._told) > MANY:
+        if len(self._told) > MAX_KEPT:
             self._told.popitem(last=False)
         if due:
             self._post.send(
@@ -110,7 +108,7 @@ class _Monitor(Listener):
 
 
 def _delivery() -> Any:
-    """What is at work in this thread, if monitors know it."""
+    """Return the task that runs in this thread, if monitors know it."""
     task = _celery_state._task_stack.top
     request = task.request_stack.top if task is not None else None
     known = request is not None and request.id is not None and not request.is_eager
@@ -129,11 +127,11 @@ class _Post:
     def _forked(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._letters: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(MANY)
-        self._say = 0.0
+        self._letters: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(MAX_KEPT)
+        self._next_log = 0.0
 
     def send(self, name: str, **fields: Any) -> None:
-        """Have it sent, soon. Never waits, never raises."""
+        """Have an event sent, soon. Never waits, never raises."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -152,7 +150,7 @@ class _Post:
                 with self._app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
                     dispatcher.send(name, retry=False, **fields)
             except Exception as error:  # whose text may quote the broker's URL
-                if time.monotonic() >= self._say:
-                    self._say = time.monotonic() + SAY
+                if time.monotonic() >= self._next_log:
+                    self._next_log = time.monotonic() + LOG_INTERVAL_S
                     kind = type(error).__name__
                     logger.warning("cannot tell monitors of waiting and lost locks: %s", kind)

@@ -81,31 +81,3 @@ def test_without_a_quorum(site: Sites, servers: list[LocalServer]) -> None:
             assert "ERROR" in lines[0]
             assert words in lines[0]
             beat.said("a quorum answers again")
-
-
-def test_settings_that_cannot_work(site: Sites) -> None:
-    """Beat says which and does not start."""
-    here = site(entries=("tick",))
-    wrong = [
-        ({"redlock_beat_on_unavailable": "sned"}, "redlock_beat_on_unavailable must be one of"),
-        ({"redlock_beat": "yes"}, "redlock_beat must be"),
-        ({"redlock_baet": True}, "there is no option redlock_baet; did you mean redlock_beat?"),
-        ({"redlock_ttl": 0}, "redlock_ttl must be a number of seconds"),
-        (
-            {"redlock_nodes": "absent", "broker_url": "amqp://127.0.0.1:1"},
-            "redlock_nodes is not set",
-        ),
-    ]
-    beats = []
-    for conf, _ in wrong:
-        beat = here.beat(start=False)
-        beat.conf |= conf
-        beat.start()
-        beats.append(beat)
-    for beat, (_, words) in zip(beats, wrong, strict=True):
-        assert beat.process is not None
-        assert beat.process.wait(30.0) != 0
-        assert f"celery_redlock: {words}" in beat.text
-        assert "CRITICAL" in beat.text
-        assert "Traceback" not in beat.text
-    assert here.messages("tick") == []

@@ -102,38 +102,6 @@ def who_sends(site: Site) -> tuple[Beat, Beat]:
     return sender, other
 
 
-def test_a_dead_beat_is_replaced_at_the_normal_time(site: Sites) -> None:
-    """Its interval is kept by another, that had begun at another moment."""
-    sites = [site(kind, entries=("interval",)) for kind in KINDS]
-    for here in sites:
-        here.beat()
-    for here in sites:
-        here.sent("interval")
-        here.beat()
-    for here in sites:
-        here.beats[1].started()
-        if here.kind == "persistent":  # with a memory of its own
-            wait_until(
-                lambda here=here: "(every-2s) was sent by pid " in here.text(),
-                10.0,
-                "one was second",
-            )
-    last = {}
-    for here in sites:
-        *_, last[here.kind] = here.sent("interval", len(here.messages("interval")) + 1)
-        sent = last[here.kind].sent
-        wait_until(lambda sent=sent: time.time() > sent + 0.3, 1.0, "it is known to be sent")
-        (sender,) = (beat for beat in here.beats if beat.pid == last[here.kind].pid)
-        sender.kill()
-    for here in sites:
-        before = last[here.kind]
-        after = here.sent("interval", here.messages("interval").index(before) + 2)
-        (next_one,) = after[after.index(before) + 1 :][:1]
-        assert next_one.pid != before.pid
-        assert next_one.sent - before.sent > 1.8
-        by_wall_clock(before.sent, next_one.sent, 2.3, "an interval of 2 s")
-
-
 def test_an_entry_that_is_left_alone(site: Sites, servers: list[LocalServer]) -> None:
     """`options={"redlock": False}`: sent by every beat; the other entry is not."""
     sites = [site(kind, entries=("tick", "free")) for kind in KINDS]

@@ -101,8 +101,8 @@ def _leak() -> None:
     from celery_redlock.messages import delivery, endings
 
     delivery.release_leftovers = lambda: None
-    signals.task_failure.disconnect(dispatch_uid="celery_redlock.task_failure")
-    signals.task_postrun.disconnect(dispatch_uid="celery_redlock.task_postrun")
+    signals.task_failure.disconnect(dispatch_uid="celery_redlock.release.task_failure")
+    signals.task_postrun.disconnect(dispatch_uid="celery_redlock.release.task_postrun")
 
     def release(state: str = "", **signal: Any) -> None:
         if state != "FAILURE":

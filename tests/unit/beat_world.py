@@ -242,7 +242,7 @@ class Beat:
         mine = {"world": world, "beat": self, "store": world.store}
         self.scheduler = type(kind.__name__, (kind,), mine)(self.app)
         self.guard = SchedulerAdapter(self.scheduler, self.redlock, world.on_unavailable)
-        self.guard._turns._owner = Owner(f"host{number}", 100 + number)
+        self.guard._claims._owner = Owner(f"host{number}", 100 + number)
 
     def entry(self, name: str) -> Any:
         return self.scheduler.schedule[name]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,10 +18,6 @@ from tests.unit.beat_world import FLOWS, KINDS, Beat, Plain, Shared, World
 
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture
-
-
-def every_2_s() -> Mapping[str, Any]:
-    return entry("every", 2.0)
 
 
 def suppressed(log: Log, *, level: int = logging.INFO) -> list[str]:
@@ -298,17 +293,6 @@ def test_what_a_beat_sent_itself_is_not_told(monkeypatch: Patch, caplog: Log) ->
     assert not suppressed(caplog)
 
 
-def test_an_interval_too(monkeypatch: Patch, caplog: Log) -> None:
-    world = World(monkeypatch, lambda: entry("every", 10.0), beats=[0.0, 4.0])
-    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
-        world.run(51.0)
-    told = suppressed(caplog)
-    assert 1 <= len(told) <= 5
-    assert set(told) <= {
-        f"every (every-10s) {was} sent by pid 100 on host0" for was in ("was", "is being")
-    }
-
-
 # -- Options --------------------------------------------------------------------------------------
 
 
@@ -336,13 +320,6 @@ def test_an_entry_can_be_left_alone(
         assert message.options["queue"] == "slow"
     world.run(60.0)  # the entry has not lost its option by that
     assert len(world.sent) == 2 * count if kind is not Shared else 2
-
-
-def test_the_schedule_that_is_stored_keeps_the_option(monkeypatch: Patch) -> None:
-    world = World(monkeypatch, lambda: entry("cron", crontab(), options={"redlock": False}))
-    world.run(60.5)
-    for beat in world.beats:
-        assert beat.entry("cron").options["redlock"] is False
 
 
 # -- One does not stand in another's way ----------------------------------------------------------

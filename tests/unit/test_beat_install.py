@@ -140,14 +140,6 @@ def test_it_is_not_installed_twice() -> None:
         ({"redlock_bat": True}, "there is no option redlock_bat; did you mean redlock_beat?"),
         ({"redlock_ttl": 0}, "redlock_ttl must be"),
         ({"redlock_nodes": [*NODES, NODES[0]]}, "redlock_nodes"),
-        (
-            {"beat_schedule": {"a": {"task": "t", "schedule": 1, "options": {"redlock": "no"}}}},
-            "beat_schedule['a']: the option 'redlock' must be False",
-        ),
-        (
-            {"beat_schedule": {"a": {"task": "t", "schedule": 1, "options": {"redlock": None}}}},
-            "it is None",
-        ),
     ],
 )
 def test_a_setting_that_cannot_work_ends_the_beat(
@@ -161,18 +153,6 @@ def test_a_setting_that_cannot_work_ends_the_beat(
     assert not is_guarded(service)
     (record,) = [r for r in caplog.records if r.levelno == logging.CRITICAL]
     assert said in record.getMessage()
-
-
-def test_an_entry_may_be_left_alone() -> None:
-    entries = {
-        "a": {"task": "t", "schedule": 1, "options": {"redlock": False}},
-        "b": {"task": "t", "schedule": 1, "options": {"redlock": True}},
-        "c": {"task": "t", "schedule": 1, "options": None},
-        "d": {"task": "t", "schedule": 1},
-    }
-    service = beat(redlock_nodes=NODES, beat_schedule=entries)
-    guard(service)
-    assert is_guarded(service)
 
 
 def test_the_signal_brings_it() -> None:

@@ -18,7 +18,7 @@ from celery_redlock.worker.parking.dispatcher import (
     LOOK_S,
     NO_QUORUM_S,
     QUEUE_UP_S,
-    Dispatcher,
+    ParkingDispatcher,
 )
 from tests.unit.fake_lock import FakeRedlock
 
@@ -40,7 +40,7 @@ class Watch:
         self.went: list[Went] = []
         self.last = 0.0
         self.sweeps = 0
-        self.dispatcher = Dispatcher(
+        self.dispatcher = ParkingDispatcher(
             self.redlock, self.queue, lambda: self.slot, self._proceed, self._sweep
         )
         patch.setattr(self.dispatcher, "_thread", SimpleNamespace())
@@ -230,14 +230,14 @@ def test_one_failing_resource_holds_up_no_other(
     watch.park("bad")
     watch.park("good", held=False)
     watch.run(0.0)
-    attend = Dispatcher._attend
+    attend = ParkingDispatcher._attend
 
-    def fails(self: Dispatcher, watched: Any, *when: float) -> bool:
+    def fails(self: ParkingDispatcher, watched: Any, *when: float) -> bool:
         if watched.resource == "bad":
             raise RuntimeError("planted")
         return attend(self, watched, *when)
 
-    monkeypatch.setattr(Dispatcher, "_attend", fails)
+    monkeypatch.setattr(ParkingDispatcher, "_attend", fails)
     watch.run(1.0)
     assert ("good", True, False) in watch.went
     assert "bad is looked after again in 1 s" in caplog.text

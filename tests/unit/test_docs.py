@@ -346,11 +346,11 @@ def test_policies_are_documented(option: str) -> None:
         ("README.md", f"its ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
         ("docs/guarantees.md", f"{settings.GLOBAL['ttl'].default:g} s, the default"),
         ("docs/beat.md", f"({settings.GLOBAL['node_timeout'].default:g} s)"),
-        ("docs/beat.md", f"until the next due time, + {ticks.GRACE:g} s"),
+        ("docs/beat.md", f"until the next due time, + {ticks.GRACE_S:g} s"),
         ("docs/beat.md", f"less {ticks.MARGIN_RATE:.0%}".replace("%", " %")),
-        ("docs/beat.md", f"at most {ticks.MARGIN_MAX:g} s less"),
-        ("docs/beat.md", f"about {scheduler.AGAIN:g} s after it has failed"),
-        ("docs/beat.md", f"`redlock_ttl` + {scheduler.AGAIN:g} s"),
+        ("docs/beat.md", f"at most {ticks.MARGIN_MAX_S:g} s less"),
+        ("docs/beat.md", f"about {scheduler.RETRY_DELAY_S:g} s after it has failed"),
+        ("docs/beat.md", f"`redlock_ttl` + {scheduler.RETRY_DELAY_S:g} s"),
     ],
 )
 def test_numbers_are_those_of_the_code(page: str, text: str) -> None:

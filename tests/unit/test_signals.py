@@ -35,8 +35,8 @@ from celery_redlock.protocol.values import Holder, Owner
 from tests.unit.beat_world import World
 from tests.unit.delivering import Box, Log, Patch, deliver, take
 from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_beat_claims import due, entries
 from tests.unit.test_hold import rob
-from tests.unit.test_turn import due, entries
 
 ROOT = Path(__file__).parents[2]
 OTHER = Owner("there", 1, task_id="other-id", task="other")
@@ -425,13 +425,13 @@ def test_a_beat_tells_what_another_has_sent(monkeypatch: Patch, ears: Ears) -> N
     def job() -> None: ...
 
     other.app.finalize()
-    turn = one.guard._turns.take(due(one), 0.25)
-    refused = other.guard._turns.take(due(other), 0.25)
+    turn = one.guard._claims.decide(due(one), 0.25)
+    refused = other.guard._claims.decide(due(other), 0.25)
     assert not refused.sent
     assert ears.heard == []  # it is still being sent
-    one.guard._turns.end(turn, sent=True)
+    turn.claim.finish(sent=True)
     entry = due(other)
-    assert other.guard._turns.take(entry, 0.25).sent
+    assert other.guard._claims.decide(entry, 0.25).sent
     assert ears.names == ["beat_deduplicated"]
     sender, more = ears.of("beat_deduplicated")
     assert sender == job
@@ -439,6 +439,6 @@ def test_a_beat_tells_what_another_has_sent(monkeypatch: Patch, ears: Ears) -> N
     assert more["tick"] == "2026-11-21T10:00:00Z"
     assert more["resource"].startswith("beat:") and "job-0" in more["resource"]
     assert more["where"] == "beat"
-    turn = one.guard._turns.take(due(one), 0.25)  # its own
+    turn = one.guard._claims.decide(due(one), 0.25)  # its own
     assert turn.sent
     assert ears.names == ["beat_deduplicated"]

@@ -23,8 +23,8 @@ from celery_redlock.tracing import instrument, uninstrument
 from tests.unit.beat_world import World
 from tests.unit.delivering import deliver
 from tests.unit.fake_lock import FakeRedlock
+from tests.unit.test_beat_claims import due, entries
 from tests.unit.test_hold import rob
-from tests.unit.test_turn import due, entries
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 SECOND = 1_000_000_000
@@ -183,7 +183,7 @@ def test_a_loss_after_the_span_has_ended_is_no_trouble(
 def test_a_beats_claims_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: Traces) -> None:
     world = World(monkeypatch, lambda: entries(10.0), beats=[])
     one = world.start()
-    assert one.guard._turns.take(due(one), 0.25).send
+    assert one.guard._claims.decide(due(one), 0.25).send
     assert traces.spans == []
 
 

@@ -70,7 +70,7 @@ def test_what_waits_for_its_eta_is_sent_anew_before_the_broker_drops_it(
             assert message.headers["x-delivery-count"] == count
             message.requeue()
         with other.worker("-c", "1") as worker:
-            worker.said(f"work[{sent.id}] was sent anew")
+            worker.said(f"work[{sent.id}] was sent again")
             wait_until(lambda: not other.queued(), 5.0, "the worker has it")
         message = wait_until(queue.get, 5.0, "it is there when the worker is dead")
         assert message.headers["id"] == sent.id

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -143,27 +142,6 @@ def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:
     cluster.settled()
 
 
-def test_none_is_lost_with_its_worker(cluster: Cluster, key: str) -> None:
-    """Killed with twenty parked; the broker gives them to another."""
-    with cluster.redlock.lock(f"k:{key}"), cluster.worker("-c", "2", queue="killed") as worker:
-        sent = send(cluster, "work", key, 20, 0.01, queue="killed")
-        parked(cluster, sent, 20)
-        worker.kill()
-
-    def overdue() -> bool:
-        """Celery's first look, at its start, is to find them: the second is 100 s later."""
-        with redis.Redis(port=cluster.broker.port) as client:
-            times = client.zrange("unacked_index", 0, -1, withscores=True)
-        return all(since < time.time() - 2 for _tag, since in times)
-
-    wait_until(overdue, 10.0, "they are away for two seconds")
-    # The second worker alone believes that two seconds are long enough.
-    conf = {"broker_transport_options": {"visibility_timeout": 2}}
-    with cluster.worker("-c", "2", queue="killed", **conf):
-        all_done(cluster, sent, key, 30.0)
-        cluster.settled()
-
-
 def test_none_is_lost_with_its_connection(cluster: Cluster, key: str) -> None:
     """The broker delivers again what was parked; what was parked here is forgotten."""
     conf = {"broker_transport_options": {"visibility_timeout": 5}}
@@ -174,22 +152,6 @@ def test_none_is_lost_with_its_connection(cluster: Cluster, key: str) -> None:
             parked(cluster, sent, 5)
             cut_off(cluster, worker)
         all_done(cluster, sent, key)
-
-
-def test_none_is_lost_in_a_warm_shutdown(cluster: Cluster, key: str) -> None:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(cluster.redlock.lock(f"k:{key}"))
-        with cluster.worker("-c", "2", queue="ended") as worker:
-            sent = send(cluster, "work", key, 20, 0.01, queue="ended")
-            parked(cluster, sent, 20)
-            worker.terminate()
-            assert worker.ended() == 0
-        assert cluster.client.llen("ended") == 20
-        with cluster.worker("-c", "2", queue="ended"):
-            parked(cluster, sent, 19)
-            stack.close()
-            all_done(cluster, sent, key)
-            cluster.settled()
 
 
 @pytest.mark.parametrize("name", [pool("threads"), pool("solo"), often("gevent")])

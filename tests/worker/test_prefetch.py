@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.contract.proxy import Proxy
-from tests.support import wait_until
 from tests.worker.brokers import settings_of
 from tests.worker.harness import Cluster, pool
 from tests.worker.test_brokers import own_queue
-from tests.worker.test_parking import all_done, parked, send
-from tests.worker.test_parking_bounds import done, occupied
+from tests.worker.test_parking_bounds import goes_back
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]  # at once: unit/test_prefetch.py
 
@@ -24,21 +21,8 @@ def test_what_is_parked_goes_back_when_the_pool_is_full(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, name: str
 ) -> None:
     """With greenlets the timer's gives it back, while the main one reads the connection."""
-    with (
-        own_queue(cluster, tmp_path, settings_of("classic", rabbitmq)) as other,
-        other.worker("-P", name, "-c", "1") as first,
-        contextlib.ExitStack() as lock,
-    ):
-        lock.enter_context(other.redlock.lock(f"k:{key}"))
-        sent = send(other, "work", key, 20, 0.02, queue=other.queue)
-        parked(other, sent, 20)
-        busy = occupied(other, first, key)
-        first.said("parked tasks are back in their queues")
-        with other.worker("-c", "1"):
-            lock.close()
-            wait_until(lambda: done(other, key) >= 15, 15.0, "15 of 20 have run")
-            other.tell(busy)
-            all_done(other, sent, key)
+    with own_queue(cluster, tmp_path, settings_of("classic", rabbitmq)) as other:
+        goes_back(other, key, other.queue, "-P", name)
 
 
 def test_threads_go_on_after_each_cut_of_the_connection(

@@ -13,7 +13,7 @@ import pytest
 from celery.concurrency.prefork import TaskPool
 
 from celery_redlock import Redlock
-from celery_redlock.worker.startup import keep
+from celery_redlock.worker.startup import supervise
 from tests.support import wait_until
 from tests.worker.harness import Cluster, Worker
 from tests.worker.test_supervisor import TTL, stopped
@@ -65,10 +65,10 @@ def test_where_they_cannot_be_kept_the_worker_says_so(
     registry = SimpleNamespace(table=SimpleNamespace(address=None), own_process=False)
     redlock = SimpleNamespace(client=SimpleNamespace(registry=registry))
     monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda _app: redlock))
-    monkeypatch.setattr("celery_redlock.worker.startup._locking", lambda _app: True)
+    monkeypatch.setattr("celery_redlock.worker.startup._takes_locks", lambda _app: True)
     monkeypatch.setattr("billiard.get_start_method", lambda: "spawn")
     pool = TaskPool.__new__(TaskPool)
-    keep(SimpleNamespace(pool=pool, app=cluster.app))
+    supervise(SimpleNamespace(pool=pool, app=cluster.app))
     assert [line.partition(":")[0] for line in caplog.messages] == [
-        "pool children are spawned here, and cannot be kept by this process"
+        "this worker spawns its pool children, and cannot see what they hold"
     ]

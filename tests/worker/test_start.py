@@ -70,8 +70,9 @@ def test_nodes_through_a_namespace(
 ) -> None:
     node = cluster.nodes[4]
     monkeypatch.setenv("TEST_NAMESPACED", f'{{"CELERY_REDLOCK_NODES": ["{node.url}"]}}')
-    with cluster.worker("-c", "1"):
+    with cluster.worker("-c", "1") as worker:
         assert cluster.result(cluster.send("nodes")) == [f"127.0.0.1:{node.port}"]
+        assert "redlock_nodes is not set" not in worker.text
 
 
 def test_the_broker_is_the_only_node(cluster: Cluster, key: str) -> None:
@@ -87,25 +88,14 @@ def test_the_broker_is_the_only_node(cluster: Cluster, key: str) -> None:
         assert "not when it restarts without its data" in line
 
 
-def test_nothing_is_said_about_named_nodes(cluster: Cluster) -> None:
-    with cluster.worker("-c", "1") as worker:
-        assert cluster.result(cluster.send("add", 1, 2)) == 3
-        assert "redlock_nodes is not set" not in worker.text
-
-
 def test_disabled(cluster: Cluster, key: str) -> None:
-    """No lock anywhere: a task runs although another holds its resource. (For tests.)"""
-    with cluster.worker("-c", "2", redlock_enabled=False) as worker:
+    """No lock anywhere: a task runs although another holds its resource, and no node is needed."""
+    nowhere = ["redis://127.0.0.1:1/0"]
+    with cluster.worker("-c", "2", redlock_enabled=False, redlock_nodes=nowhere) as worker:
         worker.said("redlock_enabled is False: no task takes a lock")
         with cluster.redlock.lock(f"k:{key}"):
             sent = cluster.send("work", key)
             assert cluster.result(sent) == {"retries": 0, "token": False}
-
-
-def test_disabled_needs_no_nodes(cluster: Cluster, key: str) -> None:
-    nowhere = ["redis://127.0.0.1:1/0"]
-    with cluster.worker("-c", "1", redlock_enabled=False, redlock_nodes=nowhere):
-        assert cluster.result(cluster.send("work", key)) == {"retries": 0, "token": False}
 
 
 def test_workers_start_without_their_nodes(cluster: Cluster, key: str) -> None:

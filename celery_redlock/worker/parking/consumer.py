@@ -42,17 +42,17 @@ from ...protocol.values import Owner, printable
 from ...runtime.clock import monotonic
 from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked
-from .dispatcher import Dispatcher
+from .dispatcher import ParkingDispatcher
 from .prefetch import MAX_PARKED, Prefetch
 
 __all__ = ["Parking", "begin"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
-LONGEST_S = 600.0
+MAX_PARKED_S = 600.0
 """Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
 meets the lock and is sent again, or the broker would give it to another worker."""
-SOONEST_S = 0.1
+MIN_PARKED_S = 0.1
 """Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
@@ -96,14 +96,14 @@ class Parking(bootsteps.StartStopStep):
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
         consumer.on_task_request = self
         self._tells = read_settings(app).events
-        self._longest = min(LONGEST_S, unacknowledged_for(app) / 4)
+        self._longest = min(MAX_PARKED_S, unacknowledged_for(app) / 4)
         self._full_since: float | None = None
         self._some_are_new = False
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.admission = AdmissionQueue(MAX_PARKED)
-        self.dispatcher = Dispatcher(
+        self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
             self._has_slot,
@@ -175,7 +175,7 @@ class Parking(bootsteps.StartStopStep):
             # In time to be refused once more; and once before, to learn who is in its way.
             left = options.retry_deadline
             left = left - attempts["stuck"] if again else left / 4
-            longest = min(longest, max(left, SOONEST_S))
+            longest = min(longest, max(left, MIN_PARKED_S))
         self.admission.most = self._prefetch.most
         self._watch(request, resource)
         if self.admission.arrive(
@@ -342,7 +342,7 @@ class Parking(bootsteps.StartStopStep):
             beyond = sum(held) - self._consumer.qos.value
             surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
             if surplus:
-                self._prefetch.give_back(parked.request for parked in surplus)
+                self._prefetch.give_back([parked.request for parked in surplus])
         requests = [parked.request for parked in self.admission.parked()]
         some_are_new, self._some_are_new = self._some_are_new, False
         self._prefetch.renew(requests, now, some_are_new=some_are_new)

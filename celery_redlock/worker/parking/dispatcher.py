@@ -32,7 +32,7 @@ from ...runtime.event import SafeEvent
 from ...stores.redis.driver import BATCH
 from .admission import AdmissionQueue
 
-__all__ = ["Dispatcher"]
+__all__ = ["ParkingDispatcher"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
@@ -70,7 +70,7 @@ class _Call(SafeEvent):
         self._bell.set()
 
 
-class _Watched:
+class _WatchedKey:
     """One resource that somebody here is parked for."""
 
     def __init__(self, resource: str, place: Waiter, entry: QueueEntry, exits: ExitStack) -> None:
@@ -88,7 +88,7 @@ class _Watched:
         self.no_quorum: float | None = None
 
 
-class Dispatcher:
+class ParkingDispatcher:
     """One per worker.
 
     Args:
@@ -115,8 +115,8 @@ class Dispatcher:
         self._proceed = proceed
         self._sweep = sweep
         self._bell = SafeEvent()
-        self._watched: dict[str, _Watched] = {}
-        self._asked: deque[tuple[str, Callable[[_Watched, float], None]]] = deque()
+        self._watched: dict[str, _WatchedKey] = {}
+        self._asked: deque[tuple[str, Callable[[_WatchedKey, float], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
         self._closing = False
@@ -138,7 +138,7 @@ class Dispatcher:
         self._closing = True
         self._bell.set()
 
-    def _ask(self, resource: str, what: Callable[[_Watched, float], None]) -> None:
+    def _ask(self, resource: str, what: Callable[[_WatchedKey, float], None]) -> None:
         self._asked.append((resource, what))
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(
@@ -170,7 +170,7 @@ class Dispatcher:
         if now - self._swept >= SWEEP_S:
             self._swept = now
             self._sweep()
-        looks: list[_Watched] = []
+        looks: list[_WatchedKey] = []
         waits = not any(watched.due <= now for watched in self._watched.values())
         horizon = now if waits else now + LOOK_S[0]
         for watched in list(self._watched.values()):
@@ -189,22 +189,22 @@ class Dispatcher:
 
     # -- What is asked of it ---------------------------------------------------------------------
 
-    def _begin(self, resource: str, now: float) -> _Watched:
+    def _begin(self, resource: str, now: float) -> _WatchedKey:
         exits = ExitStack()
         place = exits.enter_context(self._redlock.client.wakeup.waiter())
         place.news = _Call(self._bell)
         entry = QueueEntry((resource,), len(self._redlock.nodes), place.member, place.since)
-        watched = self._watched[resource] = _Watched(resource, place, entry, exits)
+        watched = self._watched[resource] = _WatchedKey(resource, place, entry, exits)
         self._queue(watched, now)
         return watched
 
-    def _look_now(self, watched: _Watched, now: float) -> None:
+    def _look_now(self, watched: _WatchedKey, now: float) -> None:
         watched.due = now
 
-    def _look_soon(self, watched: _Watched, now: float) -> None:
+    def _look_soon(self, watched: _WatchedKey, now: float) -> None:
         watched.due = min(watched.due, now + AFTER_END_S)
 
-    def _queue(self, watched: _Watched, now: float) -> None:
+    def _queue(self, watched: _WatchedKey, now: float) -> None:
         """Stand in the queue, behind those who wait already."""
         watched.entry = replace(watched.entry, since=time.time_ns() // 1000)
         watched.called = False
@@ -212,15 +212,15 @@ class Dispatcher:
         watched.due = now + JITTER.uniform(*LOOK_S)
         self._stand(watched, now)
 
-    def _stand(self, watched: _Watched, now: float) -> None:
+    def _stand(self, watched: _WatchedKey, now: float) -> None:
         watched.place.forget()
         watched.queued = now
         self._leave(watched, Verb.ENQUEUE)
 
-    def _leave(self, watched: _Watched, verb: Verb) -> None:
+    def _leave(self, watched: _WatchedKey, verb: Verb) -> None:
         self._redlock.client.driver.run(lambda now: quorum.leave(watched.entry, now, verb))
 
-    def _unwatch(self, watched: _Watched) -> None:
+    def _unwatch(self, watched: _WatchedKey) -> None:
         self._watched.pop(watched.resource, None)
         watched.exits.close()
         if watched.queued is not None:
@@ -228,7 +228,7 @@ class Dispatcher:
 
     # -- What may go -----------------------------------------------------------------------------
 
-    def _attend(self, watched: _Watched, now: float, horizon: float) -> bool:
+    def _attend(self, watched: _WatchedKey, now: float, horizon: float) -> bool:
         """Do what is due for one resource; return whether the nodes are to be asked about it.
 
         Args:
@@ -274,7 +274,7 @@ class Dispatcher:
             self._stand(watched, now)
         return True
 
-    def _look(self, looks: Sequence[_Watched]) -> None:
+    def _look(self, looks: Sequence[_WatchedKey]) -> None:
         """Ask which of some resources are free, and let those go."""
         redlock = self._redlock
         asked = [Query(watched.entry.resources, len(redlock.nodes)) for watched in looks]

@@ -1,4 +1,4 @@
-"""What a worker holds back of its broker's messages, and how it gives them back.
+"""Widen the prefetch window by what is parked, and give messages back.
 
 Parked deliveries are unacknowledged. So that they do not fill the prefetch window, and tasks of
 other keys pass by, the window is made wider by their number; where that cannot be done, no more are
@@ -41,11 +41,8 @@ QOS = (60, 10)
 class Prefetch:
     """The prefetch window of one worker; all calls are the main thread's.
 
-    Args:
-        consumer: Celery's.
-
     Attributes:
-        widens: Whether the window can be changed.
+        widens: Whether the window of Celery's consumer can be changed.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -56,7 +53,7 @@ class Prefetch:
         self.widens = True
 
     def connected(self) -> None:
-        """There is a new connection, with Celery's own window."""
+        """Begin with the window of a new connection, which is Celery's own."""
         self._extra = 0
         self.widens = not self._is_per_consumer
         _wait_for_no_answer(self._consumer.task_consumer.channel)
@@ -77,8 +74,8 @@ class Prefetch:
     def _with_extra(self, tell_broker: Callable[..., Any]) -> Callable[..., Any]:
         """Return what tells the broker the window: Celery's own count, and ours.
 
-        Celery counts up and down, and starts anew after a reconnect. Our part is added only when
-        the broker is told, so that neither count can spoil the other.
+        Celery counts up and down, and from the start after a reconnect. Our part is added only
+        when the broker is told, so that neither count can spoil the other.
         """
 
         def callback(prefetch_count: int) -> Any:
@@ -94,8 +91,8 @@ class Prefetch:
     def widen(self, parked: int) -> None:
         """Make the window wider than Celery's own by those that are parked.
 
-        Celery's loop tells the broker. Many are rounded up by an eighth at most: each one parked or
-        gone would be a change.
+        Celery's loop tells the broker. Many are rounded up, by an eighth at most, or each one that
+        is parked or goes would be a change.
         """
         step = 1 << max(0, parked.bit_length() - 4)
         extra = -(-parked // step) * step
@@ -108,19 +105,18 @@ class Prefetch:
         """How many deliveries may be parked."""
         return MAX_PARKED if self.widens else max(1, self._consumer.qos.value // 2)
 
-    def give_back(self, requests: Iterable[Any]) -> None:
+    def give_back(self, requests: Collection[Any]) -> None:
         """Give messages back to their queues; first in line there."""
-        count = 0
+        if not requests:
+            return
         self._consumer.qos.update()
         for request in requests:
             request.message.reject_log_error(logger, self._consumer.connection_errors, requeue=True)
             request.acknowledged = True
             state.task_ready(request)
-            count += 1
-        if count:
-            logger.info("%d parked tasks are back in their queues", count)
+        logger.info("%d parked tasks are back in their queues", len(requests))
 
-    def stop(self, requests: Iterable[Any]) -> None:
+    def stop(self, requests: Collection[Any]) -> None:
         """Ask for no more, and give messages back: this worker stops, if it still has a broker."""
         consumer = self._consumer
         if consumer.connection is None or consumer.task_consumer is None:
@@ -135,14 +131,10 @@ class Prefetch:
     # -- A Redis broker ---------------------------------------------------------------------------
 
     def renew(self, requests: Collection[Any], now: float, *, some_are_new: bool) -> None:
-        """Say that we still have these messages: for now, not for the visibility timeout.
+        """Say that we still have these messages: for a minute, not for the visibility timeout.
 
-        Where that fails, the next call tries it again, and the log tells of it once.
-
-        Args:
-            requests: Whose messages.
-            now: Seconds.
-            some_are_new: Whether it has not been said of all of them; else it is every `RENEW_S`.
+        It is said at once of new ones (`some_are_new`), and every `RENEW_S` seconds of all. Where
+        that fails, the next call tries again, and the log says so once.
         """
         if not requests or (not some_are_new and now - self._renewed < RENEW_S):
             return
@@ -154,15 +146,15 @@ class Prefetch:
             self._renewed = -math.inf
             if not self._failing:
                 logger.warning(
-                    "the broker cannot be told that parked tasks are to go to another worker soon"
-                    " if this one dies; it is tried again until it can: %r",
+                    "cannot tell the broker to give parked tasks to another worker soon if this"
+                    " one dies; trying again until it answers: %r",
                     error,
                 )
             self._failing = True
             return
         self._renewed = now
         if self._failing:
-            logger.info("the broker was told again what is parked here")
+            logger.info("the broker knows again what is parked here")
         self._failing = False
 
     def keep(self, request: Any) -> bool:
@@ -171,7 +163,7 @@ class Prefetch:
         try:
             return qos is None or self._date(qos, [request], time.time()) > 0
         except Exception as error:  # in doubt it runs here as well
-            logger.warning("%s: the broker does not tell whose it is: %r", request.id, error)
+            logger.warning("%s: the broker does not say who has it now: %r", request.id, error)
             return True
 
     @property

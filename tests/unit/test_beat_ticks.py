@@ -17,7 +17,7 @@ from celery.schedules import BaseSchedule, crontab, schedstate, schedule
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from celery_redlock.beat.ticks import FINAL, GRACE, Tick, current_tick
+from celery_redlock.beat.ticks import FINAL_S, GRACE_S, Tick, current_tick
 from tests.unit.beat_moments import ZONES, cron, set_up, utc
 
 DAY, HOUR, MINUTE = timedelta(days=1), timedelta(hours=1), timedelta(minutes=1)
@@ -55,7 +55,7 @@ def test_a_crontab_tick_is_named_by_its_due_time(
     assert tick.name == name_of(utc(due))
     late = (utc(now) - utc(due)).total_seconds()
     assert tick.next_in == pytest.approx(following - late)
-    assert tick.kept == pytest.approx(following - late + GRACE)
+    assert tick.kept == pytest.approx(following - late + GRACE_S)
     assert tick.period is None
 
 
@@ -241,7 +241,7 @@ def test_due_times_of_a_users_own(last: str | None) -> None:
     tick = tick_of(EverySeven(), "2026-11-21 00:00:10.25", last)
     assert tick.name == "2026-11-21T00:00:07Z"
     assert tick.next_in == pytest.approx(3.75)
-    assert tick.kept == pytest.approx(3.75 + GRACE)
+    assert tick.kept == pytest.approx(3.75 + GRACE_S)
 
 
 @pytest.mark.parametrize("last", ["2026-11-21 00:00:03.1", "2026-11-20 23:00", "2026-09-01", None])
@@ -273,7 +273,7 @@ def test_what_is_due_once_is_claimed_for_long() -> None:
             tick = tick_of(clocked(utc("2026-11-21 10:00")), now, last)
             assert tick.name == "2026-11-21T10:00:00Z"
             assert tick.next_in is None
-            assert tick.kept == FINAL + GRACE
+            assert tick.kept == FINAL_S + GRACE_S
 
 
 def test_rules_of_recurrence() -> None:
@@ -288,7 +288,7 @@ def test_rules_of_recurrence() -> None:
         tick = tick_of(made, "2026-11-21 10:07:00", last)
         assert tick.name == "2026-11-21T10:05:00Z"
         assert tick.next_in is None
-        assert tick.kept == FINAL + GRACE
+        assert tick.kept == FINAL_S + GRACE_S
 
 
 @pytest.mark.parametrize(

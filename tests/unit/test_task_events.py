@@ -128,10 +128,10 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
 
     app: Any = SimpleNamespace(events=SimpleNamespace(default_dispatcher=dispatcher))
     post = task_events._Post(app, "here")
-    for _ in range(task_events.MANY + 50):
+    for _ in range(task_events.MAX_KEPT + 50):
         post.send("task-lock-waiting", uuid="one")
     assert asked.wait(30.0)
-    assert post._letters.qsize() <= task_events.MANY
+    assert post._letters.qsize() <= task_events.MAX_KEPT
     away.set()
     wait_until(lambda: not post._letters.qsize(), 30.0, "all are tried")
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
