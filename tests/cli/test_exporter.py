@@ -29,7 +29,6 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import exporter
 from celery_redlock.survey.exporter import Nodes, exposition, make_registry
-from celery_redlock.survey.models import Entry
 from tests.support import TOKEN, wait_until
 
 LONG = 30.0
@@ -234,14 +233,13 @@ def test_no_secret_and_no_key_is_shown(redlock: Redlock) -> None:
 
 
 def test_names_of_tasks_are_foreign_text(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exporter, "MOST_TASKS", 1)
-    entry = Entry("r", "r", "lock", 1, CHARGE, "", (1.0,), 1, 1, 1)
+    monkeypatch.setattr(exporter, "MAX_TASKS", 1)
     evil = dataclasses.replace(CHARGE, task="e\x1b[31m" + "x" * 300)
-    label = exporter._Labels([entry, entry, dataclasses.replace(entry, owner=REPORT)])
+    label = exporter._labels([CHARGE, CHARGE, REPORT])
     assert [label(owner) for owner in (CHARGE, REPORT, evil, None)] == [
         *("shop.charge", "(others)", "(others)", "")
     ]
-    (known,) = exporter._Labels([dataclasses.replace(entry, owner=evil)])._known
+    known = exporter._labels([evil])(evil)
     assert known.startswith(r"e\x1b[31mxx") and len(known) == 200
 
 

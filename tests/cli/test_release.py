@@ -17,7 +17,7 @@ from celery_redlock.cli import main
 from celery_redlock.cli import release as command
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.survey.force_release import free
+from celery_redlock.survey.force_release import force_release
 from celery_redlock.survey.snapshot import look
 from tests.support import TOKEN, all_connected, wait_until
 
@@ -146,7 +146,7 @@ def test_what_follows_between_look_and_delete_is_left_alone(
         return run(*operations)
 
     monkeypatch.setattr(redlock.client.driver, "run", late)
-    assert free(redlock, entry, 20).outcome == "changed"
+    assert force_release(redlock, entry, 20).outcome == "changed"
     assert there(servers) == [TOKENS[1]] * 5
 
 
@@ -154,7 +154,7 @@ def test_rivals_of_what_was_shown_stay(redlock: Redlock, servers: list[LocalServ
     put(servers[:2], TOKENS[0])
     put(servers[2:3], TOKENS[1])
     (entry,) = look(redlock, "order:1")
-    freed = free(redlock, entry, 20)
+    freed = force_release(redlock, entry, 20)
     assert (freed.outcome, freed.nodes) == ("freed", 2)
     assert there(servers) == [None, None, TOKENS[1], None, None]
 
@@ -180,7 +180,7 @@ def test_a_holder_that_lives_takes_it_back_if_nobody_else_does(servers: list[Loc
     holding = Redlock([server.url for server in servers], ttl=3)
     with holding.lock("order:1") as lease:
         (entry, *_) = look(holding, "order:1")
-        assert free(holding, entry, 20).outcome == "freed"
+        assert force_release(holding, entry, 20).outcome == "freed"
         wait_until(lambda: None not in there(servers), 20, "it is back on all nodes")
         assert not lease.lost and look(holding, "order:1")[0].digest == entry.digest
     assert there(servers) == [None] * 5
@@ -193,7 +193,7 @@ def test_a_holder_that_lives_learns_that_another_has_it(
     holding = Redlock([server.url for server in servers], ttl=3)
     with holding.lock("order:1", on_lost=lambda lease: None) as lease:
         (entry, *_) = look(redlock, "order:1")
-        assert free(redlock, entry, 20).outcome == "freed"
+        assert force_release(redlock, entry, 20).outcome == "freed"
         other = redlock.acquire("order:1")
         wait_until(lambda: lease.lost, 20, "its extension is refused")
         assert redlock.release(other)

@@ -15,7 +15,7 @@ from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
-from celery_redlock.survey.reader import Reader, visit
+from celery_redlock.survey.reader import Reader, read_nodes
 from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
 from tests.support import TOKEN, told_all, wait_until
 
@@ -304,32 +304,36 @@ def test_a_visit_leaves_no_thread_and_no_connection(
     def gone() -> bool:
         after = [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
         names = [thread.name for thread in threading.enumerate()]
-        return after == before and not any("visit" in name for name in names)
+        return after == before and not any("celery_redlock read" in name for name in names)
 
     wait_until(gone, 20, "all have gone home")
 
 
 def test_a_node_that_goes_on_answering_is_waited_for(redlock: Redlock) -> None:
-    def errand(reader: Reader) -> int:
+    def query(reader: Reader) -> int:
         for _ in range(5):
             time.sleep(0.25)
             reader.rtt(b"redlock:")
         return 1
 
-    looks, results = visit(redlock.client.addresses, "redlock:", errand, 1.0)
+    looks, results = read_nodes(redlock.client.addresses, "redlock:", query, 1.0)
     assert results == [1] * 5 and all(node.reachable for node in looks)
 
 
 def test_a_node_that_never_ends_is_left_alone(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def errand(reader: Reader) -> None:
+    def query(reader: Reader) -> None:
         while True:
             time.sleep(0.02)
             reader.rtt(b"redlock:")
 
-    monkeypatch.setattr("celery_redlock.survey.reader.LONGEST_VISIT", 2)
-    looks, _results = visit(redlock.client.addresses, "redlock:", errand, 0.3)
+    monkeypatch.setattr("celery_redlock.survey.reader.MAX_TIMEOUTS", 2)
+    looks, _results = read_nodes(redlock.client.addresses, "redlock:", query, 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
     threads = threading.enumerate
-    wait_until(lambda: not any("visit" in t.name for t in threads()), 20, "they have gone home")
+    wait_until(
+        lambda: not any("celery_redlock read" in t.name for t in threads()),
+        20,
+        "they have gone home",
+    )

@@ -11,8 +11,7 @@ from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import LONGEST
 from celery_redlock.protocol.pipeline import OWED
 from celery_redlock.stores.redis.resp import LARGEST, PATIENCE
-from celery_redlock.survey.reader import BUDGET
-from celery_redlock.survey.reader import LARGEST as LARGEST_LOOK
+from celery_redlock.survey.reader import MAX_NODE_BYTES, MAX_REPLY_BYTES
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")
@@ -39,7 +38,7 @@ def test_every_row_names_a_test() -> None:
     "words",
     [
         f"after {LARGEST} bytes",
-        f"read {LARGEST_LOOK >> 20} MiB of a reply and {BUDGET >> 20} MiB of a node",
+        f"read {MAX_REPLY_BYTES >> 20} MiB of a reply and {MAX_NODE_BYTES >> 20} MiB of a node",
         f"After {PATIENCE:g} seconds the connection",
         f"more than {LONGEST} characters",
         f"at most {MAX_BYTES} printable ASCII bytes",

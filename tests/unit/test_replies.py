@@ -26,8 +26,7 @@ from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.stores.redis.resp import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
-from celery_redlock.survey.reader import BATCH, LONGEST, _Parser
-from celery_redlock.survey.reader import LARGEST as LARGEST_LOOK
+from celery_redlock.survey.reader import BATCH_KEYS, MAX_REPLY_BYTES, MAX_VALUE_BYTES, _Parser
 from tests.unit.test_edges import Wire
 
 NODES = ["one", "two", "three"]
@@ -165,8 +164,8 @@ def test_all_replies_together_have_a_budget() -> None:
 
 def test_a_look_has_room_for_a_batch_of_the_longest_values() -> None:
     replies = Replies(largest=_Parser.largest)
-    ((*_read,),) = [list(replies.feed(wire([b"x" * LONGEST, 9999] * BATCH)))]
-    assert _Parser.largest == LARGEST_LOOK
+    ((*_read,),) = [list(replies.feed(wire([b"x" * MAX_VALUE_BYTES, 9999] * BATCH_KEYS)))]
+    assert _Parser.largest == MAX_REPLY_BYTES
 
 
 # -- for redis-py's connections --------------------------------------------------------------------
