@@ -13,7 +13,6 @@ from ..config.settings import read_settings
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
 from ..protocol.values import quorum_of
-from ..survey.reader import Reader, read_nodes
 from ..survey.snapshot import survey
 from .context import NO_QUORUM, Site, on_site, table
 from .formatting import counted
@@ -22,10 +21,6 @@ __all__ = ["command"]
 
 TTL_S = 10.0
 """After which the keys of a bench that was killed are gone."""
-ROUND_TRIPS = 300
-"""To each node, for their p99; a tenth of a second on a local network."""
-TRIPS_TIMEOUT_S = 3.0
-"""For one answer, and ten times as much for all: see `read_nodes`."""
 PAUSE_S = 0.01
 """After a lock was not acquired: nodes that are away must not be hammered."""
 
@@ -73,12 +68,6 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
 
     try:
         looks = survey(redlock).looks
-        trips = [_round_trips(redlock, index) for index in range(len(looks))]
-        # A quorum has answered when as many as that have, if all are asked at once.
-        last = quorum_of(len(looks)) - 1
-        to_quorum = _figures(
-            [sorted(each)[last] for each in zip(*filter(None, trips), strict=True) if each[last:]]
-        )
         redlock.connect()
         threads = [
             threading.Thread(target=work, args=(str(number),), daemon=True)
@@ -93,24 +82,41 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
         left = len(survey(redlock).entries)
     finally:
         redlock.close()
+    # A quorum has answered when the slowest of its nodes has.
+    trip = sorted(look.rtt for look in looks if look.reachable)[quorum_of(len(looks)) - 1]
     acquiring, releasing = _figures(acquired), _figures(released)
-    pair = (acquiring["p50"] or 0.0) + (releasing["p50"] or 0.0)
     data = {
         "seconds": seconds,
         "concurrency": concurrency,
-        "nodes": [
-            {**look.data(), "round_trip": _figures(to_it)}
-            for look, to_it in zip(looks, trips, strict=True)
-        ],
-        "quorum_round_trip": to_quorum,
+        "nodes": [look.data() for look in looks],
+        "quorum_round_trip": trip,
         "acquire": acquiring,
         "release": releasing,
         "failed": len(failed),
         "per_second": len(released) / elapsed,
-        "ratio": pair / (2 * to_quorum["p50"]) if pair and to_quorum["p50"] else None,
+        "ratio": (acquiring["p50"] + releasing["p50"]) / (2 * trip) if acquired else None,
         "left": left,
     }
-    site.say(data, _text(data))
+    rows = [
+        *((f"round trip to {look.name}", "", _ms(look.data()["rtt"]), "") for look in looks),
+        ("round trip to a quorum", "", _ms(trip), ""),
+        *(
+            (name, each["count"], _ms(each["p50"]), _ms(each["p99"]))
+            for name, each in (("acquire", acquiring), ("release", releasing))
+        ),
+    ]
+    said = [
+        table(("", "count", "p50", "p99"), rows),
+        f"{data['per_second']:.0f} acquired and released per second,"
+        f" by {counted(concurrency, 'thread')}",
+    ]
+    if acquired:
+        said.append(f"each takes {data['ratio']:.1f} x a bare round trip to a quorum, on average")
+    if failed:
+        said.append(f"{len(failed)} were not acquired")
+    if left:
+        said.append(f"{counted(left, 'key')} left over, for {TTL_S:g} s at most")
+    site.say(data, "\n".join(said))
     return 0 if acquired else NO_QUORUM
 
 
@@ -124,22 +130,6 @@ def _redlock(site: Site) -> Redlock:
     )
 
 
-def _round_trips(redlock: Redlock, index: int) -> list[float]:
-    """Return the seconds that the cheapest question took at one node; none if it is away."""
-
-    def query(reader: Reader) -> list[float]:
-        taken = []
-        for _ in range(ROUND_TRIPS):
-            begun = time.perf_counter()
-            reader.ask([("PTTL", redlock.prefix)])
-            taken.append(time.perf_counter() - begun)
-        return taken
-
-    node = redlock.client.addresses[index]
-    _looks, (taken,) = read_nodes([node], redlock.prefix, query, TRIPS_TIMEOUT_S)
-    return taken or []
-
-
 def _figures(taken: list[float]) -> dict[str, Any]:
     ordered, count = sorted(taken), len(taken)
     p50, p99 = (ordered[int(share * count)] if taken else None for share in (0.5, 0.99))
@@ -148,24 +138,3 @@ def _figures(taken: list[float]) -> dict[str, Any]:
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
-
-
-def _text(data: dict[str, Any]) -> str:
-    figures = {f"round trip to {node['name']}": node["round_trip"] for node in data["nodes"]}
-    figures["round trip to a quorum"] = data["quorum_round_trip"]
-    figures |= {name: data[name] for name in ("acquire", "release")}
-    rows = [
-        (name, each["count"], _ms(each["p50"]), _ms(each["p99"])) for name, each in figures.items()
-    ]
-    ratio = "-" if data["ratio"] is None else f"{data['ratio']:.1f}"
-    said = [
-        table(("", "count", "p50", "p99"), rows),
-        f"{data['per_second']:.0f} acquired and released per second,"
-        f" by {counted(data['concurrency'], 'thread')}",
-        f"acquire and release take {ratio} x a bare round trip to a quorum each, on average",
-    ]
-    if data["failed"]:
-        said.append(f"{data['failed']} were not acquired")
-    if data["left"]:
-        said.append(f"{counted(data['left'], 'key')} left over, for {TTL_S:g} s at most")
-    return "\n".join(said)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +28,6 @@ __all__ = ["NO_QUORUM", "PROBLEM", "REFUSED", "Site", "as_json", "load_app", "on
 
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
-_UNFIT = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters that JSON lets pass, those that turn a line round, and half characters."""
 
 
 @dataclass
@@ -126,9 +123,8 @@ def load_app(name: str) -> Any:
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
-    """Return JSON of foreign text, with what terminals obey or UTF-8 lacks escaped."""
-    text = json.dumps(data, indent=indent, ensure_ascii=False)
-    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    """Return JSON of foreign text, in ASCII and without control characters."""
+    return json.dumps(data, indent=indent).replace("\x7f", r"\u007f")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

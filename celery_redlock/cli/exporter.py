@@ -8,9 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Sequence
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
@@ -93,37 +91,23 @@ def _is_address(name: str) -> bool:
     return False
 
 
-class _Handler(WSGIRequestHandler):
-    timeout = CLIENT_TIMEOUT_S
-
-    def log_message(self, *_said: Any) -> None:
-        """Say nothing of each scrape."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def handle_error(self, *_of: Any) -> None:
-        logger.debug("a connection failed", exc_info=True)  # cut, or too slow: no news
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
-
-
 def _serve(registry: Any, host: str, port: int, hosts: Sequence[str]) -> int | None:
-    from prometheus_client import make_wsgi_app
+    from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
+    server: Any
     try:
-        server = (_Server6 if ":" in host else _Server)((host, port), _Handler)
+        # It serves at once: nothing, until it is guarded.
+        server, thread = start_http_server(port, host, CollectorRegistry())
     except OSError as error:
         click.echo(f"cannot listen on {host}:{port}: {error.strerror or error}", err=True)
         return PROBLEM
     server.set_app(guarded(make_wsgi_app(registry), [host, *hosts]))
+    server.RequestHandlerClass.timeout = CLIENT_TIMEOUT_S
+    server.handle_error = lambda *_of: logger.debug("a connection failed", exc_info=True)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     shown = f"[{host}]" if ":" in host else host
     with server, contextlib.suppress(KeyboardInterrupt):
         click.echo(f"metrics on http://{shown}:{server.server_port}/metrics", err=True)
-        server.serve_forever()
+        thread.join()
     return None
