@@ -20,12 +20,7 @@ MAX_KEY_CHARS = 60
 
 
 def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
-    """Look at all keys under the prefix.
-
-    Args:
-        redlock: Whose nodes and prefix.
-        timeout: Seconds after which a node counts as away.
-    """
+    """Look at all keys under the prefix; a node that is silent for `timeout` seconds is away."""
     found: Survey | None = None
     try:
         found = survey(redlock, kinds=KINDS, timeout=timeout)

@@ -88,13 +88,7 @@ class Probe:
 
 
 def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
-    """Ask all nodes, at once.
-
-    Args:
-        addresses: The nodes.
-        prefix: What our keys begin with.
-        timeout: Seconds after which a node is left alone.
-    """
+    """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
     looks, found = read_nodes(addresses, prefix, lambda reader: _ask(reader, prefix), timeout)
     told = [one or Told() for one in found]
     there: list[Sequence[bytes] | None] = [None] * len(addresses)

@@ -83,13 +83,7 @@ Check = Callable[..., Iterable[Finding]]
 
 
 def run(checks: Mapping[str, Check], where: str, *given: Any) -> Iterator[Finding]:
-    """Make some checks of one thing.
-
-    Args:
-        checks: By name.
-        where: What is looked at; a finding may name something else.
-        given: What each check is called with.
-    """
+    """Call some checks, by their names, with `given`; a finding may name another place itself."""
     for name, check in checks.items():
         for finding in check(*given):
             yield replace(finding, check=name, where=finding.where or where)

@@ -43,15 +43,12 @@ def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float
 
 
 def votes_in(told: Sequence[NodeInfo], nodes: int, app: Any) -> float | None:
-    """Return the seconds until a quorum has a vote that was started a short time ago.
+    """Return the seconds until a quorum has a vote; None if it has, or if time is not the matter.
 
     Args:
         told: What the nodes say of themselves, as far as they do.
         nodes: How many there are.
         app: Whose ttls are in use; None for the default.
-
-    Returns:
-        None if a quorum has one, or if it is not a matter of time.
     """
     fit = [facts for facts in told if not facts.misfit]
     guard, needed = guard_of(app, nodes), quorum_of(nodes)

@@ -201,11 +201,7 @@ def _errors(count: int) -> Any:
 
 
 def make_registry(redlock: Redlock, **options: float) -> Any:
-    """Return a registry of prometheus_client with these gauges and nothing else.
-
-    Args:
-        redlock: Whose nodes and prefix.
-        **options: As for `Nodes`.
+    """Return a registry of prometheus_client with the gauges of `Nodes` and nothing else.
 
     Raises:
         ConfigurationError: prometheus_client is not installed.

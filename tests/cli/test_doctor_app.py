@@ -178,10 +178,12 @@ def test_settings_that_cannot_work_are_named_once() -> None:
 
 def test_what_is_found_at_many_places_is_said_once() -> None:
     many = [Finding("warning", "acks", f"task{n}", "it is so", "change it") for n in range(7)]
-    (one,) = merged(many)
-    assert one.where == "task0, task1, task2, task3, task4 and 2 more"
-    (one,) = merged([many[0], many[1], many[0]])
-    assert one.where == "task0, task1"
+    said = {
+        "task0, task1, task2, task3, task4 and 2 more": many,
+        "task0, task1": [*many[:2], many[0]],
+    }
+    for where, found in said.items():
+        assert [one.where for one in merged(found)] == [where]
 
 
 @pytest.mark.parametrize("broker", ["redis://:SECRET@127.0.0.1:1/0", "nonsense://u:SECRET@x"])
