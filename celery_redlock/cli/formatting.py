@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from ..protocol.values import Owner, printable
+from ..survey.durations import span
 from ..survey.models import Entry, NodeLook, Survey
 
 __all__ = ["COLUMNS", "PARKED", "counted", "described", "lines", "name_of", "owner_text", "row"]
-__all__ += ["say_away", "span", "state_of", "waits_said"]
+__all__ += ["say_away", "state_of", "waits_said"]
 
 COLUMNS: tuple[str, ...] = (
     *("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on each", "fence"),
@@ -102,19 +103,6 @@ def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
         for wait in waits
     ]
     return said + ([f"  ({unasked})"] if unasked else [])
-
-
-def span(seconds: float) -> str:
-    """Return a time as its two largest units."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = int(min(seconds, 1e12))
-    parts: list[str] = []
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s")):
-        count, whole = divmod(whole, size)
-        if count or parts:
-            parts.append(f"{count} {unit}")
-    return " ".join(parts[:2])
 
 
 def counted(count: int, noun: str) -> str:

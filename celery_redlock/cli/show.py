@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
+from ..survey.durations import span
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of
 from .context import PROBLEM, Site, on_site
-from .formatting import described, lines, say_away, span, waits_said
+from .formatting import described, lines, say_away, waits_said
 from .options import timeout_option
 
 __all__ = ["command"]

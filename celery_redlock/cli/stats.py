@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import click
 
+from ..survey.durations import span
 from ..survey.models import Entry
 from ..survey.snapshot import survey
 from .context import Site, on_site, table
-from .formatting import PARKED, counted, say_away, span
+from .formatting import PARKED, counted, say_away
 from .options import USUAL_KINDS, timeout_option
 
 __all__ = ["command"]

@@ -12,9 +12,10 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
+from ..survey.durations import span
 from ..survey.models import Entry, Survey
 from .context import NO_QUORUM, Site, as_json, on_site
-from .formatting import name_of, owner_text, span, state_of
+from .formatting import name_of, owner_text, state_of
 from .options import Choice, choosing
 
 __all__ = ["Changes", "command"]

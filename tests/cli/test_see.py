@@ -23,7 +23,6 @@ from click.testing import CliRunner
 from celery_redlock import Redlock, SingletonTask
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
-from celery_redlock.cli.formatting import span
 from celery_redlock.cli.ls import command as ls
 from celery_redlock.cli.watch import Changes
 from celery_redlock.doctor.votes import votes_in
@@ -31,6 +30,7 @@ from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.restart_guard import NodeInfo
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.survey.durations import span
 from celery_redlock.survey.snapshot import survey
 from tests.cli.clinic import OWNER, TOKENS, put, shop
 from tests.support import TOKEN, told_all, wait_until
