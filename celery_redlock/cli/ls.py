@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -49,23 +50,17 @@ def command(site: Site, choice: Choice, sort: str) -> None:
         told = pool.submit(ask, redlock, choice.timeout)
         seen = choice.survey(redlock)
         left = votes_in(told.result(), len(redlock.nodes), site.app)
-    entries = sorted(seen.entries, key=ORDERS[sort])
+    seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
     say_away(seen)
     said = ["nothing is held"]
-    if entries:
-        kinds = Counter(entry.kind for entry in entries)
-        said = [table(COLUMNS, map(row, entries))]
+    if seen.entries:
+        kinds = Counter(entry.kind for entry in seen.entries)
+        said = [table(COLUMNS, map(row, seen.entries))]
         said += [", ".join(_counted(count, kind) for kind, count in kinds.items())]
         said += [PARKED] if site.app is not None else []
     if left is not None:
         said.append(_voteless(left, site))
-    data = {
-        "at": seen.at,
-        "nodes": [look.data() for look in seen.looks],
-        "entries": [entry.data() for entry in entries],
-        "votes_in": left,
-    }
-    site.say(data, "\n".join(said))
+    site.say({**seen.data(), "votes_in": left}, "\n".join(said))
 
 
 def _counted(count: int, kind: str) -> str:

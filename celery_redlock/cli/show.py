@@ -34,14 +34,7 @@ def command(site: Site, key: str, timeout: float) -> int:
     seen = look_at(site.redlock, resource, timeout)
     say_away(seen)
     waits, unasked = _waits(site, resource)
-    data = {
-        "at": seen.at,
-        "resource": resource,
-        "nodes": [look.data() for look in seen.looks],
-        "entries": [entry.data() for entry in seen.entries],
-        "waits": waits,
-        "unasked": unasked,
-    }
+    data = {**seen.data(), "resource": resource, "waits": waits, "unasked": unasked}
     site.say(data, lines(*_said(seen, resource), *waits_said(waits, unasked)))
     return 0 if seen.entries or waits else PROBLEM
 

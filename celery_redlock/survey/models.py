@@ -149,6 +149,14 @@ class Survey:
     looks: tuple[NodeLook, ...]
     at: float
 
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON takes it."""
+        return {
+            "at": self.at,
+            "nodes": [look.data() for look in self.looks],
+            "entries": [entry.data() for entry in self.entries],
+        }
+
 
 def _owner_data(owner: Owner | None, digest: str, ttls: Sequence[float | None]) -> dict[str, Any]:
     names = ("task", "task_id", "host", "pid", "since")

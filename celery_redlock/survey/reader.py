@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from time import monotonic
@@ -183,7 +182,10 @@ class Reader:
 
 
 class _NodeThread(threading.Thread, Generic[T]):
-    """Runs a query at one node. A daemon: a look-up of a host name cannot be interrupted."""
+    """Runs a query at one node. A daemon, because a look-up of a host name has no limit.
+
+    All else ends by itself: `Parser` limits the time of each reply, and of all together.
+    """
 
     def __init__(
         self, address: Address, prefix: str, query: Callable[[Reader], T], timeout: float
@@ -191,23 +193,22 @@ class _NodeThread(threading.Thread, Generic[T]):
         super().__init__(name=f"celery_redlock read {address.name}", daemon=True)
         self._address, self._query, self._timeout = address, query, timeout
         self._key = to_bytes(prefix)
-        self._connection: Any = None
         self._reader: Reader | None = None
         self._begun = monotonic()
         self.result: T | None = None
         self.look = NodeLook(address.name, False, f"no answer within {timeout:g} s")
 
     def run(self) -> None:
-        name = self._address.name
+        name, connection = self._address.name, None
         connecting = self._address.arguments.get("socket_connect_timeout", self._timeout)
         try:
-            self._connection = self._address.connection(
+            connection = self._address.connection(
                 socket_timeout=self._timeout,
                 socket_connect_timeout=min(connecting, self._timeout),
                 parser_class=_Parser,
             )
-            self._connection.connect()
-            self._reader = reader = Reader(self._connection)
+            connection.connect()
+            self._reader = reader = Reader(connection)
             rtt = reader.rtt(self._key)
             self.result, self.look = self._query(reader), NodeLook(name, True, "", rtt)
         except redis.TimeoutError:
@@ -219,8 +220,9 @@ class _NodeThread(threading.Thread, Generic[T]):
             why = f"its answers make no sense ({type(error).__name__})"
             self.look = NodeLook(name, False, why)
         finally:
-            with contextlib.suppress(Exception):
-                self._connection.disconnect()
+            if connection is not None:
+                with contextlib.suppress(Exception):
+                    connection.disconnect()
 
     def wait(self, until: float) -> None:
         """Wait until it has ended, its node has been silent for the timeout, or `until`."""
@@ -230,11 +232,6 @@ class _NodeThread(threading.Thread, Generic[T]):
             if left <= 0:
                 return
             self.join(left)
-
-    def hang_up(self) -> None:
-        """End the thread's wait for its node."""
-        with contextlib.suppress(AttributeError, OSError):  # there is no socket yet, or no more
-            self._connection._sock.shutdown(socket.SHUT_RDWR)
 
 
 def read_nodes(
@@ -265,7 +262,6 @@ def read_nodes(
             if monotonic() > until:
                 why = f"has not told all within {MAX_TIMEOUTS * timeout:g} s"
             look, result = NodeLook(look.name, False, why), None
-            thread.hang_up()
         looks.append(look)
         results.append(result)
     for thread in threads:
