@@ -245,13 +245,6 @@ def test_once_prints_the_metrics_and_json_is_for_programs(
     assert {"name": "celery_redlock_quorum_up", "labels": {}, "value": 0.0} in told
 
 
-@pytest.mark.parametrize("listen", ["9467", ":9467", "host:", "host:port", "host:70000"])
-def test_where_it_cannot_listen_is_said(listen: str) -> None:
-    result = CliRunner().invoke(main, ["--nodes", "redis://h/0", "exporter", "--listen", listen])
-    assert result.exit_code == 2
-    assert "it must be HOST:PORT" in result.output
-
-
 def test_without_prometheus_it_says_what_to_install(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
