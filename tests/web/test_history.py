@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from celery_redlock.protocol.values import Owner
-from celery_redlock.survey.models import Entry, NodeLook, Survey
+from celery_redlock.survey.models import Entry, Survey
+from celery_redlock.survey.reader import NodeLook
 from celery_redlock.web import serializers
 from celery_redlock.web.history import GAP, History, state_of
 
