@@ -24,7 +24,8 @@ from ..stores.redis.address import Address
 from ..stores.redis.resp import Parser, reason
 from .models import NodeLook
 
-__all__ = ["FOREIGN", "QUEUE", "KeyValue", "NodeLook", "Reader", "read_nodes", "to_bytes", "to_text"]
+__all__ = ["FOREIGN", "QUEUE", "KeyValue", "NodeLook", "Reader"]
+__all__ += ["read_nodes", "to_bytes", "to_text"]
 
 T = TypeVar("T")
 
