@@ -15,9 +15,9 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from ..protocol.restart_guard import NodeInfo, fsync_of
+from ..protocol.restart_guard import NodeInfo
 from ..stores.redis.address import Address
-from ..stores.redis.handshake import SECTIONS
+from ..stores.redis.handshake import INFO, read_info
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import Reader, read_nodes
@@ -113,16 +113,8 @@ def _ask(reader: Reader, prefix: str) -> Told:
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
-    sections = reader.ask([("INFO", section) for section in SECTIONS])
-    denied = next((reason(r) for r in sections if isinstance(r, ResponseError)), "")
-    text = "" if denied else "\n".join(map(_text, sections))
-    facts = NodeInfo.of(text)
-    if facts.appends:
-        (config,) = reader.ask([("CONFIG", "GET", "*appendfsync*")])
-        if isinstance(config, list):
-            words = [_text(word) for word in config]
-            facts = NodeInfo.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
-    return text, facts, denied
+    text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed)
+    return text, facts, "" if error is None else reason(error)
 
 
 def _ahead(reader: Reader) -> float | None:
@@ -186,7 +178,3 @@ def _kept(reader: Reader, marks: Sequence[bytes]) -> list[bytes]:
     """Return which of some keys are there."""
     replies = reader.ask([("GET", mark) for mark in marks])
     return [mark for mark, r in zip(marks, replies, strict=True) if isinstance(r, bytes)]
-
-
-def _text(reply: Any) -> str:
-    return reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""

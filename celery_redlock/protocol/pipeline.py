@@ -26,18 +26,15 @@ from collections import deque
 
 from .round import Round, Verb
 
-__all__ = ["FREEING", "Pipeline"]
+__all__ = ["MAX_OWED", "MAX_RETRIED", "STALLED_S", "Pipeline"]
 
-STALLED = 1.0
-"""Seconds without an answer after which a node is asked nothing new."""
-
-OWED = 1000
-"""Releases owed to a node at most; of more the oldest are left to their ttl."""
-AGAIN = 16
+STALLED_S = 1.0
+"""How long a node may answer nothing before it is asked nothing new: far more than a slow network
+takes, and less than most ttls."""
+MAX_OWED = 1000
+"""Releases that are owed to a node; of more the oldest are left to their ttl."""
+MAX_RETRIED = 16
 """Refused releases that are tried again after one has succeeded; after anything else it is one."""
-
-FREEING = (Verb.RELEASE, Verb.UNDO)
-SETTING = (Verb.ACQUIRE, Verb.EXTEND)
 
 
 class Pipeline:
@@ -48,6 +45,7 @@ class Pipeline:
         up: Whether there is a connection to write to.
         down: Why there is none and none to be expected soon, or None.
         unanswered: The rounds written and not answered, oldest first.
+        waiting: The rounds that are held back for a connection that is being made.
         clogged: Since when its connection has taken nothing of what is to be written; None if it
             has taken all.
     """
@@ -59,11 +57,11 @@ class Pipeline:
         self.unanswered: deque[Round] = deque()
         self.clogged: float | None = None
         self._opened = -math.inf
-        self._waiting: list[Round] = []
+        self.waiting: list[Round] = []
         self._owed: dict[str, Round] = {}
 
     def ask(self, round_: Round, now: float) -> bool:
-        """Take up a round. True: write it to the connection now, in this very order."""
+        """Take up a round; return whether to write it to the connection now, in this order."""
         if self.up:
             if self.stalled(now) and not self._pending_release(round_):
                 why = "it does not read what it is asked"
@@ -73,58 +71,49 @@ class Pipeline:
                 return False
             self._written(round_)
             return True
-        if round_.verb in FREEING:
-            self._owe(round_)
-            round_.silence(self.node, self.down or "connecting")
-        elif self.down is not None or not round_.waits:
+        self.owe(round_)
+        if self.down is not None or not round_.waits or round_.verb.frees:
             round_.silence(self.node, self.down or "connecting")
         else:
-            self._waiting.append(round_)
+            self.waiting.append(round_)
         return False
 
-    @property
-    def awaited(self) -> bool:
-        """Whether rounds are held back for a connection that is being made."""
-        return bool(self._waiting)
-
-    def answered(self) -> Round:
-        """The round that the next answer on the connection belongs to."""
-        return self.unanswered.popleft()
-
     def stalled(self, now: float) -> bool:
-        """Whether it has not answered, or not read, for so long that no request should follow."""
-        if self.clogged is not None and now - self.clogged > STALLED:
+        """Whether it has not answered or not read for so long that no request should follow."""
+        if self.clogged is not None and now - self.clogged > STALLED_S:
             return True
         # A release that was owed is older than the connection: the node is late by neither.
         unanswered = self.unanswered
-        return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > STALLED
+        return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > STALLED_S
 
     def connected(self, now: float) -> list[Round]:
-        """There is a new connection. The rounds to write to it first, in this order."""
+        """Note a new connection; return the rounds to write to it first, in this order."""
         owed = [r for r in self._owed.values() if now < r.sent + r.claims[0].ttl]
         # A round that nobody waits for any more is not worth a request that must be undone.
-        waiting = [r for r in self._waiting if not r.closed]
+        waiting = [r for r in self.waiting if not r.closed]
         for round_ in [r for r in waiting if any(claim.ended for claim in r.claims)]:
             # Written behind an owed release, it would set the released token again.
             round_.silence(self.node, "connection lost")
             waiting.remove(round_)
         self._owed.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self.up, self.down, self._opened, self.clogged = True, None, now, None
         for round_ in (*owed, *waiting):
             self._written(round_)
         return [*owed, *waiting]
 
-    def refused(self, round_: Round) -> None:
-        """The node answered with an error: what it has not freed is owed."""
-        if round_.verb in FREEING:
-            self._owe(round_)
+    def owe(self, round_: Round) -> None:
+        """Keep what could not be asked, or was refused with an error, if it must still be freed."""
+        if self._pending_release(round_):
+            self._owed[round_.claims[0].token] = round_
+            if len(self._owed) > MAX_OWED:
+                del self._owed[next(iter(self._owed))]
 
     def due(self, done: Verb, now: float) -> list[Round]:
-        """The node has just written, for `done`. What is owed to it, to be written again now."""
+        """Return what is owed to a node that has just written, for `done`: ask it again now."""
         if not self._owed:
             return []
-        tokens = list(self._owed)[: AGAIN if done in FREEING else 1]
+        tokens = list(self._owed)[: MAX_RETRIED if done.frees else 1]
         rounds = [self._owed.pop(token) for token in tokens]
         rounds = [r for r in rounds if now < r.sent + r.claims[0].ttl]
         for round_ in rounds:
@@ -134,38 +123,31 @@ class Pipeline:
     def dropped(self) -> None:
         """The connection broke. Another attempt is under way.
 
-        Cut short by a strike, it can be called again: it takes up where it was.
+        If an exception interrupts it, it can be called again: it goes on where it was.
         """
         while self.unanswered:
             round_ = self.unanswered[0]
-            if round_.verb in FREEING:
-                self._owe(round_)
+            self.owe(round_)
+            if round_.verb.frees:
                 round_.silence(self.node, "connection lost")
-            elif not round_.closed and round_ not in self._waiting:
-                self._waiting.append(round_)
+            elif not round_.closed and round_ not in self.waiting:
+                self.waiting.append(round_)
             self.unanswered.popleft()
         self.up, self.down = False, None
 
     def unreachable(self, reason: str) -> None:
         """The attempt to connect failed."""
         self.down = reason
-        for round_ in self._waiting:
+        for round_ in self.waiting:
             round_.silence(self.node, reason)
-        self._waiting.clear()
+        self.waiting.clear()
 
     def _written(self, round_: Round) -> None:
         self.unanswered.append(round_)
-        if round_.verb in SETTING:
-            node = self.node
+        if round_.verb.sets:
             for claim in round_.claims:
-                claim.written[node] = True
-
-    def _owe(self, round_: Round) -> None:
-        if self._pending_release(round_):
-            self._owed[round_.claims[0].token] = round_
-            if len(self._owed) > OWED:
-                del self._owed[next(iter(self._owed))]
+                claim.written[self.node] = True
 
     def _pending_release(self, round_: Round) -> bool:
         """Whether this round frees what an earlier request may have set here."""
-        return round_.verb in FREEING and round_.claims[0].written[self.node]
+        return round_.verb.frees and round_.claims[0].written[self.node]

@@ -22,9 +22,9 @@ was granted at its address:
 4. The same run with a history (`master_replid2`) that it did not have was a replica in between:
    met now, by rule 2. No client is disconnected when a server becomes a replica, or a master again.
    So it is looked at again, ahead of a request whose answer is a vote, where no write of ours has
-   shown for a while that it is a master (`LOOK_AFTER`). A new replication id without a history is
+   shown for a while that it is a master (`LOOK_AFTER_S`). A new replication id without a history is
    that of a master which has gained its first replica or lost its last one; or, after an hour
-   (`BACKLOG`), of one that was promoted then: that matters to a span as long.
+   (`BACKLOG_S`), of one that was promoted then: that matters to a span as long.
 5. What is known belongs to the address, and to the memory that was met there last. A server that
    was swapped out and is met there again is a stranger: it does not know what the other granted
    meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
@@ -40,23 +40,23 @@ Pure: facts and the time come in, verdicts go out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from .lease import drift
 
-__all__ = ["ALWAYS", "LOOK_AFTER", "Doubt", "Memory", "NodeInfo", "RestartGuard"]
+__all__ = ["ALWAYS", "LOOK_AFTER_S", "Doubt", "Memory", "NodeInfo", "RestartGuard", "Trust"]
 
 ALWAYS = -math.inf
 """Began: so long ago, or with such a memory, that nothing is forgotten."""
 
-LOOK_AFTER = 0.005
-"""Seconds without a write that proved it a master after which a node is looked at again: less than
-it takes to become a replica, to load another's data and to be promoted (16 ms at least were seen on
-one machine)."""
+LOOK_AFTER_S = 0.005
+"""How long after the last write that proved it a master a node is asked again: less than it takes
+to become a replica, to load another's data and to be promoted (16 ms at least were seen on one
+machine)."""
 
-BACKLOG = 3600.0
-"""Seconds for which a promoted server without replicas remembers that it was one, at least
+BACKLOG_S = 3600.0
+"""How long a promoted server without replicas remembers that it was one, at least
 (`repl-backlog-ttl`, as servers have it by default)."""
 
 NO_REPLICATION_ID = "0" * 40
@@ -99,7 +99,7 @@ class NodeInfo:
 
     @classmethod
     def of(cls, info: str, fsync: str = "") -> NodeInfo:
-        """From the text of an INFO reply."""
+        """Read the text of an INFO reply."""
         said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         uptime = said.get("uptime_in_seconds", "")
         history = said.get("master_replid2", NO_REPLICATION_ID)
@@ -134,19 +134,9 @@ class NodeInfo:
 
 
 class Doubt(str):
-    """Why the vote of a node does not count, for people.
+    """Why the vote of a node does not count, for people; and for how many seconds it does not."""
 
-    Attributes:
-        left: For how many seconds it does not.
-    """
-
-    left: float
-
-    def __new__(cls, text: str, left: float) -> Doubt:
-        """The text, with the seconds."""
-        doubt = super().__new__(cls, text)
-        doubt.left = left
-        return doubt
+    left = 0.0
 
 
 @dataclass(slots=True)
@@ -169,11 +159,8 @@ class Memory:
 
     def same(self, facts: NodeInfo) -> bool:
         """Whether `facts` are of this very memory."""
-        ours = self.facts
-        return (ours.run_id, ours.replication, ours.history) == (
-            *(facts.run_id, facts.replication),
-            facts.history,
-        )
+        ours, theirs = self.facts, (facts.run_id, facts.replication, facts.history)
+        return (ours.run_id, ours.replication, ours.history) == theirs
 
 
 class RestartGuard:
@@ -198,28 +185,20 @@ class RestartGuard:
         self._met: dict[int, Memory] = {}
 
     def expect(self, ttl: float) -> None:
-        """Locks of this ttl are in use, in seconds; here or elsewhere."""
+        """Note that locks of this ttl are in use, in seconds; here or elsewhere."""
         if ttl > self.longest:
             self.longest, self.span = ttl, ttl + drift(ttl)
 
     def saying(self, say: Callable[[str], None]) -> RestartGuard:
-        """The same guard, with the same memory, that gives its warnings to somebody else."""
+        """Return a guard with the same memory that gives its warnings to somebody else."""
         other = RestartGuard(self.on, self.longest, say)
         other._said, other._met = self._said, self._met
         return other
 
-    def remember(self, parent: RestartGuard) -> None:
-        """Know what another guard knew: for a simulation of a process that was forked."""
-        self._met = {index: replace(memory) for index, memory in parent._met.items()}
-
     def meet(self, index: int, facts: NodeInfo, asked: float, now: float) -> Memory:
-        """What is to be believed of a node that has just said who it is.
+        """Return what is to be believed of a node that has just said what it is.
 
-        Args:
-            index: Which of the nodes: its address.
-            facts: What it said.
-            asked: A time before it was asked; seconds.
-            now: The time when its answer was read, or later.
+        It was asked at `asked` or later, and has answered at `now` or before.
         """
         if not self.on or facts.uptime is None:
             return Memory(facts)
@@ -231,19 +210,20 @@ class RestartGuard:
             return before  # rule 5
         # Both ends of the uptime are cut to whole seconds: it may be off by one, either way.
         started = now - max(0.0, facts.uptime - 1.0)
-        met = Memory(facts, started=started, heard=now)
+        met = Memory(facts, now, heard=now, started=started)
         if facts.history:
-            met.began, met.what = now, "was a replica, met"  # rule 2
+            met.what = "was a replica, met"  # rule 2
         elif before is not None and before.facts.run_id == facts.run_id:
-            if self.span < BACKLOG:
+            if self.span < BACKLOG_S:
                 before.facts, before.heard = facts, now
                 return before
-            met.began, met.what = now, "may have been a replica, seen"  # rule 4
+            met.what = "may have been a replica, seen"  # rule 4
         elif before is not None and started <= before.heard:
-            met.began, met.what = now, ANOTHER  # rule 3
-        elif not facts.durable:  # rule 6
-            close = before is not None and asked - facts.uptime - 1.0 <= before.heard
-            met.began = now if close else started  # rule 1; or 3, for all that whole seconds tell
+            met.what = ANOTHER  # rule 3
+        elif facts.durable:
+            met.began = ALWAYS  # rule 6
+        elif before is None or asked - facts.uptime - 1.0 > before.heard:
+            met.began = started  # rule 1; else 3, for all that whole seconds tell
         if facts.run_id or facts.replication:
             self._met[index] = met
         return met
@@ -258,32 +238,30 @@ class RestartGuard:
             known.began, known.what = max(known.began, now), ANOTHER  # rule 3
 
     def doubt(self, memory: Memory, now: float) -> Doubt | None:
-        """Why the vote of a node does not count at `now`, for people; None if it counts."""
+        """Return why the vote of a node does not count at `now`, for people; None if it counts."""
         left = memory.began + self.span - now
         if left <= 0:
             return None
-        return Doubt(
+        doubt = Doubt(
             f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
-            f" and has no vote for another {left:.1f} s",
-            left,
+            f" and has no vote for another {left:.1f} s"
         )
+        doubt.left = left
+        return doubt
 
-    def twin(self, index: int, all_facts: Iterable[NodeInfo | None]) -> int | None:
-        """The index of another node that is the same server as node `index`."""
-        known = list(all_facts)
-        facts = known[index]
-        if facts is None:
-            return None
-        if facts.twin is not None:
-            return facts.twin
-        for other, theirs in enumerate(known):
+    def twin(self, index: int, all_facts: Sequence[NodeInfo | None]) -> int | None:
+        """Return the index of another node that is the same server as node `index`."""
+        facts = all_facts[index]
+        if facts is None or facts.twin is not None:
+            return facts.twin if facts else None
+        for other, theirs in enumerate(all_facts):
             if other != index and theirs and facts.run_id and theirs.run_id == facts.run_id:
                 return other
         return None
 
     def welcome(self, name: str, memory: Memory, now: float) -> None:
         """Say what is to be said of a node that has just been met, once."""
-        facts = memory.facts
+        facts, doubt = memory.facts, self.doubt(memory, now)
         if facts.denied or facts.uptime is None:
             why = f" ({facts.denied})" if facts.denied else ""
             self._once(
@@ -298,11 +276,12 @@ class RestartGuard:
                 f"node {name} evicts keys when it is full (maxmemory-policy {facts.eviction}):"
                 " locks among them; set it to noeviction",
             )
-        doubt = self.doubt(memory, now)
         if doubt is not None:
             self._once(
                 f"doubt {name} {facts.run_id} {facts.replication} {memory.began}",
-                f"node {name} {doubt}. {_advice(memory, self.longest)}",
+                f"node {name} {doubt}. There is nothing to do but to wait: the longest ttl in use"
+                f" is {self.longest:g} s. {_why(memory)} redlock_restart_guard = 'off' gives up"
+                " this protection",
             )
 
     def _once(self, key: str, text: str) -> None:
@@ -311,24 +290,89 @@ class RestartGuard:
             self._say(text)
 
 
-def _advice(memory: Memory, longest: float) -> str:
+class Trust:
+    """What a node is believed to be, between one connection to it and the next.
+
+    Attributes:
+        memory: What was met there last.
+        heard: When it last answered; seconds.
+        unsure: Why it does not tell if it still is a master; empty if it does, or is not asked.
+    """
+
+    def __init__(self, guard: RestartGuard, index: int) -> None:
+        self.memory = Memory(NodeInfo())
+        self.heard = ALWAYS
+        self.unsure = ""
+        self._guard = guard
+        self._index = index
+        self._proved = math.inf  # when it was last asked for what only a master does
+        self._asked = ALWAYS  # when it was last asked what it is
+
+    def connected(self, facts: NodeInfo, asked: float, now: float) -> None:
+        """Take in what a node says of itself on a new connection; see `RestartGuard.meet`."""
+        if self.heard > ALWAYS:
+            self._guard.heard(self._index, self.memory, self.heard)
+        self.memory = self._guard.meet(self._index, facts, asked, now)
+        self.heard, self.unsure, self._asked = now, "", ALWAYS
+        self._proved = asked if self._guard.on and facts.uptime is not None else math.inf
+
+    def to_ask_again(self, now: float) -> bool:
+        """Whether it must be asked, ahead of a request, if it still is a master (rule 4)."""
+        return now > self._proved + LOOK_AFTER_S and now > self._asked + LOOK_AFTER_S
+
+    def asked_again(self, now: float) -> None:
+        """Take in that it was."""
+        self._asked = now
+
+    def told(self, sent: float, said: NodeInfo, now: float) -> str:
+        """Take in what it says to that; return why it cannot be a node any more, if it cannot.
+
+        Answers come in order: the vote behind it has not been read yet.
+        """
+        self._proved, self.unsure = max(self._proved, sent), ""
+        facts = replace(
+            self.memory.facts,
+            role=said.role,
+            master=said.master,
+            history=said.history,
+            replication=said.replication,
+        )
+        if not facts.misfit:
+            self.memory = self._guard.meet(self._index, facts, now, now)
+        return facts.misfit
+
+    def not_told(self, why: str, *, forbidden: bool) -> None:
+        """Take in that it does not say, for now; or must not, and is not guarded any more."""
+        if forbidden:
+            self._proved = math.inf
+        else:
+            self.unsure, self._asked = why, ALWAYS  # the next request asks again
+
+    def wrote(self, sent: float) -> None:
+        """Take in that it has written, for a request of that time: only a master does."""
+        if sent > self._proved and not self.unsure:
+            self._proved = sent
+
+    def doubt(self, now: float) -> str:
+        """Return why its vote does not count; empty if it counts."""
+        if now < self.memory.began + self._guard.span:
+            return self._guard.doubt(self.memory, now) or self.unsure
+        return self.unsure
+
+
+def _why(memory: Memory) -> str:
     facts = memory.facts
     if memory.what == ANOTHER:
-        why = "It was up while the one before it answered, so it is not that one, started again."
-    elif facts.history:
-        why = "It was a replica once; nobody knows when it was promoted."
-    elif facts.appends and not facts.fsync:
-        why = "It has an append-only file, but does not say if it is appendfsync always."
-    else:
-        why = "Only one that is configured with appendonly yes and appendfsync always needs none."
-    return (
-        f"There is nothing to do but to wait: the longest ttl in use is {longest:g} s. {why}"
-        " redlock_restart_guard = 'off' gives up this protection"
-    )
+        return "It was up while the one before it answered, so it is not that one, started again."
+    if facts.history:
+        return "It was a replica once; nobody knows when it was promoted."
+    if facts.appends and not facts.fsync:
+        return "It has an append-only file, but does not say if it is appendfsync always."
+    return "Only one that is configured with appendonly yes and appendfsync always needs none."
 
 
 def fsync_of(config: Mapping[str, str]) -> str:
-    """When the append-only file is written through, from `CONFIG GET *appendfsync*`."""
+    """Return when the append-only file is written through, from `CONFIG GET *appendfsync*`."""
     if config.get("no-appendfsync-on-rewrite", "no") != "no":
         return "not while it is rewritten"
     return config.get("appendfsync", "")

@@ -1,72 +1,23 @@
-"""A round: one request to all nodes, and the outcome of their answers."""
+"""A round: one request to all nodes, and the outcome of their answers; and the table of verbs."""
 
 from __future__ import annotations
 
-import enum
-from collections.abc import Generator, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
+from . import commands, scripts
 from .claim import Claim
+from .commands import FENCE_SUFFIX, LINE_SUFFIX, LOOK, Held, on_keys
 from .values import Vote, quorum_of
 
-__all__ = ["EXTENDING", "LINING", "VOTING", "Held", "Round", "Steps", "Verb", "wrote"]
+__all__ = ["REFUSED", "RENEWED", "SET_AGAIN", "VERBS", "Held", "Round", "Steps", "Verb"]
 
 T = TypeVar("T")
 Steps = Generator["Round", float, T]
 
-
-class Verb(enum.Enum):
-    """What a node can be asked."""
-
-    ACQUIRE = "acquire"
-    """Set our token where no other is set (Redis page, step 2)."""
-    EXTEND = "extend"
-    """Renew our token where it is set; set it again where none is."""
-    RENEW = "renew"
-    """Renew our token where it is set, and never set it again. For a supervisor: its connection is
-    not the holder's, so its request may arrive after the release. It waits for all answers, because
-    it must at least learn in time where the token is missing."""
-    RELEASE = "release"
-    """Delete our token, and no other, and wake the first waiter."""
-    UNDO = "undo"
-    """Delete our token, and no other, and wake nobody: a failed attempt frees nothing."""
-    FENCE = "fence"
-    """Raise the fencing token to ours, only where our token still holds the key (`_fence`)."""
-    PEEK = "peek"
-    """Tell who holds it, and for how long. Of several names: the first holder, and how long until
-    all of them are free."""
-    ENQUEUE = "queue"
-    """Join its wait queue, with the time since when we wait: a release wakes the first."""
-    DEQUEUE = "leave"
-    """Leave the queue because we hold the lock."""
-    HAND_ON = "pass"
-    """Leave the queue without the lock; if a release woke us, wake the next one."""
-    LOOK = "tell its role"
-    """Tell whether it still is a master. Only the request behind it waits for the answer."""
-
-
-class Held(str):
-    """The token of another holder of one of several names, with that name.
-
-    Attributes:
-        name: The first name under which the token was found.
-    """
-
-    name: str
-
-    def __new__(cls, token: str, name: str) -> Held:
-        """Make a token that remembers a name."""
-        held = super().__new__(cls, token)
-        held.name = name
-        return held
-
-
-EXTENDING = (Verb.EXTEND, Verb.RENEW)
-LINING = (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON)
-VOTING = (Verb.ACQUIRE, Verb.FENCE, Verb.PEEK)
-"""Requests for which "it is free" does harm if the node has forgotten a lock."""
-
-# How a node answers these: one character per claim.
+# How a node answers an extension: one character per claim.
 RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
 
 
@@ -87,22 +38,8 @@ class Round:
     """
 
     __slots__ = (
-        "_confirmed",
-        "_full",
-        "_missing",
-        "amnesiac",
-        "claims",
-        "closed",
-        "details",
-        "no",
-        "quorum",
-        "sent",
-        "silent",
-        "targets",
-        "until",
-        "verb",
-        "votes",
-        "yes",
+        *("_confirmed", "_full", "_missing", "amnesiac", "claims", "closed", "details", "no"),
+        *("quorum", "sent", "silent", "targets", "until", "verb", "votes", "yes"),
     )
 
     def __init__(
@@ -134,7 +71,7 @@ class Round:
 
         An extension that is written after the release of its lease would set the token again.
         """
-        if self.verb in EXTENDING:
+        if self.verb.extends:
             self.claims = [claim for claim in self.claims if not claim.ended]
             self._confirmed = [0] * len(self.claims)
             if not self.claims:
@@ -152,60 +89,7 @@ class Round:
                 attempt that is undone in a moment. "Yours is extended" counts
                 (`restart_guard.py`).
         """
-        if self.verb is Verb.ACQUIRE:
-            # None: it was free and is ours. Our own token: an earlier SET of this attempt won and
-            # its answer was lost. A number, where we want one: either of these. Else: another's.
-            claim = self.claims[0]
-            fenced = claim.proposal is not None
-            if doubt:
-                self.silence(node, doubt)
-            elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
-                self._vote(node, Vote.NO, reply)
-            else:
-                claim.acknowledged(node, self.sent, now)
-                self._vote(node, Vote.YES, reply if fenced else None)
-        elif self.verb in EXTENDING:
-            self._extended(node, reply, now)
-        elif self.verb is Verb.FENCE:
-            if not reply and self.claims[0].forgotten(node, now):
-                self.amnesiac.append(node)
-            # A node that has forgotten another's vote of a moment ago does not answer for him.
-            if reply and doubt:
-                self.silence(node, doubt)
-            else:
-                self._vote(node, Vote.YES if reply else Vote.NO)
-        elif self.verb is Verb.PEEK:
-            if doubt and (reply is None or (len(self.claims) > 1 and None in reply)):
-                self.silence(node, doubt)
-            else:
-                self._vote(node, Vote.YES, reply)
-        elif self.verb is Verb.RELEASE:
-            freed = int(reply or 0)
-            self._vote(node, Vote.YES if freed & 1 else Vote.NO, "called" if freed & 2 else None)
-        else:
-            self._vote(node, Vote.YES if reply else Vote.NO)
-
-    def _extended(self, node: int, outcomes: str, now: float) -> None:
-        for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
-            if outcome != RENEWED and self._missing_at(claim, node, now):
-                self.amnesiac.append(node)
-            if outcome == REFUSED:
-                continue
-            claim.acknowledged(node, self.sent, now)
-            self._confirmed[position] += 1
-            if self._confirmed[position] == self.quorum:
-                self._full += 1
-        self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
-
-    def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
-        """Note that a node does not hold a claim; return whether it should."""
-        if self.verb is Verb.RENEW and not self.closed:
-            # The others' answers first: who renews in another's stead may not know yet of all the
-            # nodes that hold it, and would give it up for one that does not.
-            self._missing.append((claim, node, now))
-            # One that was released meanwhile, over another connection, is rightly missing.
-            return claim.expiries[node] > now and not claim.ended
-        return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
+        self.verb.count(self, node, reply, now, doubt)
 
     def silence(self, node: int, reason: str) -> None:
         """Count a node as silent: it will not answer, or its answer is of no use."""
@@ -226,23 +110,9 @@ class Round:
     @property
     def decided(self) -> bool:
         """Whether the outcome is certain, so that nobody has to wait for further answers."""
-        answered = self.yes + self.no
-        if answered + self.silent == len(self.targets) or not self.waits:
+        if self.yes + self.no + self.silent == len(self.targets) or not self.waits:
             return True
-        if self.verb is Verb.ACQUIRE:
-            spare = len(self.votes) - self.quorum
-            if self.yes >= self.quorum or self.silent > spare:
-                return True
-            # Lost already; but say which way only when it is certain: held, or no quorum.
-            return self.no + self.silent > spare and answered >= self.quorum
-        if self.verb is Verb.EXTEND:
-            return self._full == len(self.claims)
-        if self.verb is Verb.RELEASE:
-            return answered >= self.quorum
-        if self.verb is Verb.FENCE:
-            lacking = self.no + self.silent
-            return self.yes >= self.quorum or lacking > len(self.votes) - self.quorum
-        return False
+        return self.verb.decided(self)
 
     @property
     def waits(self) -> bool:
@@ -251,12 +121,11 @@ class Round:
 
     def close(self, reason: str) -> list[int]:
         """Count the nodes that have not answered as silent; return which they are."""
-        late = [node for node in self.targets if self.votes[node] is None]
+        late: list[int] = []
         if not self.decided:
-            for node in late:
-                self.silence(node, reason)
-        else:
-            late = []
+            late = [node for node in self.targets if self.votes[node] is None]
+        for node in late:
+            self.silence(node, reason)
         self.closed = True
         for claim, node, now in self._missing:
             self._missing_at(claim, node, now)
@@ -267,11 +136,172 @@ class Round:
         counted = zip(self.claims, self._confirmed, strict=True)
         return [claim for claim, count in counted if count >= self.quorum]
 
+    # -- How the answer to a verb counts
 
-def wrote(verb: Verb, answer: Any) -> bool:
-    """Return whether this answer proves that the node can write."""
-    if verb is Verb.PEEK:
-        return False
-    if verb is Verb.ACQUIRE:
-        return not isinstance(answer, str)
-    return answer.strip("0") != "" if verb in EXTENDING else bool(answer)
+    def _acquired(self, node: int, reply: Any, now: float, doubt: str) -> None:
+        # None: it was free and is ours. Our own token: an earlier SET of this attempt won and its
+        # answer was lost. A number, where we want one: either of these. Else: another's.
+        claim = self.claims[0]
+        fenced = claim.proposal is not None
+        if doubt:
+            self.silence(node, doubt)
+        elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
+            self._vote(node, Vote.NO, reply)
+        else:
+            claim.acknowledged(node, self.sent, now)
+            self._vote(node, Vote.YES, reply if fenced else None)
+
+    def _extended(self, node: int, outcomes: str, now: float, _doubt: str) -> None:
+        for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
+            if outcome != RENEWED and self._missing_at(claim, node, now):
+                self.amnesiac.append(node)
+            if outcome == REFUSED:
+                continue
+            claim.acknowledged(node, self.sent, now)
+            self._confirmed[position] += 1
+            if self._confirmed[position] == self.quorum:
+                self._full += 1
+        self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
+
+    def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
+        """Note that a node does not hold a claim; return whether it should."""
+        if self.verb is Verb.RENEW and not self.closed:
+            # The others' answers first: a supervisor may not know yet of all the nodes that hold
+            # a claim, and would give it up because of one that does not.
+            self._missing.append((claim, node, now))
+            # One that was released meanwhile, over another connection, is rightly missing.
+            return claim.expiries[node] > now and not claim.ended
+        return not claim.outdated(node, self.sent) and claim.forgotten(node, now)
+
+    def _fenced(self, node: int, ours: bool, now: float, doubt: str) -> None:
+        if not ours and self.claims[0].forgotten(node, now):
+            self.amnesiac.append(node)
+        # A node that has forgotten another's vote of a moment ago does not answer for it.
+        if ours and doubt:
+            self.silence(node, doubt)
+        else:
+            self._vote(node, Vote.YES if ours else Vote.NO)
+
+    def _peeked(self, node: int, seen: Any, _now: float, doubt: str) -> None:
+        if doubt and (seen is None or (len(self.claims) > 1 and None in seen)):
+            self.silence(node, doubt)
+        else:
+            self._vote(node, Vote.YES, seen)
+
+    def _done(self, node: int, reply: Any, _now: float, _doubt: str) -> None:
+        # 1: it is done. 2 more, of a release: a waiter was called.
+        done = int(reply or 0)
+        self._vote(node, Vote.YES if done & 1 else Vote.NO, "called" if done & 2 else None)
+
+    # -- When a verb is decided although nodes have not answered yet
+
+    def _won_or_lost(self) -> bool:
+        spare = len(self.votes) - self.quorum
+        if self.yes >= self.quorum or self.silent > spare:
+            return True
+        # Lost already; but say which way only when it is certain: held, or no quorum.
+        return self.no + self.silent > spare and self.yes + self.no >= self.quorum
+
+    def _known_or_not(self) -> bool:
+        return self.yes >= self.quorum or len(self.votes) - self.no - self.silent < self.quorum
+
+
+@dataclass(frozen=True, eq=False)
+class Verb:
+    """What a node can be asked: a row of the table below.
+
+    Attributes:
+        word: Names it in logs and errors.
+        encode: Makes the request; see `commands.py`.
+        decode: Makes of a reply what `count` takes, or raises.
+        count: Counts a node's answer; the arguments are those of `Round.answer`.
+        decided: Tells whether the outcome is certain though nodes have not answered yet.
+        wrote: Tells whether an answer proves that the node can write.
+        sets: It may set our token, so an undoing must follow.
+        frees: It deletes our token, so it is owed to a node that cannot be asked now.
+        extends: It carries many claims, and none that has ended.
+        needs_memory: "It is free" does harm if the node has forgotten a lock.
+        can_wait: It may be asked later, because nobody needs the answer.
+    """
+
+    word: str
+    encode: Callable[[Sequence[Any], str, bool], bytes]
+    decode: Callable[[Sequence[Any], Any], Any] = commands.done
+    count: Callable[[Round, int, Any, float, str], None] = Round._done
+    decided: Callable[[Round], bool] = lambda round_: False
+    wrote: Callable[[Any], bool] = bool
+    sets: bool = False
+    frees: bool = False
+    extends: bool = False
+    needs_memory: bool = False
+    can_wait: bool = False
+
+    ACQUIRE: ClassVar[Verb]
+    EXTEND: ClassVar[Verb]
+    RENEW: ClassVar[Verb]
+    RELEASE: ClassVar[Verb]
+    UNDO: ClassVar[Verb]
+    FENCE: ClassVar[Verb]
+    PEEK: ClassVar[Verb]
+    ENQUEUE: ClassVar[Verb]
+    DEQUEUE: ClassVar[Verb]
+    HAND_ON: ClassVar[Verb]
+    LOOK: ClassVar[Verb]
+
+
+# Set our token where no other is set (Redis page, step 2).
+Verb.ACQUIRE = Verb(
+    *("acquire", commands.acquire, commands.acquired, Round._acquired, Round._won_or_lost),
+    wrote=lambda answer: not isinstance(answer, str),
+    sets=True,
+    needs_memory=True,
+)
+# Renew our token where it is set; set it again where none is.
+Verb.EXTEND = Verb(
+    *("extend", partial(commands.extension, scripts.EXTEND), commands.extended, Round._extended),
+    decided=lambda round_: round_._full == len(round_.claims),
+    wrote=lambda outcomes: outcomes.strip(REFUSED) != "",
+    sets=True,
+    extends=True,
+)
+# Renew our token where it is set, and never set it again. For a supervisor: its connection is not
+# the holder's, so its request may arrive after the release. It waits for all answers, because it
+# must at least learn in time where the token is missing.
+Verb.RENEW = Verb(
+    *("renew", partial(commands.extension, scripts.RENEW), commands.extended, Round._extended),
+    wrote=Verb.EXTEND.wrote,
+    extends=True,
+)
+# Delete our token, and no other, and wake the first waiter.
+Verb.RELEASE = Verb(
+    *("release", commands.release, commands.released),
+    decided=lambda round_: round_.yes + round_.no >= round_.quorum,
+    frees=True,
+    can_wait=True,
+)
+# Delete our token, and no other, and wake nobody: a failed attempt frees nothing.
+Verb.UNDO = Verb("undo", on_keys(scripts.UNDO), frees=True, can_wait=True)
+# Raise the fencing token to ours, only where our token still holds the key (`quorum._fence`).
+Verb.FENCE = Verb(
+    *("fence", on_keys(scripts.FENCE, "", FENCE_SUFFIX, values=commands.fence_values)),
+    count=Round._fenced,
+    decided=Round._known_or_not,
+    needs_memory=True,
+)
+# Tell who holds it, and for how long. Of several names: the first holder, and how long until all
+# of them are free.
+Verb.PEEK = Verb(
+    *("peek", on_keys(scripts.PEEK, values=lambda _query: ()), commands.peeked, Round._peeked),
+    wrote=lambda _seen: False,
+    needs_memory=True,
+)
+# Join its wait queue, with the time since when we wait: a release wakes the first.
+Verb.ENQUEUE = Verb("queue", on_keys(scripts.ENQUEUE, LINE_SUFFIX, values=commands.queue_values))
+# Leave the queue because we hold the lock.
+Verb.DEQUEUE = Verb("leave", on_keys(scripts.DEQUEUE, LINE_SUFFIX), can_wait=True)
+# Leave the queue without the lock; if a release woke us, wake the next one.
+Verb.HAND_ON = Verb("pass", on_keys(scripts.HAND_ON), can_wait=True)
+# Tell whether it still is a master. Only the request behind it waits for the answer.
+Verb.LOOK = Verb("tell its role", lambda *_: LOOK, commands.looked)
+
+VERBS = tuple(row for row in vars(Verb).values() if isinstance(row, Verb))

@@ -54,7 +54,7 @@ class Complaints:
         self._failed += not late
         kind = reason.split(" ", 1)[0] if verb else reason
         what = "refuses us" if refuses(reason) else "is unreachable"
-        what = f"does not {verb.value}" if verb else what
+        what = f"does not {verb.word}" if verb else what
         self._lines[verb] = f"node {self._name} {what}: {reason}"
         if self._open.get(verb) != kind:
             self._open[verb] = kind
@@ -65,7 +65,7 @@ class Complaints:
         if self._open.pop(verb, None) is not None:
             self.look(now)
             self._lines.pop(verb, None)
-            what = f"can {verb.value} again" if verb else "is back"
+            what = f"can {verb.word} again" if verb else "is back"
             self._changed(logging.INFO, f"node {self._name} {what}")
 
     def look(self, now: float) -> None:

@@ -21,6 +21,7 @@ import redis
 from ..protocol.commands import seconds_left
 from ..protocol.errors import NodeError
 from ..stores.redis.address import Address
+from ..stores.redis.handshake import ask
 from ..stores.redis.resp import Parser, reason
 from .models import NodeLook
 
@@ -170,14 +171,12 @@ class Reader:
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the replies to commands that are written at once, error replies among them."""
-        packed = self._connection.pack_commands(commands)
-        self._connection.send_packed_command(packed, check_health=False)
-        replies: list[Any] = []
-        for _ in commands:
-            try:
-                replies.append(self._connection.read_response())
-            except redis.ResponseError as error:
-                replies.append(error)
+        pack = self._connection.pack_command
+        return self.ask_packed([b"".join(pack(*command)) for command in commands])
+
+    def ask_packed(self, requests: Sequence[bytes]) -> list[Any]:
+        """Return the same for requests in RESP."""
+        replies = ask(self._connection, requests)
         self.heard = monotonic()
         return replies
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..protocol.claim import Claim
 from ..protocol.commands import DONE, base_of
-from ..protocol.round import EXTENDING, LINING, REFUSED, RENEWED, SET_AGAIN, Held, Verb
+from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
@@ -53,7 +53,7 @@ class FakeNode:
 
     def execute(self, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
         """Do what a round asks for; what `Round.answer` takes for a reply."""
-        if verb in EXTENDING:
+        if verb.extends:
             return "".join([self._extend(verb, claim, now) for claim in claims])
         if verb is Verb.PEEK:
             seen = [self._peek(claim, now) for claim in claims]
@@ -63,7 +63,7 @@ class FakeNode:
             return self._fence(claim, self.token(claim.resources[0], now))
         if verb is Verb.ACQUIRE:
             return self._acquire(claim, now)
-        if verb in LINING:
+        if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
             return self._line_up(verb, claim)
         if verb is Verb.RELEASE and claim.mark is not None and not self.full:
             name, life = claim.mark

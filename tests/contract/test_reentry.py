@@ -177,8 +177,8 @@ def test_a_log_handler(users: Users) -> None:
     logger.addHandler(handler)
     try:
         for node in users.redlock.client.driver.nodes:
-            with users.redlock.client.driver._turn:
-                node.complain(None, "for the test")
+            with users.redlock.client.driver._lock:
+                node.reports.complain(None, "for the test")
             users.use()
             assert done.is_set()
     finally:
@@ -199,8 +199,8 @@ def test_a_slow_log_handler_keeps_no_other_thread_waiting(users: Users) -> None:
     logger = logging.getLogger("celery_redlock.node")
     logger.addHandler(handler)
     try:
-        with users.redlock.client.driver._turn:
-            users.redlock.client.driver.nodes[0].complain(None, "for the test")
+        with users.redlock.client.driver._lock:
+            users.redlock.client.driver.nodes[0].reports.complain(None, "for the test")
             thread.start()
         assert logging_.wait(20)
         users.use()  # the other thread is still logging

@@ -14,7 +14,7 @@ import redis
 
 from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
 from celery_redlock.protocol.lease import drift
-from celery_redlock.protocol.restart_guard import LOOK_AFTER
+from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.contract.proxy import Proxy
@@ -118,7 +118,7 @@ def test_a_durable_one_has_none_either(
 
         def seen() -> list[str]:
             second = redlock.acquire("r")
-            found = [node._memory.what for node in redlock.client.driver.nodes]
+            found = [node._trust.memory.what for node in redlock.client.driver.nodes]
             redlock.release(second)
             return [what for what in found if "another" in what]
 
@@ -187,7 +187,7 @@ def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
         lease = holder.acquire("kept", ttl=30.0)
         took = [demote_and_promote(server, empty) for server in nodes[:2]]
         # What the interval between two looks relies on.
-        assert min(took) > LOOK_AFTER
+        assert min(took) > LOOK_AFTER_S
         votes = refused(other, "kept")
         assert votes[:2] == [Vote.SILENT, Vote.SILENT]  # and the third may not be waited for
         assert lease.remaining() > 0
@@ -205,7 +205,7 @@ def test_without_the_right_to_look_nothing_changes(
     url = f"redis://blind:SECRET@127.0.0.1:{server.port}"
     redlock = lock([url])
     redlock.release(redlock.acquire("r"))
-    time.sleep(2 * LOOK_AFTER)  # idle
+    time.sleep(2 * LOOK_AFTER_S)  # idle
     redlock.release(redlock.acquire("r"))
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
@@ -220,7 +220,7 @@ def test_a_right_that_is_taken_away_is_said_once(
         redlock.release(redlock.acquire("r"))
         client.execute_command("ACL", "SETUSER", "seeing", "-info")
         for _ in range(2):
-            time.sleep(2 * LOOK_AFTER)  # idle
+            time.sleep(2 * LOOK_AFTER_S)  # idle
             redlock.release(redlock.acquire("r"))
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
@@ -230,7 +230,7 @@ def test_who_is_busy_is_not_looked_at(
 ) -> None:
     """The hot path: a write that was carried out shows that it is a master."""
     look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
-    monkeypatch.setattr("celery_redlock.stores.redis.node.LOOK_AFTER", look_after)
+    monkeypatch.setattr("celery_redlock.protocol.restart_guard.LOOK_AFTER_S", look_after)
     redlock = lock(old[:3])
     redlock.release(redlock.acquire("r"))
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import select
 import shutil
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,17 +21,19 @@ from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
-from celery_redlock.protocol.round import EXTENDING, Round, Verb
+from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis import address, driver
+from celery_redlock.stores.redis import address, connections
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import SETTLED, Node
+from celery_redlock.stores.redis.node import SETTLED_S, Node
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
 from tests.support import wait_until
+from tests.unit.test_edges import Wire
 
+EXTENDING = [verb for verb in VERBS if verb.extends]
 PREFIX = "redlock:"
 LONG = 60.0
 OFF = RestartGuard(False, LONG, print)
@@ -48,40 +49,9 @@ class Heard(Round):
         super().answer(node, reply, now, doubt)
 
 
-class Subject:
-    """A node under test."""
+class Fake:
+    """The fake node, under test; what its methods do is said at `Real`."""
 
-    def ask(self, verb: Verb, *claims: Claim) -> Any:
-        raise NotImplementedError
-
-    def occupy(self, resource: str) -> None:
-        """Another program's key of another type."""
-        raise NotImplementedError
-
-    def drop(self, resource: str) -> None:
-        """The key expires."""
-        raise NotImplementedError
-
-    def fence(self, resource: str) -> int | None:
-        """The last fencing token it remembers."""
-        raise NotImplementedError
-
-    def flush(self) -> None:
-        raise NotImplementedError
-
-    def listen(self, process: str) -> None:
-        """From now on the calls for those who wait in a process are heard."""
-        raise NotImplementedError
-
-    def calls(self, count: int) -> list[str]:
-        """Who was called since; there are to be so many."""
-        raise NotImplementedError
-
-    def wait_for_expiry(self, resource: str, ttl: float) -> None:
-        raise NotImplementedError
-
-
-class Fake(Subject):
     def __init__(self) -> None:
         self.clock = fakes.FakeClock()
         self.node = fakes.FakeNode()
@@ -122,7 +92,9 @@ def a_node(url: str) -> Node:
     )
 
 
-class Real(Subject):
+class Real:
+    """A real server, under test."""
+
     def __init__(self, server: LocalServer) -> None:
         self.admin = redis.Redis.from_url(server.url)
         self.pubsub = self.admin.pubsub()
@@ -179,6 +151,9 @@ class Real(Subject):
         self.admin.close()
 
 
+Subject = Fake | Real
+
+
 def _real(binary: str | None) -> Iterator[Real]:
     with LocalServer(binary=binary) as server:
         real = Real(server)
@@ -223,12 +198,15 @@ def fenced(token: str = "mine", fence: int = 1, resource: str = "r", ttl: float 
     return new
 
 
+BOTH = ("a", "b")
+
+
+def holders(node: Subject, *names: str) -> list[str | None]:
+    seen = [node.ask(Verb.PEEK, claim("x", name)) for name in names]
+    return [None if held is None else held[0] for held in seen]
+
+
 # -- Every verb, every outcome
-
-
-def test_what_is_free_is_acquired(node: Subject) -> None:
-    assert node.ask(Verb.ACQUIRE, claim()) is None
-    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
 
 
 def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None:
@@ -239,8 +217,10 @@ def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None
     assert 4.0 < left <= 5.0
 
 
-def test_our_own_token_is_answered_again(node: Subject) -> None:
-    node.ask(Verb.ACQUIRE, claim())
+def test_what_is_free_is_acquired_and_our_own_token_answered_again(node: Subject) -> None:
+    assert node.ask(Verb.PEEK, claim()) is None
+    assert node.ask(Verb.ACQUIRE, claim()) is None
+    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
     assert node.ask(Verb.ACQUIRE, claim()) == "mine"
 
 
@@ -271,30 +251,12 @@ def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
 
 
 @pytest.mark.parametrize("verb", EXTENDING)
-def test_a_held_key_is_renewed(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim(ttl=5.0))
-    assert node.ask(verb, claim(ttl=50.0)) == "1"
-    assert 49.0 < node.ask(Verb.PEEK, claim())[1] <= 50.0
-
-
-def test_a_missing_key_is_set_again(node: Subject) -> None:
-    assert node.ask(Verb.EXTEND, claim(ttl=50.0)) == "2"
-    token, left = node.ask(Verb.PEEK, claim())
-    assert token == "mine"
-    assert 49.0 < left <= 50.0
-
-
-def test_a_keeper_sets_no_missing_key(node: Subject) -> None:
-    assert node.ask(Verb.RENEW, claim(ttl=50.0)) == "0"
-    assert node.ask(Verb.PEEK, claim()) is None
-
-
-@pytest.mark.parametrize("verb", EXTENDING)
-def test_anothers_key_is_neither_renewed_nor_overwritten(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim("theirs", ttl=5.0))
-    assert node.ask(verb, claim(ttl=50.0)) == "0"
-    token, left = node.ask(Verb.PEEK, claim())
-    assert (token, left <= 5.0) == ("theirs", True)
+@pytest.mark.parametrize("resource", ["a", BOTH])
+def test_what_is_held_is_renewed(node: Subject, verb: Verb, resource: Resource) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
+    assert node.ask(verb, claim("mine", resource, ttl=50.0)) == "1"
+    for name in resource:
+        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
 
 
 def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
@@ -311,18 +273,16 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
     assert node.ask(Verb.RENEW, *two_hundred, claim("mine", "missing too")) == "1" * 200 + "0"
 
 
-def test_a_free_resource_has_no_holder(node: Subject) -> None:
-    assert node.ask(Verb.PEEK, claim()) is None
-
-
-def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
-    node.occupy("r")
-    assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
-    assert node.ask(Verb.PEEK, claim()) == (commands.FOREIGN, math.inf)
-    assert node.ask(Verb.EXTEND, claim()) == "0"
-    assert node.ask(Verb.UNDO, claim()) is False
-    assert node.ask(Verb.RELEASE, claim()) is False
-    assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
+@pytest.mark.parametrize("resource", ["b", BOTH])
+def test_a_key_of_another_type_is_held_and_never_touched(node: Subject, resource: Resource) -> None:
+    node.occupy("b")
+    mine = claim("mine", resource)
+    assert node.ask(Verb.ACQUIRE, mine) == commands.FOREIGN
+    assert node.ask(Verb.PEEK, mine) == (commands.FOREIGN, math.inf)
+    assert [node.ask(verb, mine) for verb in EXTENDING] == ["0", "0"]
+    assert [node.ask(verb, mine) for verb in (Verb.UNDO, Verb.RELEASE)] == [False, False]
+    assert node.ask(Verb.ACQUIRE, mine) == commands.FOREIGN
+    assert holders(node, "a") == [None]
 
 
 # -- Those who wait stand in line
@@ -396,13 +356,6 @@ def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject) -> None:
 
 # -- Several keys in one claim: all of them or none
 
-BOTH = ("a", "b")
-
-
-def holders(node: Subject, *names: str) -> list[str | None]:
-    seen = [node.ask(Verb.PEEK, claim("x", name)) for name in names]
-    return [None if held is None else held[0] for held in seen]
-
 
 def test_several_that_are_free_are_acquired_together(node: Subject) -> None:
     assert node.ask(Verb.ACQUIRE, claim("mine", ("b", "a"), ttl=5.0)) is None
@@ -420,39 +373,25 @@ def test_if_one_of_several_is_held_none_is_touched(node: Subject, held: str) -> 
     assert node.ask(Verb.PEEK, claim("x", held))[1] <= 5.0
 
 
-def test_a_key_of_another_type_holds_all_of_several(node: Subject) -> None:
-    node.occupy("b")
-    assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == commands.FOREIGN
-    assert holders(node, "a") == [None]
-    assert node.ask(Verb.PEEK, claim("x", BOTH)) == (commands.FOREIGN, math.inf)
-    for verb in EXTENDING:
-        assert node.ask(verb, claim("mine", BOTH)) == "0"
-    assert holders(node, "a") == [None]
-
-
 def test_our_own_token_under_some_of_several_counts_as_ours(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", "b"))
     assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) is None
     assert holders(node, *BOTH) == ["mine", "mine"]
 
 
-@pytest.mark.parametrize("verb", EXTENDING)
-def test_several_that_are_held_are_renewed_together(node: Subject, verb: Verb) -> None:
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
-    assert node.ask(verb, claim("mine", BOTH, ttl=50.0)) == "1"
-    for name in BOTH:
-        assert 49.0 < node.ask(Verb.PEEK, claim("x", name))[1] <= 50.0
-
-
+@pytest.mark.parametrize("resource", ["a", BOTH])
 @pytest.mark.parametrize("missing", [("a",), ("b",), BOTH])
-def test_what_is_missing_of_several_is_set_again(node: Subject, missing: Any) -> None:
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH, ttl=5.0))
+def test_what_is_missing_is_set_again_but_not_by_a_keeper(
+    node: Subject, resource: Resource, missing: tuple[str, ...]
+) -> None:
+    node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
     for name in missing:
         node.drop(name)
-    assert node.ask(Verb.RENEW, claim("mine", BOTH, ttl=50.0)) == "0"
+    held = "1" if resource == "a" and missing == ("b",) else ""
+    assert node.ask(Verb.RENEW, claim("mine", resource, ttl=50.0)) == (held or "0")
     assert holders(node, *missing) == [None] * len(missing)
-    assert node.ask(Verb.EXTEND, claim("mine", BOTH, ttl=50.0)) == "2"
-    for name in BOTH:
+    assert node.ask(Verb.EXTEND, claim("mine", resource, ttl=50.0)) == (held or "2")
+    for name in resource:
         token, left = node.ask(Verb.PEEK, claim("x", name))
         assert token == "mine"
         assert 49.0 < left <= 50.0
@@ -461,7 +400,7 @@ def test_what_is_missing_of_several_is_set_again(node: Subject, missing: Any) ->
 @pytest.mark.parametrize("verb", EXTENDING)
 @pytest.mark.parametrize("taken", BOTH)
 @pytest.mark.parametrize("other_is", ["ours", "missing"])
-def test_if_one_of_several_is_anothers_none_is_extended(
+def test_if_one_is_anothers_none_is_extended(
     node: Subject, verb: Verb, taken: str, other_is: str
 ) -> None:
     other = "b" if taken == "a" else "a"
@@ -469,6 +408,7 @@ def test_if_one_of_several_is_anothers_none_is_extended(
         node.ask(Verb.ACQUIRE, claim("mine", other, ttl=5.0))
     node.ask(Verb.ACQUIRE, claim("theirs", taken, ttl=5.0))
     assert node.ask(verb, claim("mine", BOTH, ttl=50.0)) == "0"
+    assert node.ask(verb, claim("mine", taken, ttl=50.0)) == "0"
     assert holders(node, taken, other) == ["theirs", "mine" if other_is == "ours" else None]
     assert node.ask(Verb.PEEK, claim("x", BOTH))[1] <= 5.0
 
@@ -693,8 +633,11 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
 
 def test_the_world_has_productions_numbers() -> None:
     assert fakes.FOREIGN == commands.FOREIGN
-    assert process.SETTLED == SETTLED
-    assert (process.BACKOFF, process.BACKOFF_MAX) == (driver.BACKOFF, driver.BACKOFF_MAX)
+    assert process.SETTLED == SETTLED_S
+    assert (process.BACKOFF, process.BACKOFF_MAX) == (
+        connections.BACKOFF_S,
+        connections.BACKOFF_MAX_S,
+    )
     assert process.CONNECT_TIMEOUT == address.CONNECT_TIMEOUT
     seconds = (supervisor.LATE, supervisor.LOOKS, supervisor.OFTEN, supervisor.SELDOM)
     assert seconds == (mirror.LATE, mirror.LOOKS, mirror.OFTEN, mirror.SELDOM)
@@ -753,40 +696,6 @@ def test_the_fake_answers_as_the_real_one(name: str, request: pytest.FixtureRequ
         assert play(Fake(), commands) == play(real, commands)
 
     the_same()
-
-
-class Wire:
-    """A connection to nobody: a test reads what is written, and writes what is read."""
-
-    def __init__(self) -> None:
-        self._sock, self.peer = socket.socketpair()
-        self._sock.setblocking(False)
-        self.peer.setblocking(False)
-
-    def disconnect(self) -> None:
-        self._sock.close()
-        self.peer.close()
-
-
-def test_an_old_server_is_not_asked_again_for_what_was_given_up() -> None:
-    """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over."""
-    node, wire = a_node("redis://127.0.0.1:1"), Wire()
-    node.opened(wire, NodeInfo(), 1.0, 1.0)
-    mine = claim()
-    attempt = quorum.acquire(mine, 1.0, 0.1)
-    asked = next(attempt)
-    node.ask(asked, encode(asked, PREFIX), 1.0)
-    asked.close("no answer")
-    undoing = attempt.send(1.1)
-    node.ask(undoing, encode(undoing, PREFIX), 1.1)
-    assert b"SET" in wire.peer.recv(65536)
-    wire.peer.sendall(b"-ERR syntax error\r\n:0\r\n")
-    node.receive()
-    try:
-        with pytest.raises(BlockingIOError):
-            wire.peer.recv(65536)  # it would be set, and nobody would free it
-    finally:
-        wire.disconnect()
 
 
 def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:

@@ -43,13 +43,13 @@ def plant(name: str) -> None:
 
 
 def _blind_release() -> None:
-    from celery_redlock.protocol import commands
+    from celery_redlock.protocol import scripts
 
-    commands.RELEASE = b"""\
+    scripts.RELEASE = b"""\
 local freed = redis.call('DEL', KEYS[1])
 redis.pcall('PUBLISH', KEYS[1], '')
 return freed"""
-    commands.RELEASE_DIGEST = hashlib.sha1(commands.RELEASE).hexdigest().encode()
+    scripts.RELEASE_DIGEST = hashlib.sha1(scripts.RELEASE).hexdigest().encode()
 
 
 def _minority_quorum() -> None:

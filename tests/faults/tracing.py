@@ -90,7 +90,7 @@ def install() -> None:
         setattr(cls, name, wrapped)
 
     def of(round_: Any) -> dict[str, Any]:
-        return {"verb": round_.verb.value, "sent": round_.sent, "claims": claims(round_.claims)}
+        return {"verb": round_.verb.word, "sent": round_.sent, "claims": claims(round_.claims)}
 
     numbers = itertools.count(1)
     hearing = threading.local()
@@ -114,7 +114,7 @@ def install() -> None:
             hearing.then = None
         doubt = named.get("doubt", more[0] if more else "")
         vote = round_.votes[node]
-        extending = round_.verb.value in ("extend", "renew")
+        extending = round_.verb.word in ("extend", "renew")
         write(
             "hear", node=node, now=now, vote=vote.value if vote else "", doubt=bool(doubt),
             outcomes=reply if extending else "", **of(round_),

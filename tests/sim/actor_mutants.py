@@ -14,7 +14,6 @@ from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world import keeper as keeper_module
-from tests.sim.world import process as process_module
 from tests.sim.world.keeper import LeaseRecord, LeaseSupervisor, SharedLeaseTable
 from tests.sim.world.nodes import Link
 from tests.sim.world.operation import Operation
@@ -200,4 +199,4 @@ def trusted_as_before() -> list[Any]:
 
 
 def never_looks_again() -> list[Any]:
-    return [(process_module, "VOTING", ())]
+    return [(Process, "_look_again", lambda self, link, now: None)]

@@ -27,7 +27,7 @@ from typing import Any
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import base_of
-from celery_redlock.protocol.round import EXTENDING, Round, Verb
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit
@@ -118,7 +118,7 @@ class Auditor(Audit):
         if verb is Verb.ACQUIRE:
             self._book(round_.claims[0]).asked.append(link.index)
             self.wrote_at.setdefault(round_, now)
-        elif verb in EXTENDING:
+        elif verb.extends:
             self.wrote_at.setdefault(round_, now)
             if verb is Verb.RENEW and now < round_.sent + EPSILON:
                 self._kept(round_)
@@ -178,7 +178,7 @@ class Auditor(Audit):
             self._book(claim).said[link.index] = Vote.YES if yes else Vote.NO
             if yes:
                 self._confirmed(link.index, claim, self.wrote_at[round_], now)
-        elif verb in EXTENDING and not isinstance(reply, Exception):
+        elif verb.extends and not isinstance(reply, Exception):
             sent = self.wrote_at[round_]
             for claim, outcome in zip(round_.claims, reply, strict=True):
                 if outcome != "0":
@@ -289,7 +289,7 @@ class Auditor(Audit):
         """I8, and I9: the votes are those that were given."""
         late = now - round_.until
         if late > PROMPT and process.paused_until < self.world.now - PROMPT and round_.waits:
-            self._fail("I8", f"{round_.verb.value} closed {late:.3f} s late")
+            self._fail("I8", f"{round_.verb.word} closed {late:.3f} s late")
         if round_.verb is Verb.ACQUIRE:
             said = self._book(round_.claims[0]).said
             for node, vote in enumerate(round_.votes):

@@ -119,7 +119,7 @@ class Client:
     def read(self, index: int) -> None:
         """The oldest answer reaches the client."""
         round_, reply = self.replies[index].popleft()
-        assert self.channels[index].answered() is round_
+        assert self.channels[index].unanswered.popleft() is round_
         number = type(reply) is int and round_.verb is Verb.ACQUIRE
         if reply == REFUSAL or (number and reply > round_.claims[0].ceiling):
             round_.silence(index, REFUSAL)  # as `commands.decode` has it

@@ -12,7 +12,13 @@ from types import FrameType
 from typing import Any
 
 MODULES = (
-    *("stores/redis/driver", "stores/redis/node", "stores/redis/resp", "runtime/complaints"),
+    *(
+        "stores/redis/connections",
+        "stores/redis/driver",
+        "stores/redis/node",
+        "stores/redis/resp",
+        "runtime/complaints",
+    ),
     *("protocol/pipeline", "protocol/quorum", "protocol/lease", "protocol/claim"),
     *("protocol/commands", "locking/client", "locking/redlock"),
     *("keepalive/watchdog", "keepalive/registry"),

@@ -28,6 +28,7 @@ from celery_redlock.testing.fakes import FakeNode
 from tests.sim import actor_mutants, fence_mutants, several_mutants
 from tests.sim.swarm import CHANGED, SEVERAL
 from tests.sim.world.plan import Fault, Knobs
+from tests.sim.world.process import Process
 
 Patches = Callable[[], list[Any]]
 Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]
@@ -126,7 +127,7 @@ def _old_deadline_ignored() -> list[Any]:
 
 
 def _late_answer_counted_as_new() -> list[Any]:
-    return [(Pipeline, "answered", lambda self: self.unanswered.pop())]
+    return [(Process, "answered", lambda self, link: link.channel.unanswered.pop())]
 
 
 def _no_clean_up() -> list[Any]:
@@ -148,15 +149,12 @@ def _clean_up_of_yes_only() -> list[Any]:
 
 
 def _extend_counts_replies() -> list[Any]:
-    extended = Round._extended
+    answer = Round.answer
 
-    def generous(self: Round, node: int, outcomes: str) -> str:
-        return "1" * len(outcomes)
+    def generous(self: Round, node: int, reply: Any, *more: Any) -> None:
+        answer(self, node, "1" * len(reply) if self.verb.extends else reply, *more)
 
-    def counting(self: Round, node: int, outcomes: str, now: float) -> None:
-        extended(self, node, generous(self, node, outcomes), now)
-
-    return [(Round, "_extended", counting)]
+    return [(Round, "answer", generous)]
 
 
 def _no_check_after_wait() -> list[Any]:
@@ -183,7 +181,7 @@ def _waiting_set_behind_release() -> list[Any]:
     connected = Pipeline.connected
 
     def careless(self: Pipeline, now: float) -> list[Round]:
-        ended = [(c, c.ended) for r in self._waiting for c in r.claims]
+        ended = [(c, c.ended) for r in self.waiting for c in r.claims]
         for claim, _was in ended:
             claim.ended = False
         try:
@@ -196,7 +194,7 @@ def _waiting_set_behind_release() -> list[Any]:
 
 
 def _release_not_owed() -> list[Any]:
-    return [(Pipeline, "_owe", lambda self, round_: None)]
+    return [(Pipeline, "owe", lambda self, round_: None)]
 
 
 def _silence_is_yes() -> list[Any]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.round import EXTENDING, REFUSED, RENEWED, SET_AGAIN, Verb
+from celery_redlock.protocol.round import REFUSED, RENEWED, SET_AGAIN, Verb
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim.world.plan import Fault, Knobs
 from tests.sim.world.worker import Worker
@@ -74,7 +74,7 @@ def permits() -> list[Any]:
             one = Claim((own or free or names)[0], claim.token, claim.ttl, len(claim.expiries))
             return execute(self, verb, [one], now)
 
-        if verb in EXTENDING:
+        if verb.extends:
             return "".join(do(verb, claim) for claim in claims)
         return do(verb, claims[0])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from celery_redlock.protocol.restart_guard import LOOK_AFTER
+from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from tests.sim.world.plan import Fault, Knobs
 
 RATE = 0.005
@@ -136,7 +136,7 @@ def _changed(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Kno
         # way for so long, by premise.
         knobs = replace(knobs, ttl=2.0, think=1.0, hold=rng.choice((1.0, 3.0)), rounds=15)
         faults = [f for f in faults if f.kind in ("restart", "death", "reset", "refuse")]
-        lasts = 8 * knobs.node_timeout + 2 * LOOK_AFTER
+        lasts = 8 * knobs.node_timeout + 2 * LOOK_AFTER_S
         ats = [rng.uniform(0.5, 6.0), rng.uniform(7.0, 12.0)]
         changes = [
             replace(f, kind="role", at=at, lasts=lasts, amount=0.0)

@@ -166,10 +166,10 @@ class BeatDriver(FakeDriver):
         self.rival: Callable[[], bool] = lambda: False
 
     def _carry(self, round_: Round) -> None:
-        self.asked.append((self.clock(), round_.verb.value))
+        self.asked.append((self.clock(), round_.verb.word))
         resource = round_.claims[0].resource
-        self.tried[resource] += round_.verb.value == "acquire"
-        split = round_.verb.value == "acquire" and self.rival()
+        self.tried[resource] += round_.verb.word == "acquire"
+        split = round_.verb.word == "acquire" and self.rival()
         if split:  # two nodes went to one of them, and one to another
             for index, pid in ((2, 7), (3, 7), (4, 8)):
                 node = self.nodes[index]

@@ -52,7 +52,7 @@ class FakeDriver:
 
     def _carry(self, round_: Round) -> None:
         round_.begin()
-        self.rounds.append(round_.verb.value)
+        self.rounds.append(round_.verb.word)
         for index in round_.targets:
             if index in self.dead:
                 round_.silence(index, "dead")

@@ -86,7 +86,7 @@ def test_a_time_limit_of_the_users_for_connecting_is_taken() -> None:
         ([5], r"nodes\[0\].*builtins.int is not a Redis URL"),
         (["redis://a", "amqp://b"], r"nodes\[1\].*'amqp'"),
         (["10.0.0.1:6379"], "scheme"),
-        (["redis://a:0"], "port 0"),
+        (["redis://a:0"], "1 to 65535"),
         (["redis://a:70000"], "1 to 65535"),
         (["redis://a:b"], "1 to 65535"),
         ([{"hots": "a"}], "hots"),

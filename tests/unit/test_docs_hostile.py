@@ -9,9 +9,10 @@ import pytest
 
 from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import LONGEST
-from celery_redlock.protocol.pipeline import OWED
-from celery_redlock.stores.redis.resp import LARGEST, PATIENCE
-from celery_redlock.survey.reader import MAX_NODE_BYTES, MAX_REPLY_BYTES
+from celery_redlock.protocol.pipeline import MAX_OWED
+from celery_redlock.stores.redis.resp import MAX_REPLY_BYTES, REPLY_S
+from celery_redlock.survey.reader import MAX_NODE_BYTES
+from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")
@@ -37,12 +38,12 @@ def test_every_row_names_a_test() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        f"after {LARGEST} bytes",
-        f"read {MAX_REPLY_BYTES >> 20} MiB of a reply and {MAX_NODE_BYTES >> 20} MiB of a node",
-        f"After {PATIENCE:g} seconds the connection",
+        f"after {MAX_REPLY_BYTES} bytes",
+        f"read {LARGEST_LOOK >> 20} MiB of a reply and {MAX_NODE_BYTES >> 20} MiB of a node",
+        f"After {REPLY_S:g} seconds the connection",
         f"more than {LONGEST} characters",
         f"at most {MAX_BYTES} printable ASCII bytes",
-        f"| {OWED}; of more the oldest",
+        f"| {MAX_OWED}; of more the oldest",
     ],
 )
 def test_numbers_are_those_of_the_code(words: str) -> None:

@@ -221,7 +221,7 @@ def test_who_cannot_tell_asks_again_later(
     peek = redlock.driver._carry
 
     def carry(round_: Any) -> None:
-        if round_.verb.value == "peek":
+        if round_.verb.word == "peek":
             redlock.driver.dead.add(4)
         peek(round_)
         redlock.driver.dead.clear()
@@ -288,7 +288,7 @@ def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare
 
     def carry(round_: Any) -> None:
         for node in redlock.fakes:
-            node.full = round_.verb.value == "release"
+            node.full = round_.verb.word == "release"
         begin(round_)
 
     redlock.driver._carry = carry

@@ -18,7 +18,7 @@ from celery_redlock.keys.template import KeyMaker
 from celery_redlock.locking.held import Unlocked
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import FENCE_LIFE, FENCE_SUFFIX, decode, encode
+from celery_redlock.protocol.commands import FENCE_LIFE_MS, FENCE_SUFFIX, decode, encode
 from celery_redlock.protocol.errors import NodeError, QuorumUnavailable
 from celery_redlock.protocol.lease import FENCE_LIMIT, Lease
 from celery_redlock.protocol.outcome import refusal
@@ -343,7 +343,7 @@ def test_a_token_is_not_much_ahead_of_the_clock(proposal: int, wall: int | None,
 
 
 def test_a_number_is_forgotten_only_when_clocks_have_passed_it() -> None:
-    assert int(FENCE_LIFE) * 1000 > FENCE_AHEAD
+    assert int(FENCE_LIFE_MS) * 1000 > FENCE_AHEAD
 
 
 # -- What holders see

@@ -16,17 +16,24 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from celery_redlock.protocol import outcome
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import LONGEST_TTL, decode, encode
+from celery_redlock.protocol.commands import MAX_TTL_S, decode, encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import look
 from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
-from celery_redlock.protocol.round import EXTENDING, Round, Verb
+from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
-from celery_redlock.stores.redis.resp import HANDSHAKE, LARGEST, PATIENCE, Parser, Replies
-from celery_redlock.survey.reader import BATCH_KEYS, MAX_REPLY_BYTES, MAX_VALUE_BYTES, _Parser
+from celery_redlock.stores.redis.resp import (
+    HANDSHAKE_TIMEOUTS,
+    MAX_REPLY_BYTES,
+    REPLY_S,
+    Parser,
+    Replies,
+)
+from celery_redlock.survey.reader import BATCH_KEYS, MAX_VALUE_BYTES, _Parser
+from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 from tests.unit.test_edges import Wire
 
 NODES = ["one", "two", "three"]
@@ -86,7 +93,7 @@ def test_replies_are_the_same_however_they_are_cut(values: list[Any], data: st.D
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | st.text("*$:-+0123456789\r\n", max_size=60).map(str.encode))
 def test_any_bytes_are_replies_or_end_the_connection(data: bytes) -> None:
-    for replies in (Replies(), Replies(statuses=True, budget=1000)):
+    for replies in (Replies(), Replies(budget=1000)):
         with contextlib.suppress(RedisError):
             list(replies.feed(data))
 
@@ -104,10 +111,9 @@ def test_any_bytes_are_replies_or_end_the_connection(data: bytes) -> None:
         b"$-2\r\n",
         b"*-2\r\n",
         b"$1\r\nabc",
-        b"$%d\r\n" % LARGEST,
-        b"*%d\r\n" % (LARGEST // 4),
+        b"$%d\r\n" % MAX_REPLY_BYTES,
+        b"*%d\r\n" % (MAX_REPLY_BYTES // 4),
         b"*1\r\n*1\r\n*1\r\n:1\r\n",
-        b"+OK\r\n",
         b"%1\r\n",
     ],
 )
@@ -119,7 +125,7 @@ def test_what_no_server_means_is_refused_at_its_first_line(data: bytes) -> None:
 def test_a_reply_of_any_length_is_given_up_when_it_is_too_long() -> None:
     for begin in (b"-ERR ", b":", b"*100\r\n-ERR "):
         replies = Replies()
-        with pytest.raises(InvalidResponse, match=f"more than {LARGEST} bytes"):
+        with pytest.raises(InvalidResponse, match=f"more than {MAX_REPLY_BYTES} bytes"):
             list(replies.feed(begin))
             for _ in range(20):
                 list(replies.feed(b"x" * 4096))
@@ -143,11 +149,11 @@ def test_a_reply_that_drips_is_read_once() -> None:
 def test_half_a_reply_is_not_waited_for_longer_than_a_lost_packet() -> None:
     replies = Replies()
     assert list(replies.feed(b"*2\r\n:1\r\n:2\r\n*2\r\n", 10.0)) == [[1, 2]]
-    assert list(replies.feed(b":", 10.0 + PATIENCE / 2)) == []
-    assert list(replies.feed(b"1\r\n:2\r\n$", 10.0 + PATIENCE)) == [[1, 2]]
-    assert list(replies.feed(b"5", 10.0 + 2 * PATIENCE)) == [], "another reply, and its own time"
+    assert list(replies.feed(b":", 10.0 + REPLY_S / 2)) == []
+    assert list(replies.feed(b"1\r\n:2\r\n$", 10.0 + REPLY_S)) == [[1, 2]]
+    assert list(replies.feed(b"5", 10.0 + 2 * REPLY_S)) == [], "another reply, and its own time"
     with pytest.raises(InvalidResponse, match="half a reply"):
-        list(replies.feed(b"\r\n", 10.1 + 2 * PATIENCE))
+        list(replies.feed(b"\r\n", 10.1 + 2 * REPLY_S))
 
 
 def test_all_replies_together_have_a_budget() -> None:
@@ -165,7 +171,7 @@ def test_all_replies_together_have_a_budget() -> None:
 def test_a_look_has_room_for_a_batch_of_the_longest_values() -> None:
     replies = Replies(largest=_Parser.largest)
     ((*_read,),) = [list(replies.feed(wire([b"x" * MAX_VALUE_BYTES, 9999] * BATCH_KEYS)))]
-    assert _Parser.largest == MAX_REPLY_BYTES
+    assert _Parser.largest == LARGEST_LOOK
 
 
 # -- for redis-py's connections --------------------------------------------------------------------
@@ -188,7 +194,7 @@ class Peer:
 def test_a_parser_returns_one_reply_a_time_and_tells_of_too_many() -> None:
     peer = Peer(1.0)
     peer.other.sendall(b"+OK\r\n:1\r\n-NOPERM no\r\n")
-    assert peer.parser.read_response() == b"OK"
+    assert peer.parser.read_response() == "OK"
     assert peer.parser.can_read()
     assert peer.parser.read_response() == 1
     error = peer.parser.read_response()
@@ -235,9 +241,9 @@ def test_a_parser_waits_no_longer_for_many_replies_each_of_which_is_in_time() ->
     try:
         with pytest.raises(TimeoutError):
             while read < 100:
-                assert peer.parser.read_response() == b"OK"
+                assert peer.parser.read_response() == "OK"
                 read += 1
-        assert time.monotonic() - begun < 0.2 * HANDSHAKE + 1.0
+        assert time.monotonic() - begun < 0.2 * HANDSHAKE_TIMEOUTS + 1.0
     finally:
         done.set()
         dripping.join()
@@ -259,7 +265,7 @@ def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
 
 @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
-    st.sampled_from(list(Verb)),
+    st.sampled_from(VERBS),
     st.integers(1, 3),
     st.integers(1, 2),
     st.booleans(),
@@ -268,7 +274,7 @@ def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
 def test_any_answer_fits_or_is_that_nodes_silence(
     verb: Verb, claims: int, names: int, fenced: bool, values: list[Any]
 ) -> None:
-    single = verb not in (*EXTENDING, Verb.PEEK)
+    single = not verb.extends and verb is not Verb.PEEK
     fenced = fenced and verb in (Verb.ACQUIRE, Verb.FENCE)
     round_ = asked(verb, 1 if single else claims, 1 if fenced else names, fenced)
     for node, value in zip(round_.targets, values, strict=False):
@@ -287,7 +293,7 @@ def test_any_answer_fits_or_is_that_nodes_silence(
     if verb is Verb.PEEK and round_.yes >= round_.quorum:
         for number in range(len(round_.claims)):
             left = outcome.free_in(round_, number)
-            assert 0 <= left <= LONGEST_TTL or left == math.inf
+            assert 0 <= left <= MAX_TTL_S or left == math.inf
         outcome.free(round_)
         if len(round_.claims) > 1:
             assert str(outcome.all_held("r0", round_, NODES, None))
@@ -295,7 +301,7 @@ def test_any_answer_fits_or_is_that_nodes_silence(
         assert round_.details.count("called") <= len(NODES)
 
 
-@pytest.mark.parametrize("verb", list(Verb))
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     "reply",
     [
@@ -329,7 +335,7 @@ def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, repl
 
 def test_a_ttl_that_no_clock_can_take_is_a_long_one() -> None:
     round_ = asked(Verb.PEEK, 1, 1, False)
-    assert decode(round_, [TOKEN, 2**63 - 1]) == (TOKEN.decode(), LONGEST_TTL)
+    assert decode(round_, [TOKEN, 2**63 - 1]) == (TOKEN.decode(), MAX_TTL_S)
     assert decode(round_, [TOKEN, -2]) == (TOKEN.decode(), 0.0)
     assert decode(round_, [TOKEN, -1]) == (TOKEN.decode(), math.inf)
     for wrong in (-3, 10**400, b"1", None, []):
@@ -355,7 +361,7 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blindly, what it can guess. What it is asked would pile up here for ever."""
-    monkeypatch.setattr("celery_redlock.stores.redis.node.UNSENT", 600_000)
+    monkeypatch.setattr("celery_redlock.stores.redis.node.MAX_UNSENT_BYTES", 600_000)
     now = [100.0]
     line = Wire()
     line._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

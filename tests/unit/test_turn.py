@@ -170,7 +170,7 @@ def test_both_questions_together_take_no_longer_than_the_node_timeout(
         carry = beat.driver._carry
 
         def note(round_: Round, carry: Any = carry) -> None:
-            asked.append((round_.verb.value, round_.until - round_.sent))
+            asked.append((round_.verb.word, round_.until - round_.sent))
             carry(round_)
 
         monkeypatch.setattr(beat.driver, "_carry", note)

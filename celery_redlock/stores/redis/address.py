@@ -10,32 +10,39 @@ from __future__ import annotations
 import inspect
 import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import (
-    AbstractConnection,
-    ConnectionPool,
-    SSLConnection,
-    UnixDomainSocketConnection,
-)
+from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
 from redis.retry import Retry
 
-from ...protocol.errors import ConfigurationError
-from .resp import Parser
+from ...protocol.errors import ConfigurationError, NodeError
+from .resp import Parser, reason
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]
 
+T = TypeVar("T")
 NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 
 CONNECT_TIMEOUT = 1.0
 """Seconds to connect and to authenticate, unless the node's arguments say otherwise."""
 GONE_AFTER = 10.0
-"""Seconds after which the kernel gives up a peer host that does not even acknowledge packets."""
+"""Seconds after which the kernel gives up a peer host that does not even acknowledge packets. A
+process that hangs must not break the connection."""
+_KEEPALIVE = {
+    getattr(socket, name): int(value)
+    for name, value in (
+        ("TCP_KEEPIDLE", GONE_AFTER / 2),
+        ("TCP_KEEPINTVL", GONE_AFTER / 5),
+        ("TCP_KEEPCNT", 3),
+        ("TCP_USER_TIMEOUT", GONE_AFTER * 1000),
+    )
+    if hasattr(socket, name)
+}
 
 
 @dataclass(frozen=True)
@@ -55,16 +62,33 @@ class Address:
     unverified: bool = False
 
     def connection(self, **changed: Any) -> Any:
-        """A new connection of redis-py's (most of whose methods have no types), not connected.
+        """Make a connection of redis-py, which has no types, with some arguments changed.
 
-        Args:
-            changed: Arguments that it is to have in place of its own.
+        It is not connected.
         """
         return self.connection_class(**{**self.arguments, **changed})
 
+    def connect(self, greet: Callable[[Any], T]) -> tuple[Any, T]:
+        """Return a new connection that does not block, and what `greet` made of it before.
+
+        Raises:
+            NodeError: The node cannot be reached, or it refuses us.
+        """
+        connection = self.connection()
+        try:
+            connection.connect()
+            result = greet(connection)
+            if connection.can_read():
+                raise NodeError("it sent what nobody asked for")
+            connection._sock.setblocking(False)
+        except Exception as error:  # a credential provider's, too
+            connection.disconnect()
+            raise NodeError(reason(error), node=self.name) from None
+        return connection, result
+
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
-    """The addresses of a set of independent masters.
+    """Return the addresses of a set of independent masters.
 
     Args:
         specs: URLs, clients or mappings of connection arguments; one or more.
@@ -96,7 +120,7 @@ def _parse(spec: object, where: str) -> Address:
     try:
         if isinstance(spec, str):
             _check_url(spec)
-            pool = ConnectionPool.from_url(spec)
+            pool = redis.ConnectionPool.from_url(spec)
         elif isinstance(spec, redis.Redis):
             pool = spec.connection_pool
         elif isinstance(spec, Mapping):
@@ -106,7 +130,6 @@ def _parse(spec: object, where: str) -> Address:
                 f"a {type(spec).__module__}.{type(spec).__qualname__} is not a Redis URL, a"
                 " redis.Redis client or a mapping of connection arguments"
             )
-        # Made once to see bad arguments now; it does not connect.
         given = dict(pool.connection_kwargs)
         if isinstance(spec, Mapping) and "socket_connect_timeout" not in spec:
             given.pop("socket_connect_timeout", None)  # redis-py's default, not the user's
@@ -115,21 +138,21 @@ def _parse(spec: object, where: str) -> Address:
             if "ssl_check_hostname" not in said and _certified(given):
                 given["ssl_check_hostname"] = True  # as redis-py does by default since 6.0
         address = _address(pool.connection_class, given)
-        address.connection()
+        address.connection()  # does not connect: shows bad arguments now
     except (TypeError, ValueError, redis.RedisError) as error:
         # The text of a foreign error may quote the URL; ours above do not.
         text = str(error)
-        shown = text if not isinstance(spec, str) or _harmless(text, spec) else "not a Redis URL"
-        raise ConfigurationError(f"{where}: {shown}") from None
+        if isinstance(spec, str):
+            credentials = spec.split("://", 1)[-1].rpartition("@")[0]
+            secrets = (credentials, credentials.partition(":")[2])
+            if any(secret and secret in text for secret in secrets):
+                text = "not a Redis URL"
+        raise ConfigurationError(f"{where}: {text}") from None
     return address
 
 
-def _harmless(text: str, url: str) -> bool:
-    parts = url.split("://", 1)[-1].rpartition("@")[0]
-    return not any(secret and secret in text for secret in (parts, parts.partition(":")[2]))
-
-
 def _check_url(url: str) -> None:
+    """Refuse what redis-py would pass over in silence, or quote in full."""
     parts = urlsplit(url)
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ValueError(
@@ -142,9 +165,9 @@ def _check_url(url: str) -> None:
     try:
         port = parts.port
     except ValueError:
-        raise ValueError("the port is not a number from 1 to 65535") from None
+        port = 0
     if port == 0:
-        raise ValueError("port 0 is no port to connect to")
+        raise ValueError("the port is not a number from 1 to 65535")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         # Its text is not shown: it may be a part of a password.
         raise ValueError(
@@ -154,11 +177,8 @@ def _check_url(url: str) -> None:
 
 
 def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Address:
-    known = inspect.signature(AbstractConnection.__init__).parameters
-    arguments: dict[str, Any] = dict(given)
-    for name in list(arguments):
-        if name.startswith(("retry", "maint_notifications", "oss_cluster")):
-            del arguments[name]
+    ours = ("retry", "maint_notifications", "oss_cluster", "lib_name", "lib_version")
+    arguments = {name: value for name, value in given.items() if not name.startswith(ours)}
     timeout = arguments.get("socket_connect_timeout") or CONNECT_TIMEOUT
     arguments.update(
         # Nothing may be sent twice, nothing may be sent that we did not ask for.
@@ -175,15 +195,16 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
         name = str(arguments.get("path", ""))
     else:
         name = f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}"
-        arguments.update(socket_keepalive=True, socket_keepalive_options=_keepalive())
+        arguments.update(socket_keepalive=True, socket_keepalive_options=_KEEPALIVE)
+    known = inspect.signature(AbstractConnection.__init__).parameters
     if "driver_info" in known:
-        arguments.pop("lib_name", None)
-        arguments.pop("lib_version", None)
         arguments["driver_info"] = None
     else:
         arguments.update(lib_name=None, lib_version=None)
     if "maint_notifications_config" in known:
-        arguments["maint_notifications_config"] = _no_maintenance_notifications()
+        from redis.maint_notifications import MaintNotificationsConfig
+
+        arguments["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     tls = issubclass(kind, SSLConnection)
     named = bool(arguments.get("ssl_check_hostname", True))
     return Address(name, kind, arguments, tls and not (named and _certified(arguments)))
@@ -192,27 +213,6 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
 def _certified(arguments: Mapping[str, Any]) -> bool:
     """Whether a TLS connection asks for a certificate that it can trust."""
     return arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
-
-
-def _keepalive() -> dict[int, int]:
-    """A host that is gone must break the connection; a process that hangs must not."""
-    options = {
-        "TCP_KEEPIDLE": GONE_AFTER / 2,
-        "TCP_KEEPINTVL": GONE_AFTER / 5,
-        "TCP_KEEPCNT": 3,
-        "TCP_USER_TIMEOUT": GONE_AFTER * 1000,
-    }
-    return {
-        getattr(socket, name): int(value)
-        for name, value in options.items()
-        if hasattr(socket, name)
-    }
-
-
-def _no_maintenance_notifications() -> Any:
-    from redis.maint_notifications import MaintNotificationsConfig
-
-    return MaintNotificationsConfig(enabled=False)
 
 
 def _same_server(address: Address) -> str:

@@ -1,95 +1,101 @@
-"""What a node is asked about itself, right behind the handshake of a new connection.
+"""What a node is asked about itself, right after a connection to it was made.
 
-One write and one read, in the thread that connects: blocking, and nobody's turn. A user that may
-not ask (see the ACL rule in the docs) has no INFO. Then one thing can still be found out, that two
-addresses lead to one server: each of them gets a nonce, a key with a random name, and looks for the
-others' nonces.
+It blocks, in the thread that connects, and nobody else waits. A user that may not ask (see the ACL
+rule in the docs) has no INFO. Then one thing can still be found out, that two addresses lead to one
+server: each of them gets a nonce, a key with a random name, and looks for the others' nonces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
+from ...protocol.commands import request
 from ...protocol.errors import NodeError
 from ...protocol.restart_guard import NodeInfo, fsync_of
 from .resp import reason
 
-__all__ = ["introduce"]
+__all__ = ["INFO", "ask", "introduce", "read_info"]
 
-SECTIONS = ("server", "replication", "memory", "persistence", "cluster")
-SCRIPTS = (("EVAL", "return 1", "0"), ("EVALSHA", "0" * 40, "0"))
+INFO = tuple(
+    request(b"INFO", section)
+    for section in (b"server", b"replication", b"memory", b"persistence", b"cluster")
+)
+SCRIPTS = (request(b"EVAL", b"return 1", b"0"), request(b"EVALSHA", b"0" * 40, b"0"))
 """Without them a lock could be taken and not be given back."""
-NONCE_TTL = 60.0
-"""Seconds a nonce lives: nodes that are reached within this time are told apart."""
+NONCE_LIFE_MS = b"60000"
+"""Nodes that are reached within this time are told apart."""
 
 
-def introduce(connection: Any, *, guarded: bool, index: int, nonces: Sequence[str]) -> NodeInfo:
-    """Ask a node about itself. Blocks, for the connection's timeout at most.
+def introduce(connection: Any, *, index: int, nonces: Sequence[str], guarded: bool) -> NodeInfo:
+    """Ask a node about itself, over a connection of redis-py.
 
     Args:
-        connection: A connection of redis-py's, connected.
-        guarded: Whether it matters if the node keeps what it has acknowledged.
+        connection: The connection.
         index: Which of the nodes it is.
         nonces: A key per node, known to us alone.
+        guarded: Whether it matters if the node keeps what it has acknowledged.
 
     Raises:
-        NodeError: What it answered is no answer.
-        redis.RedisError, OSError: It does not answer, or refuses for another reason than rights.
+        NodeError, redis.RedisError, OSError: It does not answer so, or refuses but for rights.
     """
-    info: list[str] = []
-    *sections, script, digest = _ask(
-        connection, [*(("INFO", section) for section in SECTIONS), *SCRIPTS]
+    *sections, evaluated, by_digest = ask(connection, [*INFO, *SCRIPTS])
+    for reply in (evaluated, by_digest):
+        if isinstance(reply, ResponseError) and _forbidden(reply):
+            return NodeInfo(scripts=reason(reply))
+    _info, facts, error = read_info(
+        sections, (lambda requests: ask(connection, requests)) if guarded else None
     )
-    mute = next((why for why in map(_why_forbidden, (script, digest)) if why), "")
-    if mute:
-        return NodeInfo(scripts=mute)
-    for reply in sections:
-        if isinstance(reply, ResponseError):
-            if not _forbidden(reply):
-                raise reply
-            return _by_nonce(connection, str(reply), index, nonces)
-        info.append(_text(reply))
-    facts = NodeInfo.of("\n".join(info))
-    if not (guarded and facts.appends):
+    if error is None:
         return facts
-    (config,) = _ask(connection, [("CONFIG", "GET", "*appendfsync*")])
-    if isinstance(config, ResponseError):
-        return facts
-    words = [_text(word) for word in config]
-    return NodeInfo.of("\n".join(info), fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
-
-
-def _by_nonce(connection: Any, denied: str, index: int, nonces: Sequence[str]) -> NodeInfo:
-    set_ours = ("SET", nonces[index], str(index), "PX", str(int(NONCE_TTL * 1000)))
-    others = [other for other in range(len(nonces)) if other != index]
+    if not _forbidden(error):
+        raise error
     # In this order: of two that do it at the same time, one at least finds the other's.
-    replies = _ask(connection, [set_ours, *(("GET", nonces[other]) for other in others)])
+    keys = [nonce.encode() for nonce in nonces]
+    set_ours = request(b"SET", keys[index], b"%d" % index, b"PX", NONCE_LIFE_MS)
+    _set, *replies = ask(connection, [set_ours, *(request(b"GET", key) for key in keys)])
     found = [
         other
-        for other, reply in zip(others, replies[1:], strict=True)
-        if reply is not None and not isinstance(reply, ResponseError)
+        for other, reply in enumerate(replies)
+        if other != index and reply is not None and not isinstance(reply, ResponseError)
     ]
-    return NodeInfo(denied=" ".join(denied.split())[:100], twin=found[0] if found else None)
+    return NodeInfo(denied=" ".join(str(error).split())[:100], twin=found[0] if found else None)
 
 
-def _ask(connection: Any, commands: Sequence[tuple[str, ...]]) -> list[Any]:
-    """The replies to some commands, written at once; error replies are among them."""
-    connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+def read_info(
+    sections: Sequence[Any], ask: Callable[[Sequence[bytes]], list[Any]] | None
+) -> tuple[str, NodeInfo, ResponseError | None]:
+    """Read the replies to `INFO`: their text, what the guard makes of it, or why they are refused.
+
+    Args:
+        sections: The replies.
+        ask: Asks, too, when an append-only file is written through; None if that does not matter.
+    """
+    for reply in sections:
+        if isinstance(reply, ResponseError):
+            return "", NodeInfo(), reply
+    text = "\n".join(map(_text, sections))
+    facts = NodeInfo.of(text)
+    if ask is not None and facts.appends:
+        (config,) = ask([request(b"CONFIG", b"GET", b"*appendfsync*")])
+        if not isinstance(config, ResponseError):
+            words = [_text(word) for word in config]
+            facts = NodeInfo.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+    return text, facts, None
+
+
+def ask(connection: Any, requests: Sequence[bytes]) -> list[Any]:
+    """Return the replies to requests, written at once; error replies are among them."""
+    connection.send_packed_command([b"".join(requests)], check_health=False)
     replies: list[Any] = []
-    for _ in commands:
+    for _ in requests:
         try:
             replies.append(connection.read_response())
         except ResponseError as error:
             replies.append(error)
     return replies
-
-
-def _why_forbidden(reply: Any) -> str:
-    """Why a node does not do what it was asked for, if it never will; without our words."""
-    return reason(reply) if isinstance(reply, ResponseError) and _forbidden(reply) else ""
 
 
 def _forbidden(error: ResponseError) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo
+from celery_redlock.protocol.restart_guard import NodeInfo, Trust
 from celery_redlock.protocol.round import Round
 from celery_redlock.testing.fakes import FakeNode
 
@@ -108,7 +108,5 @@ class Link:
         self.failures = 0
         self.connections = 0
         self.breaks = 0
-        self.memory: Memory | None = None
-        self.heard = self.proved = self.looked_at = ALWAYS
-        self.unsure = ""
+        self.trust = Trust(process.guard, index)
         self.requests_cut = self.replies_cut = 0.0

@@ -73,7 +73,7 @@ class Operation:
         self.over = True
         self.process.waiting.pop(self.round, None)
         self.steps.close()
-        self.process.world.note(f"struck in {self.round.verb.value}")
+        self.process.world.note(f"struck in {self.round.verb.word}")
         if self.struck is not None:
             self.struck()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,8 @@ from celery_redlock.keepalive.watchdog import Schedule, Watched
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.quorum import look
-from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER, NodeInfo, RestartGuard
-from celery_redlock.protocol.round import EXTENDING, VOTING, Round, Verb, wrote
+from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world.nodes import Connection, Link
 from tests.sim.world.operation import Operation, Struck
 from tests.sim.world.plan import chance, key_of, struck_at
@@ -119,9 +118,9 @@ class Process:
                 operation.point()
             link = self.link(index, round_)
             channel = link.channel
-            if channel.unanswered and (round_.verb in EXTENDING or channel.stalled(now)):
+            if channel.unanswered and (round_.verb.extends or channel.stalled(now)):
                 self._drain(link)
-            if now > link.proved + LOOK_AFTER and round_.verb in VOTING:
+            if round_.verb.needs_memory and link.trust.to_ask_again(now):
                 self._look_again(link, now)
             if channel.ask(round_, now):
                 if operation.strike:
@@ -137,20 +136,11 @@ class Process:
 
     def _look_again(self, link: Link, now: float) -> None:
         """As in Node._look_again."""
-        under_way = now <= link.looked_at + LOOK_AFTER
-        if link.channel.up and not under_way and not link.channel.stalled(now):
-            link.looked_at = now
+        if link.channel.up and not link.channel.stalled(now):
+            link.trust.asked_again(now)
             round_ = look(link.index, now)
             link.channel.unanswered.append(round_)
             self.world.send(link, round_)
-
-    def _looked(self, link: Link, round_: Round, facts: NodeInfo, now: float) -> None:
-        """As in Node._looked."""
-        link.proved, link.unsure = max(link.proved, round_.sent), ""
-        if facts.misfit:
-            self._no_master(link)
-        else:
-            link.memory = self.guard.meet(link.index, facts, now, now)
 
     def _no_master(self, link: Link) -> None:
         """As in Node._refused: who it is, is asked on a new connection."""
@@ -177,6 +167,10 @@ class Process:
             self.drop(link)
             raise
 
+    def answered(self, link: Link) -> Round:
+        """The round that the next answer on a connection belongs to, as in Node._take."""
+        return link.channel.unanswered.popleft()
+
     def link(self, index: int, round_: Round) -> Link:
         """The link to a node that a round travels on."""
         return self.links[index]
@@ -187,34 +181,29 @@ class Process:
         world = self.world
         now = self.clock()
         _arrived, asked, reply = connection.replies.popleft()
-        round_ = link.channel.answered()
-        link.heard = now
+        round_ = self.answered(link)
+        link.trust.heard = now
         if round_.verb is Verb.LOOK:
-            if isinstance(reply, NodeInfo):
-                self._looked(link, round_, reply, now)
-            else:
-                link.unsure, link.looked_at = "does not tell if it still is a master", ALWAYS
+            if not isinstance(reply, NodeInfo):
+                link.trust.not_told("does not tell if it still is a master", forbidden=False)
+            elif link.trust.told(round_.sent, reply, now):
+                self._no_master(link)
         elif isinstance(reply, Exception):
             round_.silence(link.index, str(reply))
             if "READONLY" in str(reply):
                 self._no_master(link)
         else:
             try:
-                round_.answer(link.index, reply, now, self._doubt(link, now))
+                round_.answer(link.index, reply, now, link.trust.doubt(now))
             except (TypeError, ValueError):
                 round_.silence(link.index, "no answer to such a request")
             connection.proven = True
-            if wrote(round_.verb, reply) and not link.unsure:
-                link.proved = max(link.proved, round_.sent)
+            if round_.verb.wrote(reply):
+                link.trust.wrote(round_.sent)
         world.audit.answered(link, asked, reply, now)
         if connection.replies:
             world.at(max(world.now, connection.replies[0][0]), world._return, connection)
         self._settle(round_)
-
-    def _doubt(self, link: Link, now: float) -> str:
-        """As in Node._answer: why a node's vote does not count yet."""
-        doubt = link.memory and self.guard.doubt(link.memory, now)
-        return doubt or link.unsure
 
     def _settle(self, round_: Round) -> None:
         if round_.decided:
@@ -306,15 +295,8 @@ class Process:
         link.connections += 1
         key = key_of(self.world.seed, "net", self.index, link.index, link.connections)
         link.connection = Connection(link, key, self.world.now)
-        if self.guard.on:  # as in Node.opened
-            facts, now = link.server.facts(self.world.now), self.clock()
-            if link.memory is not None:
-                self.guard.heard(link.index, link.memory, link.heard)
-            link.memory = self.guard.meet(link.index, facts, now, now)
-            link.heard = link.proved = now
-            link.looked_at, link.unsure = ALWAYS, ""
-        else:
-            link.proved = math.inf
+        now = self.clock()  # as in Node.opened
+        link.trust.connected(link.server.facts(self.world.now), now, now)
         for round_ in link.channel.connected(self.clock()):
             self.world.send(link, round_)
 

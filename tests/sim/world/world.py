@@ -5,10 +5,10 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import SETTING
 from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world.keeper import LeaseSupervisor
 from tests.sim.world.nodes import Connection, Link, Server
@@ -121,7 +121,9 @@ class World:
             return
         _arrives, number, round_ = requests.popleft()
         self.operations += 1
-        if server.replica_until > self.now and round_.verb in (*SETTING, Verb.FENCE, Verb.RENEW):
+        if server.replica_until > self.now and (
+            round_.verb.sets or round_.verb in (Verb.FENCE, Verb.RENEW)
+        ):
             reply: Any = OSError("READONLY You can't write against a read only replica.")
         elif round_.verb is Verb.LOOK and server.refuses_until <= self.now:
             reply = server.facts(self.now)
@@ -245,7 +247,8 @@ class World:
     def _fork(self, process: Process) -> None:
         child = Process(self, len(self.processes), process.host, connected=False)
         self.processes.append(child)
-        child.guard.remember(process.guard)
+        met = process.guard._met.items()
+        child.guard._met = {index: replace(memory) for index, memory in met}
         child.forked(process)
         child.hire()
 
@@ -261,4 +264,4 @@ class World:
 
 def show(round_: Round) -> str:
     """A round, for the trace."""
-    return f"{round_.verb.value} {' '.join(claim.token for claim in round_.claims)}"
+    return f"{round_.verb.word} {' '.join(claim.token for claim in round_.claims)}"

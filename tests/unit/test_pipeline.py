@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import AGAIN, OWED, STALLED, Pipeline
+from celery_redlock.protocol.pipeline import MAX_OWED, MAX_RETRIED, STALLED_S, Pipeline
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 
@@ -32,32 +32,29 @@ def undo(of: Claim, at: float = NOW) -> Round:
     return ask(Verb.UNDO, of, at=at, patience=0.0)
 
 
-def test_answers_belong_to_requests_in_order(channel: Pipeline) -> None:
-    rounds = [ask(Verb.ACQUIRE), ask(Verb.PEEK), ask(Verb.EXTEND)]
-    for round_ in rounds:
-        assert channel.ask(round_, NOW)
-    assert [channel.answered() for _ in rounds] == rounds
+def set_here(channel: Pipeline, of: Claim, at: float = NOW) -> Claim:
+    """A claim that the node has set."""
+    assert channel.ask(ask(Verb.ACQUIRE, of, at=at), at)
+    channel.unanswered.pop()
+    return of
 
 
 def test_an_overdue_request_keeps_its_place(channel: Pipeline) -> None:
-    late, mine = claim(), claim("other")
+    late = claim()
     first = ask(Verb.ACQUIRE, late)
     channel.ask(first, NOW)
     first.close("no answer")
-    channel.ask(undo(late), NOW + 0.2)
-    second = ask(Verb.ACQUIRE, mine, at=NOW + 0.2)
-    channel.ask(second, NOW + 0.2)
-    assert channel.answered() is first
-    assert channel.answered().verb is Verb.UNDO
-    assert channel.answered() is second
+    rounds = [first, undo(late), ask(Verb.ACQUIRE, claim("other"), at=NOW + 0.2), ask(Verb.PEEK)]
+    for round_ in rounds[1:]:
+        assert channel.ask(round_, NOW + 0.2)
+    assert list(channel.unanswered) == rounds
 
 
 def test_a_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None:
     setting, asking = claim(), claim()
     channel.ask(ask(Verb.ACQUIRE, setting), NOW)
     channel.ask(ask(Verb.PEEK, asking), NOW)
-    assert setting.written == [True]
-    assert asking.written == [False]
+    assert (setting.written, asking.written) == ([True], [False])
 
 
 # -- No connection
@@ -68,34 +65,27 @@ def test_a_node_that_is_down_is_silent_at_once() -> None:
     channel.unreachable("refused")
     round_ = ask(Verb.ACQUIRE)
     assert not channel.ask(round_, NOW)
-    assert round_.votes == [Vote.SILENT]
-    assert round_.details == ["refused"]
+    assert (round_.votes, round_.details) == ([Vote.SILENT], ["refused"])
 
 
 def test_the_first_attempt_to_connect_is_waited_for() -> None:
-    channel = Pipeline(0)
-    round_ = ask(Verb.ACQUIRE)
+    channel, round_ = Pipeline(0), ask(Verb.ACQUIRE)
     assert not channel.ask(round_, NOW)
-    assert channel.awaited
-    assert round_.votes == [None]
+    assert channel.waiting and round_.votes == [None]
     assert channel.connected(NOW + 0.001) == [round_]
-    assert not channel.awaited
-    assert channel.answered() is round_
+    assert not channel.waiting and list(channel.unanswered) == [round_]
 
 
 def test_when_it_fails_nobody_waits_any_longer() -> None:
-    channel = Pipeline(0)
-    round_ = ask(Verb.ACQUIRE)
+    channel, round_ = Pipeline(0), ask(Verb.ACQUIRE)
     channel.ask(round_, NOW)
     channel.unreachable("refused")
     assert round_.details == ["refused"]
-    assert not channel.awaited
-    assert channel.connected(NOW) == []
+    assert not channel.waiting and channel.connected(NOW) == []
 
 
 def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
-    channel = Pipeline(0)
-    mine = claim()
+    channel, mine = Pipeline(0), claim()
     round_ = ask(Verb.ACQUIRE, mine)
     channel.ask(round_, NOW)
     round_.close("no answer")
@@ -104,9 +94,7 @@ def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
 
 
 def test_nobody_waits_to_undo_what_was_never_written() -> None:
-    channel = Pipeline(0)
-    mine = claim()
-    round_ = undo(mine)
+    channel, round_ = Pipeline(0), undo(claim())
     assert not channel.ask(round_, NOW)
     assert round_.votes == [Vote.SILENT]
     assert channel.connected(NOW) == []
@@ -125,11 +113,7 @@ def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Pipeline)
 
 
 def test_a_release_that_was_not_acknowledged_is_owed(channel: Pipeline) -> None:
-    mine = claim()
-    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
-    channel.answered()
-    release = ask(Verb.RELEASE, mine, at=NOW + 1.0)
-    mine.ended = True
+    release = ask(Verb.RELEASE, set_here(channel, claim()), at=NOW + 1.0)
     channel.ask(release, NOW + 1.0)
     channel.dropped()
     assert release.votes == [Vote.SILENT]
@@ -137,39 +121,29 @@ def test_a_release_that_was_not_acknowledged_is_owed(channel: Pipeline) -> None:
     assert channel.connected(NOW + 5.0) == [release]
     channel.dropped()  # again, before it was acknowledged
     assert channel.connected(NOW + 6.0) == [release]
-    channel.answered()
+    channel.unanswered.popleft()
     channel.dropped()
     assert channel.connected(NOW + 7.0) == []
 
 
-def test_a_release_while_there_is_no_connection_is_owed(channel: Pipeline) -> None:
-    mine = claim()
-    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
-    channel.answered()
+@pytest.mark.parametrize(("later", "owed"), [(2.0, True), (1.0 + TTL, False)])
+def test_a_release_while_there_is_no_connection_is_owed_until_the_ttl_has_done_it(
+    channel: Pipeline, later: float, owed: bool
+) -> None:
+    mine = set_here(channel, claim())
     channel.dropped()
     channel.unreachable("refused")
-    release = undo(mine)
+    release = undo(mine, NOW + 1.0)
     assert not channel.ask(release, NOW + 1.0)
     assert release.votes == [Vote.SILENT]
-    assert channel.connected(NOW + 2.0) == [release]
-
-
-def test_what_the_ttl_has_done_is_not_owed(channel: Pipeline) -> None:
-    mine = claim()
-    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
-    channel.dropped()
-    channel.ask(undo(mine, NOW + 1.0), NOW + 1.0)
-    assert channel.connected(NOW + 1.0 + TTL) == []
+    assert channel.connected(NOW + later) == [release] * owed
 
 
 def test_owed_releases_go_first(channel: Pipeline) -> None:
-    gone, mine = claim("gone"), claim("mine")
-    channel.ask(ask(Verb.ACQUIRE, gone), NOW)
-    channel.answered()
+    gone = set_here(channel, claim("gone"))
     channel.dropped()
-    waiting = ask(Verb.ACQUIRE, mine)
+    waiting, owed = ask(Verb.ACQUIRE, claim("mine")), undo(gone)
     channel.ask(waiting, NOW)
-    owed = undo(gone)
     channel.ask(owed, NOW)
     assert channel.connected(NOW + 0.01) == [owed, waiting]
     assert list(channel.unanswered) == [owed, waiting]
@@ -188,40 +162,27 @@ def test_a_released_token_is_not_set_again_behind_its_release(channel: Pipeline)
 
 # -- A node that hangs
 
-
-def test_a_node_that_hangs_is_asked_nothing_new(channel: Pipeline) -> None:
-    channel.ask(ask(Verb.ACQUIRE), NOW)
-    later = NOW + STALLED + 0.1
-    assert channel.stalled(later)
-    round_ = ask(Verb.ACQUIRE, at=later)
-    assert not channel.ask(round_, later)
-    assert round_.votes == [Vote.SILENT]
-    assert "no answer" in round_.details[0]
-    assert len(channel.unanswered) == 1
+LATER = NOW + STALLED_S + 0.1
 
 
-def test_a_node_that_hangs_is_told_the_releases_all_the_same(channel: Pipeline) -> None:
+def test_a_node_that_hangs_is_asked_nothing_new_but_told_releases(channel: Pipeline) -> None:
     mine, stranger = claim(), claim("stranger")
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
-    later = NOW + STALLED + 0.1
-    assert channel.ask(undo(mine, later), later)
-    assert not channel.ask(undo(stranger, later), later)  # nothing of it was ever written
-
-
-def test_a_node_that_answers_again_is_asked_again(channel: Pipeline) -> None:
-    channel.ask(ask(Verb.ACQUIRE), NOW)
-    channel.answered()
-    later = NOW + STALLED + 0.1
-    assert not channel.stalled(later)
-    assert channel.ask(ask(Verb.ACQUIRE, at=later), later)
+    assert channel.stalled(LATER)
+    round_ = ask(Verb.ACQUIRE, at=LATER)
+    assert not channel.ask(round_, LATER)
+    assert round_.votes == [Vote.SILENT] and "no answer" in round_.details[0]
+    assert channel.ask(undo(mine, LATER), LATER)
+    assert not channel.ask(undo(stranger, LATER), LATER)  # nothing of it was ever written
+    channel.unanswered.clear()
+    assert not channel.stalled(LATER)
+    assert channel.ask(ask(Verb.ACQUIRE, at=LATER), LATER)
 
 
 def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_way(
     channel: Pipeline,
 ) -> None:
-    mine = claim()
-    channel.ask(ask(Verb.ACQUIRE, mine), NOW)
-    channel.answered()
+    mine = set_here(channel, claim())
     channel.dropped()
     channel.unreachable("refused")
     channel.ask(undo(mine), NOW)
@@ -229,35 +190,32 @@ def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_
     assert len(channel.connected(back)) == 1
     assert not channel.stalled(back)
     assert channel.ask(ask(Verb.ACQUIRE, at=back), back)
-    assert channel.stalled(back + STALLED + 0.1)
+    assert channel.stalled(back + STALLED_S + 0.1)
 
 
 # -- Releases that were refused
 
 
-def refuse(channel: Pipeline, of: Claim, *, at: float = NOW) -> Round:
+def refuse(channel: Pipeline, of: Claim) -> Round:
     """A claim that was set here, and a release of it that the node answered with an error."""
-    channel.ask(ask(Verb.ACQUIRE, of, at=at), at)
-    release = ask(Verb.RELEASE, of, at=at)
-    channel.ask(release, at)
-    channel.answered()
-    assert channel.answered() is release
-    channel.refused(release)
+    release = ask(Verb.RELEASE, set_here(channel, of))
+    channel.ask(release, NOW)
+    assert channel.unanswered.pop() is release
+    channel.owe(release)
     return release
 
 
 def test_a_refused_release_is_tried_again_when_the_node_has_written(channel: Pipeline) -> None:
     release = refuse(channel, claim())
     assert channel.due(Verb.ACQUIRE, NOW + 1) == [release]
-    assert channel.answered() is release
+    assert channel.unanswered.popleft() is release
     assert channel.due(Verb.ACQUIRE, NOW + 1) == []
 
 
 def test_one_is_tried_first_and_more_when_that_has_succeeded(channel: Pipeline) -> None:
-    releases = [refuse(channel, claim(f"{number}")) for number in range(AGAIN + 5)]
+    releases = [refuse(channel, claim(f"{number}")) for number in range(MAX_RETRIED + 5)]
     assert channel.due(Verb.EXTEND, NOW) == releases[:1]
-    channel.answered()
-    assert channel.due(Verb.RELEASE, NOW) == releases[1 : AGAIN + 1]
+    assert channel.due(Verb.RELEASE, NOW) == releases[1 : MAX_RETRIED + 1]
 
 
 def test_a_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Pipeline) -> None:
@@ -276,14 +234,13 @@ def test_nothing_but_releases_is_owed(channel: Pipeline) -> None:
     for verb in (Verb.ACQUIRE, Verb.EXTEND, Verb.PEEK):
         refused = ask(verb)
         channel.ask(refused, NOW)
-        channel.answered()
-        channel.refused(refused)
+        channel.owe(channel.unanswered.popleft())
     assert channel.due(Verb.ACQUIRE, NOW) == []
 
 
 def test_what_a_node_is_owed_is_bounded_and_the_oldest_is_left_to_its_ttl(
     channel: Pipeline,
 ) -> None:
-    releases = [refuse(channel, claim(f"{number}")) for number in range(OWED + 10)]
+    releases = [refuse(channel, claim(f"{number}")) for number in range(MAX_OWED + 10)]
     assert channel.due(Verb.ACQUIRE, NOW) == [releases[10]]
-    assert len(channel._owed) == OWED - 1
+    assert len(channel._owed) == MAX_OWED - 1

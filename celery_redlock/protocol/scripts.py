@@ -1,0 +1,185 @@
+"""What nodes run for us: Lua scripts, each of them one atomic step.
+
+They are sent as text: EVALSHA may be answered NOSCRIPT, and the EVAL that follows would run behind
+a release that was already queued. Only a release goes by its digest, once the text was sent:
+nothing of its token follows it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+FOREIGN = "<not a lock>"
+"""Stands for the token where a key of another type lies under our name: it is held, not by us."""
+DONE = "done"
+"""The value of a key that marks a delivery as done."""
+
+# A key of another type is not ours. Any other error is no answer at all, and least of all a no.
+_GET = b"""\
+  local held = redis.pcall('GET', key)
+  if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
+"""
+
+# A claim may be of several keys: all of them or none. They stand side by side, the first with its
+# token, the others with nothing. A key of another type does not fail the other claims.
+_TOGETHER = b"""\
+local votes, last = {}, 0
+while last < #KEYS do
+  local first, vote = last + 1, '1'
+  local token, ttl = ARGV[2 * first - 1], ARGV[2 * first]
+  repeat
+    last = last + 1
+    local key = KEYS[last]
+%b%%b
+  until ARGV[2 * last + 1] ~= ''
+%%b
+  votes[#votes + 1] = vote
+end
+return table.concat(votes)""" % _GET.replace(b"%", b"%%")
+
+EXTEND = _TOGETHER % (
+    b"""\
+    if held == false then
+      if vote == '1' then vote = '2' end
+    elseif held ~= token then
+      vote = '0'
+    end""",
+    b"""\
+  if vote == '1' then
+    for i = first, last do redis.call('PEXPIRE', KEYS[i], ttl) end
+  elseif vote == '2' then
+    for i = first, last do
+      if not redis.pcall('SET', KEYS[i], token, 'PX', ttl).ok then vote = '0' end
+    end
+  end""",
+)
+
+# Never for less than there is: the holder may just have left it locked for longer. Nor, if asked,
+# where more is left than the claim says.
+RENEW = _TOGETHER % (
+    b"    if held ~= token then vote = '0' end",
+    b"""\
+  local lasts, below = string.match(ttl, '^(%d+)<?(%d*)$')
+  for i = first, vote == '1' and last or 0 do
+    local left = redis.call('PTTL', KEYS[i])
+    if left < tonumber(lasts) and left <= (tonumber(below) or left) then
+      redis.call('PEXPIRE', KEYS[i], lasts)
+    end
+  end""",
+)
+
+# Answers 2 more if a waiter was called.
+_DELETE = b"""\
+%%blocal freed, called = 0, false
+for _, key in ipairs(KEYS) do
+%b  if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
+%%bend
+return (freed == #KEYS and 1 or 0) + (called and 2 or 0)""" % _GET.replace(b"%", b"%%")
+
+UNDO = _DELETE % (b"", b"")
+
+# Wakes the first waiter whose process listens, and takes it from the queue; whether there is one.
+_CALL = b"""\
+local function call(name)
+  while true do
+    local first = redis.pcall('ZPOPMIN', name .. '#line')[1]
+    if not first then return false end
+    local process, waiter = string.match(first, '^(.*):([^:]*)$')
+    local heard = process and redis.pcall('PUBLISH', process, waiter)
+    if type(heard) == 'number' and heard > 0 then return true end
+  end
+end
+"""
+
+# Every release is announced, whoever held the key here: a waiter counts the nodes that announce. A
+# slot's is announced under its resource's name, ARGV[2]. With ARGV[3], the last key is a mark that
+# lives for so long. It is set first, in one atomic step: where this node is seen to be free, the
+# mark is seen as well. A node that has no room for a mark is freed all the same.
+RELEASE = _DELETE % (
+    _CALL
+    + b"""\
+if ARGV[3] then redis.pcall('SET', table.remove(KEYS), '%b', 'PX', ARGV[3]) end
+local base = ARGV[2] ~= '' and ARGV[2]
+"""
+    % DONE.encode(),
+    b"""\
+  redis.pcall('PUBLISH', base or key, '')
+  called = call(base or key) or called
+""",
+)
+RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()
+
+ENQUEUE = b"""\
+for _, line in ipairs(KEYS) do
+  redis.call('ZADD', line, ARGV[2], ARGV[1])
+  redis.call('PEXPIRE', line, ARGV[3])
+end
+return 1"""
+
+DEQUEUE = b"""\
+local stood = 0
+for _, line in ipairs(KEYS) do stood = stood + redis.call('ZREM', line, ARGV[1]) end
+return stood == #KEYS and 1 or 0"""
+
+# A waiter that is not in the queue any more has been called, and does not come: wake the next one.
+HAND_ON = (
+    _CALL
+    + b"""\
+local stood = 0
+for _, key in ipairs(KEYS) do
+  if redis.call('ZREM', key .. '#line', ARGV[1]) > 0 then stood = stood + 1 else call(key) end
+end
+return stood == #KEYS and 1 or 0"""
+)
+
+PEEK = b"""\
+local seen = {}
+for _, key in ipairs(KEYS) do
+%b  seen[#seen + 1] = type(held) == 'table' and '%b' or held
+  seen[#seen + 1] = redis.call('PTTL', key)
+end
+return seen""" % (_GET, FOREIGN.encode())
+
+# For several keys: answers whose token is in the way, and under which of them. And for one, where a
+# server does not know SET with NX and GET together (Redis 6.2): our own token is here if an earlier
+# answer was lost.
+ACQUIRE = b"""\
+for i, key in ipairs(KEYS) do
+  local held = redis.call('GET', key)
+  if held and held ~= ARGV[1] then return {held, i - 1} end
+end
+for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'PX', ARGV[2]) end
+return false"""
+
+# With a fencing token: the key as above, and the last token, raised, in one atomic step. Our own
+# token is here if an earlier answer was lost; a larger number does no harm. '%.0f': Lua would
+# write 1.7e+15. What is no number is not of ours, and overwriting it might lower a token. One that
+# is too far ahead is as it was: raised once more, it would be remembered for another week.
+ACQUIRE_FENCED = b"""\
+local held = redis.call('GET', KEYS[1])
+if held and held ~= ARGV[1] then return held end
+local last = redis.pcall('GET', KEYS[2]) or '0'
+if type(last) == 'table' and not string.find(last.err, 'WRONGTYPE') then return last end
+last = tonumber(last)
+if not last or not (last < 9007199254740991) then
+  return redis.error_reply('ERR there is something else under the name of the fencing token')
+end
+if last >= tonumber(ARGV[5]) then
+  return redis.error_reply('ERR its last fencing token is more than a day ahead of the clock here; \
+see docs/fencing.md')
+end
+local fence = string.format('%.0f', math.max(tonumber(ARGV[3]), math.floor(last) + 1))
+redis.call('SET', KEYS[2], fence, 'PX', ARGV[4])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return tonumber(fence)"""
+
+FENCE = (
+    b"""\
+  local key = KEYS[1]
+%bif held ~= ARGV[1] then return 0 end
+if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[2]) then
+  redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
+end
+return 1"""
+    % _GET
+)
