@@ -48,37 +48,10 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
     afterwards. Exit code 3 if too few nodes answered.
     """
     redlock = _redlock(site)
-    acquired: list[float] = []
-    released: list[float] = []
-    failed: list[str] = []
-
-    def work(name: str) -> None:
-        until = time.perf_counter() + seconds
-        while (begun := time.perf_counter()) < until:
-            try:
-                lease = redlock.acquire(name)
-            except NotAcquired:
-                failed.append(name)
-                time.sleep(PAUSE_S)
-                continue
-            granted = time.perf_counter()
-            redlock.release(lease)
-            released.append(time.perf_counter() - granted)
-            acquired.append(granted - begun)
-
     try:
         looks = survey(redlock).looks
         redlock.connect()
-        threads = [
-            threading.Thread(target=work, args=(str(number),), daemon=True)
-            for number in range(concurrency)
-        ]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        elapsed = time.perf_counter() - begun
+        acquired, released, failed = _measure(redlock, seconds, concurrency)
         left = len(survey(redlock).entries)
     finally:
         redlock.close()
@@ -92,8 +65,8 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
         "quorum_round_trip": trip,
         "acquire": acquiring,
         "release": releasing,
-        "failed": len(failed),
-        "per_second": len(released) / elapsed,
+        "failed": failed,
+        "per_second": len(released) / seconds,
         "ratio": (acquiring["p50"] + releasing["p50"]) / (2 * trip) if acquired else None,
         "left": left,
     }
@@ -113,7 +86,7 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
     if acquired:
         said.append(f"each takes {data['ratio']:.1f} x a bare round trip to a quorum, on average")
     if failed:
-        said.append(f"{len(failed)} were not acquired")
+        said.append(f"{failed} were not acquired")
     if left:
         said.append(f"{counted(left, 'key')} left over, for {TTL_S:g} s at most")
     site.say(data, "\n".join(said))
@@ -128,6 +101,37 @@ def _redlock(site: Site) -> Redlock:
     return Redlock(
         nodes, ttl=TTL_S, prefix=prefix, node_timeout=known.node_timeout, restart_guard="off"
     )
+
+
+def _measure(
+    redlock: Redlock, seconds: float, concurrency: int
+) -> tuple[list[float], list[float], int]:
+    """Return how long each acquire and each release took, and how many acquires failed."""
+    acquired: list[float] = []
+    released: list[float] = []
+    failed: list[str] = []
+    until = time.perf_counter() + seconds
+
+    def work(name: str) -> None:
+        while (begun := time.perf_counter()) < until:
+            try:
+                lease = redlock.acquire(name)
+            except NotAcquired:
+                failed.append(name)
+                time.sleep(PAUSE_S)
+                continue
+            granted = time.perf_counter()
+            redlock.release(lease)
+            released.append(time.perf_counter() - granted)
+            acquired.append(granted - begun)
+
+    names = map(str, range(concurrency))
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return acquired, released, len(failed)
 
 
 def _figures(taken: list[float]) -> dict[str, Any]:

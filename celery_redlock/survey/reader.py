@@ -96,11 +96,13 @@ class Reader:
 
     Attributes:
         heard: When it last answered; seconds of the monotonic clock.
+        by_script: Whether values were read by the script: this user may not read wait queues.
     """
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         self.heard = monotonic()
+        self.by_script = False
 
     def scan(self, prefix: str, head: str) -> dict[str, bytes]:
         """Return the keys that begin with prefix and `head`, by their names without the prefix."""
@@ -125,6 +127,7 @@ class Reader:
                 (reply,) = self.ask([("EVAL", READ_SCRIPT, len(batch), *batch)])
                 fits = functools.partial(_has_length, 2 * len(batch))
                 replies = _checked("EVAL", reply, fits)
+                self.by_script = True
             for name, value, left in zip(names, replies[::2], replies[1::2], strict=True):
                 _checked("PTTL", left, _is_ttl)
                 whole = _checked("GETRANGE", _or_foreign(value), _is_value)

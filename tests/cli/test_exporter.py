@@ -66,20 +66,16 @@ def everywhere(nodes: Nodes, key: str) -> None:
     wait_until(lambda: all(node.exists(key) for node in nodes), LONG, f"{key} is on each node")
 
 
-def test_what_is_held_and_for_how_long(redlock: Redlock) -> None:
-    with redlock.lock("r", owner=CHARGE), redlock.lock("q", owner=CHARGE), redlock.lock("p"):
-        see = shown(redlock)
-        assert (see("held", task="shop.charge"), see("held", task="")) == (2, 1)
-        oldest = see("oldest_hold_seconds", task="shop.charge")
-        assert oldest is not None and 0 <= oldest < LONG
-    assert shown(redlock)("held", task="shop.charge") is None
-
-
-def test_what_is_reserved_is_not_held(redlock: Redlock, nodes: Nodes) -> None:
+def test_what_is_held_and_for_how_long_and_what_is_reserved(redlock: Redlock, nodes: Nodes) -> None:
     for node in nodes[:2]:
         node.set(f"redlock:r{RESERVED_SUFFIX}", CHARGE.token("0" * 32, 1.0), px=60_000)
-    see = shown(redlock)
-    assert (see("reserved", task="shop.charge"), see("held", task="shop.charge")) == (1, None)
+    see, charge = shown(redlock), {"task": "shop.charge"}
+    assert (see("reserved", **charge), see("held", **charge)) == (1, None)
+    with redlock.lock("r", owner=CHARGE), redlock.lock("q", owner=CHARGE), redlock.lock("p"):
+        see = shown(redlock)
+        assert (see("held", **charge), see("held", task="")) == (2, 1)
+        oldest = see("oldest_hold_seconds", **charge)
+        assert oldest is not None and 0 <= oldest < LONG
 
 
 def test_waiters_and_for_how_long(redlock: Redlock) -> None:
@@ -100,7 +96,7 @@ def test_waiters_and_for_how_long(redlock: Redlock) -> None:
         thread.join()
 
 
-def test_on_how_many_nodes_a_lock_is(redlock: Redlock, nodes: Nodes) -> None:
+def test_on_how_many_nodes_a_lock_is_and_what_is_split(redlock: Redlock, nodes: Nodes) -> None:
     redlock.acquire("r")
     everywhere(nodes, "redlock:r")
     assert shown(redlock)("locks_on_nodes", nodes="3") == 1
@@ -108,9 +104,6 @@ def test_on_how_many_nodes_a_lock_is(redlock: Redlock, nodes: Nodes) -> None:
     see = shown(redlock)
     assert [see("locks_on_nodes", nodes=str(n)) for n in (1, 2, 3)] == [0, 1, 0]
     assert see("split") == 0
-
-
-def test_a_key_that_no_quorum_agrees_on_is_split(redlock: Redlock, nodes: Nodes) -> None:
     for number, node in enumerate(nodes):
         node.set("redlock:r", CHARGE.token(f"{number:032x}", 1.0), px=60_000)
     see = shown(redlock)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_redlock.cli import main, redlock
-from celery_redlock.cli.context import Site, on_site, table
+from celery_redlock.cli.context import Site, on_site
 from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable
 
 
@@ -72,19 +72,3 @@ TIMED = ("doctor", "explain x", "exporter", "ls", "release x", "show x")
 def test_what_cannot_be_meant_is_said(arguments: str, words: str) -> None:
     result = CliRunner().invoke(main, arguments.split())
     assert result.exit_code == 2 and words in result.output, result.output
-
-
-def test_json_is_for_programs() -> None:
-    def speak(site: Site) -> None:
-        site.say({"key": "ä"}, "a key")
-
-    assert json.loads(call(speak, "--json").output) == {"key": "ä"}
-    assert call(speak).output == "a key\n"
-
-
-def test_a_table_is_plain_where_nobody_looks() -> None:
-    text = table(["key", "n"], [["order:1", 3], ["evil\x1b[31m", 10]])
-    head, first, _second = text.splitlines()
-    assert head.split() == ["key", "n"] and first.split() == ["order:1", "3"]
-    assert head.index("n") == first.index("3")
-    assert "\x1b" not in text

@@ -109,23 +109,6 @@ def test_fencing_tokens_differ_from_node_to_node_and_the_largest_counts(
     assert (entry.kind, entry.fence, entry.nodes, entry.rivals) == ("fence", 20, 4, ())
 
 
-def test_who_waits_is_counted(redlock: Redlock, clients: list[redis.Redis]) -> None:
-    other = Redlock(redlock.client.addresses and [f"redis://{name}/0" for name in redlock.nodes])
-    lease = redlock.acquire("order:1")
-    waiter = threading.Thread(target=lambda: other.release(other.acquire("order:1", wait=30)))
-    waiter.start()
-    try:
-        wait_until(lambda: found(redlock, "*", "lock")[0].waiting == 1, 20, "it stands in line")
-        (lock, line) = look(redlock, "order:1", 20)
-        assert (lock.kind, line.kind, lock.waiting, line.waiting) == ("lock", "line", 1, 1)
-        assert line.held_for is not None and line.waits == (line.held_for,)
-    finally:
-        redlock.release(lease)
-        waiter.join(30)
-        other.close()
-    assert not waiter.is_alive()
-
-
 def test_the_token_of_most_nodes_counts_and_the_others_are_rivals(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
@@ -175,13 +158,15 @@ def test_what_is_not_ours_is_foreign(
     assert found(redlock, "*", "foreign") == [entry]
 
 
-def test_a_line_of_nonsense_is_counted_and_hurts_nobody(
+def test_a_queue_of_nonsense_is_counted_and_hurts_nobody(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
+    put(clients, "redlock:order:1")
     for client in clients:
         client.zadd("redlock:order:1#line", {b"\xff": math.inf, "b": -math.inf, "c": 1})
-    (entry,) = found(redlock)
-    assert (entry.kind, entry.waiting) == ("line", 3)
+    for entries in (found(redlock), look(redlock, "order:1", 20)):
+        assert [(e.kind, e.waiting) for e in entries] == [("lock", 3), ("line", 3)]
+        assert entries[1].held_for == max(entries[1].waits) > 0
 
 
 def test_names_that_are_no_text_or_dangerous_are_found_as_they_are(
