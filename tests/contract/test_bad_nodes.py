@@ -272,20 +272,6 @@ def test_our_threads_leave_the_applications_random_numbers_alone(
         assert random.getstate() == state
 
 
-def test_flushed_scripts_are_sent_again(servers: list[LocalServer]) -> None:
-    with redlock_over([s.url for s in servers[:3]]) as redlock:
-        for _ in range(2):
-            lease = redlock.acquire("r")
-            for server in servers[:3]:
-                with admin(server) as client:
-                    client.script_flush()
-            assert redlock.release(lease) is True
-            redlock.holder("r")  # whoever asks next reads what a node has answered too late
-            for server in servers[:3]:
-                with admin(server) as client:
-                    wait_until(lambda c=client: not c.keys("redlock:*"), 5, "it is freed")
-
-
 @pytest.mark.parametrize("killed", [1, 3])
 def test_killed_clients_are_back_with_the_next_request(
     servers: list[LocalServer], killed: int

@@ -1,5 +1,7 @@
 """Nodes that change behind a client's back: another server at the address, another role."""
 
+# ruff: noqa: F811 - fixtures of another file
+
 from __future__ import annotations
 
 import contextlib
@@ -10,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-import redis
 
 from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
 from celery_redlock.protocol.lease import drift
@@ -18,26 +19,11 @@ from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.contract.proxy import Proxy
+from tests.contract.test_guard import DURABLE, admin, lock  # noqa: F401
 from tests.support import wait_until
 
 TTL = 2.0
 SPAN = TTL + drift(TTL)
-DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-
-
-@pytest.fixture
-def lock() -> Iterator[Callable[..., Redlock]]:
-    """Makes locks with the guard on, and closes them."""
-    made: list[Redlock] = []
-
-    def make(nodes: Sequence[Any], **options: Any) -> Redlock:
-        urls = [node if isinstance(node, str) else node.url for node in nodes]
-        made.append(Redlock(urls, **{"ttl": TTL, "restart_guard": "uptime", **options}))
-        return made[-1]
-
-    yield make
-    for redlock in made:
-        redlock.close()
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +33,6 @@ def old() -> Iterator[list[LocalServer]]:
         for server in servers:
             wait_until(lambda s=server: uptime(s) > SPAN + 2, 20, "it has been up for long")
         yield servers
-
-
-def admin(server: LocalServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=5, decode_responses=True)
 
 
 def uptime(server: LocalServer) -> int:

@@ -357,7 +357,7 @@ def test_policies_are_documented(option: str) -> None:
         ("docs/algorithm.md", f"`{lease.DRIFT_RATE:g} * ttl + {lease.DRIFT_FLOOR:g}`"),
         ("docs/algorithm.md", f"Extend every ttl / {round(1 / watchdog.EVERY)}, "),
         ("docs/algorithm.md", f"failed round every ttl / {round(1 / watchdog.AGAIN)}."),
-        ("docs/algorithm.md", f"has not answered for {pipeline.STALLED:g} s"),
+        ("docs/algorithm.md", f"has not answered for {pipeline.STALLED_S:g} s"),
         ("README.md", f"`redlock_wait` ({settings.GLOBAL['wait'].default:g} s)"),
         ("README.md", f"up to {settings.GLOBAL['retry_backoff'].default:g} s, doubled"),
         ("README.md", f"up to {settings.GLOBAL['retry_backoff_max'].default:g} s; same"),

@@ -81,20 +81,21 @@ def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
 def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
     guard: RestartGuard,
 ) -> None:
+    assert met(guard, replace(FRESH, uptime=0.0), NOW).began == NOW  # no older than now
     memory = met(guard, FRESH, NOW)
     # It says five seconds; both ends are cut to whole ones, so that may have been a bit over four.
     assert memory.began == NOW - 4.0
     assert trusted_at(guard, memory) == pytest.approx(NOW - 4.0 + TTL + drift(TTL), abs=1e-5)
+    guard.expect(10.0)
+    assert guard.longest == TTL
+    guard.expect(300.0)
+    assert trusted_at(guard, memory) == pytest.approx(memory.began + 300 + drift(300), abs=1e-5)
 
 
 def test_a_node_that_has_been_up_for_long_is_trusted_at_once(guard: RestartGuard) -> None:
     up = TTL + drift(TTL) + 1
     assert guard.doubt(met(guard, replace(FRESH, uptime=up - 0.01), NOW), NOW)
     assert not guard.doubt(met(guard, replace(FRESH, uptime=up), NOW), NOW)
-
-
-def test_a_server_of_less_than_a_second_is_no_older_than_now(guard: RestartGuard) -> None:
-    assert met(guard, replace(FRESH, uptime=0.0), NOW).began == NOW
 
 
 def test_the_same_memory_met_again_is_no_restart(guard: RestartGuard) -> None:
@@ -108,14 +109,6 @@ def test_a_restart_since_the_last_answer_counts_from_the_start(guard: RestartGua
     """Seen late, as nobody asked meanwhile: no pause then."""
     new = replace(FRESH, run_id="new", uptime=100.0)
     assert met(guard, new, NOW, (FRESH, NOW - 102.0)).began == NOW - 99.0
-
-
-def test_a_longer_ttl_makes_the_pause_longer(guard: RestartGuard) -> None:
-    memory = met(guard, FRESH, NOW)
-    guard.expect(10.0)
-    assert guard.longest == TTL
-    guard.expect(300.0)
-    assert trusted_at(guard, memory) == pytest.approx(memory.began + 300 + drift(300), abs=1e-5)
 
 
 def test_a_durable_node_is_trusted_at_once(guard: RestartGuard) -> None:
@@ -251,14 +244,6 @@ def test_a_new_node_is_announced_once_a_run(guard: RestartGuard, said: list[str]
     assert len(said) == 2
 
 
-def test_eviction_is_warned_of_once(guard: RestartGuard, said: list[str]) -> None:
-    evicts = replace(FRESH, uptime=1e6, eviction="allkeys-lru")
-    for _ in range(2):
-        guard.welcome("a:1", guard.meet(0, evicts, NOW, NOW), NOW)
-    (line,) = said
-    assert "maxmemory-policy allkeys-lru" in line
-
-
 def test_who_is_no_node() -> None:
     replica = replace(FRESH, role="slave", master="10.0.0.9:6379")
     assert "a replica (READONLY) of 10.0.0.9:6379" in replica.misfit
@@ -286,12 +271,13 @@ def ballot(verb: Verb, granted: bool = False) -> tuple[Round, Claim]:
     return Round(verb, [claim], 1.0, 1.0), claim
 
 
-@pytest.mark.parametrize("reply", [None, "token"])
-def test_its_yes_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
+@pytest.mark.parametrize("reply", [None, "token", "another"])
+def test_its_vote_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
+    """It may hold no more than another's attempt, which cannot succeed any more than this one."""
     round_, claim = ballot(Verb.ACQUIRE)
     round_.answer(0, reply, 1.1, "started 1 s ago")
     assert (round_.votes[0], round_.details[0]) == (Vote.SILENT, "started 1 s ago")
-    round_.answer(1, reply, 1.1)
+    round_.answer(1, None, 1.1)
     round_.answer(2, "another", 1.1)
     assert (round_.yes, round_.silent) == (1, 1)
     assert not claim.grant(1.2)
@@ -306,13 +292,6 @@ def test_its_yes_is_silence_however_late() -> None:
     before = list(claim.expiries)
     round_.answer(2, None, 1.2, "started 1 s ago")
     assert claim.expiries == before
-
-
-def test_its_no_is_silence_as_well() -> None:
-    """It may hold no more than another's attempt, which cannot succeed any more than this one."""
-    round_, _claim = ballot(Verb.ACQUIRE)
-    round_.answer(0, "another", 1.1, "started 1 s ago")
-    assert (round_.votes[0], round_.details[0]) == (Vote.SILENT, "started 1 s ago")
 
 
 def test_what_it_knows_of_a_holder_is_heard_and_free_is_not() -> None:
