@@ -121,8 +121,13 @@ class Reader:
         """Return what is under some keys, by their names, without those that do not exist."""
         found = {}
         for names, batch in _batches(keys):
-            asked = [(("GETRANGE", key, 0, MAX_VALUE_BYTES), ("PTTL", key)) for key in batch]
-            replies = self.ask([command for pair in asked for command in pair])
+            replies = self.ask(
+                [
+                    command
+                    for key in batch
+                    for command in (("GETRANGE", key, 0, MAX_VALUE_BYTES), ("PTTL", key))
+                ]
+            )
             if isinstance(replies[0], redis.exceptions.NoPermissionError):
                 (reply,) = self.ask([("EVAL", READ_SCRIPT, len(batch), *batch)])
                 fits = functools.partial(_has_length, 2 * len(batch))
@@ -130,7 +135,8 @@ class Reader:
                 self.by_script = True
             for name, value, left in zip(names, replies[::2], replies[1::2], strict=True):
                 _checked("PTTL", left, _is_ttl)
-                whole = _checked("GETRANGE", _or_foreign(value), _is_value)
+                whole = FOREIGN if _is_of_another_type(value) else value
+                _checked("GETRANGE", whole, _is_value)
                 if left != NO_KEY:
                     short = whole if len(whole) <= MAX_VALUE_BYTES else FOREIGN
                     found[name] = KeyValue(short, seconds_left(left))
@@ -140,21 +146,24 @@ class Reader:
         """Return the wait queues among some keys, by their names, with their first `members`."""
         found = {}
         for names, batch in _batches(keys):
-            asked = [
-                (("ZCARD", key), ("ZRANGE", key, 0, members - 1, "WITHSCORES"), ("PTTL", key))
-                for key in batch
-            ]
-            replies = self.ask([command for three in asked for command in three])
-            for name, *three in zip(names, *(replies[n::3] for n in range(3)), strict=True):
-                count, queue, left = three
+            first = (0, members - 1, "WITHSCORES")
+            replies = self.ask(
+                [
+                    command
+                    for key in batch
+                    for command in (("ZCARD", key), ("ZRANGE", key, *first), ("PTTL", key))
+                ]
+            )
+            threes = zip(names, replies[::3], replies[1::3], replies[2::3], strict=True)
+            for name, count, queue, left in threes:
                 _checked("PTTL", left, _is_ttl)
-                if FOREIGN in (_or_foreign(count), _or_foreign(queue)) or left == NO_KEY:
+                if left == NO_KEY or _is_of_another_type(count) or _is_of_another_type(queue):
                     continue
                 _checked("ZCARD", count, _is_count)
                 pairs = _checked("ZRANGE", queue, _are_bytes)
-                first = zip(pairs[::2], map(float, pairs[1::2]), strict=True)
-                members_seen = _checked("ZRANGE", tuple(first), _have_scores)
-                found[name] = KeyValue(QUEUE, seconds_left(left), count, members_seen)
+                scored = tuple(zip(pairs[::2], map(float, pairs[1::2]), strict=True))
+                _checked("ZRANGE", scored, _have_scores)
+                found[name] = KeyValue(QUEUE, seconds_left(left), count, scored)
         return found
 
     def rtt(self, key: bytes) -> float:
@@ -259,8 +268,9 @@ def read_nodes(
     looks, results = [], []
     for thread in threads:
         thread.wait(until)
+        late = thread.is_alive()  # first: it may end now
         look, result = thread.look, thread.result
-        if thread.is_alive():
+        if late:
             why = f"no answer within {timeout:g} s"
             if monotonic() > until:
                 why = f"has not told all within {MAX_TIMEOUTS * timeout:g} s"
@@ -316,10 +326,8 @@ def _checked(command: str, reply: Any, fits: Callable[[Any], bool]) -> Any:
     return reply
 
 
-def _or_foreign(reply: Any) -> Any:
-    """Return `FOREIGN` if the key is of another type, else the reply."""
-    wrong = isinstance(reply, redis.ResponseError) and str(reply).startswith("WRONGTYPE")
-    return FOREIGN if wrong else reply
+def _is_of_another_type(reply: Any) -> bool:
+    return isinstance(reply, redis.ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
 def _has_length(length: int, reply: Any) -> bool:
