@@ -16,20 +16,12 @@ from .context import Site, load_app
 
 __all__ = ["main", "redlock"]
 
-COMMANDS = {
-    "bench": "bench",
-    "demo": "demo",
-    "doctor": "doctor",
-    "explain": "explain",
-    "exporter": "exporter",
-    "ls": "ls",
-    "release": "release",
-    "show": "show",
-    "stats": "stats",
-    "watch": "watch",
-    "web": "web",
-}
-"""Command: the module of this package that has it, as `command`."""
+COMMANDS = (
+    *("bench", "demo", "doctor", "explain", "exporter", "ls", "release", "show", "stats", "watch"),
+    "web",
+)
+"""Each is the module of this package of that name, which has it as `command`."""
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 # Celery loads this module for every `celery` command, also for `celery inspect redlock`, which
@@ -41,20 +33,19 @@ class Commands(click.Group):
     """Commands that are imported when they are needed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        module = importlib.import_module(f"{__name__}.{COMMANDS[name]}")
-        command: click.Command = module.command
+        command: click.Command = importlib.import_module(f"{__name__}.{name}").command
         return command
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings=HELP_OPTIONS)
 @click.pass_context
 def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
-    """Locks of tasks: see, explain, free, measure."""
+    """See, explain, free and measure the locks of tasks."""
     # What Celery's own command has found stands in the context above: its app.
     ctx.obj = Site(app=getattr(ctx.obj, "app", None))
 
@@ -62,21 +53,21 @@ def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
 @click.group(
     name="celery-redlock",
     cls=Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "REDLOCK"},
+    context_settings={**HELP_OPTIONS, "auto_envvar_prefix": "REDLOCK"},
 )
 @click.option("-A", "--app", "app", metavar="APP", help="The Celery app, as for celery -A.")
 @click.option(
     "--nodes",
     metavar="URL[,URL...]",
-    help="The nodes, where there is no app; their passwords are seen by who lists processes:"
-    " better REDLOCK_NODES in the environment.",
+    help="The nodes, where there is no app. On the command line, others on this machine can see"
+    " their passwords: better set REDLOCK_NODES in the environment.",
 )
 @click.option("--prefix", help="What the keys on the nodes begin with; without an app.")
 @click.version_option(package_name="celery-redlock")
 @click.pass_context
 def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | None) -> None:
-    """Locks of tasks: see, explain, free, measure."""
+    """See, explain, free and measure the locks of tasks."""
     if app and nodes:
-        raise click.UsageError("give --app or --nodes, not both: an app has nodes of its own")
+        raise click.UsageError("give --app or --nodes, not both: an app names its own nodes")
     urls = [url.strip() for url in nodes.split(",") if url.strip()] if nodes else None
     ctx.obj = Site(app=load_app(app) if app else None, nodes=urls, prefix=prefix)

@@ -2,52 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import secrets
-import select
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import click
 
 from ..config.settings import read_settings
 from ..locking.redlock import Redlock
-from ..protocol.errors import NotAcquired, QuorumUnavailable
+from ..protocol.errors import NotAcquired
 from ..protocol.values import quorum_of
-from ..stores.redis.address import Address
-from ..stores.redis.resp import Parser
 from ..survey.snapshot import survey
 from .context import NO_QUORUM, Site, on_site, table
-from .formatting import counted, nodes_data
+from .formatting import counted
 
-__all__ = ["Figures", "command"]
+__all__ = ["command"]
 
-TTL = 10.0
-"""Seconds after which the key of a bench that was killed is gone."""
-
-
-@dataclass
-class Figures:
-    """Times that were measured, in seconds."""
-
-    taken: list[float] = field(default_factory=list)
-
-    def at(self, share: float) -> float | None:
-        """The time that this share of all took at most; None without any."""
-        ordered = sorted(self.taken)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
-
-    def data(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return {"count": len(self.taken), "p50": self.at(0.5), "p99": self.at(0.99)}
-
-    def cells(self) -> tuple[str, ...]:
-        """As a table takes it."""
-        return str(len(self.taken)), _ms(self.at(0.5)), _ms(self.at(0.99))
+TTL_S = 10.0
+"""After which the keys of a bench that was killed are gone."""
+PAUSE_S = 0.01
+"""After a lock was not acquired: nodes that are away must not be hammered."""
 
 
 @click.command("bench")
@@ -63,168 +38,107 @@ class Figures:
     type=click.IntRange(min=1, max=256),
     default=1,
     show_default=True,
-    help="Threads that acquire and release at the same time, each a key of its own.",
+    help="Threads that acquire and release at the same time, each another key.",
 )
 @on_site
 def command(site: Site, seconds: float, concurrency: int) -> int:
-    """Acquire and release on the nodes, as fast as it goes, and say how long each took.
+    """Acquire and release on the nodes as fast as possible, and say how long each took.
 
-    It loads them: not while they are busy. Its keys stand below a prefix of their own, nobody
-    else's, and are gone afterwards. Exit code 3 if too few nodes answered.
+    It loads them: do not run it while they are busy. Its keys have a random prefix, and are gone
+    afterwards. Exit code 3 if too few nodes answered.
     """
-    redlock = _own(site)
+    redlock = _redlock(site)
     try:
-        seen = survey(redlock)
-        alone = [_Bare([address], redlock.prefix) for address in redlock.client.addresses]
-        bare = _Bare(redlock.client.addresses, redlock.prefix)
-        acquired, released, failed = Figures(), Figures(), [0]
-        nodes = [one.measure(seconds * 0.1 / len(alone)) for one in alone]
-        trip = bare.measure(seconds * 0.1)
+        looks = survey(redlock).looks
         redlock.connect()
-        threads = [
-            threading.Thread(
-                target=_work,
-                args=(redlock, str(number), seconds * 0.7, acquired, released, failed),
-                daemon=True,
-            )
-            for number in range(concurrency)
-        ]
-        begun = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        taken = time.perf_counter() - begun
-        trip.taken += bare.measure(seconds * 0.1).taken
+        acquired, released, failed = _measure(redlock, seconds, concurrency)
         left = len(survey(redlock).entries)
     finally:
         redlock.close()
-    pair = (acquired.at(0.5) or 0.0) + (released.at(0.5) or 0.0)
-    base = trip.at(0.5)
+    # A quorum has answered when the slowest of its nodes has.
+    trip = sorted(look.rtt for look in looks if look.reachable)[quorum_of(len(looks)) - 1]
+    acquiring, releasing = _figures(acquired), _figures(released)
     data = {
         "seconds": seconds,
         "concurrency": concurrency,
-        "nodes": [
-            {**look, "round_trip": figures.data()}
-            for look, figures in zip(nodes_data(seen.looks), nodes, strict=True)
-        ],
-        "quorum_round_trip": trip.data(),
-        "acquire": acquired.data(),
-        "release": released.data(),
-        "failed": failed[0],
-        "per_second": len(released.taken) / taken,
-        "ratio": pair / (2 * base) if base and pair else None,
+        "nodes": [look.data() for look in looks],
+        "quorum_round_trip": trip,
+        "acquire": acquiring,
+        "release": releasing,
+        "failed": failed,
+        "per_second": len(released) / seconds,
+        "ratio": (acquiring["p50"] + releasing["p50"]) / (2 * trip) if acquired else None,
         "left": left,
     }
     rows = [
-        *((f"round trip to {n}", *f.cells()) for n, f in zip(redlock.nodes, nodes, strict=True)),
-        ("round trip to a quorum", *trip.cells()),
-        ("acquire", *acquired.cells()),
-        ("release", *released.cells()),
+        *((f"round trip to {look.name}", "", _ms(look.data()["rtt"]), "") for look in looks),
+        ("round trip to a quorum", "", _ms(trip), ""),
+        *(
+            (name, each["count"], _ms(each["p50"]), _ms(each["p99"]))
+            for name, each in (("acquire", acquiring), ("release", releasing))
+        ),
     ]
-    site.say(data, lambda: _text(rows, data))
-    return 0 if acquired.taken else NO_QUORUM
+    said = [
+        table(("", "count", "p50", "p99"), rows),
+        f"{data['per_second']:.0f} acquired and released per second,"
+        f" by {counted(concurrency, 'thread')}",
+    ]
+    if acquired:
+        said.append(f"each takes {data['ratio']:.1f} x a bare round trip to a quorum, on average")
+    if failed:
+        said.append(f"{failed} were not acquired")
+    if left:
+        said.append(f"{counted(left, 'key')} left over, for {TTL_S:g} s at most")
+    site.say(data, "\n".join(said))
+    return 0 if acquired else NO_QUORUM
 
 
-def _own(site: Site) -> Redlock:
-    """A lock over the same nodes, with keys that nobody else has."""
+def _redlock(site: Site) -> Redlock:
+    """Return a lock over the same nodes, with keys that nobody else has."""
     known = site.redlock
-    given = site.nodes if site.nodes else read_settings(site.app).nodes
+    nodes = site.nodes if site.nodes else read_settings(site.app).nodes
     prefix = f"{known.prefix}bench-{secrets.token_hex(8)}:"
     return Redlock(
-        given, ttl=TTL, prefix=prefix, node_timeout=known.node_timeout, restart_guard="off"
+        nodes, ttl=TTL_S, prefix=prefix, node_timeout=known.node_timeout, restart_guard="off"
     )
 
 
-def _work(
-    redlock: Redlock,
-    name: str,
-    seconds: float,
-    acquired: Figures,
-    released: Figures,
-    failed: list[int],
-) -> None:
+def _measure(
+    redlock: Redlock, seconds: float, concurrency: int
+) -> tuple[list[float], list[float], int]:
+    """Return how long each acquire and each release took, and how many acquires failed."""
+    acquired: list[float] = []
+    released: list[float] = []
+    failed: list[str] = []
     until = time.perf_counter() + seconds
-    while (begun := time.perf_counter()) < until:
-        try:
-            lease = redlock.acquire(name)
-        except NotAcquired:
-            failed[0] += 1
-            time.sleep(0.01)  # nodes that are away must not be hammered
-            continue
-        granted = time.perf_counter()
-        redlock.release(lease)
-        released.taken.append(time.perf_counter() - granted)
-        acquired.taken.append(granted - begun)
+
+    def work(name: str) -> None:
+        while (begun := time.perf_counter()) < until:
+            try:
+                lease = redlock.acquire(name)
+            except NotAcquired:
+                failed.append(name)
+                time.sleep(PAUSE_S)
+                continue
+            granted = time.perf_counter()
+            redlock.release(lease)
+            released.append(time.perf_counter() - granted)
+            acquired.append(granted - begun)
+
+    names = map(str, range(concurrency))
+    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return acquired, released, len(failed)
 
 
-class _Trips(Parser):
-    """Reads for as long as is measured: a handshake has an end."""
-
-    longest = math.inf
-
-
-class _Bare:
-    """Asks nodes the cheapest question there is, all at once, until a quorum has answered."""
-
-    def __init__(self, addresses: Sequence[Address], key: str) -> None:
-        self._addresses, self._key = addresses, key
-        self._quorum = quorum_of(len(addresses))
-
-    def measure(self, seconds: float) -> Figures:
-        """Round trips for some seconds, one after the other; none if there is no quorum."""
-        figures = Figures()
-        connections = []
-        try:
-            for address in self._addresses:
-                connection = address.connection(parser_class=_Trips)
-                with contextlib.suppress(Exception):
-                    connection.connect()
-                    connections.append(connection)
-            if len(connections) < self._quorum:
-                return figures
-            until = time.perf_counter() + seconds
-            while time.perf_counter() < until:
-                figures.taken.append(self._trip(connections))
-        except Exception as error:
-            raise QuorumUnavailable(f"a node went away: {type(error).__name__}") from None
-        finally:
-            for connection in connections:
-                connection.disconnect()
-        return figures
-
-    def _trip(self, connections: Sequence[Any]) -> float:
-        waiting = {connection._sock.fileno(): connection for connection in connections}
-        answered, taken = 0, 0.0
-        begun = time.perf_counter()
-        for connection in connections:
-            connection.send_command("PTTL", self._key)
-        while waiting:
-            ready, _, _ = select.select(list(waiting), [], [], 1.0)
-            if not ready:
-                raise TimeoutError
-            for fd in ready:
-                waiting.pop(fd).read_response()
-                answered += 1
-            if answered >= self._quorum and not taken:
-                taken = time.perf_counter() - begun
-        return taken
+def _figures(taken: list[float]) -> dict[str, Any]:
+    ordered, count = sorted(taken), len(taken)
+    p50, p99 = (ordered[int(share * count)] if taken else None for share in (0.5, 0.99))
+    return {"count": count, "p50": p50, "p99": p99}
 
 
 def _ms(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds * 1e3:.3f} ms"
-
-
-def _text(rows: Sequence[Sequence[object]], data: dict[str, Any]) -> str:
-    ratio = "-" if data["ratio"] is None else f"{data['ratio']:.1f}"
-    said = [
-        table(["", "count", "p50", "p99"], rows),
-        f"{data['per_second']:.0f} acquired and released per second,"
-        f" by {counted(data['concurrency'], 'thread')}",
-        f"acquire and release take {ratio} x a bare round trip to a quorum each, on average",
-    ]
-    if data["failed"]:
-        said.append(f"{data['failed']} were not acquired")
-    if data["left"]:
-        said.append(f"{counted(data['left'], 'key')} left over, for {TTL:g} s at most")
-    return "\n".join(said)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
@@ -25,49 +24,10 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import printable
 
-__all__ = [
-    *("NO_QUORUM", "PROBLEM", "REFUSED", "SECONDS", "USAGE"),
-    *("Site", "as_json", "listen_option", "load_app", "on_site", "table"),
-]
+__all__ = ["NO_QUORUM", "PROBLEM", "REFUSED", "Site", "as_json", "load_app", "on_site", "table"]
 
-_UNFIT = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters that JSON lets pass, those that turn a line round, and half characters."""
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
-
-
-class _Seconds(click.FloatRange):
-    """Seconds to wait: a number that is one, and that a socket takes."""
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        given: float = super().convert(value, param, ctx)
-        if given != given:
-            self.fail("nan is no number of seconds", param, ctx)
-        return given
-
-
-SECONDS = _Seconds(min=0.01, max=3600.0)
-
-
-def listen_option(port: int, help: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorates a command that serves: --listen HOST:PORT, on loopback unless told otherwise."""
-    usual = f"127.0.0.1:{port}"
-
-    def parsed(_ctx: Any, _parameter: Any, given: str) -> tuple[str, int]:
-        host, colon, number = given.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not re.fullmatch("[0-9]{1,5}", number) or int(number) > 65535:
-            raise click.BadParameter(f"it must be HOST:PORT, as {usual}; it is {given!r}")
-        return host, int(number)
-
-    return click.option(
-        "--listen",
-        default=usual,
-        show_default=True,
-        metavar="HOST:PORT",
-        callback=parsed,
-        help=help,
-    )
 
 
 @dataclass
@@ -108,32 +68,21 @@ class Site:
                 )
         return self._redlock
 
-    def need_app(self, what: str) -> Any:
-        """The app.
+    def say(self, data: Any, text: str) -> None:
+        """Print what was found: `data` as JSON for a program, else `text`."""
+        click.echo(as_json(data, indent=2) if self.as_json else text)
 
-        Raises:
-            click.UsageError: There is none.
-        """
-        if self.app is None:
-            raise click.UsageError(f"{what} needs an app, not only nodes: -A APP")
-        return self.app
-
-    def say(self, data: Any, text: str | Callable[[], str]) -> None:
-        """What was found: `data` as JSON for a program, else `text`."""
+    def fail(self, message: str, code: int, **data: Any) -> int:
+        """Print why nothing was found, for programs as JSON; return the exit code."""
         if self.as_json:
-            click.echo(as_json(data, indent=2))
+            click.echo(as_json({"error": printable(message), **data}))
         else:
-            click.echo(text if isinstance(text, str) else text())
+            click.echo(printable(message), err=True)
+        return code
 
 
-def as_json(data: Any, indent: int | None = None) -> str:
-    """JSON of foreign text: what terminals obey, or no UTF-8 can have, stands there escaped."""
-    text = json.dumps(data, indent=indent, ensure_ascii=False)
-    return _UNFIT.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
-
-
-def on_site(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates the function of a command: it is given a `Site`, and has the option --json.
+def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
+    """Decorate the function of a command: it is given a `Site`, and has the option --json.
 
     It returns its exit code, or None for 0. Errors that a user can do something about are said in a
     sentence, without a traceback; with --json as `{"error": ...}` on stdout.
@@ -147,25 +96,17 @@ def on_site(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             code = command(site, **given)
         except ConfigurationError as error:
-            _fail(site, f"cannot work: {error}", USAGE)
+            code = site.fail(f"cannot work: {error}", USAGE)
         except QuorumUnavailable as error:
-            _fail(site, str(error), NO_QUORUM)
+            code = site.fail(str(error), NO_QUORUM)
         if code:
             sys.exit(code)
 
     return run
 
 
-def _fail(site: Site, message: str, code: int) -> NoReturn:
-    if site.as_json:
-        click.echo(as_json({"error": printable(message)}))
-    else:
-        click.echo(printable(message), err=True)
-    sys.exit(code)
-
-
 def load_app(name: str) -> Any:
-    """The Celery app that `-A` names.
+    """Return the Celery app that `-A` names.
 
     Raises:
         click.UsageError: It cannot be loaded; the text says why.
@@ -181,35 +122,27 @@ def load_app(name: str) -> Any:
         ) from None
 
 
+def as_json(data: Any, indent: int | None = None) -> str:
+    """Return JSON of foreign text, in ASCII and without control characters."""
+    return json.dumps(data, indent=indent).replace("\x7f", r"\u007f")
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table for people: in colour and fitted to a terminal with rich, else in plain text."""
+    """Return a table for people: fitted to a terminal by rich, else plain text."""
     cells = [[printable(str(cell)) for cell in row] for row in rows]
     if sys.stdout.isatty():
         try:
-            return _rich(columns, cells)
+            from rich.console import Console
+
+            from .live import rich_table
         except ImportError:
             pass
-    lines = [list(columns), *cells]
-    widths = [max(len(line[n]) for line in lines) for n in range(len(columns))]
-    padded = (
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        for line in lines
-    )
-    return "\n".join(line.rstrip() for line in padded)
-
-
-def _rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")  # whole, to be copied
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
-    console = Console()
-    with console.capture() as capture:
-        console.print(made)
-    return capture.get().rstrip("\n")
+        else:
+            console = Console()
+            with console.capture() as captured:
+                console.print(rich_table(columns, cells))
+            return captured.get().rstrip("\n")
+    lines = [columns, *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join(padded)

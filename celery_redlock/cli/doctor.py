@@ -1,26 +1,20 @@
-"""`celery redlock doctor`: what is wrong with nodes, settings, tasks, workers; and the remedy."""
+"""`redlock doctor`: what is wrong with nodes, settings, tasks, workers; and the remedy."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError
-from .context import PROBLEM, SECONDS, Site, on_site
+from .context import PROBLEM, Site, on_site
+from .options import timeout_option
 
 __all__ = ["command"]
 
 
 @click.command("doctor")
 @click.option("--strict", is_flag=True, help="Warnings are wrong as well, for the exit code.")
-@click.option(
-    "--timeout",
-    type=SECONDS,
-    default=2.0,
-    show_default=True,
-    help="Seconds to wait for nodes, broker and workers.",
-)
+@timeout_option(2.0, "Seconds to wait for nodes, broker and workers.")
 @on_site
 def command(site: Site, strict: bool, timeout: float) -> int | None:
     """Find what is wrong with nodes, settings, tasks and workers, each with what to do about it.
@@ -34,11 +28,11 @@ def command(site: Site, strict: bool, timeout: float) -> int | None:
     if app is not None:
         app.loader.import_default_modules()
         app.finalize()
-    lock: Any
+    lock: Redlock | ConfigurationError
     try:
         lock = site.redlock
     except ConfigurationError as error:
         lock = error
     report = examine(lock, app, timeout)
-    site.say(report.data(strict), report.text)
+    site.say(report.data(strict), report.text())
     return PROBLEM if report.bad(strict) else None

@@ -1,27 +1,26 @@
-"""`celery redlock exporter`: gauges for Prometheus, of what lies on the nodes."""
+"""`redlock exporter`: gauges for Prometheus, of what the nodes hold."""
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import logging
 import signal
 import socket
-import threading
 from collections.abc import Sequence
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import click
 
-from .context import PROBLEM, SECONDS, Site, listen_option, on_site
+from .context import PROBLEM, Site, on_site
+from .options import listen_option, timeout_option
 
 __all__ = ["command", "guarded"]
 
 logger = logging.getLogger("celery_redlock.exporter")
 
-SLOW = 10.0
-"""Seconds that a client may take to say what it wants."""
+CLIENT_TIMEOUT_S = 10.0
+"""That a client may take to say what it wants; Prometheus says it at once."""
 
 
 @click.command("exporter")
@@ -33,13 +32,7 @@ SLOW = 10.0
     show_default=True,
     help="Seconds for which a look at the nodes is good, at least.",
 )
-@click.option(
-    "--timeout",
-    type=SECONDS,
-    default=3.0,
-    show_default=True,
-    help="Seconds after which a node that has not told all is down.",
-)
+@timeout_option(help="Seconds after which a node that has not told all is down.")
 @click.option(
     "--host",
     "hosts",
@@ -51,14 +44,9 @@ SLOW = 10.0
 @click.option("--once", is_flag=True, help="Print the metrics once, and end. --json does so too.")
 @on_site
 def command(
-    site: Site,
-    listen: tuple[str, int],
-    cache: float,
-    timeout: float,
-    hosts: Sequence[str],
-    once: bool,
+    site: Site, *, listen: tuple[str, int], cache: float, timeout: float, hosts: Any, once: bool
 ) -> int | None:
-    """Gauges for Prometheus: held locks, waiting tasks, nodes, keys without a ttl.
+    """Export gauges for Prometheus: held locks, waiting tasks, nodes, keys without a ttl.
 
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.
@@ -67,7 +55,8 @@ def command(
 
     registry = make_registry(site.redlock, cache=cache, timeout=timeout)
     if once or site.as_json:
-        site.say(figures(registry) if site.as_json else None, lambda: exposition(registry).rstrip())
+        text = "" if site.as_json else exposition(registry).rstrip()
+        site.say(figures(registry) if site.as_json else None, text)
         return None
     return _serve(registry, *listen, hosts)
 
@@ -75,7 +64,7 @@ def command(
 def guarded(app: Any, hosts: Sequence[str]) -> Any:
     """Return a WSGI app that answers only under names that no foreign web site can have.
 
-    A site may point a name of its own at us, and read what its visitors' browsers find here.
+    A site may point its own name at us, and read what its visitors' browsers find here.
 
     Args:
         app: What answers.
@@ -97,50 +86,28 @@ def guarded(app: Any, hosts: Sequence[str]) -> Any:
 
 
 def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]"))
-    except ValueError:
-        return False
-    return True
-
-
-class _Handler(WSGIRequestHandler):
-    timeout = SLOW
-
-    def log_message(self, *_said: Any) -> None:
-        """Say nothing of each scrape."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-    def handle_error(self, *_of: Any) -> None:
-        logger.debug("a connection failed", exc_info=True)  # cut, or too slow: no news
-
-
-class _Server6(_Server):
-    address_family = socket.AF_INET6
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name.strip("[]")))
+    return False
 
 
 def _serve(registry: Any, host: str, port: int, hosts: Sequence[str]) -> int | None:
-    from prometheus_client import make_wsgi_app
+    from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_signal: ended.set())
-    kind = _Server6 if ":" in host else _Server
+    server: Any
     try:
-        server = kind((host, port), _Handler)
+        # It serves at once: nothing, until it is guarded.
+        server, thread = start_http_server(port, host, CollectorRegistry())
     except OSError as error:
         click.echo(f"cannot listen on {host}:{port}: {error.strerror or error}", err=True)
         return PROBLEM
     server.set_app(guarded(make_wsgi_app(registry), [host, *hosts]))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
+    server.RequestHandlerClass.timeout = CLIENT_TIMEOUT_S
+    server.handle_error = lambda *_of: logger.debug("a connection failed", exc_info=True)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     shown = f"[{host}]" if ":" in host else host
-    click.echo(f"metrics on http://{shown}:{server.server_port}/metrics", err=True)
-    ended.wait()
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with server, contextlib.suppress(KeyboardInterrupt):
+        click.echo(f"metrics on http://{shown}:{server.server_port}/metrics", err=True)
+        thread.join()
     return None

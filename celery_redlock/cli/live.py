@@ -1,9 +1,9 @@
-"""The screen of `redlock watch`, with rich."""
+"""Tables by rich, and the screen of `redlock watch`. Only imported where rich is installed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from rich import box
@@ -13,43 +13,58 @@ from rich.table import Table
 from rich.text import Text
 
 from ..protocol.values import printable
-from ..survey.models import Entry, Survey
-from .formatting import Say, counted, rows
+from ..survey.models import Survey
+from .formatting import COLUMNS, counted, row
 
-__all__ = ["screen"]
+__all__ = ["rich_table", "screen"]
+
+WIDE_COLUMNS = 120
+"""Of a terminal that has room for all columns of the table."""
+NARROW = ("key", "task", "task id", "held for", "nodes")
+"""The columns that are shown where there is no room for all."""
+SHORT_ID_CHARS = 8
+"""Of a task's id there: enough to find it."""
+OTHER_LINES = 5
+"""Of the screen: the clock, the table's head and rule, the notes' last line, and the cursor's."""
+
+
+def rich_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Return a table that fits the terminal; cells are folded, so that they can be copied whole."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for cells in rows:
+        table.add_row(*map(Text, cells))
+    return table
 
 
 @contextmanager
-def screen() -> Iterator[Say]:
-    """Shows each look in place of the one before; the last one stays."""
+def screen() -> Iterator[Callable[[Survey | str], None]]:
+    """Show each survey in place of the one before, or why there is none; the last one stays."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-
-        def say(seen: Survey | None, entries: Sequence[Entry], trouble: str) -> None:
-            live.update(_page(seen, entries, trouble, console.size), refresh=True)
-
-        yield say
+        yield lambda seen: live.update(_page(seen, console.size), refresh=True)
 
 
-def _page(
-    seen: Survey | None, entries: Sequence[Entry], trouble: str, size: ConsoleDimensions
-) -> RenderableType:
-    if seen is None:
-        return Text(trouble, style="red")
+def _page(seen: Survey | str, size: ConsoleDimensions) -> RenderableType:
+    if isinstance(seen, str):
+        return Text(printable(seen), style="red")
     clock = time.strftime("%H:%M:%S", time.localtime(seen.at))
-    head = Text(f"{clock}  {counted(len(entries), 'key')} in use", style="bold")
+    head = Text(f"{clock}  {counted(len(seen.entries), 'key')} in use", style="bold")
     notes = [
         Text(printable(f"node {look.name} does not answer: {look.error}"), style="yellow")
         for look in seen.looks
         if not look.reachable
     ]
-    shown = max(1, size.height - 5 - len(notes))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    head_row, *others = rows(entries, size.width)
-    for column in head_row:
-        table.add_column(column, overflow="fold")
-    for cells in others[:shown]:
-        table.add_row(*(Text(cell) for cell in cells))
-    if len(entries) > shown:
-        notes.append(Text(f"and {len(entries) - shown} more, held for less long: see ls"))
-    return Group(head, *notes, table) if entries else Group(head, *notes)
+    by_age = sorted(seen.entries, key=lambda entry: -(entry.held_for or 0.0))
+    room = max(1, size.height - OTHER_LINES - len(notes))
+    if more := by_age[room:]:
+        notes.append(Text(f"and {len(more)} more, held for less long: see ls"))
+    shown = [dict(zip(COLUMNS, map(printable, row(entry)), strict=True)) for entry in by_age[:room]]
+    columns = COLUMNS
+    if size.width < WIDE_COLUMNS:
+        columns = NARROW
+        for cells in shown:
+            cells["task id"] = cells["task id"][:SHORT_ID_CHARS]
+    table = rich_table(columns, [[cells[name] for name in columns] for cells in shown])
+    return Group(head, *notes, *([table] if shown else []))

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import click
 
-from ..survey.models import Entry, Survey
+from ..survey.durations import span
+from ..survey.models import Entry
 from ..survey.snapshot import survey
 from .context import Site, on_site, table
-from .formatting import IN_LINE, PARKED, away, counted, lines, nodes_data, span, timeout_option
+from .formatting import PARKED, counted, say_away
+from .options import USUAL_KINDS, timeout_option
 
-__all__ = ["Tally", "command", "tallied"]
+__all__ = ["command"]
 
 
 @dataclass
 class Tally:
-    """How much one task has.
+    """How much one task has: locks, reservations, waiters for its locks, and its oldest lock.
 
-    Attributes:
-        locks: How many it holds.
-        reservations: How many of it are reserved.
-        waiting: How many stand in line for what it holds.
-        oldest: Seconds for which the oldest of its locks has been held; None if it holds none.
+    `oldest` is in seconds; None if the task holds none.
     """
 
     locks: int = 0
@@ -36,32 +32,50 @@ class Tally:
 
 @click.command("stats")
 @click.option("--match", default="*", metavar="GLOB", help="Only resources whose whole name fits.")
-@timeout_option
+@timeout_option()
 @on_site
 def command(site: Site, match: str, timeout: float) -> None:
-    """Locks, reservations and waiters per task; what is odd; how fast the nodes answer."""
-    kinds = ("lock", "reservation", "foreign")
-    seen = survey(site.redlock, match, kinds=kinds, timeout=timeout)
-    away(seen)
-    tallies = tallied(seen.entries)
-    odd = {
-        "splits": sum(entry.split for entry in seen.entries),
-        "leaks": sum(entry.leaked for entry in seen.entries),
-        "foreign": sum(entry.kind == "foreign" for entry in seen.entries),
-    }
-    data: dict[str, Any] = {
+    """Count locks, reservations and waiters by task, what is odd, and how fast nodes answer."""
+    seen = survey(site.redlock, match, kinds=USUAL_KINDS, timeout=timeout)
+    say_away(seen)
+    tallies = _tallies(seen.entries)
+    splits = sum(entry.split for entry in seen.entries)
+    leaks = sum(entry.leaked for entry in seen.entries)
+    foreign = sum(entry.kind == "foreign" for entry in seen.entries)
+    data = {
         "at": seen.at,
         "tasks": [{"task": task, **vars(tally)} for task, tally in tallies.items()],
-        **odd,
-        "nodes": nodes_data(seen.looks),
+        "splits": splits,
+        "leaks": leaks,
+        "foreign": foreign,
+        "nodes": [look.data() for look in seen.looks],
     }
-    site.say(data, lambda: _text(tallies, odd, seen, site.app is not None))
+    rows = [
+        (
+            *(task or "(no task)", tally.locks, tally.reservations, tally.waiting),
+            "-" if tally.oldest is None else span(tally.oldest),
+        )
+        for task, tally in tallies.items()
+    ]
+    nodes = [
+        (look.name, f"{look.rtt * 1e3:.2f} ms" if look.reachable else "-", look.error)
+        for look in seen.looks
+    ]
+    columns = ("task", "locks", "reservations", "in line", "oldest")
+    odd = f"{counted(splits, 'split vote')}, {counted(leaks, 'key')} without a ttl, {foreign} not"
+    parts = [
+        table(columns, rows) if rows else "nothing is held",
+        f"{odd} of ours",
+        table(("node", "round trip", "error"), nodes),
+        *([PARKED] if site.app is not None else []),
+    ]
+    site.say(data, "\n\n".join(parts))
 
 
-def tallied(entries: Iterable[Entry]) -> dict[str, Tally]:
-    """How much each task has; under "" what is held outside tasks."""
+def _tallies(entries: Iterable[Entry]) -> dict[str, Tally]:
+    """Return how much each task has; under "" what is held outside tasks."""
     tallies: dict[str, Tally] = {}
-    counted_lines = set()
+    queues = set()
     for entry in entries:
         if entry.owner is None:
             continue
@@ -71,37 +85,7 @@ def tallied(entries: Iterable[Entry]) -> dict[str, Tally]:
             continue
         tally.locks += 1
         tally.oldest = max(entry.held_for or 0.0, tally.oldest or 0.0)
-        if entry.resource not in counted_lines:  # of several slots, once
-            counted_lines.add(entry.resource)
+        if entry.resource not in queues:  # of several slots, once
+            queues.add(entry.resource)
             tally.waiting += entry.waiting
     return dict(sorted(tallies.items()))
-
-
-def _text(tallies: dict[str, Tally], odd: dict[str, int], seen: Survey, has_workers: bool) -> str:
-    rows = [
-        (
-            *(task or "(no task)", tally.locks, tally.reservations, tally.waiting),
-            "-" if tally.oldest is None else span(tally.oldest),
-        )
-        for task, tally in tallies.items()
-    ]
-    nodes = [
-        (look.name, "-" if math.isnan(look.rtt) else f"{look.rtt * 1e3:.2f} ms", look.error)
-        for look in seen.looks
-    ]
-    held = table(["task", "locks", "reservations", IN_LINE, "oldest"], rows)
-    found = [
-        counted(odd["splits"], "split vote"),
-        f"{counted(odd['leaks'], 'key')} without a ttl",
-        f"{odd['foreign']} not of ours",
-    ]
-    return "\n".join(
-        [
-            held if rows else "nothing is held",
-            "",
-            lines(", ".join(found)),
-            "",
-            table(["node", "round trip", "error"], nodes),
-            *(["", PARKED] if has_workers else []),
-        ]
-    )

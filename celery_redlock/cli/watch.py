@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,10 +12,11 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
+from ..survey.durations import span
 from ..survey.models import Entry, Survey
-from ..survey.snapshot import survey
 from .context import NO_QUORUM, Site, as_json, on_site
-from .formatting import Say, choosing, chosen, kinds_of, name_of, owner_text, span, state_of
+from .formatting import name_of, owner_text, state_of
+from .options import Choice, choosing
 
 __all__ = ["Changes", "command"]
 
@@ -30,48 +31,34 @@ __all__ = ["Changes", "command"]
     metavar="SECONDS",
     help="Between two looks at the nodes.",
 )
-@click.option(
-    "--count", type=click.IntRange(min=1), help="Looks, until it ends; else until Ctrl-C."
-)
+@click.option("--count", type=click.IntRange(min=1), help="Looks; without it until Ctrl-C.")
 @on_site
-def command(
-    site: Site,
-    match: str,
-    task: str | None,
-    kinds: Sequence[str],
-    everything: bool,
-    timeout: float,
-    interval: float,
-    count: int | None,
-) -> int:
-    """What is held, live. Ctrl-C ends it.
+def command(site: Site, choice: Choice, interval: float, count: int | None) -> int:
+    """Show held locks, refreshed live (Ctrl-C to quit).
 
     On a terminal a table; else, and with --json, a line for each change. What is taken and given
     back between two looks is not seen. Exit code 3 if too few nodes answered the last look.
     """
-    redlock, wanted = site.redlock, kinds_of(kinds, everything)
+    redlock = site.redlock
     looks = 0
-    trouble = ""
     try:
-        with _screen(site) as say:
+        with _screen(site) as show:
             while True:
+                seen: Survey | str
                 try:
-                    seen = survey(redlock, match, kinds=wanted, timeout=timeout)
-                    trouble = ""
-                    say(seen, chosen(seen.entries, task), "")
+                    seen = choice.survey(redlock)
                 except QuorumUnavailable as error:
-                    trouble = printable(str(error))
-                    say(None, (), trouble)
+                    seen = str(error)
+                show(seen)
                 looks += 1
-                if count is not None and looks >= count:
-                    break
+                if looks == count:
+                    return NO_QUORUM if isinstance(seen, str) else 0
                 time.sleep(interval)
     except KeyboardInterrupt:
         return 0
-    return NO_QUORUM if trouble else 0
 
 
-def _screen(site: Site) -> AbstractContextManager[Say]:
+def _screen(site: Site) -> AbstractContextManager[Callable[[Survey | str], None]]:
     if sys.stdout.isatty() and not site.as_json:
         try:
             from .live import screen
@@ -83,7 +70,7 @@ def _screen(site: Site) -> AbstractContextManager[Say]:
 
 
 class Changes:
-    """Says what has changed since the last look: a line each.
+    """Prints what has changed since the last look: a line each.
 
     Args:
         for_programs: As JSON.
@@ -93,57 +80,52 @@ class Changes:
         self._json = for_programs
         self._before: dict[str, Entry] = {}
         self._away: dict[str, str] = {}
-        self._trouble = ""
+        self._blind = False
 
-    def __call__(self, seen: Survey | None, entries: Sequence[Entry], trouble: str) -> None:
-        """One look: what was found; or, if it is None, why nothing was."""
-        if seen is None:
-            if not self._trouble:
-                self._say(time.time(), "unavailable", trouble)
-            self._trouble = trouble
+    def __call__(self, seen: Survey | str) -> None:
+        """Take one look: what was found; or why nothing was."""
+        if isinstance(seen, str):
+            if not self._blind:
+                self._say(time.time(), "unavailable", seen)
+            self._blind = True
             return
-        if self._trouble:
+        if self._blind:
             self._say(seen.at, "available", "a quorum of nodes answers again")
-            self._trouble = ""
-        self._nodes(seen)
-        now = {entry.key: entry for entry in entries}
-        for key, entry in self._before.items():
-            if key not in now:
-                held = "" if entry.held_for is None else f" after {span(entry.held_for)}, about"
-                self._say(seen.at, "gone", f"- {name_of(entry)} is free{held}", entry)
-        for key, entry in now.items():
-            old = self._before.get(key)
-            who = f"{name_of(entry)} {_on(entry)}"
-            if old is None:
-                self._say(seen.at, "new", f"+ {who}", entry)
-            elif _sight(old) != _sight(entry):
-                self._say(seen.at, "changed", f"~ {who}", entry)
-        self._before = now
-
-    def _nodes(self, seen: Survey) -> None:
+            self._blind = False
         away = {look.name: look.error for look in seen.looks if not look.reachable}
         for name in self._away.keys() - away.keys():
             self._say(seen.at, "node", f"node {name} answers again")
         for name in away.keys() - self._away.keys():
             self._say(seen.at, "node", f"! node {name} does not answer: {away[name]}")
         self._away = away
+        now = {entry.key: entry for entry in seen.entries}
+        for key in self._before.keys() - now.keys():
+            entry = self._before[key]
+            held = "" if entry.held_for is None else f" after {span(entry.held_for)}, about"
+            self._say(seen.at, "gone", f"- {name_of(entry)} is free{held}", entry)
+        for key, entry in now.items():
+            old = self._before.get(key)
+            if old is None:
+                self._say(seen.at, "new", f"+ {_line(entry)}", entry)
+            elif _aspect(old) != _aspect(entry):
+                self._say(seen.at, "changed", f"~ {_line(entry)}", entry)
+        self._before = now
 
     def _say(self, at: float, event: str, text: str, entry: Entry | None = None) -> None:
         if self._json:
-            data: dict[str, Any] = {"at": at, "event": event}
-            data |= {"said": text} if entry is None else {"entry": entry.data()}
-            click.echo(as_json(data))
+            data: dict[str, Any] = {"said": text} if entry is None else {"entry": entry.data()}
+            click.echo(as_json({"at": at, "event": event, **data}))
         else:
             click.echo(f"{time.strftime('%H:%M:%S', time.localtime(at))} {printable(text)}")
-        sys.stdout.flush()  # whoever reads a pipe watches as well
+        sys.stdout.flush()  # for programs that read a pipe
 
 
-def _sight(entry: Entry) -> tuple[object, ...]:
-    """What makes a line if it changes. Not the count of nodes, which does with every straggler."""
+def _aspect(entry: Entry) -> tuple[object, ...]:
+    """What makes a line if it changes. Not the count of nodes: it does with every straggler."""
     return entry.digest, entry.held, entry.split, entry.leaked
 
 
-def _on(entry: Entry) -> str:
+def _line(entry: Entry) -> str:
     held = "" if entry.held_for is None else f", for {span(entry.held_for)}"
     nodes = f"{entry.nodes}/{entry.total} nodes{state_of(entry)}"
-    return f"{owner_text(entry.owner, entry.digest)}{held}, {nodes}"
+    return f"{name_of(entry)} {owner_text(entry.owner, entry.digest)}{held}, {nodes}"

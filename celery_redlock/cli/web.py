@@ -1,12 +1,13 @@
-"""`redlock web`: a page to look at, on loopback."""
+"""`redlock web`: the web dashboard, on loopback."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import click
 
-from .context import Site, listen_option, on_site
+from .context import Site, on_site
+from .options import listen_option
 
 __all__ = ["command"]
 
@@ -24,8 +25,8 @@ __all__ = ["command"]
 @click.option(
     "--token",
     envvar="REDLOCK_WEB_TOKEN",
-    help="Who knows it may free locks: at least 16 characters. Who lists processes sees it: better"
-    " REDLOCK_WEB_TOKEN in the environment.",
+    help="Lets those who know it free locks: at least 16 characters. On the command line, others on"
+    " this machine can see it: better set REDLOCK_WEB_TOKEN in the environment.",
 )
 @click.option("--private", is_flag=True, help="Reading needs the token as well.")
 @click.option(
@@ -37,8 +38,9 @@ __all__ = ["command"]
 @on_site
 def command(
     site: Site,
+    *,
     listen: tuple[str, int],
-    hosts: Sequence[str],
+    hosts: Any,
     token: str | None,
     private: bool,
     public: bool,
@@ -62,8 +64,8 @@ def command(
     )
     if not is_loopback(host):
         click.echo(
-            "Other machines can reach this page, and nothing is encrypted: who listens on the way"
-            " sees the token. Put a proxy with TLS in front of it.",
+            "Other machines can reach this page, and nothing is encrypted: anyone who listens on"
+            " the way sees the token. Put a proxy with TLS in front of it.",
             err=True,
         )
 

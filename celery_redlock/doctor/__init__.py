@@ -7,14 +7,18 @@ at the same time, so a node in distress costs a few seconds, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
+from .keys import examine_keys
 from .nodes import examine_nodes
 from .probe import probe
-from .report import CHECKS, NEED_APP, OF_APPS, Finding, Report, merged
+from .report import CHECKS, NEED_APP, OF_APPS, Finding, Report, broken, merged
+from .tasks import examine_tasks, ttls_of
+from .votes import guard_of
+from .workers import examine_workers
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -31,41 +35,32 @@ def examine(redlock: Redlock | ConfigurationError, app: Any, timeout: float = 2.
         app: The Celery app; None leaves its checks out.
         timeout: Seconds to wait for a node, and for the workers.
     """
-    from .keys import examine_keys
-
-    jobs: list[Any] = []
+    findings: list[Finding] = []
+    skipped: Sequence[str] = () if app is not None else NEED_APP
     looks: list[NodeLook] = []
-    with ThreadPoolExecutor(3, thread_name_prefix="celery_redlock doctor") as pool:
-        if not isinstance(redlock, ConfigurationError):
-            jobs.append(pool.submit(lambda: list(_nodes(redlock, app, timeout, looks))))
-            jobs.append(pool.submit(lambda: list(examine_keys(redlock, timeout))))
+    with ThreadPoolExecutor(thread_name_prefix="celery_redlock doctor") as pool:
+
+        def start(examine: Any, *given: Any) -> Any:
+            return pool.submit(lambda: list(examine(*given)))
+
+        jobs = []
+        if isinstance(redlock, ConfigurationError):
+            findings.append(broken("settings", redlock))
+            of_nodes = [one for one in CHECKS if one != "configuration" and one not in OF_APPS]
+            skipped = (*of_nodes, *(() if app is not None else OF_APPS))
+        else:
+            jobs += [start(_nodes, redlock, app, timeout, looks)]
+            jobs += [start(examine_keys, redlock, timeout)]
         if app is not None:
-            from .tasks import examine_tasks
-            from .workers import examine_workers
-
-            jobs.append(pool.submit(lambda: list(examine_tasks(app))))
-            jobs.append(pool.submit(lambda: list(examine_workers(app, timeout))))
-    findings = [finding for job in jobs for finding in job.result()]
-    if isinstance(redlock, ConfigurationError):
-        findings.append(_broken(redlock))
-        left = [check for check in CHECKS if check != "configuration" and check not in OF_APPS]
-        return Report(merged(findings), (*left, *(() if app is not None else OF_APPS)))
-    return Report(merged(findings), () if app is not None else NEED_APP, tuple(looks))
+            jobs += [start(examine_tasks, app), start(examine_workers, app, timeout)]
+        findings += [finding for job in jobs for finding in job.result()]
+    return Report(merged(findings), tuple(skipped), tuple(looks))
 
 
-def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) -> Iterator[Finding]:
-    ttls: Sequence[float] = ()
-    guard = None
-    if app is not None:
-        from .tasks import ttls_of
-        from .votes import guard_of
-
-        guard = guard_of(app, len(redlock.nodes))
-        ttls = ttls_of(app)
+def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) -> Iterable[Finding]:
     probes = probe(redlock.client.addresses, redlock.prefix, timeout)
     looks += [one.look for one in probes]
-    yield from examine_nodes(probes, redlock.prefix, ttls, guard)
-
-
-def _broken(error: ConfigurationError) -> Finding:
-    return Finding("wrong", "configuration", "settings", str(error), "change what it names")
+    if app is None:
+        return examine_nodes(probes, redlock.prefix, (), None)
+    guard = guard_of(app, len(redlock.nodes))
+    return examine_nodes(probes, redlock.prefix, ttls_of(app), guard)

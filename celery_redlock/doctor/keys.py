@@ -1,75 +1,69 @@
-"""What is wrong with what lies on the nodes under our prefix."""
+"""What is wrong with the keys on the nodes under our prefix."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import QuorumUnavailable
-from ..survey.models import KINDS, Entry
+from ..survey.models import KINDS, Entry, Survey
 from ..survey.snapshot import survey
-from .report import MANY, Finding
+from .report import Finding, run, some, unchecked, warning, wrong
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
 __all__ = ["examine_keys"]
 
+MAX_KEY_CHARS = 60
+"""Of a key that a finding names: enough to search for it."""
+
 
 def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
-    """Look at all keys under the prefix.
-
-    Args:
-        redlock: Whose nodes and prefix.
-        timeout: Seconds after which a node counts as away.
-    """
+    """Look at all keys under the prefix; a node that is silent for `timeout` seconds is away."""
+    found: Survey | None = None
     try:
         found = survey(redlock, kinds=KINDS, timeout=timeout)
+        silent = [(look.name, look.error) for look in found.looks if not look.reachable]
     except QuorumUnavailable as error:
-        yield from (_unchecked(vote.node, vote.detail) for vote in error.votes if vote.detail)
-        return
-    for look in found.looks:
-        if not look.reachable:
-            yield _unchecked(look.name, look.error)
-    leaked = [entry for entry in found.entries if entry.leaked]
-    if leaked:
-        where = [
-            look.name for n, look in enumerate(found.looks) if any(_for_ever(e, n) for e in leaked)
-        ]
-        yield Finding(
-            "wrong",
-            "leaks",
-            _keys(leaked),
-            f"{len(leaked)} under {redlock.prefix!r} without a ttl, on {', '.join(where)}: no lock"
-            " of ours is, and what they name is locked for ever",
-            "see whose they are (show KEY), and delete them on these nodes; nothing expires them",
-        )
-    foreign = [entry for entry in found.entries if entry.kind == "foreign"]
-    if foreign:
-        yield Finding(
-            "warning",
-            "prefix",
-            _keys(foreign),
-            f"{len(foreign)} under {redlock.prefix!r} that no release of this library has written:"
-            " they keep locks of these names from being taken",
-            "give locks a redlock_prefix, or a database, that no other program uses",
-        )
+        silent = [(vote.node, vote.detail) for vote in error.votes if vote.detail]
+    for node, why in silent:
+        yield from run({"leaks": _unread}, node, why)
+    if found is not None:
+        yield from run({"leaks": _leaks, "prefix": _foreign}, "", found, redlock.prefix)
 
 
-def _for_ever(entry: Entry, node: int) -> bool:
-    """Whether a node has it without a ttl."""
-    return any(ttls[node] == math.inf for ttls in (entry.ttls, *(r.ttls for r in entry.rivals)))
-
-
-def _unchecked(node: str, why: str) -> Finding:
+def _unread(why: str) -> Iterator[Finding]:
     scan = "+scan" if "scan" in why else "+scan +zcard +zrange"
     fix = f"ACL SETUSER ... {scan}; locks need none of them" if "NOPERM" in why else "see above"
-    what = f"its keys could not be read: {why}"
-    return Finding("unchecked", "leaks", node, what, fix, ("prefix",))
+    yield unchecked(f"its keys could not be read: {why}", fix, hides=("prefix",))
+
+
+def _leaks(found: Survey, prefix: str) -> Iterator[Finding]:
+    leaked = [entry for entry in found.entries if entry.leaked]
+    if leaked:
+        looks = enumerate(found.looks)
+        nodes = [look.name for n, look in looks if any(entry.leaked_on(n) for entry in leaked)]
+        yield wrong(
+            f"{len(leaked)} under {prefix!r} without a ttl, on {', '.join(nodes)}: no lock of ours"
+            " is, and what they name is locked forever",
+            "see whose they are (show KEY), and delete them on these nodes; nothing expires them",
+            where=_keys(leaked),
+        )
+
+
+def _foreign(found: Survey, prefix: str) -> Iterator[Finding]:
+    foreign = [entry for entry in found.entries if entry.kind == "foreign"]
+    if foreign:
+        yield warning(
+            f"{len(foreign)} under {prefix!r} that no release of this library has written: they"
+            " keep locks of these names from being taken",
+            "give locks a redlock_prefix, or a database, that no other program uses",
+            where=_keys(foreign),
+        )
 
 
 def _keys(entries: list[Entry]) -> str:
-    names = [entry.key if len(entry.key) <= 60 else entry.key[:60] + "..." for entry in entries]
-    more = len(names) - MANY
-    return ", ".join(names[:MANY]) + (f" and {more} more" if more > 0 else "")
+    long = MAX_KEY_CHARS
+    keys = [entry.key for entry in entries]
+    return some([key if len(key) <= long else f"{key[:long]}..." for key in keys])

@@ -1,7 +1,7 @@
 """What one node says of itself, and what it lets us do: one visit, everything asked at once.
 
-It writes: a few keys with random names, gone in seconds; there is no better way to find out what a
-user may do than to try, and `ACL DRYRUN` is a right that no user of locks has.
+It writes: a few keys with random names, gone in seconds. The only way to find out what a user may
+do is to try, because `ACL DRYRUN` is a right that no user of locks has.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from ..protocol.commands import request
 from ..protocol.restart_guard import NodeInfo
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import INFO, read_info
 from ..stores.redis.resp import reason
-from ..survey.reader import NodeLook, Reader, visit
+from ..survey.models import NodeLook
+from ..survey.reader import Reader, read_nodes
 
-__all__ = ["Probe", "introduce", "probe", "refused_by"]
+__all__ = ["Probe", "Told", "introduce", "probe", "refused_by"]
 
-LIFE = b"10000"
-"""Milliseconds for which what is tried stays on a node."""
+KEY_TTL_MS = 10_000
+"""For which what is tried stays on a node."""
 NEEDED = ("set", "get", "del", "pexpire", "pttl", "eval", "evalsha")
 """Commands without which there is no lock; without the others waiting is slower."""
 NOTHING = NodeInfo()
@@ -32,12 +33,12 @@ NOTHING = NodeInfo()
 
 @dataclass(frozen=True)
 class Told:
-    """What a visit brought.
+    """What a node told.
 
     Attributes:
         peer: The IP address that answered; empty for a socket of this machine.
         info: What INFO says, by name; empty if it is refused.
-        facts: What the guard makes of it.
+        facts: What the restart guard makes of it.
         denied: Why INFO is refused; empty if it is not.
         ahead: Seconds that its clock is ahead of ours; None if it does not say.
         refused: What its user may not do: the word of an ACL rule, and whether locks need it.
@@ -65,14 +66,14 @@ class Probe:
         index: Which of the nodes.
         address: Where it is.
         look: How it answered.
-        told: What it said; None if it did not.
+        told: What it told; nothing if it did not answer.
         twins: Indexes of others at which our mark for this one was found.
     """
 
     index: int
     address: Address
     look: NodeLook
-    told: Told | None
+    told: Told
     twins: tuple[int, ...] = ()
 
     @property
@@ -87,22 +88,18 @@ class Probe:
 
 
 def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
-    """Visit all nodes, at once.
-
-    Args:
-        addresses: The nodes.
-        prefix: What our keys begin with.
-        timeout: Seconds after which a node is left alone.
-    """
-    looks, told = visit(addresses, prefix, lambda reader: _ask(reader, prefix), timeout)
-    twins: list[tuple[int, ...]] = [()] * len(addresses)
-    marks = [one.mark if one is not None else b"" for one in told]
-    if any(one is not None and one.denied for one in told):
-        # INFO tells no run_id: but what was written to one address is found at the other.
-        _looks, found = visit(addresses, prefix, lambda reader: _marks(reader, marks), timeout)
-        for here, seen in enumerate(found):
-            others = [n for n, mark in enumerate(marks) if n != here and mark in (seen or ())]
-            twins[here] = tuple(others)
+    """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
+    looks, found = read_nodes(addresses, prefix, lambda reader: _ask(reader, prefix), timeout)
+    told = [one or Told() for one in found]
+    there: list[Sequence[bytes] | None] = [None] * len(addresses)
+    if any(one.denied for one in told):
+        # INFO tells no run_id, but what was written to one address is found at the other.
+        marks = [one.mark for one in told if one.mark]
+        _looks, there = read_nodes(addresses, prefix, lambda reader: _kept(reader, marks), timeout)
+    twins = [
+        tuple(n for n, one in enumerate(told) if n != here and one.mark in (seen or ()))
+        for here, seen in enumerate(there)
+    ]
     whole = zip(addresses, looks, told, twins, strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
@@ -110,31 +107,20 @@ def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Pro
 def _ask(reader: Reader, prefix: str) -> Told:
     mark, line = (f"{prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
     text, facts, denied = introduce(reader)
-    ahead = _ahead(reader)
-    refused, renamed, writes = _try(reader, mark, line)
-    return Told(
-        reader.peer,
-        dict(row.split(":", 1) for row in text.splitlines() if ":" in row),
-        facts,
-        denied,
-        ahead,
-        refused,
-        renamed,
-        writes,
-        mark,
-    )
+    info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
+    return Told(reader.peer, info, facts, denied, _ahead(reader), *_try(reader, mark, line), mark)
 
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
-    """What INFO says, what the guard makes of it, and why INFO is refused; empty if it is not."""
-    text, facts, error = read_info(reader.ask(INFO), reader.ask)
+    """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
+    text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed)
     return text, facts, "" if error is None else reason(error)
 
 
 def _ahead(reader: Reader) -> float | None:
-    """Seconds that the node's clock is ahead of ours; between the two readings lies half a trip."""
+    """Return by how many seconds the node's clock is ahead of ours, give or take half a trip."""
     before = time.time()
-    (told,) = reader.ask([request(b"TIME")])
+    (told,) = reader.ask([("TIME",)])
     after = time.time()
     if not isinstance(told, list) or len(told) != 2:
         return None
@@ -142,56 +128,52 @@ def _ahead(reader: Reader) -> float | None:
 
 
 def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], list[str], str]:
-    """What is refused of all that locks do; what is unknown; why nothing can be written."""
-    tries = {
-        "set": (b"SET", mark, b"1", b"PX", LIFE),
-        "get": (b"GET", mark),
-        "pexpire": (b"PEXPIRE", mark, LIFE),
-        "pttl": (b"PTTL", mark),
-        "eval": (b"EVAL", b"return 1", b"0"),
-        "evalsha": (b"EVALSHA", b"0" * 40, b"0"),
-        "zadd": (b"ZADD", line, b"1", b"1"),
-        "zrem": (b"ZREM", line, b"0"),
-        "zpopmin": (b"ZPOPMIN", line),
-        "del": (b"DEL", line),
-        "publish": (b"PUBLISH", mark, b""),
+    """Return what is refused of all that locks do, what is unknown, and why writes fail."""
+    tries: tuple[tuple[Any, ...], ...] = (
+        ("SET", mark, 1, "PX", KEY_TTL_MS),
+        ("GET", mark),
+        ("PEXPIRE", mark, KEY_TTL_MS),
+        ("PTTL", mark),
+        ("EVAL", "return 1", 0),
+        ("EVALSHA", "0" * 40, 0),
+        ("ZADD", line, 1, 1),
+        ("ZREM", line, 0),
+        ("ZPOPMIN", line),
+        ("DEL", line),
+        ("PUBLISH", mark, ""),
         # Last: a connection that has subscribed does nothing else.
-        "subscribe": (b"SUBSCRIBE", mark),
-    }
-    replies = reader.ask([request(*words) for words in tries.values()])
+        ("SUBSCRIBE", mark),
+    )
     refused: dict[str, bool] = {}
     renamed: list[str] = []
     writes = ""
-    for name, reply in zip(tries, replies, strict=True):
-        if not isinstance(reply, ResponseError):
-            continue
-        said = str(reply)
+    for (command, *_), reply in zip(tries, reader.ask(tries), strict=True):
+        name, said = command.lower(), str(reply)
         if isinstance(reply, NoPermissionError):
-            word = _word(said, name)
-            refused[word] = refused.get(word, False) or name in NEEDED or word[0] == "~"
-        elif "unknown command" in said:
-            renamed.append(name)
-        elif name == "set" and not isinstance(reply, ReadOnlyError):
-            writes = reason(reply)
+            word = _acl_word(said, name)
+            refused[word] = refused.get(word, False) or name in NEEDED or word == "~"
+        elif isinstance(reply, ResponseError):
+            if "unknown command" in said:
+                renamed.append(name)
+            elif name == "set" and not isinstance(reply, ReadOnlyError):
+                writes = reason(reply)
     return refused, renamed, writes
 
 
-def _word(said: str, name: str) -> str:
-    """The kind of word that an ACL rule lacks, from the refusal: a command, keys or channels."""
+def _acl_word(said: str, name: str) -> str:
+    """Return what an ACL rule lacks, by the refusal: keys (~), channels (&) or the command."""
     if "channel" in said:
         return "&"
     return "~" if "access" in said and "key" in said else f"+{name}"
 
 
 def refused_by(why: str) -> str:
-    """The command of the handshake that a node has refused, from why it cannot be reached."""
+    """Return the command of the handshake that a node refused, from why it is not reachable."""
     found = re.search(r"run the '([\w|]+)'", why)
     return found[1] if why.startswith("NOPERM") and found else ""
 
 
-def _marks(reader: Reader, marks: Sequence[bytes]) -> set[bytes]:
-    """Which of some keys are there."""
-    there = [mark for mark in marks if mark]
-    replies = reader.ask([request(b"GET", mark) for mark in there])
-    pairs = zip(there, replies, strict=True)
-    return {mark for mark, reply in pairs if isinstance(reply, bytes)}
+def _kept(reader: Reader, marks: Sequence[bytes]) -> list[bytes]:
+    """Return which of some keys are there."""
+    replies = reader.ask([("GET", mark) for mark in marks])
+    return [mark for mark, r in zip(marks, replies, strict=True) if isinstance(r, bytes)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
 from ..survey.models import NodeLook
 
-__all__ = ["CHECKS", "Finding", "Report", "merged"]
+__all__ = ["CHECKS", "Finding", "Report", "merged", "run", "some", "unchecked"]
+__all__ += ["broken", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. What is `unchecked` may be wrong: nobody could look."""
@@ -33,7 +35,7 @@ CHECKS = {
     "leaks": "no key under our prefix is without a ttl",
     "prefix": "nobody else writes under our prefix",
     "lifetime": "no task may run for longer than its lock is extended",
-    "visibility": "the broker does not deliver again what is still at work",
+    "visibility": "the broker does not deliver a message again while its task runs",
     "queues": "RabbitMQ delays what waits in quorum queues",
     "acks": "acknowledgement and conflict policy go together",
     "workers": "all workers have the same settings",
@@ -43,7 +45,7 @@ OF_APPS = ("lifetime", "visibility", "queues", "acks", "workers")
 """Those that look at an app alone."""
 NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
 """Those that need one."""
-MANY = 5
+MAX_NAMED = 5
 """Places that are named one by one."""
 
 
@@ -67,9 +69,50 @@ class Finding:
     fix: str
     hides: tuple[str, ...] = ()
 
-    def data(self) -> dict[str, Any]:
-        """As JSON takes it."""
-        return {**asdict(self), "hides": list(self.hides)}
+
+def _found(
+    level: str, what: str, fix: str, *, where: str = "", hides: tuple[str, ...] = ()
+) -> Finding:
+    return Finding(level, "", where, what, fix, hides)
+
+
+wrong, warning, unchecked = (partial(_found, level) for level in LEVELS)
+"""Make a finding of their level. `run` says which check found it, and where."""
+
+Check = Callable[..., Iterable[Finding]]
+
+
+def run(checks: Mapping[str, Check], where: str, *given: Any) -> Iterator[Finding]:
+    """Call some checks, by their names, with `given`; a finding may name another place itself."""
+    for name, check in checks.items():
+        for finding in check(*given):
+            yield replace(finding, check=name, where=finding.where or where)
+
+
+def broken(where: str, error: ConfigurationError) -> Finding:
+    """Return the finding for settings or options that cannot work."""
+    return Finding("wrong", "configuration", where, str(error), "change what it names")
+
+
+def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings that differ only in where they are as one; the worst first."""
+    places: dict[Finding, dict[str, None]] = {}  # a place may be found twice
+    for finding in findings:
+        places.setdefault(replace(finding, where=""), {})[finding.where] = None
+    order = list(CHECKS)
+
+    def rank(one: Finding) -> tuple[bool, int, int]:
+        # What stops everything comes first.
+        return one.check != "quorum", LEVELS.index(one.level), order.index(one.check)
+
+    found = (replace(finding, where=some(list(named))) for finding, named in places.items())
+    return tuple(sorted(found, key=rank))
+
+
+def some(names: Sequence[str]) -> str:
+    """Return the first of many names, and how many more there are."""
+    more = len(names) - MAX_NAMED
+    return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
@@ -78,7 +121,7 @@ class Report:
 
     Attributes:
         findings: The worst first.
-        skipped: Checks that were not made, for want of an app, or of nodes.
+        skipped: Checks that were not made, because there is no app or there are no nodes.
         nodes: How each node answered, and how fast.
     """
 
@@ -93,28 +136,25 @@ class Report:
         return [check for check in CHECKS if check not in found and check not in self.skipped]
 
     def count(self, level: str) -> int:
-        """How many findings are of a level."""
+        """Return how many findings are of a level."""
         return sum(finding.level == level for finding in self.findings)
 
     def bad(self, strict: bool = False) -> bool:
-        """Whether something is wrong; `strict`: or worth a warning."""
+        """Return whether something is wrong; `strict`: or worth a warning."""
         return bool(self.count("wrong") or (strict and self.count("warning")))
 
     def data(self, strict: bool = False) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return it as JSON takes it."""
         return {
             "ok": not self.bad(strict),
-            "findings": [finding.data() for finding in self.findings],
+            "findings": [asdict(finding) for finding in self.findings],
             "fine": self.fine,
-            "skipped": list(self.skipped),
-            "nodes": [
-                {"name": look.name, "reachable": look.reachable, "rtt": _or_none(look.rtt)}
-                for look in self.nodes
-            ],
+            "skipped": self.skipped,
+            "nodes": [look.data() for look in self.nodes],
         }
 
     def text(self) -> str:
-        """For people."""
+        """Return it for people."""
         lines = [
             f"node       {look.name}: "
             + (f"round trip {look.rtt * 1e3:.2f} ms" if look.reachable else "no answer")
@@ -133,32 +173,4 @@ class Report:
             lines.append(f"left out   {', '.join(self.skipped)}: they need {need}")
         counts = [f"{self.count(level)} {level}" for level in LEVELS if self.count(level)]
         lines += ["", ", ".join(counts) or "Nothing is wrong."]
-        return "\n".join(printable(line) for line in lines)
-
-
-def _or_none(seconds: float) -> float | None:
-    return None if math.isnan(seconds) else seconds
-
-
-def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings that differ only in where they are, as one; the worst first."""
-    places: dict[Finding, dict[str, None]] = {}  # a place may be found twice
-    for finding in findings:
-        places.setdefault(replace(finding, where=""), {})[finding.where] = None
-    order = list(CHECKS)
-
-    def rank(one: Finding) -> tuple[bool, int, int]:
-        # What stops everything comes first.
-        return one.check != "quorum", LEVELS.index(one.level), order.index(one.check)
-
-    return tuple(
-        sorted(
-            (replace(finding, where=_some(list(found))) for finding, found in places.items()),
-            key=rank,
-        )
-    )
-
-
-def _some(places: Sequence[str]) -> str:
-    more = len(places) - MANY
-    return ", ".join(places[:MANY]) + (f" and {more} more" if more > 0 else "")
+        return "\n".join(map(printable, lines))

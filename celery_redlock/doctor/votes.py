@@ -1,4 +1,4 @@
-"""When a quorum of nodes has a vote, for commands that only look at them."""
+"""When a node, or a quorum of nodes, has a vote: for commands that only look at them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from typing import Any
 from ..config.checks import DAY
 from ..config.options import GLOBAL, guarded
 from ..locking.redlock import Redlock
-from ..protocol.restart_guard import NodeInfo
+from ..protocol.restart_guard import NodeInfo, RestartGuard
 from ..protocol.values import quorum_of
-from ..survey.reader import visit
-from .nodes import voteless
+from ..survey.reader import read_nodes
 from .probe import introduce
 from .tasks import ttls_of
 
-__all__ = ["ask", "guard_of", "votes_in"]
+__all__ = ["ask", "guard_of", "voteless", "votes_in"]
 
 
 def ask(redlock: Redlock, timeout: float) -> list[NodeInfo]:
-    """What the nodes say of themselves, those that do. It only reads."""
-    _looks, told = visit(redlock.client.addresses, redlock.prefix, introduce, timeout)
+    """Return what the nodes say of themselves, those that do. It only reads."""
+    _looks, told = read_nodes(redlock.client.addresses, redlock.prefix, introduce, timeout)
     return [one[1] for one in told if one is not None]
 
 
 def guard_of(app: Any, nodes: int) -> str | None:
-    """What `redlock_restart_guard` means for so many nodes; None if it protects from nothing."""
+    """Return what `redlock_restart_guard` means for so many nodes; None: it protects nothing."""
     default = GLOBAL["restart_guard"].default
     guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
     if guarded(guard, nodes):
@@ -34,16 +33,22 @@ def guard_of(app: Any, nodes: int) -> str | None:
     return None if guard == "auto" else guard  # nobody can switch on more with so few nodes
 
 
+def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float:
+    """Return for how many seconds a worker that meets the node now gives it no vote."""
+    if not ttls:
+        return 0.0
+    rules = RestartGuard(guard == "uptime", max(ttls), lambda _warning: None)
+    doubt = rules.doubt(rules.meet(0, facts, 0.0, 0.0), 0.0)
+    return doubt.left if doubt is not None else 0.0
+
+
 def votes_in(told: Sequence[NodeInfo], nodes: int, app: Any) -> float | None:
-    """Return the seconds until a quorum has a vote that was started a short time ago.
+    """Return the seconds until a quorum has a vote; None if it has, or if time is not the matter.
 
     Args:
         told: What the nodes say of themselves, as far as they do.
         nodes: How many there are.
         app: Whose ttls are in use; None for the default.
-
-    Returns:
-        None if a quorum has one, or if it is not a matter of time.
     """
     fit = [facts for facts in told if not facts.misfit]
     guard, needed = guard_of(app, nodes), quorum_of(nodes)
@@ -55,7 +60,7 @@ def votes_in(told: Sequence[NodeInfo], nodes: int, app: Any) -> float | None:
     if app is None:
         return left([GLOBAL["ttl"].default])
     if left([DAY]) is not None:  # else its tasks need not be loaded
-        with contextlib.suppress(Exception):  # what is broken there the doctor says
+        with contextlib.suppress(Exception):  # the doctor says what is broken there
             app.loader.import_default_modules()
             return left(ttls_of(app))
     return None

@@ -8,16 +8,20 @@ from typing import Any
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
 from ..worker.remote_control import NAME, settings_of, tasks_of
-from .report import MANY, Finding
+from .report import Finding, run, some, unchecked, warning, wrong
 
 __all__ = ["ask", "examine_workers", "waiting_for"]
 
 VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
+MAX_ERROR_CHARS = 200
+"""Of what a worker says instead of its settings: whoever reaches the broker can answer."""
+MAX_WAITED_S = 1e12
+"""No task waits for as long: a number beyond it is nonsense, or infinite."""
 
 
 def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
-    """What each worker answers, by its name; and why none was asked, if the broker is away.
+    """Return what each worker answers, by its name; and why none was asked, if none was.
 
     Args:
         app: The Celery app.
@@ -48,91 +52,78 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
 def waiting_for(
     app: Any, resources: Collection[str], timeout: float
 ) -> tuple[list[dict[str, Any]], str]:
-    """Who waits in the workers for one of some resources; and why that is not known."""
+    """Return the tasks that wait in the workers for some resources; and why that is not known."""
     replies, unasked = ask(app, timeout)
     if not replies and not unasked:
-        unasked = f"who waits in workers is not known: none answered within {timeout:g} s"
+        unasked = f"waiting tasks in workers are not known: none answered within {timeout:g} s"
     found = [
         {**wait, "worker": worker}
         for worker, reply in replies.items()
-        for wait in _waits(reply.get("waits"))
-        if wait.get("resource") in resources
+        for wait in (reply["waits"] if isinstance(reply.get("waits"), list) else ())
+        if _makes_sense(wait) and wait.get("resource") in resources
     ]
     return sorted(found, key=lambda wait: -float(wait["waited"])), unasked
 
 
-def _waits(told: Any) -> Iterator[Mapping[str, Any]]:
-    """Those that make sense: whoever reaches the broker can answer."""
-    for wait in told if isinstance(told, list) else ():
-        if isinstance(wait, Mapping):
-            waited = wait.get("waited")
-            if isinstance(waited, (int, float)) and 0 <= waited < 1e12:
-                yield wait
+def _makes_sense(wait: Any) -> bool:
+    waited = wait.get("waited") if isinstance(wait, Mapping) else None
+    return isinstance(waited, (int, float)) and 0 <= waited < MAX_WAITED_S
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
     """Compare what all workers have set with each other, and with what is set here."""
     replies, unasked = ask(app, timeout)
     if unasked or not replies:
-        yield Finding(
-            "unchecked",
-            "workers",
-            "workers",
-            unasked or f"none answered within {timeout:g} s",
-            "look again when they run; those of the pool solo answer between two tasks",
-        )
+        why = unasked or f"none answered within {timeout:g} s"
+        yield from run({"workers": _silent}, "workers", why)
         return
     try:
         settings, tasks = settings_of(app), tasks_of(app)
     except ConfigurationError:
-        return  # that is a finding of its own
+        return  # another check finds that
     for worker, reply in sorted(replies.items()):
-        theirs = reply.get("settings")
-        if not isinstance(theirs, Mapping):
-            said = str(reply.get("error") or "nothing that makes sense")[:200]
-            yield Finding(
-                "warning",
-                "workers",
-                worker,
-                f"it does not tell its settings: {said}",
-                "run the same release of celery_redlock, and the same app, in all workers",
-            )
-            continue
-        yield from _differences(worker, settings, theirs)
-        told = reply.get("tasks")
-        told = told if isinstance(told, Mapping) else {}
-        other = sorted(name for name in set(tasks) & set(told) if tasks[name] != told[name])
-        if other:
-            yield Finding(
-                "warning",
-                "workers",
-                worker,
-                f"{', '.join(other[:MANY])} {'is' if len(other) == 1 else 'are'} locked otherwise"
-                " there than in the app that is looked at: another key, or other options",
-                "deploy one release of your code to all workers, and restart them",
-            )
+        if isinstance(reply.get("settings"), Mapping):
+            yield from run({"workers": _settings}, worker, settings, reply["settings"])
+            yield from run({"workers": _tasks}, worker, tasks, reply.get("tasks"))
+        else:
+            yield from run({"workers": _unreadable}, worker, reply.get("error"))
 
 
-def _differences(
-    worker: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]
-) -> Iterator[Finding]:
+def _silent(why: str) -> Iterator[Finding]:
+    fix = "look again when they run; those of the pool solo answer between two tasks"
+    yield unchecked(why, fix)
+
+
+def _unreadable(error: Any) -> Iterator[Finding]:
+    said = str(error or "nothing that makes sense")[:MAX_ERROR_CHARS]
+    fix = "run the same release of celery_redlock, and the same app, in all workers"
+    yield warning(f"it does not tell its settings: {said}", fix)
+
+
+def _tasks(ours: Mapping[str, Any], told: Any) -> Iterator[Finding]:
+    theirs = told if isinstance(told, Mapping) else {}
+    other = sorted(name for name in set(ours) & set(theirs) if ours[name] != theirs[name])
+    if other:
+        yield warning(
+            f"{some(other)} {'is' if len(other) == 1 else 'are'} locked otherwise there than in the"
+            " app that is looked at: another key, or other options",
+            "deploy one release of your code to all workers, and restart them",
+        )
+
+
+def _settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Finding]:
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name), theirs.get(name)
         if name == "nodes":  # in whichever order
-            here, there = sorted(here or ()), sorted(map(str, _listed(there)))
+            there = there if isinstance(there, list) else [there]
+            here, there = sorted(here or ()), sorted(map(str, there))
         if here != there:
-            yield Finding(
-                "wrong" if name in VITAL else "warning",
-                "workers",
-                worker,
+            vital = name in VITAL
+            yield (wrong if vital else warning)(
                 f"redlock_{name} is {_shown(there)} there, and {_shown(here)} in the app that is"
-                " looked at" + (": its locks are others" if name in VITAL else ""),
+                f" looked at{': its locks are others' if vital else ''}",
                 "give all programs the same settings, and restart them",
             )
-
-
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def _shown(value: Any) -> str:

@@ -1,8 +1,8 @@
-"""Gauges for Prometheus, of what lies on the nodes: one survey per scrape, and none too often.
+"""Gauges for Prometheus: what the nodes hold, by one survey per scrape.
 
-It is a look from outside, at nodes that are asked at slightly different moments (`snapshot.py`): a
-lock that is just being taken or freed may be seen on some nodes only. A node that is away is a
-value and no failure; where no quorum answers, nothing is said of locks, and still of each node.
+A node that is away is a value and no failure; where no quorum answers, nothing is said of locks,
+and still of each node. As with any survey, a lock that is just being taken or freed may be seen on
+some nodes only.
 
 A survey reads every key below the prefix, on each node. So it is kept for some seconds, and the
 longer it took, the longer: it takes no more than a tenth of the time.
@@ -14,13 +14,13 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import Owner, Vote, printable, quorum_of
-from .models import KINDS, Entry, Survey
+from .models import KINDS, Survey
 from .snapshot import survey
 
 if TYPE_CHECKING:
@@ -30,14 +30,37 @@ __all__ = ["Nodes", "exposition", "figures", "make_registry"]
 
 logger = logging.getLogger("celery_redlock.exporter")
 
-CACHE = 5.0
-"""Seconds for which a survey is good, unless another time is given."""
-REST = 9
+CACHE_S = 5.0
+"""For how long a survey is good, unless another time is given."""
+CACHE_TIMES_DURATION = 9
 """It is good for this many times as long as it took, at least."""
-MOST_TASKS = 500
+MAX_TASKS = 500
 """Task names that get a label. What lies on nodes is foreign text, and may name any number."""
-LONGEST_NAME = 200
+MAX_NAME_CHARS = 200
 OTHERS = "(others)"
+
+GAUGES = {
+    "survey_seconds": ("How long the last survey of the nodes took", ""),
+    "survey_age_seconds": ("How old it is", ""),
+    "nodes": ("How many nodes there are", ""),
+    "quorum_up": ("Whether a quorum of nodes told what they have", ""),
+    "node_up": ("Whether a node told what it has", "node"),
+    "node_ping_seconds": ("How long a node took for one answer", "node"),
+    "held": ("Locks that a quorum of nodes has", "task"),
+    "reserved": ("Reservations that a quorum has", "task"),
+    "oldest_hold_seconds": ("For how long the oldest lock has been held", "task"),
+    "waiting": ("Waiters, by the task that holds what they wait for", "task"),
+    "longest_line": ("Waiters for one key, at most", "task"),
+    "oldest_wait_seconds": ("For how long the first of a queue has waited", "task"),
+    "locks_on_nodes": ("Locks, by how many nodes have them", "nodes"),
+    "split": ("Keys for which the nodes have several tokens, none a quorum", ""),
+    "foreign_keys": ("Keys below the prefix that are not of this library", ""),
+    "leaked_keys": ("Keys below the prefix without a ttl", "node"),
+}
+"""What each says, and its label."""
+
+Values = Mapping[str, "float | Mapping[str, float]"]
+"""Of gauges: a number, or one for each value of the label."""
 
 
 class Nodes:
@@ -49,7 +72,7 @@ class Nodes:
         timeout: Seconds after which a node that has not told all counts as down.
     """
 
-    def __init__(self, redlock: Redlock, *, cache: float = CACHE, timeout: float = 3.0) -> None:
+    def __init__(self, redlock: Redlock, *, cache: float = CACHE_S, timeout: float = 3.0) -> None:
         self._redlock = redlock
         self._cache = cache
         self._timeout = timeout
@@ -60,29 +83,24 @@ class Nodes:
         self._errors = 0
 
     def describe(self) -> list[Any]:
-        """Nothing: no node is asked when it is registered."""
+        """Return nothing, so that no node is asked when it is registered."""
         return []
 
     def collect(self) -> Iterator[Any]:
-        """The metrics, of one survey."""
+        """Yield the metrics of one survey."""
         with self._lock:  # whoever asks meanwhile is given the same
-            if time.monotonic() >= self._at + max(self._cache, REST * self._took):
+            good_for = max(self._cache, CACHE_TIMES_DURATION * self._took)
+            if time.monotonic() >= self._at + good_for:
                 self._look()
             found, took, errors = self._found, self._took, self._errors
             age = time.monotonic() - self._at
-        yield _gauge("survey_seconds", "How long the last survey of the nodes took", took)
-        yield _gauge("survey_age_seconds", "How old it is", age)
-        yield _counter("survey_errors", "Surveys that failed: no quorum, or a bug", errors)
+        yield from _gauges({"survey_seconds": took, "survey_age_seconds": age})
+        yield _errors(errors)
         if isinstance(found, QuorumUnavailable):
-            up = {vote.node: vote.vote is Vote.YES for vote in found.votes}
-            yield from _of_nodes(up, {})
+            yield from _gauges(_of_nodes({v.node: v.vote is Vote.YES for v in found.votes}))
         elif found is not None:
-            looks = found.looks
-            yield from _of_nodes(
-                {look.name: look.reachable for look in looks},
-                {look.name: look.rtt for look in looks if look.reachable},
-            )
-            yield from _of_entries(found)
+            yield from _gauges(_of_nodes({look.name: look.reachable for look in found.looks}))
+            yield from _gauges(_of_entries(found))
 
     def _look(self) -> None:
         self._found = None
@@ -100,136 +118,90 @@ class Nodes:
         self._took = self._at - began
 
 
-def _of_nodes(up: dict[str, bool], ping: dict[str, float]) -> Iterator[Any]:
-    yield _gauge("nodes", "How many nodes there are", len(up))
+def _of_nodes(up: Mapping[str, bool]) -> Values:
     enough = sum(up.values()) >= quorum_of(len(up))
-    yield _gauge("quorum_up", "Whether a quorum of nodes told what they have", enough)
-    ups = {(node,): float(is_up) for node, is_up in up.items()}
-    yield _gauge("node_up", "Whether a node told what it has", ups, "node")
-    pings = {(node,): rtt for node, rtt in ping.items()}
-    yield _gauge("node_ping_seconds", "How long a node took for one answer", pings, "node")
+    return {"nodes": len(up), "quorum_up": enough, "node_up": up}
 
 
-def _of_entries(found: Survey) -> Iterator[Any]:
+def _of_entries(found: Survey) -> Values:
     locks = [entry for entry in found.entries if entry.kind == "lock"]
-    held = [entry for entry in locks if entry.held]
-    reserved = [e for e in found.entries if e.kind == "reservation" and e.held]
-    lines = [entry for entry in found.entries if entry.kind == "line" and entry.waiting]
+    owned = [e for e in found.entries if e.kind in ("lock", "reservation") and e.held]
     holders = {entry.resource: entry.owner for entry in reversed(locks)}
-    label = _Labels([*held, *reserved])
-
-    def of_line(entry: Entry) -> str:
-        return label(holders.get(entry.resource))
-
-    def of_owner(entry: Entry) -> str:
-        return label(entry.owner)
-
-    yield _by_task("held", "Locks that a quorum of nodes has", _sum_by(of_owner, held))
-    yield _by_task("reserved", "Reservations that a quorum has", _sum_by(of_owner, reserved))
-    yield _by_task(
-        "oldest_hold_seconds",
-        "For how long the oldest lock has been held",
-        _max_by(of_owner, ((entry, entry.held_for or 0.0) for entry in held)),
-    )
-    yield _by_task(
-        "waiting",
-        "Who waits, by the task that holds what is waited for",
-        _sum_by(of_line, lines, lambda entry: entry.waiting),
-    )
-    yield _by_task(
-        "longest_line",
-        "Who waits for one key, at most",
-        _max_by(of_line, ((entry, entry.waiting) for entry in lines)),
-    )
-    yield _by_task(
-        "oldest_wait_seconds",
-        "For how long the first of a line has waited",
-        _max_by(of_line, ((entry, max(entry.waits, default=0.0)) for entry in lines)),
-    )
-    total = len(found.looks)
-    on_nodes = Counter(entry.nodes for entry in locks)
-    yield _gauge(
-        "locks_on_nodes",
-        "Locks, by how many nodes have them",
-        {(str(count),): on_nodes[count] for count in range(1, total + 1)},
-        "nodes",
-    )
-    split = sum(entry.split for entry in found.entries)
-    yield _gauge("split", "Keys for which the nodes have several tokens, none a quorum", split)
-    foreign = sum(entry.kind == "foreign" for entry in found.entries)
-    yield _gauge("foreign_keys", "Keys below the prefix that are not of this library", foreign)
-    leaked = {
-        (look.name,): sum(_leaks(entry, node) for entry in found.entries)
-        for node, look in enumerate(found.looks)
-        if look.reachable
+    label = _labels(entry.owner for entry in owned)
+    counts: dict[str, Counter[str]] = {name: Counter() for name in ("held", "reserved", "waiting")}
+    largest: dict[str, dict[str, float]] = {
+        name: defaultdict(float)
+        for name in ("oldest_hold_seconds", "longest_line", "oldest_wait_seconds")
     }
-    yield _gauge("leaked_keys", "Keys below the prefix without a ttl", leaked, "node")
+
+    def at_least(name: str, task: str, value: float) -> None:
+        largest[name][task] = max(value, largest[name][task])
+
+    for entry in owned:
+        task = label(entry.owner)
+        counts["held" if entry.kind == "lock" else "reserved"][task] += 1
+        if entry.kind == "lock":
+            at_least("oldest_hold_seconds", task, entry.held_for or 0.0)
+    for entry in found.entries:
+        if entry.kind == "line" and entry.waiting:
+            task = label(holders.get(entry.resource))
+            counts["waiting"][task] += entry.waiting
+            at_least("longest_line", task, entry.waiting)
+            at_least("oldest_wait_seconds", task, max(entry.waits, default=0.0))
+
+    on_nodes = Counter(entry.nodes for entry in locks)
+    reached = {look.name: (n, look) for n, look in enumerate(found.looks) if look.reachable}
+    return {
+        "node_ping_seconds": {name: look.rtt for name, (_, look) in reached.items()},
+        **counts,
+        **largest,
+        "locks_on_nodes": {str(n): on_nodes[n] for n in range(1, len(found.looks) + 1)},
+        "split": sum(entry.split for entry in found.entries),
+        "foreign_keys": sum(entry.kind == "foreign" for entry in found.entries),
+        "leaked_keys": {
+            name: sum(entry.leaked_on(n) for entry in found.entries)
+            for name, (n, _) in reached.items()
+        },
+    }
 
 
-def _leaks(entry: Entry, node: int) -> bool:
-    return any(ttls[node] == math.inf for ttls in (entry.ttls, *(r.ttls for r in entry.rivals)))
+def _labels(owners: Iterable[Owner | None]) -> Callable[[Owner | None], str]:
+    """Return what labels owners by their task names: printable, not too long and not too many."""
+
+    def name_of(owner: Owner | None) -> str:
+        return printable(owner.task)[:MAX_NAME_CHARS] if owner is not None else ""
+
+    common = Counter(map(name_of, owners)).most_common(MAX_TASKS)
+    known = {"", *(name for name, _count in common)}
+
+    def label(owner: Owner | None) -> str:
+        name = name_of(owner)
+        return name if name in known else OTHERS
+
+    return label
 
 
-class _Labels:
-    """Task names as labels: printable, not too long and not too many."""
-
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        counts = Counter(self._name(entry.owner) for entry in entries)
-        self._known = {name for name, _count in counts.most_common(MOST_TASKS)}
-
-    def __call__(self, owner: Owner | None) -> str:
-        name = self._name(owner)
-        return name if not name or name in self._known else OTHERS
-
-    @staticmethod
-    def _name(owner: Owner | None) -> str:
-        return printable(owner.task)[:LONGEST_NAME] if owner is not None else ""
-
-
-def _sum_by(task: Any, entries: Iterable[Entry], value: Any = lambda _entry: 1) -> dict[str, float]:
-    """Sums, by the task of each entry."""
-    sums: Counter[str] = Counter()
-    for entry in entries:
-        sums[task(entry)] += value(entry)
-    return dict(sums)
-
-
-def _max_by(task: Any, entries: Iterable[tuple[Entry, float]]) -> dict[str, float]:
-    """The largest, by the task of each entry."""
-    largest: dict[str, float] = {}
-    for entry, value in entries:
-        name = task(entry)
-        largest[name] = max(value, largest.get(name, 0.0))
-    return largest
-
-
-def _by_task(name: str, text: str, values: dict[str, float]) -> Any:
-    return _gauge(name, text, {(task,): value for task, value in values.items()}, "task")
-
-
-def _gauge(name: str, text: str, value: Any, *labels: str) -> Any:
+def _gauges(values: Values) -> Iterator[Any]:
     from prometheus_client.core import GaugeMetricFamily
 
-    if not labels:
-        return GaugeMetricFamily(f"celery_redlock_{name}", text, value=float(value))
-    family = GaugeMetricFamily(f"celery_redlock_{name}", text, labels=labels)
-    for key, number in value.items():
-        family.add_metric(key, float(number))
-    return family
+    for name, value in values.items():
+        text, label = GAUGES[name]
+        family = GaugeMetricFamily(f"celery_redlock_{name}", text, labels=[label] if label else [])
+        each = value if isinstance(value, Mapping) else {"": value}
+        for of_label, number in each.items():
+            family.add_metric([of_label] if label else [], float(number))
+        yield family
 
 
-def _counter(name: str, text: str, value: int) -> Any:
+def _errors(count: int) -> Any:
     from prometheus_client.core import CounterMetricFamily
 
-    return CounterMetricFamily(f"celery_redlock_{name}", text, value=value)
+    text = "Surveys that failed: no quorum, or a bug"
+    return CounterMetricFamily("celery_redlock_survey_errors", text, value=count)
 
 
 def make_registry(redlock: Redlock, **options: float) -> Any:
-    """A registry of prometheus_client with these gauges and nothing else.
-
-    Args:
-        redlock: Whose nodes and prefix.
-        **options: As for `Nodes`.
+    """Return a registry of prometheus_client with the gauges of `Nodes` and nothing else.
 
     Raises:
         ConfigurationError: prometheus_client is not installed.
@@ -246,7 +218,7 @@ def make_registry(redlock: Redlock, **options: float) -> Any:
 
 
 def exposition(registry: Any) -> str:
-    """All its metrics in Prometheus' text format."""
+    """Return all its metrics in Prometheus' text format."""
     from prometheus_client import generate_latest
 
     text: bytes = generate_latest(registry)
@@ -254,7 +226,7 @@ def exposition(registry: Any) -> str:
 
 
 def figures(registry: Any) -> list[dict[str, Any]]:
-    """All its metrics for a program that reads JSON: name, labels, value."""
+    """Return all its metrics for a program that reads JSON: name, labels, value."""
     return [
         {"name": sample.name, "labels": dict(sample.labels), "value": sample.value}
         for metric in registry.collect()

@@ -1,4 +1,4 @@
-"""Frees what an operator has seen, and nothing else.
+"""Release what an operator has seen, and nothing else.
 
 By compare-and-delete of the very token that was shown. An `Entry` names it by its digest and its
 owner; the token itself is read from the nodes again, used, and never shown.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -15,15 +16,17 @@ from typing import TYPE_CHECKING
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.round import Round
 from ..protocol.values import Owner, quorum_of, token_digest
-from .models import Entry
-from .reader import NodeLook, Reader, Seen, visit
+from .models import Entry, NodeLook
+from .reader import read_nodes, to_bytes
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
-__all__ = ["Freed", "free", "stop_command"]
+__all__ = ["Freed", "force_release", "stop_command"]
+
+POLL_INTERVAL_S = 0.02
+"""Between two looks at a key that is being deleted over another connection: a few round trips."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,11 @@ class Freed:
     taken: bool = False
 
 
-def free(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
-    """Free what `entry` shows, on all nodes; who waits for it is called, as by any release.
+def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
+    """Release what `entry` shows, on all nodes, and wake the first waiter as any release does.
 
-    Whoever holds it is not stopped. It learns that its lease is lost when another has the key; if
-    none has, its next extension takes the key back.
+    Its holder is not stopped. It learns that its lease is lost when another has the key; if none
+    has, its next extension takes the key back.
 
     Args:
         redlock: Where.
@@ -58,29 +61,31 @@ def free(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
     Raises:
         QuorumUnavailable: Fewer than a quorum of nodes told what they have, or freed it.
     """
-    looks, values = _look(redlock, entry, timeout)
-    silent = tuple(node.name for node in looks if not node.reachable)
+    looks, tokens = _tokens(redlock, entry, timeout)
     total, needed = len(looks), quorum_of(len(looks))
+    silent = tuple(node.name for node in looks if not node.reachable)
     if total - len(silent) < needed:
         raise QuorumUnavailable(
             f"{entry.key}: {total - len(silent)} of {total} nodes told what they have; {needed} are"
             f" needed, and nothing was done: {', '.join(silent)} did not",
             resource=entry.resource,
         )
-    tokens = Counter(value for value in values if value is not None)
-    shown = [value for value in tokens if _is_shown(entry, value)]
-    if not shown:
-        return Freed("changed" if tokens else "gone", silent=silent)
-    had = {n for n, value in enumerate(values) if value == shown[0]}
-    ballot = _free(redlock, entry, shown[0], timeout)
+    token = next((token for token in tokens if token and _is_shown(entry, token)), None)
+    if token is None:
+        return Freed("gone" if set(tokens) == {None} else "changed", silent=silent)
+    had = _holding(tokens, token)
+
+    claim = Claim(entry.key[len(redlock.prefix) :], token, redlock.ttl, total)
+    ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, timeout))
     until = monotonic() + timeout
     while True:
-        looks, values = _look(redlock, entry, timeout)
-        kept = {n for n, value in enumerate(values) if value == shown[0]}
+        looks, tokens = _tokens(redlock, entry, timeout)
+        kept = _holding(tokens, token)
         if not kept or monotonic() > until:
             break
-        sleep(0.02)  # it is on its way there, over another connection
-    reached = {n for n, node in enumerate(looks) if node.reachable}
+        sleep(POLL_INTERVAL_S)  # it is on its way there, over another connection
+
+    reached = {index for index, node in enumerate(looks) if node.reachable}
     rest = tuple(node.name for n, node in enumerate(looks) if n not in reached or n in kept)
     freed = len((had & reached) - kept)
     if not ballot.yes and len(had) >= needed:
@@ -88,11 +93,11 @@ def free(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
     if total - len(rest) < needed:
         raise QuorumUnavailable(
             f"{entry.key}: freed on {freed} of {total} nodes; {', '.join(rest)} did not free it,"
-            " for want of an answer or of the right to; there it stays until its ttl is over",
+            " because they did not answer or the user lacks the right; there it stays until its"
+            " ttl is over",
             resource=entry.resource,
         )
-    others = Counter(value for value in values if value is not None)
-    taken = max(others.values(), default=0) >= needed
+    taken = max(Counter(t for t in tokens if t is not None).values(), default=0) >= needed
     if not freed:
         return Freed("changed" if taken else "gone", silent=rest)
     return Freed("freed", freed, rest, taken)
@@ -101,41 +106,35 @@ def free(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
 def stop_command(task_id: str) -> str:
     """Return the shell command that stops a task; empty for an id that could be an option of it.
 
-    The id lies on the nodes, where anybody who may write there has put it: as one word, whatever
-    stands in it.
+    Anybody who may write to the nodes chooses the id: it is quoted as one word.
     """
     if not task_id or task_id.startswith("-"):
         return ""
     return f"celery -A APP control terminate TERM {shlex.quote(task_id)}"
 
 
-def _look(
+def _tokens(
     redlock: Redlock, entry: Entry, timeout: float
 ) -> tuple[list[NodeLook], list[str | None]]:
-    """What each node has under the entry's key."""
-    key = entry.key.encode("utf-8", "surrogatepass")
-
-    def errand(reader: Reader) -> dict[str, Seen]:
-        return reader.read({entry.key: key})
-
-    looks, found = visit(redlock.client.addresses, redlock.prefix, errand, timeout)
-    seen = [one.get(entry.key) if one is not None else None for one in found]
-    return looks, [None if one is None else _text(one.value) for one in seen]
+    """Return what each node has under the entry's key; empty if no claim can have it."""
+    keys = {entry.key: to_bytes(entry.key)}
+    looks, found = read_nodes(
+        redlock.client.addresses, redlock.prefix, lambda reader: reader.values(keys), timeout
+    )
+    values = [one[entry.key].value if one else None for one in found]
+    return looks, [None if value is None else _token(value) for value in values]
 
 
-def _text(value: bytes) -> str:
+def _token(value: bytes) -> str:
     try:
         return value.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        return ""  # a claim cannot have it
+        return ""
 
 
-def _is_shown(entry: Entry, value: str) -> bool:
-    # An empty one stands for what cannot be compared: a key of another type.
-    return bool(value) and token_digest(value) == entry.digest and Owner.of(value) == entry.owner
+def _is_shown(entry: Entry, token: str) -> bool:
+    return token_digest(token) == entry.digest and Owner.of(token) == entry.owner
 
 
-def _free(redlock: Redlock, entry: Entry, token: str, timeout: float) -> Round:
-    name = entry.key[len(redlock.prefix) :]
-    claim = Claim(name, token, redlock.ttl, len(redlock.client.addresses))
-    return redlock.client.driver.run(lambda now: quorum.free(claim, now, timeout))
+def _holding(tokens: Sequence[str | None], token: str) -> set[int]:
+    return {index for index, other in enumerate(tokens) if other == token}

@@ -8,14 +8,33 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..protocol.values import Owner
-from .reader import NodeLook
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
 
 KINDS = ("lock", "reservation", "tick", "mark", "fence", "line", "foreign")
-"""What may lie on the nodes: a lock; the reservation of a task that was published; a beat's
-claim on a tick; the mark of a task that is done;
-the last fencing token; the line of those who wait; and what is not of this library."""
+"""What nodes keep: locks, reservations of published tasks, a beat's claims on ticks, marks of tasks
+that are done, the last fencing tokens, wait queues, and values that are not of this library."""
+
+
+@dataclass(frozen=True)
+class NodeLook:
+    """How one node answered.
+
+    Attributes:
+        name: Its address, without credentials.
+        reachable: Whether it told all that it was asked for.
+        error: Why not; empty if it did.
+        rtt: Seconds from a small question to its answer; NaN if it did not answer.
+    """
+
+    name: str
+    reachable: bool
+    error: str = ""
+    rtt: float = math.nan
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON takes it, which has no NaN."""
+        return {**vars(self), "rtt": None if math.isnan(self.rtt) else self.rtt}
 
 
 @dataclass(frozen=True)
@@ -48,11 +67,11 @@ class Entry:
         nodes: How many nodes hold it.
         total: How many nodes there are.
         quorum: How many a lock needs.
-        held_for: Seconds since its owner asked for it, by two wall clocks; of a line, how long the
-            first stands there. None if that is not known.
+        held_for: Seconds since its owner asked for it, by two wall clocks; of a wait queue, how
+            long its first has waited. None if that is not known.
         fence: The fencing token that was granted last; None where there is none.
-        waiting: How many stand in the line for the resource.
-        waits: How long the first of them have stood there, in seconds: one of them in a survey.
+        waiting: How many wait in the resource's queue.
+        waits: How long the first of them have waited, in seconds: one of them in a survey.
         rivals: Other tokens that lie under the same key on other nodes.
     """
 
@@ -85,12 +104,16 @@ class Entry:
     @property
     def leaked(self) -> bool:
         """Whether some node has it without a ttl, so that it never expires there."""
-        return any(math.inf in ttls for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
+        return any(map(self.leaked_on, range(self.total)))
+
+    def leaked_on(self, node: int) -> bool:
+        """Return whether the node of this index has it without a ttl."""
+        return any(ttls[node] == math.inf for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
 
     def data(self) -> dict[str, Any]:
-        """As JSON takes it, without secrets. A ttl of -1 is none, as Redis has it; null: not there.
+        """Return it as JSON takes it, without secrets; docs/cli.md documents the shape.
 
-        The shape is documented in docs/cli.md.
+        A ttl of -1 means that there is none, as in Redis; null that the key is not there.
         """
         return {
             "resource": self.resource,
@@ -126,14 +149,19 @@ class Survey:
     looks: tuple[NodeLook, ...]
     at: float
 
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON takes it."""
+        return {
+            "at": self.at,
+            "nodes": [look.data() for look in self.looks],
+            "entries": [entry.data() for entry in self.entries],
+        }
+
 
 def _owner_data(owner: Owner | None, digest: str, ttls: Sequence[float | None]) -> dict[str, Any]:
+    names = ("task", "task_id", "host", "pid", "since")
     return {
-        "task": owner.task if owner else None,
-        "task_id": owner.task_id if owner else None,
-        "host": owner.host if owner else None,
-        "pid": owner.pid if owner else None,
-        "since": owner.since if owner else None,
+        **{name: getattr(owner, name, None) for name in names},
         "digest": digest,
         "ttls": [-1.0 if left == math.inf else left for left in ttls],
     }

@@ -1,7 +1,7 @@
 """What is locked, as the nodes tell: all of it, or all that is known of one resource.
 
-A snapshot, put together from nodes that were asked at slightly different moments: what was being
-acquired or released meanwhile may look split. No decision of a lock hangs on it.
+A snapshot of nodes that were asked at slightly different moments: what was being acquired or
+released meanwhile may look split. No decision about a lock depends on it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import fnmatch
 import re
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..config.checks import MAX_SLOTS
 from ..protocol.commands import (
@@ -26,7 +26,7 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import mark_of
 from ..protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
 from .models import KINDS, Entry, NodeLook, Rival, Survey
-from .reader import FOREIGN, Line, Reader, Seen, visit
+from .reader import FOREIGN, QUEUE, KeyValue, Reader, read_nodes, to_bytes, to_text
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -43,6 +43,9 @@ __all__ = [
     "survey",
 ]
 
+NodeData = Mapping[str, KeyValue]
+"""What one node has, by name without the prefix."""
+
 _SUFFIXES = {
     FENCE_SUFFIX: "fence",
     RESERVED_SUFFIX: "reservation",
@@ -55,22 +58,17 @@ _NONCE = re.compile(r"nonce:[0-9a-f]{32}\Z")
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
 """What a beat writes where a delivery has its stamp."""
 _FORBIDDEN = re.compile("permission|can't run this command")
-"""What servers say of a right that is missing; the second within scripts, Redis 7."""
-IN_LINE = 100
-"""How many of a line are read, of one resource."""
+"""How servers refuse what the user has no right to; the second within scripts, from Redis 7 on."""
+QUEUE_MEMBERS = 100
+"""How many of a wait queue are read of one resource."""
+_ANY_FENCE = b"0"
+"""Stands for all fencing tokens: each node counts by itself, so that they differ is no split."""
 
 
 class _Name(NamedTuple):
     resource: str
     kind: str
     slot: int
-
-
-class _Haul(NamedTuple):
-    """What was brought from one node, by name without the prefix."""
-
-    seen: dict[str, Seen]
-    lines: dict[str, Line]
 
 
 def survey(
@@ -80,12 +78,12 @@ def survey(
     kinds: Collection[str] = ("lock", "reservation"),
     timeout: float = 3.0,
 ) -> Survey:
-    """All that lies on the nodes below the prefix.
+    """Return all that lies on the nodes below the prefix.
 
     Args:
         redlock: Whose nodes and prefix.
-        match: Which resources, as a glob (`*`, `?`, `[a-z]`, `[^a-z]`, a backslash before one
-            that is meant) over their whole names.
+        match: Which resources, as a glob (`*`, `?`, `[a-z]`, `[^a-z]`; a backslash before a
+            character that means itself) over their whole names.
         kinds: Which of `KINDS`.
         timeout: Seconds without an answer after which a node counts as away.
 
@@ -96,37 +94,25 @@ def survey(
     if unknown := set(kinds) - set(KINDS):
         raise ValueError(f"no kind of entry: {sorted(unknown)}; there are {', '.join(KINDS)}")
     wanted = frozenset(kinds)
-    special = _SPECIAL.search(match)
-    head = match[: special.start()] if special else match
+    head = _SPECIAL.split(match, maxsplit=1)[0]
     fits = re.compile(fnmatch.translate(_as_fnmatch(match))).match
 
-    def errand(reader: Reader) -> _Haul:
+    def query(reader: Reader) -> NodeData:
         keys = reader.scan(redlock.prefix, head)
-        values: dict[str, bytes] = {}
-        lines: dict[str, bytes] = {}
-        beside: set[str] = set()
-        key: bytes | None
-        for name, key in keys.items():
+        read = set()
+        for name in keys:
             resource, kind, _slot = _parse(name)
-            if not fits(resource) or _NONCE.match(name):
-                continue
-            if wanted & _may_be(kind):
-                values[name] = key
-                if kind == "line":
-                    lines[name] = key
-                elif kind == "lock":
-                    beside.add(resource)
-        for resource in beside:
-            for suffix, where in ((FENCE_SUFFIX, values), (LINE_SUFFIX, lines)):
-                if (key := keys.get(resource + suffix)) is not None:
-                    where[resource + suffix] = key
-        return _Haul(reader.read(values), reader.lines(lines, 1))
+            if fits(resource) and not _NONCE.match(name) and wanted & _may_be(kind):
+                read.add(name)
+                if kind == "lock":  # is shown with these
+                    read |= {resource + FENCE_SUFFIX, resource + LINE_SUFFIX}
+        return _read(reader, {name: keys[name] for name in read & keys.keys()}, 1)
 
-    return _merge(redlock, errand, timeout, wanted)
+    return _survey(redlock, query, timeout, wanted)
 
 
 def look(redlock: Redlock, resource: str, timeout: float = 3.0) -> tuple[Entry, ...]:
-    """All that is known of one resource; nothing if nothing is.
+    """Return all that is known of one resource; nothing if nothing is.
 
     Args:
         redlock: Whose nodes and prefix.
@@ -140,160 +126,151 @@ def look(redlock: Redlock, resource: str, timeout: float = 3.0) -> tuple[Entry, 
 
 
 def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
-    """The same, with how each node answered."""
+    """Return the same, with how each node answered."""
     slots = [f"{resource}{SLOT_SUFFIX}{number}" for number in range(2, MAX_SLOTS + 1)]
     others = [resource + suffix for suffix in _SUFFIXES]
-    keys = {name: _key(redlock, name) for name in (resource, *others, *slots)}
 
-    def errand(reader: Reader) -> _Haul:
-        seen = reader.read(keys)
-        line = resource + LINE_SUFFIX
-        lines = reader.lines({line: keys[line]} if line in seen else {}, IN_LINE)
-        # A mark bears the id of the task that is done, and of what it had locked only a digest: of
-        # one that locks more than this, `survey` finds it.
-        owners = (Owner.of(_token(found.value)) for found in seen.values())
+    def keys(names: Iterable[str]) -> dict[str, bytes]:
+        return {name: to_bytes(redlock.prefix + name) for name in names}
+
+    def query(reader: Reader) -> NodeData:
+        found = _read(reader, keys([resource, *others, *slots]), QUEUE_MEMBERS)
+        # A mark has the id of the task that is done, but of what it had locked only a digest. So
+        # marks of tasks that lock several resources are found by `survey` alone.
+        owners = (_owner_of(one.value) for one in found.values())
         marks = {mark_of(owner, (resource,)) for owner in owners if owner and owner.task_id}
-        seen.update(reader.read({name: _key(redlock, name) for name in sorted(marks)}))
-        return _Haul(seen, lines)
+        return found | reader.values(keys(sorted(marks)))
 
-    return _merge(redlock, errand, timeout, frozenset(KINDS))
+    return _survey(redlock, query, timeout, frozenset(KINDS))
 
 
 def resource_of(redlock: Redlock, key: str) -> str:
-    """The resource that somebody means by a key, with or without prefix and suffix."""
+    """Return the resource that a key belongs to; the key may lack prefix and suffix."""
     name = key[len(redlock.prefix) :] if key.startswith(redlock.prefix) else key
     return _parse(name).resource or name
 
 
-def _merge(redlock: Redlock, errand: Any, timeout: float, wanted: frozenset[str]) -> Survey:
-    """Send the errand to all nodes and put together what it brings.
+def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
+    found = reader.values(keys)
+    queues = {name: keys[name] for name in found if name.endswith(LINE_SUFFIX)}
+    if reader.by_script:  # what waits is not known, and no reason to know nothing
+        return {name: value for name, value in found.items() if name not in queues}
+    return found | reader.queues(queues, members)
+
+
+def _survey(
+    redlock: Redlock, query: Callable[[Reader], NodeData], timeout: float, wanted: Collection[str]
+) -> Survey:
+    """Run a query at all nodes and put together what they have.
 
     Raises:
-        QuorumUnavailable: It came back from fewer than a quorum.
+        QuorumUnavailable: Fewer than a quorum told it.
     """
     at = time.time()
-    looks, brought = visit(redlock.client.addresses, redlock.prefix, errand, timeout)
-    hauls: list[_Haul] = [haul or _Haul({}, {}) for haul in brought]
-    reached = sum(node.reachable for node in looks)
-    quorum = quorum_of(len(looks))
-    if reached < quorum:
-        forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
-        hint = "; docs/cli.md has the ACL rule for whoever looks" if forbidden else ""
-        votes = [
-            NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
-            for node in looks
-        ]
-        raise QuorumUnavailable(
-            f"{reached} of {len(looks)} nodes told what they have; {quorum} are needed: "
-            + ", ".join(f"{node.name} {node.error or 'answered'}" for node in looks)
-            + hint,
-            votes=votes,
-        )
-    names = {name for haul in hauls for name in (*haul.seen, *haul.lines)}
-    entries = []
-    for name in names:
-        entry = _entry(name, names, hauls, redlock.prefix, quorum, at)
-        if entry is not None and entry.kind in wanted:
-            entries.append(entry)
+    looks, told = read_nodes(redlock.client.addresses, redlock.prefix, query, timeout)
+    _need_quorum(looks)
+    nodes: list[NodeData] = [data or {} for data in told]
+    names = {name for data in nodes for name in data}
+    entries = [_entry(name, nodes, redlock.prefix, at) for name in names]
+    entries = [entry for entry in entries if entry.kind in wanted]
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
     return Survey(tuple(entries), tuple(looks), at)
 
 
-def _entry(
-    name: str, names: set[str], hauls: Sequence[_Haul], prefix: str, quorum: int, at: float
-) -> Entry | None:
-    """What the nodes have under one name."""
-    resource, kind, slot = _parse(name)
-    total = len(hauls)
-    line: tuple[int, tuple[float, ...]] = (0, ())
-    if (its_line := resource + LINE_SUFFIX) in names:
-        line = _waiting([haul.lines.get(its_line) for haul in hauls], quorum, at)
-    found = [haul.lines.get(name) or haul.seen.get(name) for haul in hauls]
-    ttls_of: dict[bytes, list[float | None]] = {}
-    for node, one in enumerate(found):
-        if one is not None:
-            value = one.value if isinstance(one, Seen) else b"line"
-            ttls_of.setdefault(value, [None] * total)[node] = one.left
-    if not ttls_of:
-        return None
-    fence = None
-    if kind == "fence":  # each node has one of its own; the largest counts
-        fence = _fence(hauls, name)
-        ttls_of = _as_one(ttls_of, lambda value: value.isdigit())
-    elif kind == "lock" and (its_fence := resource + FENCE_SUFFIX) in names:
-        fence = _fence(hauls, its_fence)
-    values = list(ttls_of)
-    if len(values) > 1:
-        values.sort(key=lambda value: -_count(ttls_of[value]))
-    top = values[0]
-    owner = Owner.of(_token(top))
-    known = {"fence": top.isdigit(), "mark": top == DONE.encode(), "line": top == b"line"}
-    held_for = max(0.0, at - owner.since) if owner is not None and owner.since else None
-    if not known.get(kind, owner is not None):
-        kind, held_for = "foreign", None
-    elif kind == "lock" and name.startswith("beat:") and owner is not None:
-        kind = "tick" if not owner.task_id and _SECONDS.match(owner.stamp) else kind
-    elif kind == "line":
-        held_for = line[1][0] if line[1] else None
-    waiting, waits = line if kind in ("lock", "line", "foreign") else (0, ())
-    secret = kind not in ("fence", "mark", "line")
-    return Entry(
-        resource,
-        prefix + name,
-        kind,
-        slot,
-        owner if secret else None,
-        _digest(top) if secret else "",
-        tuple(ttls_of[top]),
-        _count(ttls_of[top]),
-        total,
-        quorum,
-        held_for,
-        fence,
-        waiting,
-        waits,
-        tuple(Rival(Owner.of(_token(v)), _digest(v), tuple(ttls_of[v])) for v in values[1:]),
+def _need_quorum(looks: Sequence[NodeLook]) -> None:
+    reached, quorum = sum(node.reachable for node in looks), quorum_of(len(looks))
+    if reached >= quorum:
+        return
+    said = ", ".join(f"{node.name} {node.error or 'answered'}" for node in looks)
+    forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
+    hint = "; docs/cli.md has the ACL rule for users who only look" if forbidden else ""
+    raise QuorumUnavailable(
+        f"{reached} of {len(looks)} nodes told what they have; {quorum} are needed: {said}{hint}",
+        votes=[
+            NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
+            for node in looks
+        ],
     )
 
 
-def _waiting(lines: Sequence[Line | None], quorum: int, at: float) -> tuple[int, tuple[float, ...]]:
-    """How many wait, as a quorum of nodes has it, and for how long the first do."""
-    counts = sorted((line.total for line in lines if line is not None), reverse=True)
+def _entry(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Entry:
+    """Return what the nodes have under one name."""
+    total, quorum = len(nodes), quorum_of(len(nodes))
+    resource, kind, slot = _parse(name)
+    ttls_of: dict[bytes, list[float | None]] = {}
+    for index, data in enumerate(nodes):
+        if (found := data.get(name)) is not None:
+            is_fence = kind == "fence" and found.value.isdigit()
+            value = _ANY_FENCE if is_fence else found.value
+            ttls_of.setdefault(value, [None] * total)[index] = found.left
+    (top, ttls), *others = sorted(ttls_of.items(), key=lambda item: -_count(item[1]))
+    owner = _owner_of(top)
+    held_for = max(0.0, at - owner.since) if owner is not None and owner.since else None
+    waiting, waits = _waiting([data.get(resource + LINE_SUFFIX) for data in nodes], quorum, at)
+    fences = [data.get(resource + FENCE_SUFFIX) for data in nodes]
+    fence = _last_fence(fences) if kind in ("fence", "lock") else None
+    kind = _kind_of(kind, name, top, owner)
+    if kind == "foreign":
+        held_for = None
+    elif kind == "line":
+        held_for = waits[0] if waits else None
+    elif kind != "lock":
+        waiting, waits = 0, ()
+    has_token = kind not in ("fence", "mark", "line")
+    return Entry(
+        resource=resource,
+        key=prefix + name,
+        kind=kind,
+        slot=slot,
+        owner=owner if has_token else None,
+        digest=_digest(top) if has_token else "",
+        ttls=tuple(ttls),
+        nodes=_count(ttls),
+        total=total,
+        quorum=quorum,
+        held_for=held_for,
+        fence=fence,
+        waiting=waiting,
+        waits=waits,
+        rivals=tuple(Rival(_owner_of(v), _digest(v), tuple(left)) for v, left in others),
+    )
+
+
+def _kind_of(kind: str, name: str, value: bytes, owner: Owner | None) -> str:
+    """Return what a key is, from what its name promises and what lies under it."""
+    ours = {"fence": value.isdigit(), "mark": value == DONE.encode(), "line": value == QUEUE}
+    if not ours.get(kind, owner is not None):
+        return "foreign"
+    if kind == "lock" and name.startswith("beat:") and owner is not None:
+        return "tick" if not owner.task_id and _SECONDS.match(owner.stamp) else "lock"
+    return kind
+
+
+def _waiting(
+    queues: Iterable[KeyValue | None], quorum: int, at: float
+) -> tuple[int, tuple[float, ...]]:
+    """Return how many wait, as a quorum of nodes has it, and for how long the first have."""
+    there = [queue for queue in queues if queue is not None and queue.value == QUEUE]
+    counts = sorted((queue.waiting for queue in there), reverse=True)
     count = counts[quorum - 1] if len(counts) >= quorum else 0
     since: dict[bytes, float] = {}
-    for line in lines:
-        for member, score in line.first if line is not None else ():
+    for queue in there:
+        for member, score in queue.first:
             since[member] = min(score, since.get(member, score))
     # A score may be anything, infinite too: nobody has waited since before 1970.
     waits = sorted((min(max(0.0, at - score / 1e6), at) for score in since.values()), reverse=True)
-    most = max((len(line.first) for line in lines if line is not None), default=0)
-    return count, tuple(waits[: min(count, most)])
+    read = max((len(queue.first) for queue in there), default=0)
+    return count, tuple(waits[: min(count, read)])
 
 
-def _fence(hauls: Iterable[_Haul], name: str) -> int | None:
-    """The largest fencing token that a node has."""
-    seen = (haul.seen.get(name) for haul in hauls)
-    values = [one.value for one in seen if one is not None]
+def _last_fence(fences: Iterable[KeyValue | None]) -> int | None:
+    """Return the largest fencing token that a node has; each counts by itself."""
+    values = [fence.value for fence in fences if fence is not None]
     return max((int(v) for v in values if v.isdigit() and len(v) < 20), default=None)
 
 
-def _as_one(ttls_of: Mapping[bytes, list[float | None]], alike: Any) -> dict[bytes, Any]:
-    """Values that differ from node to node and mean no split: under the first of them."""
-    first = next((value for value in ttls_of if alike(value)), None)
-    if first is None:
-        return dict(ttls_of)
-    one: list[float | None] = list(ttls_of[first])
-    rest = {}
-    for value, ttls in ttls_of.items():
-        if not alike(value):
-            rest[value] = ttls
-        else:
-            one = [new if new is not None else old for new, old in zip(ttls, one, strict=True)]
-    return {first: one, **rest}
-
-
 def _parse(name: str) -> _Name:
-    """What a key is, by its end."""
+    """Return what a key is by its end."""
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix) and len(name) > len(suffix):
             return _Name(name[: -len(suffix)], kind, 1)
@@ -304,31 +281,22 @@ def _parse(name: str) -> _Name:
 
 
 def _may_be(kind: str) -> set[str]:
-    """What may turn out to be what a name says."""
+    """Return what a key may turn out to be whose name says `kind`."""
     return {kind, "foreign", "tick"} if kind == "lock" else {kind, "foreign"}
 
 
 def _as_fnmatch(match: str) -> str:
-    """A glob of Redis as one of Python, which knows no backslash, and says ! for ^."""
+    """Translate a glob of Redis to one of Python, which knows no backslash, and has ! for ^."""
     match = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", match, flags=re.S)
     return match.replace("[^", "[!")
 
 
-def _key(redlock: Redlock, name: str) -> bytes:
-    return (redlock.prefix + name).encode("utf-8", "surrogatepass")
-
-
-def _token(value: bytes) -> str:
-    if value == FOREIGN:
-        return ""
-    try:
-        return value.decode("utf-8", "surrogatepass")
-    except UnicodeDecodeError:
-        return value.decode("utf-8", "surrogateescape")
+def _owner_of(value: bytes) -> Owner | None:
+    return Owner.of(to_text(value))
 
 
 def _digest(value: bytes) -> str:
-    return token_digest(_token(value)) if value != FOREIGN else ""
+    return token_digest(to_text(value)) if value != FOREIGN else ""
 
 
 def _count(ttls: Iterable[float | None]) -> int:

@@ -15,7 +15,7 @@ from werkzeug.wrappers import Response
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
-from ..survey.force_release import free
+from ..survey.force_release import force_release
 from . import serializers
 from .views import Ask, Shown
 
@@ -99,7 +99,7 @@ def release(ask: Ask) -> Shown | Response:
     if request.method != "POST":
         return _told(ask, "asked", row)
     try:
-        freed = free(ask.sources.redlock, entry, FREE_WAIT)
+        freed = force_release(ask.sources.redlock, entry, FREE_WAIT)
     except QuorumUnavailable as error:
         return _told(ask, "unknown", None, 503, said=serializers.failure(error))
     key = printable(entry.key)

@@ -6,29 +6,40 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import redis
 from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock import SingletonTask
 from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from tests.contract.proxy import Proxy
 
-__all__ = ["DURABLE", "HOSTS", "Forger", "examined", "found", "shop", "url"]
+__all__ = ["DURABLE", "HOSTS", "OWNER", "TOKENS", "Forger", "examined", "found", "put", "shop"]
+__all__ += ["url"]
 
 DURABLE = ["--appendonly", "yes", "--appendfsync", "always"]
 """What a node is configured with that needs no restart guard."""
 HOSTS = ["--bind", "127.0.0.1", "127.0.0.2", "127.0.0.3"]
 """Several addresses, as if there were several hosts."""
+OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
+TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
 
 
 def url(server: LocalServer | Proxy, host: int = 1, user: str = "") -> str:
     """Where a server is, as seen from one of its addresses."""
     return f"redis://{user}127.0.0.{host}:{server.port}/0"
+
+
+def put(nodes: Iterable[redis.Redis], key: str, token: str, **how: Any) -> None:
+    """Set a key on some nodes, for a minute unless told otherwise."""
+    for node in nodes:
+        node.set(key, token.encode("utf-8", "surrogatepass"), **(how or {"px": 60_000}))
 
 
 def shop(nodes: list[str], **conf: Any) -> Celery:

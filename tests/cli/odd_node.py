@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.survey.reader import SEE
+from celery_redlock.survey.reader import READ_SCRIPT
 from tests.contract.proxy import Front
 
 __all__ = ["ODD", "OddNode", "bent"]
@@ -81,7 +81,7 @@ class OddNode(Front):
                     reply = error
                 except redis.ConnectionError:
                     break
-                looks = words[0] in LOOKS or (words[0] == b"EVAL" and words[1] == SEE)
+                looks = words[0] in LOOKS or (words[0] == b"EVAL" and words[1] == READ_SCRIPT)
                 client.sendall(_encoded(self.odd(words, reply) if looks else reply))
         upstream.disconnect()
 

@@ -21,9 +21,7 @@ NODES = ["redis://user:SECRET@10.0.0.1:6379/0", "redis://10.0.0.2/1", "redis://1
 
 def site(**conf: Any) -> Celery:
     """Its broker is a Redis; nobody asks it anything."""
-    app = shop(NODES, **conf)
-    app.conf.broker_url = "redis://10.0.0.9:6379/0"
-    return app
+    return shop(NODES, **{"broker_url": "redis://10.0.0.9:6379/0", **conf})
 
 
 def declare(app: Celery, **options: Any) -> None:
@@ -32,87 +30,60 @@ def declare(app: Celery, **options: Any) -> None:
     app.task(base=SingletonTask, name="shop.slow", shared=False, **options)(body)
 
 
-def findings(app: Celery) -> list[tuple[str, str, str]]:
-    return [(one.level, one.check, one.where) for one in examine_tasks(app)]
+def visible(seconds: float) -> dict[str, Any]:
+    return {"broker_transport_options": {"visibility_timeout": seconds}}
+
+
+AMQP, LONG, LATE = {"broker_url": "amqp://127.0.0.1:1//"}, {"time_limit": 4000}, {"acks_late": True}
+MEMORY = {"broker_url": "memory://"}
 
 
 @pytest.mark.parametrize(
-    ("options", "conf", "level", "check"),
+    ("options", "conf", "expected"),
     [
-        ({"time_limit": 100, "lock_max_lifetime": 60}, {}, "wrong", "lifetime"),
-        ({"soft_time_limit": 100, "lock_max_lifetime": 60}, {}, "wrong", "lifetime"),
-        ({"lock_max_lifetime": 60}, {"task_time_limit": 100}, "wrong", "lifetime"),
-        ({"time_limit": 4000}, {}, "warning", "visibility"),
-        ({"time_limit": 4000, "acks_late": True}, {}, "wrong", "visibility"),
-        (
-            {"acks_late": True, "lock_ttl": 20},
-            {"broker_transport_options": {"visibility_timeout": 10}},
-            "warning",
-            "visibility",
-        ),
-        ({"lock_on_conflict": "reject"}, {}, "wrong", "acks"),
-        ({"lock_on_deadline": "reject"}, {"redlock_retry_deadline": 9}, "wrong", "acks"),
-        ({"lock_on_deadline": "reject"}, {}, "wrong", "configuration"),
-        ({"lock_limit": 2}, {"redlock_fencing": True}, "wrong", "configuration"),
+        ({}, {}, None),
+        ({"time_limit": 100, "lock_max_lifetime": 60}, {}, "wrong lifetime"),
+        ({"soft_time_limit": 100, "lock_max_lifetime": 60}, {}, "wrong lifetime"),
+        ({"lock_max_lifetime": 60}, {"task_time_limit": 100}, "wrong lifetime"),
+        ({"time_limit": 50, "lock_max_lifetime": 60}, {}, None),
+        ({"time_limit": 100, "lock_max_lifetime": None}, {}, None),
+        (LONG, {}, "warning visibility"),
+        (LONG | LATE, {}, "wrong visibility"),
+        (LONG | LATE, visible(5000), None),
+        (LATE | {"lock_ttl": 20}, visible(10), "warning visibility"),
+        (LONG | LATE, MEMORY, None),
+        (LONG, AMQP, None),  # it is acknowledged when its body begins
+        (LONG | LATE, AMQP, "wrong visibility"),  # RabbitMQ ends the worker
+        (LONG | LATE, AMQP | visible(5000), None),
+        ({"lock_on_conflict": "reject"}, {}, "wrong acks"),
+        ({"lock_on_conflict": "reject"} | LATE, {}, None),
+        ({"lock_on_deadline": "reject"}, {"redlock_retry_deadline": 9}, "wrong acks"),
+        ({"lock_on_deadline": "reject"}, {}, "wrong configuration"),
+        ({"lock_limit": 2}, {"redlock_fencing": True}, "wrong configuration"),
     ],
     ids=str,
 )
-def test_what_cannot_go_together_is_found(
-    options: dict[str, Any], conf: dict[str, Any], level: str, check: str
+def test_what_cannot_go_together_is_found_and_nothing_else(
+    options: dict[str, Any], conf: dict[str, Any], expected: str | None
 ) -> None:
     app = site(**conf)
     declare(app, **options)
-    assert (level, check, "shop.slow") in findings(app)
+    found = [f"{one.level} {one.check}" for one in examine_tasks(app) if one.where == "shop.slow"]
+    assert found == ([expected] if expected else [])
 
 
-@pytest.mark.parametrize(
-    ("options", "conf"),
-    [
-        ({}, {}),
-        ({"time_limit": 50, "lock_max_lifetime": 60}, {}),
-        ({"time_limit": 100, "lock_max_lifetime": None}, {}),
-        ({"time_limit": 4000}, {"broker_transport_options": {"visibility_timeout": 5000}}),
-        ({"lock_on_conflict": "reject", "acks_late": True}, {}),
-    ],
-    ids=str,
-)
-def test_what_goes_together_is_not(options: dict[str, Any], conf: dict[str, Any]) -> None:
-    app = site(**conf)
-    declare(app, **options)
-    assert findings(app) == []
-
-
-def test_a_broker_that_is_no_redis_has_no_visibility_timeout() -> None:
-    app = shop(NODES)
-    declare(app, time_limit=4000)
-    assert findings(app) == []
-
-
-def test_rabbitmq_ends_a_worker_that_keeps_a_message_for_too_long() -> None:
-    app = site()
-    app.conf.broker_url = "amqp://127.0.0.1:1//"
-    declare(app, time_limit=4000)
-    assert findings(app) == []  # it is acknowledged when its body begins
-    app.tasks["shop.slow"].acks_late = True
-    assert findings(app) == [("wrong", "visibility", "shop.slow")]
-    app.conf.broker_transport_options = {"visibility_timeout": 5000}
-    assert findings(app) == []
-
-
-def test_a_quorum_queue_behind_a_direct_exchange_is_slow() -> None:
-    app = site()
-    app.conf.broker_url = "amqp://127.0.0.1:1//"
+def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
     kinds = {"fast": "topic", "slow": "direct"}
-    app.conf.task_queues = [
+    queues = [
         Queue(name, Exchange(name, kind), name, queue_arguments={"x-queue-type": "quorum"})
         for name, kind in kinds.items()
     ]
-    assert findings(app) == [("warning", "queues", "slow")]
-
-
-def test_a_setting_that_cannot_work() -> None:
-    ((level, check, _where),) = findings(site(redlock_tll=5))
-    assert (level, check) == ("wrong", "configuration")
+    for conf, expected in (
+        (AMQP | {"task_queues": queues}, ("warning", "queues", "slow")),
+        ({"redlock_tll": 5}, ("wrong", "configuration", "settings")),
+    ):
+        (found,) = examine_tasks(site(**conf))
+        assert (found.level, found.check, found.where) == expected
 
 
 def answer(app: Celery, **changed: Any) -> dict[str, Any]:
@@ -178,10 +149,12 @@ def test_settings_that_cannot_work_are_named_once() -> None:
 
 def test_what_is_found_at_many_places_is_said_once() -> None:
     many = [Finding("warning", "acks", f"task{n}", "it is so", "change it") for n in range(7)]
-    (one,) = merged(many)
-    assert one.where == "task0, task1, task2, task3, task4 and 2 more"
-    (one,) = merged([many[0], many[1], many[0]])
-    assert one.where == "task0, task1"
+    said = {
+        "task0, task1, task2, task3, task4 and 2 more": many,
+        "task0, task1": [*many[:2], many[0]],
+    }
+    for where, found in said.items():
+        assert [one.where for one in merged(found)] == [where]
 
 
 @pytest.mark.parametrize("broker", ["redis://:SECRET@127.0.0.1:1/0", "nonsense://u:SECRET@x"])

@@ -164,7 +164,7 @@ def test_it_says_what_a_call_would_do_and_who_holds(
     held = next(entry for entry in data["entries"] if entry["resource"] == "order:17")
     assert (held["task"], held["task_id"], held["pid"]) == ("shop.other", "t-1", 42)
     assert held["nodes"] == 3 and held["held_for"] >= 0
-    assert "held by shop.other t-1, pid 42 on host, for " in text and "on 3 of 3 nodes" in text
+    assert "lock: shop.other t-1, pid 42 on host, " in text and "on 3 of 3 nodes" in text
 
 
 def test_parking_that_is_switched_off_is_not_promised(
@@ -208,7 +208,7 @@ def test_it_says_what_delay_would_return(
     take(redlock, claim)
     try:
         data = told(app, f"shop.{name}", "[17]")
-        assert "reserved by shop.dup task-9" in call(app, f"shop.{name}", "[17]").output
+        assert "reservation: shop.dup task-9" in call(app, f"shop.{name}", "[17]").output
     finally:
         give_up(redlock, claim)
     assert data["publish"]["outcome"] == outcome and words in data["publish"]["text"]

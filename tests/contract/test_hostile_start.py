@@ -105,7 +105,7 @@ def test_where_it_leaves_no_quorum_the_start_is_refused_and_both_are_named(
         lock(stack, *nodes).check(timeout=10.0)
     assert name(liar) in str(refusal.value) and name(servers[1]) in str(refusal.value)
     result = CliRunner().invoke(doctor, [], obj=Site(nodes=[node.url for node in nodes]))
-    assert "no quorum: 1 of 3 nodes are masters of their own, 2 are needed" in result.output
+    assert "no quorum: 1 of 3 nodes are independent masters, 2 are needed" in result.output
 
 
 def test_a_liar_silences_no_more_than_one_however_often_it_changes_its_name(

@@ -15,7 +15,7 @@ from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
-from celery_redlock.survey.reader import Reader, visit
+from celery_redlock.survey.reader import Reader, read_nodes
 from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
 from tests.support import TOKEN, told_all, wait_until
 
@@ -33,11 +33,13 @@ def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
 
 
 @pytest.fixture
-def clients(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
-    clients = [redis.Redis(port=server.port) for server in servers]
-    yield clients
+def clients(admins: list[redis.Redis]) -> list[redis.Redis]:
+    return admins
+
+
+def put(clients: list[redis.Redis], key: str | bytes, value: str = TOKENS[0]) -> None:
     for client in clients:
-        client.close()
+        client.set(key, value, px=60_000)
 
 
 def found(redlock: Redlock, match: str = "*", *kinds: str) -> list[Entry]:
@@ -71,17 +73,17 @@ def test_each_slot_is_an_entry_of_its_own(redlock: Redlock) -> None:
 def test_what_else_is_ours_has_a_kind_of_its_own(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
+    put(clients, "redlock:a#reserved")
     beat = Owner("web-1", 4243, stamp="0.500").token("0" * 32, 1.7e9)
+    put(clients, "redlock:beat:app:entry:every-5s", beat)
+    put(clients, "redlock:beat:mine")
+    put(clients, "redlock:" + MARK, DONE)
+    put(clients, "redlock:a#fence", "17")
+    put(clients, "redlock:b", "somebody else's")
+    put(clients, "redlock:nonce:" + "0" * 32, "1")
+    put(clients, "elsewhere", "x")
     for client in clients:
-        client.set("redlock:a#reserved", TOKENS[0], px=9000)
-        client.set("redlock:beat:app:entry:every-5s", beat, px=9000)
-        client.set("redlock:beat:mine", TOKENS[1], px=9000)
-        client.set("redlock:" + MARK, DONE, px=9000)
-        client.set("redlock:a#fence", "17", px=9000)
         client.zadd("redlock:a#line", {"redlock:#line:ff:1": 1.7e15})
-        client.set("redlock:b", "somebody else's", px=9000)
-        client.set("redlock:nonce:" + "0" * 32, "1", px=9000)
-        client.set("elsewhere", "x")
     assert [(e.resource, e.kind) for e in found(redlock)] == [
         (MARK.removesuffix("#done"), "mark"),
         ("a", "reservation"),
@@ -94,39 +96,32 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
     for kind in KINDS:
         assert {e.kind for e in found(redlock, "*", kind)} == {kind}, kind
     assert [e.kind for e in survey(redlock).entries] == ["reservation", "lock"]
+    with pytest.raises(ValueError, match="locks"):
+        survey(redlock, kinds=["locks"])
 
 
-def test_who_waits_is_counted(redlock: Redlock, clients: list[redis.Redis]) -> None:
-    other = Redlock(redlock.client.addresses and [f"redis://{name}/0" for name in redlock.nodes])
-    lease = redlock.acquire("order:1")
-    waiter = threading.Thread(target=lambda: other.release(other.acquire("order:1", wait=30)))
-    waiter.start()
-    try:
-        wait_until(lambda: found(redlock, "*", "lock")[0].waiting == 1, 20, "it stands in line")
-        (lock, line) = look(redlock, "order:1", 20)
-        assert (lock.kind, line.kind, lock.waiting, line.waiting) == ("lock", "line", 1, 1)
-        assert line.held_for is not None and line.waits == (line.held_for,)
-    finally:
-        redlock.release(lease)
-        waiter.join(30)
-        other.close()
-    assert not waiter.is_alive()
+def test_fencing_tokens_differ_from_node_to_node_and_the_largest_counts(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
+    for number, client in enumerate(clients[:4]):
+        client.set("redlock:a#fence", 17 + number, px=60_000)
+    (entry,) = found(redlock)
+    assert (entry.kind, entry.fence, entry.nodes, entry.rivals) == ("fence", 20, 4, ())
 
 
 def test_the_token_of_most_nodes_counts_and_the_others_are_rivals(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     for client, number in zip(clients, (0, 1, 1, 2), strict=False):
-        client.set("redlock:order:1", TOKENS[number], px=9000)
-    (entry,) = survey(redlock).entries
+        put([client], "redlock:order:1", TOKENS[number])
+    seen = survey(redlock)
+    (entry,) = seen.entries
     assert entry.digest == token_digest(TOKENS[1])
     assert entry.nodes == 2 and not entry.held and entry.split
     assert [left is None for left in entry.ttls] == [True, False, False, True, True]
-    assert {rival.digest for rival in entry.rivals} == {
-        token_digest(TOKENS[0]),
-        token_digest(TOKENS[2]),
-    }
-    clients[3].set("redlock:order:1", TOKENS[1], px=9000)
+    assert {rival.digest for rival in entry.rivals} == {*map(token_digest, TOKENS[::2])}
+    assert not TOKEN.search(repr(seen)) and not TOKEN.search(str(entry.data()))
+    put(clients[3:4], "redlock:order:1", TOKENS[1])
     (entry,) = survey(redlock).entries
     assert entry.held and not entry.split and len(entry.rivals) == 1
 
@@ -163,23 +158,24 @@ def test_what_is_not_ours_is_foreign(
     assert found(redlock, "*", "foreign") == [entry]
 
 
-def test_a_line_of_nonsense_is_counted_and_hurts_nobody(
+def test_a_queue_of_nonsense_is_counted_and_hurts_nobody(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
+    put(clients, "redlock:order:1")
     for client in clients:
         client.zadd("redlock:order:1#line", {b"\xff": math.inf, "b": -math.inf, "c": 1})
-    (entry,) = found(redlock)
-    assert (entry.kind, entry.waiting) == ("line", 3)
+    for entries in (found(redlock), look(redlock, "order:1", 20)):
+        assert [(e.kind, e.waiting) for e in entries] == [("lock", 3), ("line", 3)]
+        assert entries[1].held_for == max(entries[1].waits) > 0
 
 
 def test_names_that_are_no_text_or_dangerous_are_found_as_they_are(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     names = ["ä:\U0001f512", "a\x1b[31m\nb", "#slot2", "#line", "x#slotx", "\ud800"]
-    for client in clients:
-        for name in names:
-            client.set(b"redlock:" + name.encode("utf-8", "surrogatepass"), TOKENS[0], px=9000)
-        client.set(b"redlock:\xff\xfe", TOKENS[0], px=9000)
+    for name in names:
+        put(clients, b"redlock:" + name.encode("utf-8", "surrogatepass"))
+    put(clients, b"redlock:\xff\xfe")
     assert {e.resource for e in found(redlock)} == {*names, "\udcff\udcfe"}
 
 
@@ -202,9 +198,8 @@ def test_a_match_is_of_whole_names_whatever_their_end(
     redlock: Redlock, clients: list[redis.Redis], match: str, expected: set[str]
 ) -> None:
     for name in ("a", "ab", "ä", "b", "a*", "[a]"):
-        for client in clients[:3]:
-            client.set(f"redlock:{name}", TOKENS[0], px=9000)
-            client.set(f"redlock:{name}#reserved", TOKENS[0], px=9000)
+        put(clients[:3], f"redlock:{name}")
+        put(clients[:3], f"redlock:{name}#reserved")
     entries = found(redlock, match)
     assert {e.resource for e in entries} == expected
     assert len(entries) == 2 * len(expected)
@@ -216,9 +211,8 @@ def test_a_prefix_means_itself(
 ) -> None:
     redlock = Redlock([server.url for server in servers], prefix=prefix or "redlock:")
     prefix = redlock.prefix
-    for client in clients:
-        client.set(f"{prefix}order:1", TOKENS[0], px=9000)
-        client.set("aXb?order:2", TOKENS[0], px=9000)
+    put(clients, f"{prefix}order:1")
+    put(clients, "aXb?order:2")
     assert [e.resource for e in found(redlock)] == ["order:1"]
     redlock.close()
 
@@ -264,72 +258,48 @@ def test_too_few_nodes_are_an_error_that_names_them(
 def test_a_look_finds_all_slots_and_the_holders_mark(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
-    for client in clients:
-        client.set("redlock:order:1#slot100", TOKENS[0], px=9000)
-        client.set("redlock:" + MARK, DONE, px=9000)
-        client.set("redlock:order:10", TOKENS[0], px=9000)
+    put(clients, "redlock:order:1#slot100")
+    put(clients, "redlock:" + MARK, DONE)
+    put(clients, "redlock:order:10")
     assert [(e.resource, e.kind, e.slot) for e in look(redlock, "order:1")] == [
         (MARK.removesuffix("#done"), "mark", 1),
         ("order:1", "lock", 100),
     ]
     assert look(redlock, "order") == ()
-
-
-def test_no_secret_is_in_what_is_shown(redlock: Redlock, clients: list[redis.Redis]) -> None:
-    for client, token in zip(clients, (*TOKENS, *TOKENS), strict=False):
-        client.set("redlock:order:1", token, px=9000)
-    seen = survey(redlock)
-    assert not TOKEN.search(repr(seen))
-    assert not TOKEN.search(str([entry.data() for entry in seen.entries]))
-
-
-def test_a_key_is_known_with_and_without_prefix_and_suffix(redlock: Redlock) -> None:
     for key in ("order:1", "redlock:order:1", "redlock:order:1#reserved", "order:1#slot2"):
         assert resource_of(redlock, key) == "order:1"
 
 
-def test_an_unknown_kind_is_an_error(redlock: Redlock) -> None:
-    with pytest.raises(ValueError, match="locks"):
-        survey(redlock, kinds=["locks"])
+def reading() -> bool:
+    return any("celery_redlock read" in thread.name for thread in threading.enumerate())
 
 
-def test_a_visit_leaves_no_thread_and_no_connection(
+def test_a_survey_leaves_no_thread_and_no_connection(
     redlock: Redlock, servers: list[LocalServer], clients: list[redis.Redis]
 ) -> None:
-    before = [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
+    def connected() -> list[int]:
+        return [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
+
+    before = connected()
     servers[0].pause()
     survey(redlock, timeout=0.5)
     servers[0].resume()
-
-    def gone() -> bool:
-        after = [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
-        names = [thread.name for thread in threading.enumerate()]
-        return after == before and not any("visit" in name for name in names)
-
-    wait_until(gone, 20, "all have gone home")
+    wait_until(lambda: connected() == before and not reading(), 20, "all have ended")
 
 
-def test_a_node_that_goes_on_answering_is_waited_for(redlock: Redlock) -> None:
-    def errand(reader: Reader) -> int:
-        for _ in range(5):
-            time.sleep(0.25)
-            reader.rtt(b"redlock:")
-        return 1
-
-    looks, results = visit(redlock.client.addresses, "redlock:", errand, 1.0)
-    assert results == [1] * 5 and all(node.reachable for node in looks)
-
-
-def test_a_node_that_never_ends_is_left_alone(
+def test_a_node_that_goes_on_answering_is_waited_for_but_not_forever(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def errand(reader: Reader) -> None:
-        while True:
-            time.sleep(0.02)
+    def query(reader: Reader, times: int, pause: float) -> int:
+        for _ in range(times):
+            time.sleep(pause)
             reader.rtt(b"redlock:")
+        return times
 
-    monkeypatch.setattr("celery_redlock.survey.reader.LONGEST_VISIT", 2)
-    looks, _results = visit(redlock.client.addresses, "redlock:", errand, 0.3)
+    nodes = redlock.client.addresses
+    looks, results = read_nodes(nodes, "redlock:", lambda reader: query(reader, 5, 0.25), 1.0)
+    assert results == [5] * 5 and all(node.reachable for node in looks)
+    monkeypatch.setattr("celery_redlock.survey.reader.MAX_TIMEOUTS", 2)
+    looks, _ = read_nodes(nodes, "redlock:", lambda reader: query(reader, 10**6, 0.02), 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
-    threads = threading.enumerate
-    wait_until(lambda: not any("visit" in t.name for t in threads()), 20, "they have gone home")
+    wait_until(lambda: not reading(), 20, "they have ended")

@@ -11,8 +11,8 @@ from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import MAX_NAME_CHARS
 from celery_redlock.protocol.pipeline import MAX_OWED
 from celery_redlock.stores.redis.resp import MAX_REPLY_BYTES, REPLY_S
-from celery_redlock.survey.reader import BUDGET
-from celery_redlock.survey.reader import LARGEST as LARGEST_LOOK
+from celery_redlock.survey.reader import MAX_NODE_BYTES
+from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")
@@ -39,7 +39,7 @@ def test_every_row_names_a_test() -> None:
     "words",
     [
         f"after {MAX_REPLY_BYTES} bytes",
-        f"read {LARGEST_LOOK >> 20} MiB of a reply and {BUDGET >> 20} MiB of a node",
+        f"read {LARGEST_LOOK >> 20} MiB of a reply and {MAX_NODE_BYTES >> 20} MiB of a node",
         f"After {REPLY_S:g} seconds the connection",
         f"more than {MAX_NAME_CHARS} characters",
         f"at most {MAX_BYTES} printable ASCII bytes",

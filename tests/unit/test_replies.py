@@ -32,8 +32,8 @@ from celery_redlock.stores.redis.resp import (
     Parser,
     Replies,
 )
-from celery_redlock.survey.reader import BATCH, LONGEST, _Parser
-from celery_redlock.survey.reader import LARGEST as LARGEST_LOOK
+from celery_redlock.survey.reader import BATCH_KEYS, MAX_VALUE_BYTES, _Parser
+from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 from tests.unit.test_edges import Wire
 
 NODES = ["one", "two", "three"]
@@ -170,7 +170,7 @@ def test_all_replies_together_have_a_budget() -> None:
 
 def test_a_look_has_room_for_a_batch_of_the_longest_values() -> None:
     replies = Replies(largest=_Parser.largest)
-    ((*_read,),) = [list(replies.feed(wire([b"x" * LONGEST, 9999] * BATCH)))]
+    ((*_read,),) = [list(replies.feed(wire([b"x" * MAX_VALUE_BYTES, 9999] * BATCH_KEYS)))]
     assert _Parser.largest == LARGEST_LOOK
 
 
