@@ -356,7 +356,7 @@ def test_tries_at_the_token_are_limited(
 def test_a_network_of_addresses_is_one_and_what_is_remembered_is_bounded(
     client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_redlock.web.auth.MOST_ADDRESSES", 20)
+    monkeypatch.setattr("celery_redlock.web.auth.MAX_ADDRESSES", 20)
     codes = [give(client, "wrong", f"2001:db8::{number:x}").status_code for number in range(11)]
     assert codes == [403] * 10 + [429]
     for number in range(30):
