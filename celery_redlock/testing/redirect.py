@@ -35,15 +35,10 @@ def redirected(
     driver: Callable[..., Any] | None = None,
     wakeup: Callable[..., Any] | None = None,
 ) -> Iterator[Callable[[], list[LockClient]]]:
-    """All locks of this process are on `addresses`; the restart guard is off, no helper runs.
+    """Put all locks of this process on `addresses`, without a restart guard or a helper process.
 
-    Args:
-        addresses: The nodes.
-        driver: What to make drivers with, if not with the real one.
-        wakeup: Likewise what hears releases.
-
-    Yields:
-        Tells which locks there are.
+    Drivers, and what hears releases, are made with `driver` and `wakeup` in place of the real ones.
+    The block is given a function that returns the locks that there are.
     """
     before: dict[LockClient, dict[str, Any]] = {}
     begin = LockClient.start_afresh
