@@ -135,10 +135,13 @@ def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word:
     """Return what is wrong; empty if it is held, and by the right holder."""
     found, _taken = _look(target, names, limit)
     whole = [held for held in found if held.whole]
-    if any(by is None or _is(by, held) for held in whole):
+    wanted = f"{target} is not {word}"
+    if by is not None:
+        name, is_its = _holder(by)
+        wanted += f" by {name}"
+    if any(by is None or is_its(held.token) for held in whole):
         return ""
     nodes = len(target.redlock.nodes)
-    wanted = f"{target} is not {word}" + (f" by {_name(by)}" if by is not None else "")
     if whole:
         return f"{wanted}, but by {_all(whole)}"
     if found:
@@ -169,25 +172,17 @@ def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[
     return found, taken
 
 
-def _is(by: Any, held: _Held) -> bool:
+def _holder(by: Any) -> tuple[str, Callable[[str], bool]]:
+    """Return how `by` is called, and what tells whether a token is its."""
     if isinstance(by, HeldLease | Lease):
-        return by.token == held.token
-    owner = Owner.of(held.token)
-    if owner is None:
-        return False
+        return f"the lease with token {token_digest(by.token)}", lambda token: token == by.token
     if isinstance(by, Owner):
-        return by == owner
+        return str(by), lambda token: Owner.of(token) == by
     if isinstance(by, Task):
-        return bool(by.name == owner.task)
-    return bool(owner.task_id) and short_id(getattr(by, "id", by)) == owner.task_id
-
-
-def _name(by: Any) -> str:
-    if isinstance(by, HeldLease | Lease):
-        return f"the lease with token {token_digest(by.token)}"
-    if isinstance(by, Task):
-        return f"the task {by.name}"
-    return str(by) if isinstance(by, Owner) else f"task {getattr(by, 'id', by)}"
+        return f"the task {by.name}", lambda token: getattr(Owner.of(token), "task", "") == by.name
+    task_id = getattr(by, "id", by)
+    short = short_id(task_id) or None  # a plain call's token has no task's id
+    return f"task {task_id}", lambda token: getattr(Owner.of(token), "task_id", "") == short
 
 
 def _all(found: list[_Held]) -> str:

@@ -31,8 +31,7 @@ MAX_NUMBER = 1e18
 """No number here is as large, nor infinite; some numbers of JSON are none that can be shown."""
 HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
 WAITS = ("resource", "task", "task_id", "waited", "holder", "where")
-SECONDS = ("held_for", "remaining", "waited", "timestamp")
-COUNTS = ("pid", "fencing_token")
+NUMBERS = ("held_for", "remaining", "waited", "timestamp", "pid", "fencing_token")
 
 
 def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
@@ -70,12 +69,9 @@ def _plain(name: str, value: Any) -> Any:
     """Return a value from a worker, as the page can show it: a text, or a number that is one."""
     if value is None:
         return None
-    if name in SECONDS:
-        fine = isinstance(value, (int, float)) and abs(value) < MAX_NUMBER
-        return float(value) if fine else None
-    if name in COUNTS:
-        return value if isinstance(value, int) and abs(value) < MAX_NUMBER else None
-    return _text(value)
+    if name not in NUMBERS:
+        return _text(value)
+    return value if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
 
 
 def _holder(holder: Any) -> str:
