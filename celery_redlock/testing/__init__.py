@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .asserts import assert_free, assert_locked, assert_reserved, assert_skipped
-    from .disabled import redlock_disabled
     from .nodes import FakeNodes, LocalNodes, fake_redlock, redlock_nodes
+    from .redirect import redlock_disabled
 
 __all__ = [
     "FakeNodes",
@@ -30,7 +30,7 @@ __all__ = [
 # Which module has them. Imported when asked for: pytest loads the plugin, and with it this module,
 # for every project where the package is installed.
 _HOME = {name: "asserts" for name in __all__ if name.startswith("assert_")}
-_HOME["redlock_disabled"] = "disabled"
+_HOME["redlock_disabled"] = "redirect"
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,4 @@
-"""For the time of a test, every lock of this process is taken on other nodes than it was told.
+"""For the time of a test, locks of this process are taken on other nodes than told, or not at all.
 
 Whatever a project's settings name (its production nodes, perhaps), its tests reach what the test
 has: an app's lock, one that a module made at its import, and those that are yet to be made.
@@ -7,6 +7,7 @@ has: an app's lock, one that a module made at its import, and those that are yet
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from ..locking import redlock as locks
 from ..locking.client import LockClient
 from ..protocol.restart_guard import RestartGuard
 from ..stores.redis.address import Address
+
+__all__ = ["redirected", "redlock_disabled"]
 
 logger = logging.getLogger("celery_redlock.testing")
 
@@ -76,3 +79,22 @@ def redirected(
         vars(engine).update(state)
         if "driver" not in state:
             engine.start_afresh()
+
+
+_counting = threading.Lock()
+
+
+@contextmanager
+def redlock_disabled() -> Iterator[None]:
+    """Let no task of this process take a lock or a reservation while the block runs.
+
+    As if each app had `redlock_enabled = False`. A `with redlock.lock(...)` block locks all the
+    same; and a worker in another process needs the setting.
+    """
+    with _counting:
+        settings.switched_off += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            settings.switched_off -= 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -94,17 +94,20 @@ def test_then_the_bundled_binary_then_valkey_then_redis_then_a_hint(
 
 
 def test_it_answers_when_start_returns_and_is_gone_when_stop_does() -> None:
-    server = LocalServer()
+    server = LocalServer(config=["--maxmemory", "3mb"])
+    for name in ("url", "pid"):
+        with pytest.raises(RuntimeError):
+            getattr(server, name)
     server.start()
     try:
-        assert server.running
-        assert ping(server)
         pid, directory = server.pid, server._dir
         assert directory is not None and directory.is_dir()
         server.start()  # twice is once
-        assert server.pid == pid
+        assert server.running and server.pid == pid
         with client(server) as c:
             assert c.info("server")["process_id"] == pid
+            wanted = {"maxmemory": "3145728", "bind": "127.0.0.1", "save": "", "appendonly": "no"}
+            assert {name: c.config_get(name)[name] for name in wanted} == wanted
     finally:
         server.stop()
     assert not server.running
@@ -115,33 +118,17 @@ def test_it_answers_when_start_returns_and_is_gone_when_stop_does() -> None:
     server.stop()  # idempotent
 
 
-def test_it_listens_on_loopback_only_and_keeps_nothing() -> None:
-    with LocalServer(config=["--maxmemory", "3mb"]) as server, client(server) as c:
-        assert c.config_get("maxmemory")["maxmemory"] == str(3 * 1024 * 1024)
-        assert c.config_get("bind")["bind"] == "127.0.0.1"
-        assert c.config_get("save")["save"] == ""
-        assert c.config_get("appendonly")["appendonly"] == "no"
-
-
-def test_a_configuration_it_refuses_is_reported_in_its_own_words() -> None:
-    server = LocalServer(config=["--no-such-directive", "1"])
-    with pytest.raises(ConfigurationError, match="no-such-directive"):
-        server.start()
-    assert not server.running
-    assert server._dir is None
-
-
-def test_a_binary_that_is_none_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="not today"):
-        LocalServer(binary=fake_binary(tmp_path, "broken")).start()
-    with pytest.raises(ConfigurationError, match="does not run"):
-        LocalServer(binary=str(tmp_path / "missing")).start()
-
-
-def test_an_unstarted_server_has_no_port_and_no_pid() -> None:
-    for name in ("url", "pid"):
-        with pytest.raises(RuntimeError):
-            getattr(LocalServer(), name)
+def test_one_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    broken = fake_binary(tmp_path, "broken")
+    for server, said in [
+        (LocalServer(config=["--no-such-directive", "1"]), "no-such-directive"),
+        (LocalServer(binary=broken), "not today"),
+        (LocalServer(binary=str(tmp_path / "missing")), "does not run"),
+    ]:
+        with pytest.raises(ConfigurationError, match=said):
+            server.start()
+        assert not server.running
+        assert server._dir is None
 
 
 def test_it_takes_another_port_where_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,6 +139,7 @@ def test_it_takes_another_port_where_somebody_was_faster(monkeypatch: pytest.Mon
         with LocalServer() as second:
             assert not offers
             assert second.port != first.port
+            assert 18_000 <= second.port < 32_000, "within a range of ephemeral ports"
             with client(second) as c:
                 assert c.info("server")["process_id"] == second.pid
 
@@ -159,29 +147,38 @@ def test_it_takes_another_port_where_somebody_was_faster(monkeypatch: pytest.Mon
 # -- faults ---------------------------------------------------------------------------------------
 
 
-def test_killed_and_started_it_is_empty_on_the_same_port() -> None:
+def dies(server: LocalServer) -> None:
+    os.kill(server.pid, signal.SIGKILL)
+    wait_until(lambda: not server.running, 5, "the server is seen dead")
+    with pytest.raises(RuntimeError, match="not running"):
+        server.pause()
+
+
+def paused_and_restarted(server: LocalServer) -> None:
+    server.pause()
+    server.restart()
+
+
+@pytest.mark.parametrize("end", [LocalServer.kill, dies, paused_and_restarted])
+def test_after_its_end_it_comes_back_empty_on_the_same_port(
+    end: Callable[[LocalServer], None],
+) -> None:
     with LocalServer() as server:
         url, pid = server.url, server.pid
         with client(server) as c:
             c.set("k", "v")
-        server.kill()
-        assert not server.running
-        with pytest.raises(redis.ConnectionError):
-            ping(server)
+        end(server)
+        if end is not paused_and_restarted:
+            with pytest.raises(redis.ConnectionError):
+                ping(server)
         server.start()
         assert server.url == url
         assert server.pid != pid
         with client(server) as c:
             assert c.get("k") is None
-            c.set("k", "v")
-        server.pause()
-        server.restart()
-        assert server.url == url
-        with client(server) as c:
-            assert c.get("k") is None
 
 
-def test_paused_it_answers_nothing_and_resumed_it_remembers() -> None:
+def test_paused_it_answers_nothing_and_resumed_it_remembers_and_it_stops_in_both() -> None:
     with LocalServer() as server:
         with client(server) as c:
             c.set("k", "v")
@@ -194,28 +191,12 @@ def test_paused_it_answers_nothing_and_resumed_it_remembers() -> None:
                 ping(server, timeout=0.05)
             server.resume()
             server.resume()
-            assert ping(server)
-        with client(server) as c:
-            assert c.get("k") == b"v"
-
-
-def test_a_paused_server_can_be_stopped() -> None:
-    server = LocalServer().start()
-    server.pause()
-    started = time.monotonic()
-    server.stop()
+            with client(server) as c:
+                assert c.get("k") == b"v"
+        server.pause()
+        started = time.monotonic()
     assert time.monotonic() - started < 2.0
     assert not alive(server.pid)
-
-
-def test_a_server_that_died_by_itself_can_be_started_again() -> None:
-    with LocalServer() as server:
-        os.kill(server.pid, signal.SIGKILL)
-        wait_until(lambda: not server.running, 5, "the server is seen dead")
-        with pytest.raises(RuntimeError, match="not running"):
-            server.pause()
-        server.start()
-        assert ping(server)
 
 
 def test_as_new_repairs_whatever_a_test_has_done(servers: list[LocalServer]) -> None:
@@ -376,13 +357,6 @@ def test_no_descriptor_and_no_child_is_left() -> None:
     for pid in children:
         with pytest.raises(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
-
-
-def test_a_free_port_is_outside_the_ephemeral_range() -> None:
-    port = server_module._free_port()
-    assert 18_000 <= port < 32_000
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", port))
 
 
 def test_who_lists_processes_reads_no_password() -> None:
