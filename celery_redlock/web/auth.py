@@ -89,7 +89,7 @@ class Door:
 
     @property
     def can_free(self) -> bool:
-        """Return whether anybody may free a lock."""
+        """Whether anybody may free a lock."""
         return self._token is not None
 
     def knows(self, request: Request, token: str, way: str) -> bool:
