@@ -36,8 +36,8 @@ HELD_S = 3600.0
 """How long it holds: longer than a test."""
 HOLD_WAIT_S = 0.5
 """For which `hold` waits: a worker frees a lock a moment after its result is there."""
-SETTLED = 10.0
-"""Seconds at most until an extension that is under way has been settled; it takes microseconds."""
+SETTLE_TIMEOUT_S = 10.0
+"""Until an extension that is under way must have been settled; it takes microseconds."""
 
 
 class Nodes:
@@ -274,7 +274,7 @@ class FakeNodes(Nodes):
 
 def _next_due(watchdog: Watchdog) -> float:
     """When a lease falls due next, once those are settled that the watchdog's thread has taken."""
-    until = time.monotonic() + SETTLED
+    until = time.monotonic() + SETTLE_TIMEOUT_S
     while time.monotonic() < until:
         with watchdog.lock:
             waiting = {token for _due, token in watchdog.schedule._due}

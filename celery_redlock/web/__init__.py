@@ -48,6 +48,7 @@ def make_app(
     try:
         from .auth import Door
         from .serve import LOOPBACK
+        from .sources import Sources
         from .wsgi import Page
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
@@ -62,4 +63,4 @@ def make_app(
 
         redlock = Redlock.from_app(app)
     door = Door(token, LOOPBACK if hosts is None else hosts, private)
-    return Page(redlock, app, door, idle=idle, rest=rest)
+    return Page(Sources(redlock, app, idle=idle, rest=rest), door)

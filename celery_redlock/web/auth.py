@@ -2,7 +2,7 @@
 
 A page on loopback is open to every program of the machine and to every web site its user visits:
 
-- A site may point a name of its own at 127.0.0.1 and read what is there as its own: DNS rebinding.
+- A site may point its name at 127.0.0.1 and read what is there like its own pages (DNS rebinding).
   Its requests carry that name: only known ones are served.
 - A site may send a form here. So a form carries a proof that it came from a page of ours: a MAC
   over the session, which another site cannot read. The session's cookie is not sent from other

@@ -27,6 +27,8 @@ MAX_QUERY_CHARS = 1000
 """Of a search; each row is compared with each word of it."""
 REFRESH_S = (2, 300)
 """Between two refreshes of a page, at least and at most."""
+WAITERS_PATIENCE_S = 1.5
+"""For which that page waits for the workers' answers, which take a second."""
 MAX_TOLD = 50
 """Events on a lock's own page: about as many as its timeline has changes."""
 
@@ -168,7 +170,7 @@ def lock(ask: Ask) -> Shown:
 def waiters(ask: Ask) -> Shown:
     """Show what waits: queues on the nodes, and what workers say."""
     seen = ask.sources.nodes()
-    told = ask.sources.workers(patience=1.5)
+    told = ask.sources.workers(WAITERS_PATIENCE_S)
     _rows, queues = ask.sources.rows(seen)
     lines = [row for row in queues if row["waiting"] and matches(row, ask.query)]
     waits = [

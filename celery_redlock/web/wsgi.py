@@ -19,14 +19,13 @@ from .. import __version__
 from ..protocol.errors import ConfigurationError
 from . import actions, views
 from .formatting import FILTERS
-from .sources import Sources
 from .views import Ask, Shown
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-    from ..locking.redlock import Redlock
     from .auth import Door
+    from .sources import Sources
 
 __all__ = ["Page"]
 
@@ -85,11 +84,8 @@ MAX_FORM_BYTES = 64 * 1024
 class Page:
     """The page, as a WSGI app; made by `make_app`."""
 
-    def __init__(
-        self, redlock: Redlock, app: Any, door: Door, *, idle: float | None, rest: float | None
-    ) -> None:
-        self.door = door
-        self.sources = Sources(redlock, app, idle=idle, rest=rest)
+    def __init__(self, sources: Sources, door: Door) -> None:
+        self.sources, self.door = sources, door
         self._once = threading.Lock()
         self._registry: Any = None
         self._templates = Environment(
