@@ -89,7 +89,8 @@ class LocalServer:
     Args:
         password: What clients must authenticate with; None for none.
         config: More arguments of the server's command line, as
-            `["--maxmemory", "2mb", "--enable-debug-command", "local"]`.
+            `["--maxmemory", "2mb", "--enable-debug-command", "local"]`. Leave its log as it is:
+            that tells when it is ready.
         binary: The server binary; found by `find_server` if None.
     """
 
