@@ -68,15 +68,12 @@ def logout(ask: Ask) -> Response:
 
 def _ours(ask: Ask, path: str) -> str:
     """Return where to go on after signing in: to a page of ours, or the first."""
-    name = path.partition("?")[0]
     first = ask.urls.build("locks")
     try:
-        ask.urls.match(f"/{name}", method="GET")
+        ask.urls.match(f"/{path.partition('?')[0]}", method="GET")
     except HTTPException:
         return first
-    if not (path.isascii() and path.isprintable()) or "\\" in name or "/" in name:
-        return first
-    return first + path
+    return first + path if path.isascii() and path.isprintable() else first
 
 
 def release(ask: Ask) -> Shown | Response:

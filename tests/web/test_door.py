@@ -151,6 +151,7 @@ def test_after_signing_in_one_is_sent_to_pages_of_ours_only(client: Client) -> N
     for back in (
         *("//evil.example/", "http://evil.example/", "\\\\evil.example", "/\\evil.example"),
         *("javascript:alert(1)", "nodes\r\nX: y", "no-such-page", "../nodes"),
+        *("nodes?q=\r\nX: y", "nodes?q=\u00e9"),
     ):
         answer = client.post("/login", data={"token": SECRET, "next": back})
         assert answer.status_code == 303 and answer.location == "/", back
