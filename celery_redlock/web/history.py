@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..survey.snapshot import Entry, NodeLook, Survey
+    from ..survey.models import Entry, NodeLook, Survey
 
 __all__ = ["Change", "History", "state_of"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import QuorumUnavailable
-from ..survey.snapshot import Survey, look_at, survey
+from ..survey.models import Survey
+from ..survey.snapshot import look_at, survey
 from . import serializers
 from .history import History
 from .refresher import Fresh, Seen
