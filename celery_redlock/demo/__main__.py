@@ -1,4 +1,4 @@
-"""`python -m celery_redlock.demo`: servers, a worker, two beats, a flood, faults, a verdict."""
+"""`python -m celery_redlock.demo`: local servers, a worker, two beats, faults, a verdict."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def main() -> int:
     )
     options = parser.parse_args()
 
-    # What the library says about dead nodes is no news here; the worker says it too, to its log.
+    # The worker's log tells of dead nodes; here they are no news.
     logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
 
     leave_on_signals()

@@ -1,7 +1,7 @@
 """What the demonstration's worker and beats run: one task, locked by order, and a periodic one.
 
 The body of the first takes its time, and writes down when it enters and leaves; that of the other
-writes down which beat sent it, and when. That is all the judge believes.
+writes down which beat sent it, and when. The checker believes nothing else.
 """
 
 from __future__ import annotations
@@ -18,20 +18,12 @@ from celery_redlock import QuorumUnavailable, current_lease, locked
 from celery_redlock.demo.journal import Journal
 from celery_redlock.demo.ticks import INTERVAL
 from celery_redlock.events import Listener, subscribe
-from celery_redlock.protocol.lease import drift
 
-BROKER, NODES, DIRECTORY, LOCKS = "DEMO_BROKER", "DEMO_NODES", "DEMO_JOURNAL", "DEMO_LOCKS"
-BEAT = "DEMO_BEAT"
-"""Environment variables, set by `processes.py`; the last one only for a beat: its number."""
-
-TTL = 3.0
-"""Seconds a lock outlives a holder that nobody sees die."""
-
-app = Celery("demo", broker=os.environ[BROKER])
+app = Celery("demo", broker=os.environ["DEMO_BROKER"])
 app.conf.update(
-    redlock_nodes=os.environ[NODES].split(),
-    redlock_enabled=os.environ.get(LOCKS) != "no",
-    redlock_ttl=TTL,
+    redlock_nodes=os.environ["DEMO_NODES"].split(),
+    redlock_enabled=os.environ["DEMO_LOCKS"] == "yes",
+    redlock_ttl=3.0,
     # The nodes have just been started, on purpose; else none would vote for the first 3 seconds.
     redlock_restart_guard="off",
     # A demonstration is in a hurry: retry after 0.3 to 2 seconds. The defaults are 1 to 60.
@@ -48,18 +40,15 @@ app.conf.update(
     result_expires=None,  # no other entry
     task_routes={"tick": {"queue": "ticks"}},  # not behind all the charges
 )
-journal = Journal(os.environ[DIRECTORY])
+journal = Journal(os.environ["DEMO_JOURNAL"])
 
 
 @app.task(name="charge", bind=True)
 @locked("order:<order>")
 def charge(self: Any, order: int, seconds: float) -> None:
     """Charge an order, which takes `seconds`; never two at a time for the same order."""
-    now = time.monotonic()
-    # When the nodes were asked for the lock: what they granted began no earlier.
-    asked = min(now, now - (TTL - drift(TTL) - current_lease().remaining()))
     facts = {"order": order, "task": self.request.id}
-    journal.write("enter", at=now, asked=asked, seconds=seconds, **facts)
+    journal.write("enter", seconds=seconds, **facts)
     try:
         time.sleep(seconds)
         current_lease().ensure()  # what every body should ask before it writes
@@ -71,18 +60,18 @@ def charge(self: Any, order: int, seconds: float) -> None:
 
 @app.task(name="tick", bind=True)
 def tick(self: Any) -> None:
-    """The periodic job. Its lock is none: two messages of one tick would both run, and be seen."""
+    """The periodic job. It takes no lock: two messages of one tick would both run, and be seen."""
     journal.write("tick", task=self.request.id, **self.request.get("demo"))
 
 
 @signals.before_task_publish.connect(sender="tick")
 def mark(headers: Any = None, **_signal: Any) -> None:
-    """The message says when it was sent, and by which beat."""
-    headers["demo"] = {"sent": time.monotonic(), "beat": int(os.environ[BEAT])}
+    """Write into the message when it was sent, and by which beat."""
+    headers["demo"] = {"sent": time.monotonic(), "beat": int(os.environ["DEMO_BEAT"])}
 
 
 class Refused(Listener):
-    """Notices that a charge was refused its lock, and so waits for it, in its pool child."""
+    """Notices in a pool child that a charge was refused its lock, and so waits for it."""
 
     def held(self, resource: str, holder: object) -> None:
         """Write it down."""
@@ -96,7 +85,7 @@ subscribe(Refused())
 
 @signals.task_retry.connect
 def put_off(request: Any = None, reason: Any = None, **_signal: Any) -> None:
-    """The lock was not to be had, and the charge has been sent again, for later."""
+    """The lock was not granted in time, and the charge has been sent again, for later."""
     why = "no quorum" if isinstance(reason.exc, QuorumUnavailable) else "held"
     journal.write("away", order=request.args[0], task=request.id, why=why)
 
@@ -107,7 +96,7 @@ def follow(**_signal: Any) -> None:
     """Die with the demonstration: its end of our stdin closes, however it ends."""
 
     def until_it_ends() -> None:
-        # Not sys.stdin: its lock, taken here, would for ever be taken in a child forked meanwhile.
+        # Not sys.stdin: a child forked meanwhile would never get its lock, which is taken here.
         os.read(0, 1)
         os.killpg(0, signal.SIGKILL)
 
@@ -123,4 +112,4 @@ def ready(**_signal: Any) -> None:
 @signals.beat_init.connect
 def beats(**_signal: Any) -> None:
     """Tell the demonstration."""
-    journal.write("beat", beat=int(os.environ[BEAT]), up=True)
+    journal.write("beat", beat=int(os.environ["DEMO_BEAT"]), up=True)

@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from celery_redlock.demo.journal import Reader
-from celery_redlock.demo.ticks import Tick, Ticks, judge_ticks
+from celery_redlock.demo.ticks import LATE, Tick, Ticks, judge_ticks
 
-__all__ = ["Body", "Story", "Verdict", "judge"]
+__all__ = ["QUORUM", "Body", "Story", "Verdict", "judge"]
 
 QUORUM = 3
 """Nodes that must be up for a body to start."""
-SHOWN = 10
-"""Failures that are told one by one."""
-LATE = 0.5
-"""Seconds between a grant and the body's first line at most, on a machine that is busy."""
+MAX_FAILURES = 10
+"""Failures that are told one by one; more would push the counts off the screen."""
 
 
 @dataclass
@@ -32,7 +31,7 @@ class Body:
 
     Attributes:
         begin: When it entered; seconds.
-        asked: When the nodes were asked for the lock it runs under; seconds.
+        seconds: How long it means to take.
         end: When it left, or was killed; `inf` where neither is known.
         ending: "running", "exit", "failed" or "killed".
     """
@@ -41,7 +40,6 @@ class Body:
     task: str
     pid: int
     begin: float
-    asked: float
     seconds: float
     end: float = math.inf
     ending: str = "running"
@@ -49,11 +47,15 @@ class Body:
 
 @dataclass
 class Story:
-    """The journal, read: who was sent, who ran when, what broke when.
+    """The journal, read: which charges were sent, which ran when, what broke when.
 
     Attributes:
+        sent: The order of each charge.
+        kills: When each pool child was killed, by its pid.
+        waiting: The last refusal in each pool child that waits, by its pid.
         nodes: When which node came up or went down; `beats` likewise.
-        ticks: The ticks that reached the worker, by task id.
+        ticks: The ticks that reached the worker, by the message's id: one whose child is killed is
+            delivered again.
         last: When the last of all this was written; seconds.
     """
 
@@ -70,7 +72,7 @@ class Story:
 
     @classmethod
     def of(cls, events: Iterable[dict[str, Any]]) -> Story:
-        """The story these events tell."""
+        """Return the story that these events tell."""
         story = cls()
         story.tell(events)
         return story
@@ -78,43 +80,43 @@ class Story:
     def tell(self, events: Iterable[dict[str, Any]]) -> None:
         """Go on with what happened next."""
         for event in events:
-            at = event["at"]
+            at, pid = event["at"], event["pid"]
             self.last = max(self.last, at)
-            if event["what"] in ("enter", "away", "wait"):
-                self.waiting.pop(event["pid"], None)
-            if event["what"] == "sent":
-                self.sent[event["task"]] = event["order"]
-            elif event["what"] == "enter":
-                names = ("order", "task", "pid", "asked", "seconds")
-                self.bodies.append(Body(begin=at, **{name: event[name] for name in names}))
-                if event["pid"] in self.kills:
-                    self._kill(event["pid"], at)
-            elif event["what"] in ("exit", "failed"):
-                self._end(at, event)
-            elif event["what"] == "kill":
-                self.kills[event["child"]] = at
-                self.waiting.pop(event["child"], None)
-                self._kill(event["child"], at)
-            elif event["what"] == "node":
-                self.nodes.append((at, event["node"], event["up"]))
-            elif event["what"] == "beat":
-                self.beats.append((at, event["beat"], event["up"]))
-            elif event["what"] == "tick":
-                # By its message: one whose child is killed is delivered again.
-                self.ticks[event["task"]] = Tick(event["sent"], event["beat"])
-            elif event["what"] == "wait":
-                self.waiting[event["pid"]] = event
-            elif event["what"] == "away":
-                self.away.append(event)
-            elif event["what"] == "ready":
-                self.ready = True
+            match event["what"]:
+                case "sent":
+                    self.sent[event["task"]] = event["order"]
+                case "wait":
+                    self.waiting[pid] = event
+                case "away":
+                    self.waiting.pop(pid, None)
+                    self.away.append(event)
+                case "enter":
+                    self.waiting.pop(pid, None)
+                    names = ("order", "task", "pid", "seconds")
+                    self.bodies.append(Body(begin=at, **{name: event[name] for name in names}))
+                    if pid in self.kills:
+                        self._kill(pid, at)
+                case "exit" | "failed":
+                    self._end(event)
+                case "kill":
+                    self.kills[event["child"]] = at
+                    self.waiting.pop(event["child"], None)
+                    self._kill(event["child"], at)
+                case "node":
+                    self.nodes.append((at, event["node"], event["up"]))
+                case "beat":
+                    self.beats.append((at, event["beat"], event["up"]))
+                case "tick":
+                    self.ticks[event["task"]] = Tick(event["sent"], event["beat"])
+                case "ready":
+                    self.ready = True
 
     def running(self) -> list[Body]:
         """The bodies that have entered and not left."""
         return [body for body in self.bodies if body.ending == "running"]
 
     def done(self) -> set[str]:
-        """The charges whose body has left as it should; a script's turn is none."""
+        """The charges whose body has left as it should; the plain script sends none."""
         return {body.task for body in self.bodies if body.ending == "exit"} & self.sent.keys()
 
     def _kill(self, pid: int, at: float) -> None:
@@ -124,28 +126,26 @@ class Story:
             if body.pid == pid:
                 body.end, body.ending = at, "killed"
 
-    def _end(self, at: float, event: dict[str, Any]) -> None:
+    def _end(self, event: dict[str, Any]) -> None:
         for body in reversed(self.bodies):
             unfinished = body.ending in ("running", "killed")
             if unfinished and (body.pid, body.task) == (event["pid"], event["task"]):
-                body.end, body.ending = at, event["what"]
+                body.end, body.ending = event["at"], event["what"]
                 return
         raise ValueError(f"a body left that never entered: {event}")
 
     def dark(self) -> list[tuple[float, float]]:
-        """From when to when fewer than a quorum of nodes were up."""
-        spans = []
+        """From when to when fewer than a quorum of nodes were up, after there had been one."""
+        spans: list[tuple[float, float]] = []
         up: set[int] = set()
-        since = None
         for at, node, is_up in sorted(self.nodes):
             before = len(up)
             (up.add if is_up else up.discard)(node)
             if before >= QUORUM > len(up):
-                since = at
-            elif before < QUORUM <= len(up) and since is not None:
-                spans.append((since, at))
-                since = None
-        return spans if since is None else [*spans, (since, math.inf)]
+                spans.append((at, math.inf))
+            elif before < QUORUM <= len(up) and spans:
+                spans[-1] = (spans[-1][0], at)
+        return spans
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,9 @@ class Verdict:
         overlaps: Pairs of bodies of one order that ran at the same time.
         unlocked: Bodies that started while no quorum was up.
         lost: Tasks that were sent and never finished.
-        again: Bodies of tasks that ran once more after they had finished.
         killed: Bodies killed in the middle.
         blocked: Seconds from each of these deaths to the next body of the same order.
         waits: How often a charge was put off and sent again, for later; by reason.
-        phases: How many nodes were up, seconds, bodies that finished meanwhile; one after another.
         seconds: From the first body's begin to the last one's end.
         ticks: What came out for the beats.
     """
@@ -170,11 +168,9 @@ class Verdict:
     overlaps: list[tuple[Body, Body]]
     unlocked: list[Body]
     lost: list[str]
-    again: list[Body]
     killed: list[Body]
     blocked: list[float]
     waits: dict[str, int]
-    phases: list[tuple[int, float, int]]
     seconds: float
     ticks: Ticks
 
@@ -186,52 +182,35 @@ class Verdict:
 
     def lines(self) -> list[tuple[str, str, bool]]:
         """For people: what was asked, the answer, and whether it is a good one."""
-        worst = f"{max(self.blocked) * 1000:.0f} ms" if self.blocked else "nobody died"
+        worst = f"{max(self.blocked) * 1000:.0f} ms" if self.blocked else "no holder died"
         lines = [
             ("bodies of one order that overlapped", str(len(self.overlaps)), not self.overlaps),
             ("bodies started without a quorum", str(len(self.unlocked)), not self.unlocked),
             ("charges lost", f"{len(self.lost)} of {self.sent}", not self.lost),
             ("bodies killed in the middle", str(len(self.killed)), True),
             ("longest a dead holder blocked its order", worst, True),
-            ("charges run again after they were done", str(len(self.again)), True),
-            *(
-                (f"put off and sent again later, {why}", str(n), True)
-                for why, n in self.waits.items()
-            ),
-            *(
-                (f"charges done with {up} nodes up", self._done(up, length, done), True)
-                for up, length, done in self.phases
-            ),
-            ("charges a second", f"{self.done / self.seconds:.1f}" if self.seconds else "-", True),
-            *self.ticks.lines(),
         ]
+        for why, count in self.waits.items():
+            lines.append((f"put off and sent again later, {why}", str(count), True))
+        lines += self.ticks.lines()
         wrong = [
             (f"  overlap on order {a.order}", f"{a.task} (pid {a.pid}) and {b.task} (pid {b.pid})")
             for a, b in self.overlaps
         ]
         wrong += [
-            (f"  unlocked on order {body.order}", f"{body.task} (pid {body.pid})")
-            for body in self.unlocked
+            (f"  unlocked on order {b.order}", f"{b.task} (pid {b.pid})") for b in self.unlocked
         ]
         wrong += [("  lost", task) for task in self.lost]
         wrong += self.ticks.wrong()
-        lines += [(what, answer, False) for what, answer in wrong[:SHOWN]]
-        if len(wrong) > SHOWN:
-            lines.append(("  and more of these", str(len(wrong) - SHOWN), False))
-        return lines
-
-    def _done(self, up: int, seconds: float, done: int) -> str:
-        before = up < QUORUM and done and not self.unlocked
-        note = ", begun while a quorum was up" if before else ""
-        return f"{done} in {seconds:.1f} s{note}"
+        if len(wrong) > MAX_FAILURES:
+            rest = str(len(wrong) - MAX_FAILURES)
+            wrong = [*wrong[:MAX_FAILURES], ("  and more of these", rest)]
+        return lines + [(what, answer, False) for what, answer in wrong]
 
 
 def judge(story: Story) -> Verdict:
     """Judge what happened."""
     begun = sorted(story.bodies, key=lambda body: body.begin)
-    waits: dict[str, int] = {}
-    for event in story.away:
-        waits[event["why"]] = waits.get(event["why"], 0) + 1
     ends = [body.end for body in begun if body.end < math.inf]
     dark = story.dark()
     killed = [body for body in begun if body.ending == "killed"]
@@ -239,20 +218,19 @@ def judge(story: Story) -> Verdict:
         sent=len(story.sent),
         done=len(story.done()),
         overlaps=_overlaps(begun),
-        unlocked=[body for body in begun if any(_unlocked(body, *span) for span in dark)],
+        # One that begins just after the quorum is lost had its lock granted just before.
+        unlocked=[b for b in begun if any(since + LATE < b.begin < till for since, till in dark)],
         lost=sorted(story.sent.keys() - story.done()),
-        again=_again(begun),
         killed=killed,
         blocked=[_blocked(body, begun) for body in killed],
-        waits=waits,
-        phases=_phases(story, begun[0].begin, max(ends)) if ends else [],
+        waits=Counter(event["why"] for event in story.away),
         seconds=max(ends) - begun[0].begin if ends else 0.0,
         ticks=judge_ticks(story.ticks.values(), story.beats, dark, story.last),
     )
 
 
 def _overlaps(begun: list[Body]) -> list[tuple[Body, Body]]:
-    """A sweep: whoever begins before the latest end of those that began earlier, overlaps."""
+    """A sweep: a body that begins before the latest end of those that began earlier overlaps."""
     found = []
     latest: dict[int, Body] = {}
     for body in begun:
@@ -264,44 +242,10 @@ def _overlaps(begun: list[Body]) -> list[tuple[Body, Body]]:
     return found
 
 
-def _unlocked(body: Body, since: float, until: float) -> bool:
-    """Whether it began in the dark, save on a lock it had just been granted before."""
-    granted_before = body.asked <= since and body.begin <= since + LATE
-    return since < body.begin < until and not granted_before
-
-
-def _again(begun: list[Body]) -> list[Body]:
-    """A body killed between its last line and its acknowledgement: delivered at least once."""
-    done: set[str] = set()
-    found = []
-    for body in begun:
-        if body.task in done:
-            found.append(body)
-        if body.ending == "exit":
-            done.add(body.task)
-    return found
-
-
 def _blocked(dead: Body, begun: list[Body]) -> float:
-    """Until the next body of the order; where nobody wanted it any more, not at all."""
-    for body in begun:
-        if body.order == dead.order and body.begin >= dead.end:
-            return body.begin - dead.end
-    return 0.0
-
-
-def _phases(story: Story, begin: float, end: float) -> list[tuple[int, float, int]]:
-    """From one change of the number of nodes to the next."""
-    up: set[int] = set()
-    edges = [(begin, 0)]
-    for at, node, is_up in sorted(story.nodes):
-        (up.add if is_up else up.discard)(node)
-        edges = [edge for edge in edges if edge[0] < max(at, begin)] + [(max(at, begin), len(up))]
-    phases = []
-    for (since, count), (until, _next) in zip(edges, [*edges[1:], (end, 0)], strict=True):
-        ended = [b for b in story.bodies if b.ending == "exit" and since < b.end <= until]
-        phases.append((count, until - since, sum(body.task in story.sent for body in ended)))
-    return phases
+    """Until the next body of the order; 0 where no charge wanted it any more."""
+    after = (body.begin - dead.end for body in begun if body.order == dead.order)
+    return next((seconds for seconds in after if seconds >= 0), 0.0)
 
 
 def main(directory: str) -> int:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,11 +26,9 @@ from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Journal, Reader
 from celery_redlock.demo.shutdown import deferred
 from celery_redlock.demo.ticks import INTERVAL, Tick
-from celery_redlock.events import Listener, subscribe, unsubscribe
-from celery_redlock.protocol.lease import drift
 from celery_redlock.server import LocalServer
 
-__all__ = ["CHARGES", "NODES", "ORDERS", "Stage"]
+__all__ = ["BEATS", "CHARGES", "NODES", "Stage"]
 
 T = TypeVar("T")
 
@@ -38,9 +36,12 @@ NODES, CHILDREN, BEATS = 5, 4, 2
 ORDERS, CHARGES, SENDERS = 10, 200, 4
 LONG = "charge-000"
 """Takes longer than the ttl: its lock must be extended meanwhile. It is sent first."""
-SCRIPT_TTL, SCRIPT_HOLDS = 3.0, 0.12
-LIMIT = 55.0
-"""Seconds after which whatever is not done counts as lost."""
+SCRIPT_HOLDS_S = 0.12
+"""As long as a short charge takes."""
+SCRIPT_ASKS_S = 0.1
+"""After which the plain script has been refused the lock; it takes a few milliseconds."""
+TIME_LIMIT_S = 55.0
+"""After which whatever is not done counts as lost: the whole is promised in under a minute."""
 
 
 class Stage:
@@ -53,22 +54,18 @@ class Stage:
         self.nodes, self.broker = servers[:NODES], servers[NODES]
         self.display = display
         self.story = Story()
-        self.journal = Journal(directory)
-        self.began = time.monotonic()
         self.leaving = threading.Event()
+        self._journal = Journal(directory)
         self._reader = Reader(directory)
-        self._redlock = Redlock(
-            [node.url for node in self.nodes], ttl=SCRIPT_TTL, restart_guard="off"
-        )
+        self._began = time.monotonic()
+        self._redlock = Redlock([node.url for node in self.nodes], ttl=3.0, restart_guard="off")
         self._locks = locks
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    # -- worker and beats --------------------------------------------------------------------------
 
     def start_worker_and_beats(self) -> None:
         """Start a prefork worker and the beats; wait until it takes tasks and they tick."""
         for index in range(NODES):
-            self.journal.write("node", node=index, up=True)
+            self._journal.write("node", node=index, up=True)
         worker = ["--pool", "prefork", "--concurrency", str(CHILDREN), "--queues", "celery,ticks"]
         worker += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         self._start("worker", "worker", *worker)
@@ -90,7 +87,7 @@ class Stage:
         }
         celery = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app"]
         with open(self.directory / f"{name}.log", "wb") as log, deferred():
-            # A session of its own: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
+            # In a session apart: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
             self._processes[name] = subprocess.Popen(
                 [*celery, command, "--loglevel", "INFO", *arguments],
                 env=environment,
@@ -108,39 +105,37 @@ class Stage:
         for process in self._processes.values():
             process.wait()
 
-    # -- what can be done ------------------------------------------------------------------------
-
     def flood(self) -> None:
         """Send all charges, from several senders at once; returns when they have begun."""
-        charges = [(f"charge-{n:03d}", n % ORDERS + 1) for n in range(CHARGES)]
-        rest = charges[1:]
-        random.Random(CHARGES).shuffle(rest)
-        charges[1:] = rest
+        charges = [f"charge-{n:03d}" for n in range(1, CHARGES)]
+        random.Random(CHARGES).shuffle(charges)
+        charges.insert(0, LONG)
         for sender in range(SENDERS):
             mine = charges[sender::SENDERS]
             threading.Thread(target=self._send, args=(sender, mine), daemon=True).start()
 
-    def _send(self, sender: int, charges: list[tuple[str, int]]) -> None:
+    def _send(self, sender: int, charges: list[str]) -> None:
         dice = random.Random(sender)
         with Celery(f"sender-{sender}", broker=self.broker.url, set_as_current=False) as app:
-            for task, order in charges:
+            for task in charges:
                 if self.leaving.is_set():
                     return
+                order = int(task[-3:]) % ORDERS + 1
                 seconds = 4.0 if task == LONG else dice.uniform(0.12, 0.42)
-                self.journal.write("sent", task=task, order=order)
+                self._journal.write("sent", task=task, order=order)
                 app.send_task("charge", (order, seconds), task_id=task, ignore_result=True)
 
     def kill_node(self, index: int) -> None:
         """`kill -9` a server. What it knew is gone."""
         self.nodes[index].kill()
-        self.journal.write("node", node=index, up=False)
+        self._journal.write("node", node=index, up=False)
         up = sum(node.running for node in self.nodes)
         what = f"{up} of {NODES} are left" if up >= QUORUM else "no quorum: nothing may start"
         self.display.event(f"node {index + 1} is killed, {what}")
 
     def start_node(self, index: int) -> None:
         """Bring a server back, empty."""
-        self.journal.write("node", node=index, up=True)
+        self._journal.write("node", node=index, up=True)
         with deferred():
             self.nodes[index].start()
         self.display.event(f"node {index + 1} is back, without its memory")
@@ -150,32 +145,36 @@ class Stage:
 
         Tries again where the body had ended when the signal came.
         """
-        while True:
-            victim = self._victim()
-            with self._script(victim.order):
-                self._read()
-                if victim.ending == "running":
-                    self._kill(victim)
-            self._read()
-            if victim.ending == "killed":
-                return
+        while not self._kill_body():
+            pass
 
-    def _victim(self) -> Body:
-        """A body of a pool child that has just begun."""
+    def _kill_body(self) -> bool:
+        victim = self.until(self._victim, 10.0, "a body to be killed")
+        script = threading.Thread(target=self._script, args=(victim.order,), daemon=True)
+        script.start()
+        self.elapse(SCRIPT_ASKS_S)
+        if victim.ending == "running":
+            self._journal.write("kill", child=victim.pid)
+            os.kill(victim.pid, signal.SIGKILL)
+            self.display.event(f"pool child {victim.pid} is killed in {victim.task}")
+        self.until(lambda: not script.is_alive(), 12.0, "the plain script to have its turn")
+        return victim.ending == "killed"
 
-        def found() -> Body | None:
-            now = time.monotonic()
-            for body in self.story.running():
-                if body.pid != os.getpid() and 0.2 < body.begin + body.seconds - now < 1.0:
-                    return body
-            return None
+    def _victim(self) -> Body | None:
+        """A body of a pool child that still has some time to go, but not much."""
+        now = time.monotonic()
+        for body in self.story.running():
+            if body.pid != os.getpid() and 0.2 < body.begin + body.seconds - now < 1.0:
+                return body
+        return None
 
-        return self.until(found, 10.0, "a body to be killed")
-
-    def _kill(self, victim: Body) -> None:
-        self.journal.write("kill", child=victim.pid)
-        os.kill(victim.pid, signal.SIGKILL)
-        self.display.event(f"pool child {victim.pid} is killed in {victim.task}")
+    def _script(self, order: int) -> None:
+        """A plain script that waits for the same lock, with `Redlock` and no Celery."""
+        facts: dict[str, Any] = {"order": order, "task": f"script for order {order}"}
+        with contextlib.suppress(NotAcquired), self._redlock.lock(f"order:{order}", wait=10.0):
+            self._journal.write("enter", seconds=SCRIPT_HOLDS_S, **facts)
+            time.sleep(SCRIPT_HOLDS_S)
+            self._journal.write("exit", **facts)
 
     def kill_beat(self) -> None:
         """`kill -9` the beat that has just sent a tick: the next one is another's to send."""
@@ -187,50 +186,21 @@ class Stage:
 
         beat = self.until(just_sent, 10.0, "a tick").beat
         process = self._processes.pop(f"beat-{beat}")
-        self.journal.write("beat", beat=beat, up=False)
+        self._journal.write("beat", beat=beat, up=False)
         process.kill()
         process.wait()
         self.display.event(f"beat {beat} is killed, {BEATS - 1} is left")
-
-    @contextlib.contextmanager
-    def _script(self, order: int) -> Iterator[None]:
-        """A plain script that waits for the same lock, with `Redlock` and no Celery."""
-        resource = f"order:{order}"
-        waiting = _Waiting(resource)
-
-        def script() -> None:
-            with contextlib.suppress(NotAcquired), self._redlock.lock(resource, wait=10.0) as held:
-                now = time.monotonic()
-                asked = now - (SCRIPT_TTL - drift(SCRIPT_TTL) - held.remaining())
-                facts: dict[str, Any] = {"order": order, "task": f"script for order {order}"}
-                self.journal.write("enter", at=now, asked=asked, seconds=SCRIPT_HOLDS, **facts)
-                time.sleep(SCRIPT_HOLDS)
-                self.journal.write("exit", **facts)
-
-        thread = threading.Thread(target=script, daemon=True)
-        subscribe(waiting)
-        try:
-            thread.start()
-            with contextlib.suppress(TimeoutError):
-                self.until(
-                    lambda: waiting.refused.is_set() or not thread.is_alive(), 0.5, "a refusal"
-                )
-            yield
-            self.until(lambda: not thread.is_alive(), 12.0, "the script to have had its turn")
-        finally:
-            unsubscribe(waiting)
-
-    # -- time --------------------------------------------------------------------------------------
 
     def until(self, condition: Callable[[], T | None], timeout: float, what: str) -> T:
         """Wait for a condition, and show what happens meanwhile.
 
         Raises:
             TimeoutError: It did not come about; also when the whole takes too long.
+            RuntimeError: The worker or a beat has ended by itself.
         """
-        deadline = min(time.monotonic() + timeout, self.began + LIMIT)
+        deadline = min(time.monotonic() + timeout, self._began + TIME_LIMIT_S)
         while True:
-            self._read()
+            self.story.tell(self._reader.new())
             self.display.show(self.story, time.monotonic())
             result = condition()
             if result:
@@ -251,18 +221,3 @@ class Stage:
         """Let time pass."""
         over = time.monotonic() + seconds
         self.until(lambda: time.monotonic() >= over, seconds + 1.0, "time to pass")
-
-    def _read(self) -> None:
-        self.story.tell(self._reader.new())
-
-
-class _Waiting(Listener):
-    """Notices that somebody in this process was refused a lock, and so waits for it."""
-
-    def __init__(self, resource: str) -> None:
-        self.refused = threading.Event()
-        self._resource = resource
-
-    def held(self, resource: str, holder: object) -> None:
-        if resource == self._resource:
-            self.refused.set()

@@ -17,16 +17,12 @@ from celery_redlock.server import start_servers
 
 __all__ = ["play", "run"]
 
-DARKNESS = 3.0
-"""Seconds without a quorum."""
+WITHOUT_QUORUM_S = 3.0
+"""Long enough to see that nothing starts: every charge retries at least once within 2 s."""
 
 
 def play(stage: Stage) -> None:
-    """The script.
-
-    Raises:
-        TimeoutError: It takes too long.
-    """
+    """Play the script; TimeoutError if it takes too long, RuntimeError if a process ends."""
     stage.start_worker_and_beats()
     stage.flood()
     stage.work_on(25)
@@ -41,13 +37,13 @@ def play(stage: Stage) -> None:
     stage.kill_child()
     stage.work_on(15)
     stage.kill_node(2)
-    stage.elapse(DARKNESS)
+    stage.elapse(WITHOUT_QUORUM_S)
     stage.start_node(0)
     stage.until(lambda: len(stage.story.done()) >= CHARGES, 40.0, "all charges to be done")
 
 
 def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bool = True) -> int:
-    """Play it, and judge it.
+    """Play the script, and judge what happened.
 
     Args:
         display: Shows it.
@@ -68,7 +64,7 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
         stack.callback(stage.stop_worker_and_beats)
         stack.callback(stage.leaving.set)
         failure = ""
-        with display:
+        with display.live():
             try:
                 play(stage)
             except (TimeoutError, RuntimeError) as error:
@@ -85,14 +81,10 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
             display.say(f"timeline: {timeline.resolve()}")
         except OSError as error:
             display.say(f"no timeline: {error}")
-        if not verdict.ok or failure:
-            for log in sorted(directory.glob("*.log")):
-                display.say(tail(log, 40 if log.stem == "worker" else 10))
-            return 1
-        return 0
-
-
-def tail(log: Path, lines: int) -> str:
-    """The end of a log."""
-    text = log.read_text(errors="replace").splitlines()
-    return "\n".join([f"the last lines of {log.name}, of {len(text)}:", *text[-lines:]])
+        if verdict.ok and not failure:
+            return 0
+        for log in sorted(directory.glob("*.log")):
+            lines = log.read_text(errors="replace").splitlines()
+            last = lines[-40 if log.stem == "worker" else -10 :]
+            display.say("\n".join([f"the last lines of {log.name}, of {len(lines)}:", *last]))
+        return 1

@@ -1,7 +1,6 @@
 """Ctrl-C and its likes: end in order, once, and never in the middle of starting a process.
 
-An exception that strikes between the start of a process and the note of its pid would leave that
-process behind.
+An exception between the start of a process and the note of its pid would leave that process behind.
 """
 
 from __future__ import annotations
@@ -15,9 +14,6 @@ __all__ = ["deferred", "leave_on_signals"]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-_deferring = False
-_pending: int | None = None
-
 
 def leave_on_signals() -> None:
     """From now on these signals raise SystemExit in the main thread, which unwinds the stack."""
@@ -27,26 +23,21 @@ def leave_on_signals() -> None:
 
 @contextlib.contextmanager
 def deferred() -> Iterator[None]:
-    """A block that is not interrupted; a signal that came meanwhile takes effect at its end."""
-    global _deferring
-    _deferring = True
+    """Run a block that is not interrupted; a signal that comes in it takes effect at its end."""
+    came: list[int] = []
+    before = {
+        name: signal.signal(name, lambda signum, _frame: came.append(signum)) for name in SIGNALS
+    }
     try:
         yield
     finally:
-        _deferring = False
-        if _pending is not None:
-            _exit(_pending)
+        for name, handler in before.items():
+            signal.signal(name, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 def _leave(signum: int, _frame: FrameType | None) -> None:
-    global _pending
-    if _deferring:
-        _pending = signum
-    else:
-        _exit(signum)
-
-
-def _exit(signum: int) -> None:
     for name in SIGNALS:
         signal.signal(name, signal.SIG_IGN)  # one is enough: now all is being removed
     raise SystemExit(128 + signum)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .asserts import assert_free, assert_locked, assert_reserved, assert_skipped
-    from .disabled import redlock_disabled
     from .nodes import FakeNodes, LocalNodes, fake_redlock, redlock_nodes
+    from .redirect import redlock_disabled
 
 __all__ = [
     "FakeNodes",
@@ -29,21 +29,15 @@ __all__ = [
 
 # Which module has them. Imported when asked for: pytest loads the plugin, and with it this module,
 # for every project where the package is installed.
-_HOME = {
-    **dict.fromkeys(("assert_free", "assert_locked"), "asserts"),
-    **dict.fromkeys(("assert_reserved", "assert_skipped"), "asserts"),
-    "redlock_disabled": "disabled",
-    **dict.fromkeys(("FakeNodes", "LocalNodes", "fake_redlock", "redlock_nodes"), "nodes"),
-}
+_HOME = {name: "asserts" for name in __all__ if name.startswith("assert_")}
+_HOME["redlock_disabled"] = "redirect"
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME:
-        found: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = found
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME.get(name, 'nodes')}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*globals(), *__all__]

@@ -1,4 +1,4 @@
-"""What a test says of locks, and what it is told where that is not so."""
+"""What a test claims of locks, and what it is told where that is not so."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from .target import Target, target_of
 
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]
 
-WITHIN = 5.0
-"""Seconds to wait for what is to be: a body begins, and a lock is freed, a moment later."""
-EVERY = 0.01
-"""Seconds between looks."""
+WITHIN_S = 5.0
+"""To wait for what is claimed: a body begins, and a lock is freed, a moment later."""
+EVERY_S = 0.01
+"""Between looks; a look at nodes of this machine takes about a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,24 @@ class _Held:
     def __str__(self) -> str:
         who = Owner.of(self.token) or "another program's key"
         part = f"{len(self.nodes)} of {self.total} nodes: {', '.join(self.nodes)}"
-        left = f"{self.expires_in:.1f} s left" if self.expires_in < float("inf") else "for ever"
+        left = f"{self.expires_in:.1f} s left" if self.expires_in < float("inf") else "no expiry"
         return f"{who} ({part}; {left}; token {token_digest(self.token)})"
 
 
 def assert_locked(
-    what: Any, *args: Any, by: Any = None, within: float = WITHIN, **kwargs: Any
+    what: Any, *args: Any, by: Any = None, within: float = WITHIN_S, **kwargs: Any
 ) -> None:
-    """Somebody holds the lock: a quorum of the nodes has one holder's token.
+    """Assert that a lock is held: a quorum of the nodes has one holder's token.
 
     Args:
-        what: A resource's name, a task, or a signature.
-        *args: The task's arguments.
-        by: Who: an `AsyncResult` or a task's id (a task run by a worker says its id), a task, a
-            lease. None for anybody.
-        within: Seconds to wait for it.
-        **kwargs: The task's arguments; those named `by` or `within` are given in a signature.
+        what: A resource's name, a task (whose arguments follow), or a signature.
+        by: Its holder: an `AsyncResult` or a task's id (a task run by a worker says its id), a
+            task, a lease. None for any.
+        within: Seconds to wait for it. An argument of the task that is named `by` or `within` is
+            given in a signature.
 
     Raises:
-        AssertionError: Nobody holds it, or another does; says who, and on which nodes.
+        AssertionError: It is free, or held by another; says by which, and on which nodes.
         QuorumUnavailable: Too few nodes answered to tell.
     """
     __tracebackhide__ = True
@@ -70,38 +69,21 @@ def assert_locked(
 
 
 def assert_reserved(
-    what: Any, *args: Any, by: Any = None, within: float = WITHIN, **kwargs: Any
+    what: Any, *args: Any, by: Any = None, within: float = WITHIN_S, **kwargs: Any
 ) -> None:
-    """A message has the reservation of a task with a scope that begins with "until".
+    """Assert that a message has the reservation of a task with a scope that begins with "until".
 
-    Args:
-        what: A task, a signature, or a resource's name.
-        *args: The task's arguments.
-        by: Whose it is, as for `assert_locked`.
-        within: Seconds to wait for it.
-        **kwargs: The task's arguments.
-
-    Raises:
-        AssertionError: It is not reserved, or by another.
-        QuorumUnavailable: Too few nodes answered to tell.
+    Arguments and errors are those of `assert_locked`.
     """
     __tracebackhide__ = True
     target = target_of(what, args, kwargs)
     _eventually(lambda: _not_held(target, target.reserved_names, 1, by, "reserved"), within)
 
 
-def assert_free(what: Any, *args: Any, within: float = WITHIN, **kwargs: Any) -> None:
-    """Nobody holds the lock, nor has it reserved: who asks next gets it.
+def assert_free(what: Any, *args: Any, within: float = WITHIN_S, **kwargs: Any) -> None:
+    """Assert that a lock is neither held nor reserved: the next to ask gets it.
 
-    Args:
-        what: A resource's name, a task, or a signature.
-        *args: The task's arguments.
-        within: Seconds to wait for it: a worker frees a lock a moment after its result is there.
-        **kwargs: The task's arguments.
-
-    Raises:
-        AssertionError: It is held or reserved; says by whom, and on which nodes.
-        QuorumUnavailable: Too few nodes answered to tell.
+    Arguments and errors are those of `assert_locked`.
     """
     __tracebackhide__ = True
     target = target_of(what, args, kwargs)
@@ -119,15 +101,15 @@ def assert_free(what: Any, *args: Any, within: float = WITHIN, **kwargs: Any) ->
     _eventually(check, within)
 
 
-def assert_skipped(result: Any, within: float = WITHIN) -> Skipped:
-    """The body was not run, for another held the lock or the message was a duplicate.
+def assert_skipped(result: Any, within: float = WITHIN_S) -> Skipped:
+    """Assert that the body was not run, because another held the lock or it was a duplicate.
 
     Args:
         result: What `delay` or `apply` returned (its result is waited for), or a task's result.
         within: Seconds to wait for the result.
 
     Returns:
-        The marker; its `["resource"]` and `["holder"]`.
+        The marker, with `["resource"]` and `["holder"]`.
 
     Raises:
         AssertionError: It was run, or failed; says what came of it.
@@ -149,24 +131,25 @@ def assert_skipped(result: Any, within: float = WITHIN) -> Skipped:
 
 
 def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word: str) -> str:
-    """What is wrong; empty if it is held, and by whom it should be."""
+    """Return what is wrong; empty if it is held, and by the right holder."""
     found, _taken = _look(target, names, limit)
     whole = [held for held in found if held.whole]
-    if by is None and whole:
-        return ""
-    if any(_is(by, held) for held in whole):
+    wanted = f"{target} is not {word}"
+    if by is not None:
+        name, is_its = _holder(by)
+        wanted += f" by {name}"
+    if any(by is None or is_its(held.token) for held in whole):
         return ""
     nodes = len(target.redlock.nodes)
     if whole:
-        return f"{target} is not {word} by {_name(by)}, but by {_all(whole)}"
-    wanted = f"{target} is not {word}" + (f" by {_name(by)}" if by is not None else "")
+        return f"{wanted}, but by {_all(whole)}"
     if found:
         return f"{wanted}: no quorum of the {nodes} nodes has one token, but {_all(found)}"
     return f"{wanted}: it is free on all nodes that answered, of {nodes}"
 
 
 def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[_Held], bool]:
-    """All tokens that lie under the names, and where; and whether any keeps others out."""
+    """Return all tokens that lie under the names, and where; and whether any keeps others out."""
     redlock = target.redlock
     of_each = [(name,) for name in slots(names[0], limit)] if limit > 1 else [names]
     queries = [Query(each, len(redlock.nodes)) for each in of_each]
@@ -188,25 +171,17 @@ def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[
     return found, taken
 
 
-def _is(by: Any, held: _Held) -> bool:
+def _holder(by: Any) -> tuple[str, Callable[[str], bool]]:
+    """Return how `by` is called, and what tells whether a token is its."""
     if isinstance(by, HeldLease | Lease):
-        return by.token == held.token
-    owner = Owner.of(held.token)
-    if owner is None:
-        return False
+        return f"the lease with token {token_digest(by.token)}", lambda token: token == by.token
     if isinstance(by, Owner):
-        return by == owner
+        return str(by), lambda token: Owner.of(token) == by
     if isinstance(by, Task):
-        return bool(by.name == owner.task)
-    return bool(owner.task_id) and short_id(getattr(by, "id", by)) == owner.task_id
-
-
-def _name(by: Any) -> str:
-    if isinstance(by, HeldLease | Lease):
-        return f"the lease with token {token_digest(by.token)}"
-    if isinstance(by, Task):
-        return f"the task {by.name}"
-    return str(by) if isinstance(by, Owner) else f"task {getattr(by, 'id', by)}"
+        return f"the task {by.name}", lambda token: getattr(Owner.of(token), "task", "") == by.name
+    task_id = getattr(by, "id", by)
+    short = short_id(task_id) or None  # a plain call's token has no task's id
+    return f"task {task_id}", lambda token: getattr(Owner.of(token), "task_id", "") == short
 
 
 def _all(found: list[_Held]) -> str:
@@ -220,4 +195,4 @@ def _eventually(check: Callable[[], str], within: float) -> None:
     while wrong := check():
         if time.monotonic() >= until:
             raise AssertionError(wrong)
-        time.sleep(EVERY)
+        time.sleep(EVERY_S)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-import time as real_time
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from ..locking.pubsub import ReleaseSubscriber
 from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Pipeline
-from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
 from ..stores.redis.address import Address
@@ -33,21 +32,14 @@ CUT = "cut off by the test"
 
 
 class ShiftedTime:
-    """The module `time`, as the clock of leases reads it: with a shift that tests move.
-
-    Attributes:
-        shift: Seconds that this clock is ahead of the real one.
-    """
+    """The module `time`, as the clock of leases reads it: `shift` seconds ahead of the real one."""
 
     def __init__(self) -> None:
         self.shift = 0.0
 
     def clock_gettime(self, clock: int) -> float:
-        """Seconds on `clock`, and the shift."""
-        return real_time.clock_gettime(clock) + self.shift
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(real_time, name)
+        """Return the seconds on `clock`, and the shift."""
+        return time.clock_gettime(clock) + self.shift
 
 
 class Store(FakeNode):
@@ -77,7 +69,8 @@ class MemoryNode:
         skew: Seconds that its clock is ahead: a step of it lets keys expire early.
         cut: Whether nobody reaches it.
         stores: What it keeps, by prefix.
-        ears: Who listens to it.
+        ears: The subscriptions to it.
+        news: What these are still to be told.
     """
 
     def __init__(self, name: str) -> None:
@@ -112,11 +105,7 @@ class MemoryNode:
 
 
 class Memory:
-    """The nodes that all locks of this process have, and the time.
-
-    Args:
-        count: How many nodes.
-    """
+    """The nodes that all locks of this process have, and the time."""
 
     def __init__(self, count: int) -> None:
         self.nodes = [MemoryNode(f"fake-{number}:6379") for number in range(1, count + 1)]
@@ -125,23 +114,17 @@ class Memory:
         self.drivers: weakref.WeakSet[MemoryDriver] = weakref.WeakSet()
         self.process = os.getpid()
 
-    def driver(
-        self,
-        addresses: Sequence[Address],
-        prefix: str,
-        _guard: RestartGuard | None = None,
-        **_more: Any,
-    ) -> MemoryDriver:
-        """In place of `Driver`."""
+    def driver(self, _addresses: object, prefix: str, *_more: Any, **_options: Any) -> MemoryDriver:
+        """Make what stands in for a `Driver`."""
         return MemoryDriver(self, prefix)
 
     def wakeup(self, addresses: Sequence[Address], prefix: str) -> MemoryWakeup:
-        """In place of `ReleaseSubscriber`."""
+        """Make what stands in for a `ReleaseSubscriber`."""
         return MemoryWakeup(self, addresses, prefix)
 
     @contextmanager
     def taking_turns(self) -> Iterator[None]:
-        """Only one thread uses the nodes at a time; what it publishes is heard afterwards."""
+        """Let only one thread use the nodes at a time; what it publishes is heard afterwards."""
         with self.turn:
             yield
             news = [tell for node in self.nodes for tell in node.news]
@@ -158,13 +141,13 @@ class MemoryDriver:
         self.strict = True
         self._memory = memory
         self._prefix = prefix
-        self._channels = [Pipeline(index) for index in range(len(memory.nodes))]
+        self._pipelines = [Pipeline(index) for index in range(len(memory.nodes))]
         self._closed = False
-        for index, node in enumerate(memory.nodes):
+        for pipeline, node in zip(self._pipelines, memory.nodes, strict=True):
             if node.cut:
-                self._channels[index].unreachable(CUT)
+                pipeline.unreachable(CUT)
             else:
-                self._channels[index].connected(monotonic())
+                pipeline.connected(monotonic())
         memory.drivers.add(self)
 
     extend: Any = Driver.extend
@@ -176,14 +159,13 @@ class MemoryDriver:
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
     ) -> T:
         """Run one operation to its end; see `Driver.run`."""
+        rounds = [] if ahead is None else [ahead(monotonic())]
+        steps = operation(monotonic())
         try:
-            first = () if ahead is None else (ahead(monotonic()),)
-            steps = operation(monotonic())
-            round_ = next(steps)
+            rounds.append(next(steps))
             while True:
-                self._carry((*first, round_))
-                first = ()
-                round_ = steps.send(monotonic())
+                self._carry(rounds)
+                rounds = [steps.send(monotonic())]
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
@@ -194,19 +176,19 @@ class MemoryDriver:
     def close(self, wait: float = 0.0) -> None:
         """No node is reached any more."""
         self._closed = True
-        for channel in self._channels:
-            channel.dropped()
-            channel.unreachable("closed")
+        for pipeline in self._pipelines:
+            pipeline.dropped()
+            pipeline.unreachable("closed")
 
     def cut(self, index: int) -> None:
         """A node cannot be reached from now on."""
-        self._channels[index].dropped()
-        self._channels[index].unreachable(CUT)
+        self._pipelines[index].dropped()
+        self._pipelines[index].unreachable(CUT)
 
     def heal(self, index: int) -> None:
         """It can again; what was owed to it is written first."""
         if not self._closed:
-            self._channels[index].connected(monotonic())
+            self._pipelines[index].connected(monotonic())
             self._serve(index)
 
     def _carry(self, rounds: Sequence[Round]) -> None:
@@ -220,14 +202,14 @@ class MemoryDriver:
             for round_ in rounds:
                 round_.begin()
                 for index in round_.targets:
-                    if self._channels[index].ask(round_, monotonic()):
+                    if self._pipelines[index].ask(round_, monotonic()):
                         self._serve(index)
         for round_ in rounds:
             round_.close("no answer")
 
     def _serve(self, index: int) -> None:
         """The node does what it was asked, in order; also what an exception has kept it from."""
-        node, unanswered = self._memory.nodes[index], self._channels[index].unanswered
+        node, unanswered = self._memory.nodes[index], self._pipelines[index].unanswered
         while unanswered:
             round_ = unanswered[0]
             reply = node.store(self._prefix).execute(round_.verb, round_.claims, node.clock())

@@ -1,7 +1,7 @@
 """`fake_redlock` and `redlock_nodes`: what a test can do to the nodes of its locks.
 
-Both let all locks of the process be taken on nodes of the test's, and both can do the same things
-to these. Only in the fake can time be moved.
+Both have all locks of the process taken on the test's nodes, and both can do the same things to
+these. Only the fake can move time.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
 from ..keepalive.watchdog import Watchdog, Watched
+from ..locking.client import LockClient
 from ..locking.redlock import Redlock
 from ..protocol.errors import RedlockError
 from ..protocol.lease import Lease
@@ -31,11 +32,13 @@ from .target import Target, target_of
 __all__ = ["FakeNodes", "LocalNodes", "Nodes", "fake_redlock", "redlock_nodes"]
 
 ANOTHER = Owner("another-host", 1)
-"""Who holds and steals in a test's name."""
-HELD_FOR = STOLEN_FOR = 3600.0
-"""Seconds: longer than a test."""
-SETTLED = 10.0
-"""Seconds at most until an extension that is under way has been settled; it takes microseconds."""
+"""The holder and the thief in a test's name."""
+HELD_S = 3600.0
+"""How long it holds: longer than a test."""
+HOLD_WAIT_S = 0.5
+"""For which `hold` waits: a worker frees a lock a moment after its result is there."""
+SETTLE_TIMEOUT_S = 10.0
+"""Until an extension that is under way must have been settled; it takes microseconds."""
 
 
 class Nodes:
@@ -48,7 +51,7 @@ class Nodes:
     urls: list[str]
 
     def __init__(self) -> None:
-        self._engines: Any = list
+        self._clients: Callable[[], list[LockClient]] = list
         self._others: dict[str, Redlock] = {}
 
     @property
@@ -58,7 +61,7 @@ class Nodes:
 
     @property
     def redlock(self) -> Redlock:
-        """A lock of somebody else's, as from another process: to contend with the app's."""
+        """Another program's lock, as from another process: to contend with the app's."""
         return self._other("redlock:")
 
     def __len__(self) -> int:
@@ -66,12 +69,10 @@ class Nodes:
 
     @contextmanager
     def hold(self, what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
-        """Another holds a resource, or what a task would lock, while the block runs.
+        """Let another hold a resource, or what a task would lock, while the block runs.
 
         Args:
-            what: A resource's name, a task, or a signature.
-            *args: The task's.
-            **kwargs: The task's.
+            what: A resource's name, a task (whose arguments follow), or a signature.
 
         Raises:
             ResourceHeld: It is held already.
@@ -82,23 +83,17 @@ class Nodes:
         with ExitStack() as stack:
             # All slots of a resource that several may hold. Acquired, not `lock()`: what runs in
             # the block is not the holder.
-            for _ in range(target.limit):
-                lease = other.acquire(
-                    names, owner=ANOTHER, limit=target.limit, ttl=HELD_FOR, wait=0.5
-                )
+            limit, wait = target.limit, HOLD_WAIT_S
+            for _ in range(limit):
+                lease = other.acquire(names, owner=ANOTHER, limit=limit, ttl=HELD_S, wait=wait)
                 stack.callback(other.release, lease)
             yield lease
 
     def steal(self, what: Any, *args: Any, **kwargs: Any) -> None:
-        """Another's token stands where the holder's was, on all nodes: its lease is lost.
+        """Put another's token in the holder's place, on all nodes: its lease is lost.
 
-        No client of this library does that; a flushed node, or a hand with `redis-cli`, comes to
-        it. The holder is told at once if it is in this process, else by its next extension.
-
-        Args:
-            what: As for `hold`.
-            *args: The task's.
-            **kwargs: The task's.
+        No client of this library does that; a flushed node, or `redis-cli`, comes to it. The holder
+        is told at once if it is in this process, else by its next extension. `what`: as for `hold`.
         """
         target = target_of(what, args, kwargs)
         names = target.names
@@ -110,25 +105,27 @@ class Nodes:
         self.extend()
 
     def partition(self, *nodes: int) -> None:
-        """Nobody reaches some nodes any more, by their numbers from 0; all, if none is named."""
+        """Cut some nodes off, by their numbers from 0; all, if none is named."""
         raise NotImplementedError
 
     def heal(self) -> None:
-        """All nodes are reached again, and remember what they held."""
+        """Let all nodes be reached again; they remember what they held."""
         raise NotImplementedError
 
     def forget(self, *nodes: int) -> None:
-        """Some nodes lose all they held (all nodes, if none is named), as if they were flushed."""
+        """Let some nodes lose all they held, as if flushed; all, if none is named."""
         raise NotImplementedError
 
     def extend(self) -> None:
-        """Have every lease of this process extended now, and not when it is due."""
-        for engine in self._engines():
-            watchdog = engine.watchdog
-            if isinstance(watchdog, Watchdog):
-                with watchdog.lock:
-                    watched = list(watchdog.schedule.watched.values())
-                _round(watchdog, watched)
+        """Have every lease of this process extended now, not when it is due."""
+        for watchdog in self._watchdogs():
+            with watchdog.lock:
+                watched = list(watchdog.schedule.watched.values())
+            _round(watchdog, watched)
+
+    def _watchdogs(self) -> list[Watchdog]:
+        found = [client.watchdog for client in self._clients()]
+        return [watchdog for watchdog in found if isinstance(watchdog, Watchdog)]
 
     def _overwrite(self, target: Target, name: str, token: str) -> None:
         raise NotImplementedError
@@ -158,7 +155,7 @@ class LocalNodes(Nodes):
         self.urls = [server.url for server in servers]
 
     def partition(self, *nodes: int) -> None:
-        """Some servers are stopped (SIGSTOP): they answer nothing."""
+        """Stop some servers (SIGSTOP): they answer nothing."""
         for number in self._picked(nodes):
             self.servers[number].pause()
 
@@ -173,9 +170,8 @@ class LocalNodes(Nodes):
             self._ask(number, "FLUSHALL")
 
     def _overwrite(self, target: Target, name: str, token: str) -> None:
-        milliseconds = str(int(STOLEN_FOR * 1000))
         for number in range(len(self)):
-            self._ask(number, "SET", target.redlock.prefix + name, token, "PX", milliseconds)
+            self._ask(number, "SET", target.redlock.prefix + name, token, "EX", str(int(HELD_S)))
 
     def _ask(self, number: int, *command: str) -> None:
         (address,) = parse_nodes([self.urls[number]])
@@ -206,11 +202,11 @@ class FakeNodes(Nodes):
         """There are none: another process has another memory."""
         raise RedlockError(
             "fake_redlock is in the memory of this process, and no other can use it: give a worker"
-            " in a process of its own redlock_nodes"
+            " in another process redlock_nodes"
         )
 
     def partition(self, *nodes: int) -> None:
-        """Nobody reaches some nodes any more, by their numbers from 0; all, if none is named."""
+        """Cut some nodes off, by their numbers from 0; all, if none is named."""
         with self._memory.taking_turns():
             for number in self._picked(nodes):
                 self.nodes[number].cut = True
@@ -218,7 +214,7 @@ class FakeNodes(Nodes):
                     driver.cut(number)
 
     def heal(self) -> None:
-        """All nodes are reached again, and remember what they held."""
+        """Let all nodes be reached again; they remember what they held."""
         with self._memory.taking_turns():
             for number, node in enumerate(self.nodes):
                 if node.cut:
@@ -227,86 +223,69 @@ class FakeNodes(Nodes):
                         driver.heal(number)
 
     def forget(self, *nodes: int) -> None:
-        """Some nodes lose all they held; all, if none is named."""
+        """Let some nodes lose all they held; all, if none is named."""
         with self._memory.taking_turns():
             for number in self._picked(nodes):
                 self.nodes[number].forget()
 
     def advance(self, seconds: float) -> None:
-        """Time passes, and leases are extended when they fall due.
-
-        Args:
-            seconds: How much. Nobody waits for it.
-        """
+        """Let time pass, without waiting; leases are extended when they fall due."""
         now, until = monotonic(), monotonic() + seconds
         while now < until:
-            due = min((_next_due(engine.watchdog) for engine in self._engines()), default=until)
-            self._shift(max(0.0, min(due, until) - now))
+            due = min(map(_next_due, self._watchdogs()), default=until)
+            self._memory.time.shift += max(0.0, min(due, until) - now)
             self._tend()
             now = max(monotonic(), now + 1e-6)
         self._look()
 
     def jump(self, seconds: float) -> None:
-        """This process was stopped for a time (SIGSTOP, swap, a suspended machine).
+        """Stop this process for a time, without waiting (SIGSTOP, swap, a suspended machine).
 
         It extends nothing meanwhile, and the nodes go on: what lasted for less is lost.
-
-        Args:
-            seconds: For how long.
         """
-        self._shift(seconds)
+        self._memory.time.shift += seconds
         self._tend()
         self._look()
 
     def jump_node(self, number: int, seconds: float) -> None:
-        """The wall clock of one node is set forward: it drops what would have expired till then.
-
-        Args:
-            number: Which node, from 0.
-            seconds: How far.
-        """
+        """Set the wall clock of one node forward: it drops what would have expired till then."""
         self._picked([number])
         self.nodes[number].skew += seconds
 
-    def _shift(self, seconds: float) -> None:
-        self._memory.time.shift += seconds
-
     def _tend(self) -> None:
-        for engine in self._engines():
-            watchdog = engine.watchdog
-            if isinstance(watchdog, Watchdog):
-                with watchdog.lock:
-                    due = watchdog.schedule.take(monotonic())
-                _round(watchdog, due)
+        for watchdog in self._watchdogs():
+            with watchdog.lock:
+                due = watchdog.schedule.take(monotonic())
+            _round(watchdog, due)
 
     def _look(self) -> None:
-        """Whoever sleeps until some time looks at the clock."""
-        for engine in self._engines():
-            if isinstance(engine.watchdog, Watchdog):
-                engine.watchdog.wake()
-            if isinstance(engine.wakeup, MemoryWakeup):
-                engine.wakeup.ring()
+        """Let all that sleep until some time look at the clock."""
+        for watchdog in self._watchdogs():
+            watchdog.wake()
+        for client in self._clients():
+            if isinstance(client.wakeup, MemoryWakeup):
+                client.wakeup.ring()
 
     def _overwrite(self, target: Target, name: str, token: str) -> None:
         with self._memory.taking_turns():
             for node in self.nodes:
-                until = node.clock() + STOLEN_FOR
+                until = node.clock() + HELD_S
                 node.store(target.redlock.prefix).held[name] = token, until
 
 
-def _next_due(watchdog: Any) -> float:
+def _next_due(watchdog: Watchdog) -> float:
     """When a lease falls due next, once those are settled that the watchdog's thread has taken."""
-    until = time.monotonic() + SETTLED
-    while isinstance(watchdog, Watchdog) and time.monotonic() < until:
+    until = time.monotonic() + SETTLE_TIMEOUT_S
+    while time.monotonic() < until:
         with watchdog.lock:
             if all(watched.due < math.inf for watched in watchdog.schedule.watched.values()):
                 break
         time.sleep(0.0005)
-    return float(watchdog.next_due)
+    return watchdog.next_due
 
 
 def _round(watchdog: Watchdog, due: Sequence[Watched]) -> None:
-    """What the watchdog's thread does: in a thread, for a loss may be raised in this one."""
+    """Do what the watchdog's thread does: in a thread, because a loss may be raised in this one."""
     if due:
         thread = threading.Thread(target=watchdog.extend_due, args=(due,), daemon=True)
         thread.start()
@@ -315,19 +294,14 @@ def _round(watchdog: Watchdog, due: Sequence[Watched]) -> None:
 
 @contextmanager
 def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
-    """All locks of this process are taken in its memory, while the block runs. No server is needed.
-
-    Args:
-        nodes: How many nodes there are.
-    """
+    """Take all locks of this process in its memory, on so many nodes, while the block runs."""
     memory = Memory(nodes)
     fake = FakeNodes(memory)
     addresses = parse_nodes(fake.urls)
     with (
         patch.object(clock, "time", memory.time),
-        redirected(addresses, memory.driver, memory.wakeup) as engines,
+        redirected(addresses, memory.driver, memory.wakeup) as fake._clients,
     ):
-        fake._engines = engines
         yield fake
 
 
@@ -335,7 +309,7 @@ def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
 def redlock_nodes(
     nodes: int = 3, *, servers: Sequence[LocalServer] | None = None
 ) -> Iterator[LocalNodes]:
-    """All locks of this process are taken on real servers, while the block runs.
+    """Take all locks of this process on real servers, while the block runs.
 
     Args:
         nodes: How many to start. They end with the block.
@@ -351,6 +325,5 @@ def redlock_nodes(
         local.heal()
         local.forget()
         stack.callback(local.heal)
-        engines = stack.enter_context(redirected(parse_nodes(local.urls)))
-        local._engines = engines
+        local._clients = stack.enter_context(redirected(parse_nodes(local.urls)))
         yield local

@@ -69,7 +69,7 @@ def redlock_nodes(
 @pytest.fixture
 def redlock_disabled() -> Iterator[None]:
     """No task of this process takes a lock. For a whole class: `pytest.mark.usefixtures`."""
-    from .disabled import redlock_disabled
+    from .redirect import redlock_disabled
 
     with redlock_disabled():
         yield

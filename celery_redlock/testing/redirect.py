@@ -1,4 +1,4 @@
-"""For the time of a test, every lock of this process is taken on other nodes than it was told.
+"""For the time of a test, locks of this process are taken on other nodes than told, or not at all.
 
 Whatever a project's settings name (its production nodes, perhaps), its tests reach what the test
 has: an app's lock, one that a module made at its import, and those that are yet to be made.
@@ -7,6 +7,7 @@ has: an app's lock, one that a module made at its import, and those that are yet
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -20,13 +21,12 @@ from ..locking.client import LockClient
 from ..protocol.restart_guard import RestartGuard
 from ..stores.redis.address import Address
 
+__all__ = ["redirected", "redlock_disabled"]
+
 logger = logging.getLogger("celery_redlock.testing")
 
 _WHERE = ("addresses", "guard", "registry")
-_STATE = (
-    *(*_WHERE, "driver", "wakeup", "watchdog", "claims", "owner", "_called", "_many"),
-    "checked",
-)
+"""What a lock that is made for a test has of its nodes when it starts."""
 
 
 @contextmanager
@@ -35,15 +35,10 @@ def redirected(
     driver: Callable[..., Any] | None = None,
     wakeup: Callable[..., Any] | None = None,
 ) -> Iterator[Callable[[], list[LockClient]]]:
-    """All locks of this process are on `addresses`; the restart guard is off, no helper runs.
+    """Put all locks of this process on `addresses`, without a restart guard or a helper process.
 
-    Args:
-        addresses: The nodes.
-        driver: What to make drivers with, if not with the real one.
-        wakeup: Likewise what hears releases.
-
-    Yields:
-        Tells which locks there are.
+    Drivers, and what hears releases, are made with `driver` and `wakeup` in place of the real ones.
+    The block is given a function that returns the locks that there are.
     """
     before: dict[LockClient, dict[str, Any]] = {}
     begin = LockClient.start_afresh
@@ -68,7 +63,7 @@ def redirected(
         stack.enter_context(patch.object(settings, "_broker", lambda _conf: "redis://127.0.0.1"))
         stack.enter_context(patch.object(LockClient, "start_afresh", start))
         for engine in list(engines.instances):
-            before[engine] = {name: getattr(engine, name) for name in _STATE}
+            before[engine] = dict(vars(engine))
             start(engine)
         try:
             yield lambda: list(before)
@@ -84,3 +79,22 @@ def redirected(
         vars(engine).update(state)
         if "driver" not in state:
             engine.start_afresh()
+
+
+_counting = threading.Lock()
+
+
+@contextmanager
+def redlock_disabled() -> Iterator[None]:
+    """Let no task of this process take a lock or a reservation while the block runs.
+
+    As if each app had `redlock_enabled = False`. A `with redlock.lock(...)` block locks all the
+    same; and a worker in another process needs the setting.
+    """
+    with _counting:
+        settings.switched_off += 1
+    try:
+        yield
+    finally:
+        with _counting:
+            settings.switched_off -= 1

@@ -48,13 +48,10 @@ class Target:
 
 
 def target_of(what: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
-    """What `what` with these arguments is about.
+    """Return what `what` is about, called with these arguments.
 
-    Args:
-        what: A resource's name (on the current app's nodes), a task, a signature, or a function
-            under `@locked`.
-        args: The task's.
-        kwargs: The task's.
+    It is a resource's name (on the current app's nodes), a task, a signature, or a function under
+    `@locked`.
 
     Raises:
         TypeError: It is none of these, or takes no lock.

@@ -1,6 +1,6 @@
-"""A page to look at: what is held, who waits, how the nodes vote, what went wrong lately.
+"""Web dashboard: what is held, what waits, how the nodes vote, what went wrong lately.
 
-`celery redlock web` serves it on loopback; `make_app()` makes the WSGI app for a site of your own.
+`celery redlock web` serves it on loopback; `make_app()` makes the WSGI app for your own site.
 Whatever is in here needs `pip install "celery-redlock[web]"`.
 """
 
@@ -28,10 +28,10 @@ def make_app(
     idle: float | None = 5.0,
     rest: float | None = 600.0,
 ) -> Page:
-    """The page, as a WSGI app. Nothing is asked of any node, worker or broker before its first use.
+    """Return the page, as a WSGI app. No node, worker or broker is asked before its first use.
 
     Args:
-        app: The Celery app: its settings name the nodes, its workers tell who waits, its events
+        app: The Celery app: its settings name the nodes, its workers tell what waits, its events
             what went wrong.
         redlock: The lock whose nodes are shown, where there is no app.
         token: What an operator must know to free a lock, at least 16 characters; None: the page is
@@ -39,7 +39,7 @@ def make_app(
         hosts: Names under which the page may be asked for, as `["ops.example.org"]`; a leading dot
             stands for all names below, "*" for any. Those of this machine's loopback if None.
         private: Whether reading needs the token as well.
-        idle: Seconds between two looks at the nodes while nobody reads; None: no looks then.
+        idle: Seconds between two looks at the nodes without a reader; None: no looks then.
         rest: Seconds without a reader after which it no longer looks; None: it always does.
 
     Raises:
@@ -48,6 +48,7 @@ def make_app(
     try:
         from .auth import Door
         from .serve import LOOPBACK
+        from .sources import Sources
         from .wsgi import Page
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
@@ -62,4 +63,4 @@ def make_app(
 
         redlock = Redlock.from_app(app)
     door = Door(token, LOOPBACK if hosts is None else hosts, private)
-    return Page(redlock, app, door, idle=idle, rest=rest)
+    return Page(Sources(redlock, app, idle=idle, rest=rest), door)

@@ -1,8 +1,8 @@
-"""Who may come in, and who may free a lock: host names, the operator's token, sessions, forms.
+"""What a request must bring to read, and to free a lock: host names, the token, sessions, forms.
 
 A page on loopback is open to every program of the machine and to every web site its user visits:
 
-- A site may point a name of its own at 127.0.0.1 and read what is there as its own: DNS rebinding.
+- A site may point its name at 127.0.0.1 and read what is there like its own pages (DNS rebinding).
   Its requests carry that name: only known ones are served.
 - A site may send a form here. So a form carries a proof that it came from a page of ours: a MAC
   over the session, which another site cannot read. The session's cookie is not sent from other
@@ -11,8 +11,8 @@ A page on loopback is open to every program of the machine and to every web site
 
 The operator's token is asked for once; a session lasts an hour and is nothing but a cookie: when
 it ends and a MAC over that, keyed by the token, so that any process of a web server can check it.
-Who signs out ends it in the process that is told so, also for whoever has copied the cookie; other
-processes of the same server accept such a copy until the hour is over.
+Signing out ends it in the process that is told so, also for a copy of the cookie; other processes
+of the same server accept such a copy until the hour is over.
 
 Wrong tokens are counted by address, and too many are not compared any more.
 """
@@ -39,14 +39,14 @@ from .serve import host_in, is_known
 __all__ = ["Door"]
 
 COOKIE = "redlock_session"
-LASTS = 3600
-"""Seconds until the token must be given again."""
-SHORTEST = 16
-"""Characters of a token: whoever sees a cookie may try tokens on it without asking us."""
-TRIES, WITHIN = 10, 60.0
-"""Wrong tokens that an address may give, and the seconds for which they are counted."""
-MOST_ADDRESSES = 10_000
-"""Addresses that are remembered; of more, those that were wrong longest ago are not."""
+SESSION_S = 3600
+"""Until the token must be given again."""
+MIN_TOKEN_CHARS = 16
+"""Anybody who sees a cookie may try tokens on it without asking us."""
+MAX_TRIES, TRIES_WITHIN_S = 10, 60.0
+"""Wrong tokens that an address may give, and for how long they are counted."""
+MAX_ADDRESSES = 10_000
+"""Of which wrong tokens are remembered; of more, those that were wrong longest ago are not."""
 
 
 class Door:
@@ -65,28 +65,27 @@ class Door:
     def __init__(self, token: str | None, hosts: Sequence[str], private: bool) -> None:
         if isinstance(hosts, str) or not hosts or not all(isinstance(h, str) for h in hosts):
             raise ConfigurationError(f"hosts must be a list of host names; it is {hosts!r}")
-        if token is not None and (not isinstance(token, str) or len(token) < SHORTEST):
+        if token is not None and (not isinstance(token, str) or len(token) < MIN_TOKEN_CHARS):
             raise ConfigurationError(
-                f"the token of the page must have at least {SHORTEST} characters: make one with"
-                " python -c 'import secrets; print(secrets.token_urlsafe(24))'"
+                f"the token of the page must have at least {MIN_TOKEN_CHARS} characters: make one"
+                " with python -c 'import secrets; print(secrets.token_urlsafe(24))'"
             )
         if private and token is None:
             raise ConfigurationError("private=True needs a token: nobody could read the page")
         self.private = private
         self._hosts = None if "*" in hosts else [host.lower() for host in hosts]
-        self._token = None if token is None else token.encode("utf-8", "surrogatepass")
+        self._token = None if token is None else _bytes(token)
         self._lock = threading.Lock()
         self._over: dict[str, float] = {}
         self._wrong: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def serves(self, host: str) -> bool:
-        """Whether the page is served under that name: what a browser says as Host, with a port.
+        """Return whether the page is served under that name: a Host header, with its port.
 
-        Not left to werkzeug, whose list knows no IPv6 address and lets pass who names no host.
+        Not left to werkzeug, whose list knows no IPv6 address and lets a request without a host
+        pass.
         """
-        if self._hosts is None:
-            return True
-        return is_known(host_in(host), self._hosts)
+        return self._hosts is None or is_known(host_in(host), self._hosts)
 
     @property
     def can_free(self) -> bool:
@@ -94,43 +93,42 @@ class Door:
         return self._token is not None
 
     def knows(self, request: Request, token: str, way: str) -> bool:
-        """Whether this is the operator's token.
+        """Return whether this is the operator's token.
 
         Args:
-            request: Who gives it.
+            request: What it came with.
             token: What is given.
-            way: How. A program that is set up wrongly must not keep people from signing in.
+            way: How: "form" or "bearer". They are counted apart, so that a program that is set up
+                wrongly does not keep people from signing in.
 
         Raises:
             TooManyRequests: That address has given too many wrong ones; this one is not looked at.
         """
         if self._token is None:
             return False
-        who, now = (way, _network(request.remote_addr or "")), time.monotonic()
+        address, now = (way, _network(request.remote_addr or "")), time.monotonic()
         with self._lock:  # counted first: many may try at once
-            until, count = self._wrong.pop(who, (0.0, 0))
+            until, count = self._wrong.pop(address, (0.0, 0))
             if until <= now:
-                until, count = now + WITHIN, 0
-            self._wrong[who] = until, min(count + 1, TRIES)
-            if len(self._wrong) > MOST_ADDRESSES:
+                until, count = now + TRIES_WITHIN_S, 0
+            self._wrong[address] = until, min(count + 1, MAX_TRIES)
+            if len(self._wrong) > MAX_ADDRESSES:
                 self._wrong.popitem(last=False)
-        if count >= TRIES:
+        if count >= MAX_TRIES:
             raise TooManyRequests(
                 "Too many wrong tokens came from your address: try again in a minute.",
                 retry_after=math.ceil(until - now),
             )
-        given = token.encode("utf-8", "surrogatepass")
-        right = hmac.compare_digest(
-            hashlib.sha256(given).digest(), hashlib.sha256(self._token).digest()
-        )
-        if right:
+        given, right = _bytes(token), self._token
+        same = hmac.compare_digest(hashlib.sha256(given).digest(), hashlib.sha256(right).digest())
+        if same:
             with self._lock:
-                until, count = self._wrong.get(who, (until, 1))
-                self._wrong[who] = until, count - 1
-        return right
+                until, count = self._wrong.get(address, (until, 1))
+                self._wrong[address] = until, count - 1
+        return same
 
     def session(self, request: Request) -> str | None:
-        """The session of a request that has a valid one."""
+        """Return the session of a request that has a valid one."""
         cookie = request.cookies.get(COOKIE, "")
         name, _, mac = cookie.rpartition(".")
         until, _, _nonce = name.partition(".")
@@ -140,18 +138,18 @@ class Door:
         return cookie if lasts and cookie not in self._over else None
 
     def may_read(self, request: Request) -> bool:
-        """Whether the page may be shown: to a browser with a session, a program with the token."""
+        """Return whether a browser may read, by its session, or a program, by the token."""
         if not self.private or self.session(request):
             return True
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self.knows(request, token.strip(), "bearer")
 
     def proof(self, session: str) -> str:
-        """What a form of this session carries."""
+        """Return what a form of this session carries."""
         return self._mac("form", session)
 
     def proven(self, request: Request) -> bool:
-        """Whether a form was sent from a page of ours that this session was shown."""
+        """Return whether a form was sent from a page of ours that this session was shown."""
         session = self.session(request)
         return (
             session is not None
@@ -160,7 +158,7 @@ class Door:
         )
 
     def from_us(self, request: Request) -> bool:
-        """Whether the browser does not say that another site has sent this."""
+        """Return whether the browser does not say that another site has sent this."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = request.headers.get("Origin")
@@ -170,28 +168,25 @@ class Door:
             return False
 
     def let_in(self, request: Request, response: Response) -> None:
-        """Begins a session."""
-        name = f"{int(time.time()) + LASTS}.{secrets.token_urlsafe(16)}"
-        response.set_cookie(
-            COOKIE,
-            f"{name}.{self._mac('session', name)}",
-            max_age=LASTS,
-            path=f"{request.root_path}/",
-            secure=request.is_secure,
-            httponly=True,
-            samesite="Strict",
-        )
+        """Begin a session."""
+        name = f"{int(time.time()) + SESSION_S}.{secrets.token_urlsafe(16)}"
+        self._set_cookie(request, response, f"{name}.{self._mac('session', name)}", SESSION_S)
 
     def let_out(self, request: Request, response: Response) -> None:
-        """Ends a session: in this browser, and for whoever else has its cookie."""
+        """End a session: in this browser, and for every copy of its cookie."""
         cookie = self.session(request)
         if cookie is not None:
             now = time.time()
             with self._lock:
                 self._over = {one: until for one, until in self._over.items() if until > now}
-                self._over[cookie] = now + LASTS
-        response.delete_cookie(
+                self._over[cookie] = now + SESSION_S
+        self._set_cookie(request, response, "", 0)
+
+    def _set_cookie(self, request: Request, response: Response, value: str, lasts: int) -> None:
+        response.set_cookie(
             COOKIE,
+            value,
+            max_age=lasts,
             path=f"{request.root_path}/",
             secure=request.is_secure,
             httponly=True,
@@ -201,8 +196,13 @@ class Door:
     def _mac(self, use: str, text: str) -> str:
         if self._token is None:
             return ""
-        said = f"celery_redlock.web {use} {text}".encode("utf-8", "surrogatepass")
-        return hmac.new(self._token, said, "sha256").hexdigest()
+        return hmac.new(
+            self._token, _bytes(f"celery_redlock.web {use} {text}"), "sha256"
+        ).hexdigest()
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _network(address: str) -> str:
@@ -211,9 +211,7 @@ def _network(address: str) -> str:
         found = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if found.version == 4:
-        return address
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    return address if found.version == 4 else str(ipaddress.ip_network((found, 64), strict=False))
 
 
 def _same(given: str, right: str) -> bool:

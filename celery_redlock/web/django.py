@@ -19,16 +19,9 @@ __all__ = ["as_view"]
 
 
 def as_view(page: Page) -> Callable[..., Any]:
-    """The page as a view.
+    """Return the page as a view; its route has a group `path`: what follows the mount, from "/" on.
 
-    It is exempt from Django's own check of forms, as its forms carry a proof of their own.
-
-    Args:
-        page: As `make_app` makes it.
-
-    Returns:
-        A view whose route has a group `path`: what comes behind the place where the page is, with
-        its leading slash.
+    It is exempt from Django's check of forms, because its forms carry their own proof.
     """
     # By name: type checkers need no Django, nor its stubs.
     http: Any = importlib.import_module("django.http")
@@ -38,9 +31,7 @@ def as_view(page: Page) -> Callable[..., Any]:
     def view(request: Any, path: str = "/") -> Any:
         mount = request.path.removesuffix(path)
         environ: dict[str, Any] = {
-            name: value for name, value in request.META.items() if isinstance(value, str)
-        }
-        environ |= {
+            **{name: value for name, value in request.META.items() if isinstance(value, str)},
             "SCRIPT_NAME": mount.encode().decode("latin-1"),  # as WSGI has it
             "PATH_INFO": path.encode().decode("latin-1"),
             "CONTENT_LENGTH": str(len(request.body)),

@@ -8,79 +8,63 @@ from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from ..protocol.values import printable
+from ..survey.durations import span
 from ..survey.force_release import stop_command
 
-__all__ = ["FILTERS", "clock", "named_in", "quoted", "seconds", "short", "stamp"]
+__all__ = ["FILTERS", "named_in", "quoted"]
 
-LONG = 96
-"""Characters of a name in a list; a lock's own page has all of it."""
+MAX_LISTED_CHARS = 96
+"""Of a name in a list, so that a row stays a row; a lock's own page has all of it."""
 
 
 def seconds(given: float | None) -> str:
-    """A duration, as exact as a reader wants it: `0.4 s`, `12 s`, `3 min 5 s`, `2 h 10 min`."""
+    """Return a duration, as exact as a reader wants it: `0.4 ms`, `2.5 s`, `3 min 5 s`."""
     if given is None:
         return "\u2013"
     if math.isinf(given):
-        return "for ever"
+        return "no expiry"
     if given < 0:
         return f"-{seconds(-given)}"  # clocks of two hosts differ
-    if 0 < given < 0.00005:
-        return "< 0.1 ms"
-    if given < 0.0995:
-        return f"{given * 1e3:.0f} ms" if given >= 0.0095 else f"{given * 1e3:.1f} ms"
-    if given < 9.95:
-        return f"{given:.1f} s"
-    whole = round(given)
-    for unit, below, size, small in (("min", "s", 60, 3600), ("h", "min", 3600, 86_400)):
-        if whole < size:
-            break
-        if whole < small:
-            first, rest = divmod(whole, size)
-            rest //= 1 if below == "s" else 60
-            return f"{first} {unit} {rest} {below}" if rest else f"{first} {unit}"
-    if whole >= 86_400:
-        days, rest = divmod(whole, 86_400)
-        return f"{days} d {rest // 3600} h" if rest >= 3600 else f"{days} d"
-    return f"{whole} s"
+    return f"{given * 1e3:.1f} ms" if given < 0.0995 else span(given)
 
 
 def clock(at: float) -> str:
-    """A time of day, in UTC; with the day, if it is not today."""
-    try:
-        when, today = time.gmtime(at), time.gmtime()
-        shape = "%H:%M:%S" if when[:3] == today[:3] else "%Y-%m-%d %H:%M:%S"
-        return time.strftime(shape, when)
-    except (OverflowError, OSError, ValueError):
-        return "?"  # what a node or a worker said is no time
+    """Return a time of day, in UTC; with the day, if it is not today."""
+    today = _utc(at, "%Y-%m-%d") == _utc(time.time(), "%Y-%m-%d")
+    return _utc(at, "%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S") or "?"
 
 
 def stamp(at: float) -> str:
-    """The same for programs: ISO 8601."""
+    """Return the same for programs: ISO 8601."""
+    return _utc(at, "%Y-%m-%dT%H:%M:%SZ")
+
+
+def _utc(at: float, shape: str) -> str:
     try:
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+        return time.strftime(shape, time.gmtime(at))
     except (OverflowError, OSError, ValueError):
-        return ""
+        return ""  # what a node or a worker said is no time
 
 
-def short(text: str, most: int = LONG) -> str:
-    """A name in a list: printable, and not too long; its begin and its end are what tells."""
+def short(text: str, most: int = MAX_LISTED_CHARS) -> str:
+    """Return a name for a list: printable, its middle left out if it is long."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-most // 3 :]}"
 
 
 def quoted(name: str) -> str:
-    """The name of a resource as it may stand in a link; any comes back as it was: `named_in`."""
+    """Return a resource's name as it may stand in a link; `named_in` gives any back as it was."""
     return quote(name, safe="", errors="surrogatepass")
 
 
-def named_in(query: bytes, field: str = "resource") -> str:
-    """The name that stands in a query string; empty if there is none.
+def named_in(query: bytes) -> str:
+    """Return the resource's name in a query string; empty if there is none.
 
     Not by way of the request's own arguments: decoding makes those that are no UTF-8 alike.
     """
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
-        if name.decode("latin-1") == field:
+        if name == b"resource":
             raw = unquote_to_bytes(value.replace(b"+", b" "))
             try:
                 return raw.decode("utf-8", "surrogatepass")
@@ -90,12 +74,12 @@ def named_in(query: bytes, field: str = "resource") -> str:
 
 
 def count(number: int) -> str:
-    """A number, its thousands apart."""
+    """Return a number, its thousands apart."""
     return f"{number:,}".replace(",", "\u202f")
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """`1 lock`, `2 locks`."""
+    """Return `1 lock`, `2 locks`."""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
 
 
@@ -106,7 +90,6 @@ FILTERS: dict[str, Any] = {
     "short": short,
     "printable": printable,
     "stop_command": lambda task_id: stop_command(task_id or ""),
-    "quoted": quoted,
     "count": count,
     "plural": plural,
 }

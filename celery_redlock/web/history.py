@@ -13,20 +13,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..survey.snapshot import Entry, NodeLook, Survey
+    from ..survey.models import Entry, NodeLook, Survey
 
 __all__ = ["Change", "History", "state_of"]
 
-EACH = 50
-"""Changes kept of one lock, and of one node."""
-LOCKS = 2_000
-"""Locks whose changes are kept."""
-BLIND = 50
-"""Spans kept in which too few nodes answered, or nobody watched."""
+MAX_CHANGES = 50
+"""Kept of one lock, of one node, and of spans in which nothing was seen: a page full."""
+MAX_LOCKS = 2_000
+"""Whose changes are kept: at most 100 000 changes in memory, some tens of MB."""
 UNTOLD = ("line", "fence", "mark")
-"""Kinds of entries whose coming and going tells nothing of who holds."""
-GAP = 60.0
-"""Seconds between two looks after which the time between is called unwatched."""
+"""Kinds of entries whose coming and going tells nothing of the holder."""
+UNWATCHED_S = 60.0
+"""Between two looks after which the time between is called unwatched."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +37,9 @@ class Change:
         what: "there" (when watching began), "came", "passed" (another's token in its place), "held"
             (a quorum has it, which had not), "short" (a quorum has it no more), "gone"; of nodes
             "up" and "down"; "blind" and "unwatched" for spans of time.
-        kind: Of the entry.
-        slot: Of the entry.
-        who: Who has, or had it, for people.
-        digest: Of the token.
-        nodes: How many nodes have it.
-        total: How many nodes there are.
+        kind: Of the entry; `slot` and `digest`, of its token, likewise.
+        who: The holder, now or before, for people.
+        nodes: How many of the `total` have it.
     """
 
     at: float
@@ -59,15 +54,10 @@ class Change:
 
 
 def state_of(entry: Entry, silent: int) -> str:
-    """What may be said of an entry, from what was seen: never more.
+    """Return what may be said of an entry where `silent` nodes did not answer: never more.
 
-    Args:
-        entry: What the nodes have.
-        silent: How many nodes did not answer.
-
-    Returns:
-        "never" (a key without a ttl: nobody will free it), "held", "unsure" (the silent nodes may
-        make it a quorum), "short" (fewer than a quorum: a split vote, or the rest of one).
+    It is "never" (a key without a ttl: nobody will free it), "held", "unsure" (the silent nodes may
+    make it a quorum), or "short" (fewer than a quorum: a split vote, or the rest of one).
     """
     if entry.leaked and entry.kind not in ("fence", "line"):
         return "never"
@@ -79,14 +69,13 @@ def state_of(entry: Entry, silent: int) -> str:
 class History:
     """Keeps what changed, by the name of the lock; safe to share between threads."""
 
-    def __init__(self, each: int = EACH, locks: int = LOCKS) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._each, self._locks = each, locks
         self._last: dict[tuple[str, str, int], Entry] = {}
         self._changes: OrderedDict[str, deque[Change]] = OrderedDict()
         self._nodes: dict[str, deque[Change]] = {}
         self._up: dict[str, bool] = {}
-        self._blind: deque[Change] = deque(maxlen=BLIND)
+        self._blind: deque[Change] = deque(maxlen=MAX_CHANGES)
         self._dark = ""
         self.since = 0.0
         """When the first look was, in seconds since 1970; 0.0: there was none yet."""
@@ -94,7 +83,7 @@ class History:
         """When the last one was that went well."""
 
     def of(self, resource: str) -> list[Change]:
-        """What changed of one lock, the last change first, with the spans nobody saw."""
+        """Return what changed of one lock, the last change first, with the spans nobody saw."""
         with self._lock:
             mine = list(self._changes.get(resource, ()))
             first = min((change.at for change in mine), default=self.since)
@@ -102,17 +91,17 @@ class History:
         return sorted([*mine, *spans], key=lambda change: change.at, reverse=True)
 
     def of_nodes(self) -> dict[str, list[Change]]:
-        """Which nodes were seen to come and go, the last change first."""
+        """Return which nodes were seen to come and go, the last change first."""
         with self._lock:
             return {name: list(changes)[::-1] for name, changes in self._nodes.items()}
 
     def blind(self, why: str) -> None:
-        """A look that told nothing about locks: too few nodes answered."""
+        """Note a look that told nothing about locks, because too few nodes answered."""
         with self._lock:
             self._dark = self._dark or why
 
     def note(self, survey: Survey) -> None:
-        """A look."""
+        """Note a look."""
         silent = sum(not look.reachable for look in survey.looks)
         with self._lock:
             first = not self.since
@@ -120,7 +109,7 @@ class History:
                 self.since = survey.at
             elif self._dark:
                 self._blind.append(Change(survey.at, self.at, "blind", who=self._dark))
-            elif survey.at - self.at > GAP:
+            elif survey.at - self.at > UNWATCHED_S:
                 self._blind.append(Change(survey.at, self.at, "unwatched"))
             self._dark = ""
             self._note_nodes(survey.looks, survey.at, first)
@@ -138,19 +127,17 @@ class History:
 
     def _note_nodes(self, looks: tuple[NodeLook, ...], at: float, first: bool) -> None:
         for look in looks:
-            if first or self._up.get(look.name) is look.reachable:
-                self._up[look.name] = look.reachable
-                continue
+            if not first and self._up.get(look.name) is not look.reachable:
+                changes = self._nodes.setdefault(look.name, deque(maxlen=MAX_CHANGES))
+                what = "up" if look.reachable else "down"
+                changes.append(Change(at, self.at, what, kind="node", who=look.error))
             self._up[look.name] = look.reachable
-            changes = self._nodes.setdefault(look.name, deque(maxlen=self._each))
-            what = "up" if look.reachable else "down"
-            changes.append(Change(at, self.at, what, kind="node", who=look.error))
 
     def _compare(self, old: Entry | None, new: Entry, at: float, silent: int, first: bool) -> None:
         if old is None:
             if not first:
                 self._add(new, "came", at)
-            elif len(self._changes) < self._locks:
+            elif len(self._changes) < MAX_LOCKS:
                 self._add(new, "there", at)
         elif old.digest != new.digest:
             self._add(new, "passed", at)
@@ -158,9 +145,7 @@ class History:
             self._add(new, "held" if new.held else "short", at)
 
     def _add(self, entry: Entry, what: str, at: float) -> None:
-        changes = self._changes.get(entry.resource)
-        if changes is None:
-            changes = self._changes[entry.resource] = deque(maxlen=self._each)
+        changes = self._changes.setdefault(entry.resource, deque(maxlen=MAX_CHANGES))
         self._changes.move_to_end(entry.resource)
         changes.append(
             Change(
@@ -169,7 +154,7 @@ class History:
                 total=entry.total,
             )
         )
-        while len(self._changes) > self._locks:
+        while len(self._changes) > MAX_LOCKS:
             self._changes.popitem(last=False)
 
 

@@ -8,7 +8,9 @@ was seen before.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NotAcquired
@@ -17,16 +19,16 @@ from .history import Change, state_of
 from .refresher import Seen
 
 if TYPE_CHECKING:
-    from ..survey.snapshot import Entry, NodeLook, Survey
+    from ..survey.models import Entry, NodeLook, Survey
 
-__all__ = ["SORTS", "change", "entry", "failure", "matches", "nodes", "page_of", "sort", "when"]
+__all__ = ["SORTS", "change", "entry", "failure", "looked", "matches", "nodes", "page_of"]
 
-PAGE = 50
-"""Rows of a page."""
+ROWS_PER_PAGE = 50
+"""A page stays under 200 kB, and a screen or two long."""
 
 
 def entry(it: Entry, looks: Sequence[NodeLook]) -> dict[str, Any]:
-    """What lies under one key: as `Entry.data` says it, and what may be said of that."""
+    """Return what lies under one key: as `Entry.data` says it, and what may be said of that."""
     silent = sum(not look.reachable for look in looks)
     votes = []
     for node, look in enumerate(looks):
@@ -45,98 +47,76 @@ def entry(it: Entry, looks: Sequence[NodeLook]) -> dict[str, Any]:
 
 
 def quorum_left(it: Entry) -> float | None:
-    """Seconds until fewer than a quorum have it, unless it is extended.
+    """Return the seconds until fewer than a quorum have it, unless it is extended.
 
     None if they have not, or if that is never. No claim about the holder, who counts for less.
     """
     left = sorted((ttl for ttl in it.ttls if ttl is not None), reverse=True)
-    if len(left) < it.quorum:
+    if len(left) < it.quorum or math.isinf(left[it.quorum - 1]):
         return None
-    seconds = left[it.quorum - 1]
-    return None if math.isinf(seconds) else seconds
+    return left[it.quorum - 1]
 
 
-def when(seen: Seen[Any], now: float) -> dict[str, Any]:
-    """Which look a page is made of."""
+def looked(seen: Seen[Survey]) -> dict[str, Any]:
+    """Return which look a page is made of, and how the nodes answered."""
     return {
         "at": seen.at or None,
-        "age": max(0.0, now - seen.at) if seen.at else None,
+        "age": max(0.0, time.time() - seen.at) if seen.at else None,
         "failure": failure(seen.error) if seen.error else None,
+        "nodes": nodes(seen.what, seen.error),
     }
 
 
 def failure(error: Exception) -> str:
-    """Why nothing was seen. An error that is not ours is named, not quoted: it may hold secrets."""
+    """Say why nothing was seen. An error that is not ours is named only: it may hold secrets."""
     if isinstance(error, NotAcquired):
         return printable(str(error))
     return f"the nodes could not be asked ({type(error).__name__}); the log says more"
 
 
 def nodes(survey: Survey | None, error: Exception | None) -> list[dict[str, Any]]:
-    """The nodes, as the last look found them; those of one that failed by their votes."""
+    """Return the nodes, as the last look found them; those of one that failed by their votes."""
+    found: list[tuple[str, bool, str, float | None]]
     if isinstance(error, NotAcquired) and error.votes:
-        return [
-            {
-                "name": printable(vote.node),
-                "reachable": vote.vote is not Vote.SILENT,
-                "error": printable(vote.detail),
-                "rtt": None,
-            }
-            for vote in error.votes
+        found = [(v.node, v.vote is not Vote.SILENT, v.detail, None) for v in error.votes]
+    else:
+        looks = survey.looks if survey else ()
+        found = [
+            (it.name, it.reachable, it.error, it.rtt if it.reachable else None) for it in looks
         ]
     return [
-        {
-            "name": printable(look.name),
-            "reachable": look.reachable,
-            "error": printable(look.error),
-            "rtt": look.rtt if look.reachable else None,
-        }
-        for look in (survey.looks if survey else ())
+        {"name": printable(name), "reachable": reachable, "error": printable(why), "rtt": rtt}
+        for name, reachable, why, rtt in found
     ]
 
 
 def change(it: Change) -> dict[str, Any]:
-    """A line of a timeline."""
-    return {
-        "at": it.at,
-        "after": it.after or None,
-        "what": it.what,
-        "kind": it.kind,
-        "slot": it.slot,
-        "who": it.who,
-        "digest": it.digest,
-        "nodes": it.nodes,
-        "total": it.total,
-    }
+    """Return a line of a timeline."""
+    return {**asdict(it), "after": it.after or None}
 
 
 def matches(row: dict[str, Any], query: str) -> bool:
-    """Whether each word of a search is in one of the row's names."""
+    """Return whether each word of a search is in one of the row's names."""
     names = (row.get(name) for name in ("resource", "task", "task_id", "host", "digest"))
     text = "\n".join(str(name).casefold() for name in names if name)
     return all(word in text for word in query.casefold().split())
 
 
-_SORTS = {
+SORTS = {
     "key": lambda row: (row["resource"], row["kind"], row["slot"]),
     "age": lambda row: (-(row["held_for"] or 0.0), row["resource"]),
     "waiting": lambda row: (-row["waiting"], row["resource"]),
     "votes": lambda row: (row["nodes"], row["resource"]),
 }
-SORTS = tuple(_SORTS)
 
 
-def sort(rows: Iterable[dict[str, Any]], by: str) -> list[dict[str, Any]]:
-    """In the order that was asked for; by key if there is no such order."""
-    return sorted(rows, key=_SORTS.get(by, _SORTS["key"]))
-
-
-def page_of(rows: Sequence[Any], number: int, size: int = PAGE) -> dict[str, Any]:
-    """One page of many rows: what stands on it, and where it is."""
-    pages = max(1, -(-len(rows) // size))
+def page_of(rows: Sequence[Any], number: int) -> dict[str, Any]:
+    """Return one page of many rows: what stands on it, and where it is."""
+    pages = max(1, -(-len(rows) // ROWS_PER_PAGE))
     number = min(max(1, number), pages)
+    first = (number - 1) * ROWS_PER_PAGE
     return {
-        "rows": list(rows[(number - 1) * size : number * size]),
+        "rows": list(rows[first : first + ROWS_PER_PAGE]),
         "page": number,
         "pages": pages,
         "matched": len(rows),

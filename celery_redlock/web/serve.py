@@ -18,31 +18,31 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 THREADS = 8
 """Pages made at a time; each waits for the nodes for a second or two at most."""
-IDLE_CONNECTIONS = 100
-"""Connections that may be open without a whole request; of more, the oldest are closed."""
-MOST_CONNECTIONS = 500
-"""Connections in all: what comes within the second between two such looks finds room."""
-IDLE = 30
-"""Seconds without a byte after which a connection is closed."""
+MAX_IDLE_CONNECTIONS = 100
+"""That may be open without a whole request; of more, the oldest are closed."""
+MAX_CONNECTIONS = 500
+"""In all: what comes within the second between two such looks finds room."""
+IDLE_TIMEOUT_S = 30
+"""Without a byte, after which a connection is closed."""
 
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
+HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
 
 
 def host_in(header: str) -> str:
     """Return the name in a Host header, without its port; empty if it is none."""
-    found = _HOST.fullmatch(header.lower())
+    found = HOST.fullmatch(header.lower())
     return found[1] if found is not None else ""
 
 
 def is_known(name: str, known: Iterable[str]) -> bool:
-    """Whether a host name is one of some; one that begins with a dot stands for all below it."""
+    """Return whether a host name is known; ".example.org" stands for all below it."""
     return bool(name) and any(
         name.endswith(one) if one.startswith(".") else name == one for one in known
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address. A name is what it says only if it is ours."""
+    """Return whether only this machine can reach an address. Of names, only localhost is ours."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -50,7 +50,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(host: str, token: str | None, public: bool) -> None:
-    """Whether the page may be served there.
+    """Check that the page may be served there.
 
     Raises:
         ConfigurationError: Other machines can reach it, and that is not asked for; or it is, and
@@ -69,10 +69,9 @@ def check_bind(host: str, token: str | None, public: bool) -> None:
 
 
 def names_for(host: str, names: Sequence[str]) -> list[str]:
-    """The host names under which it is served: loopback's, the address itself, and those given."""
-    return list(
-        dict.fromkeys([*LOOPBACK, *([host] if host not in ("0.0.0.0", "::") else []), *names])
-    )
+    """Return the host names of the page: loopback's, the address itself, and those given."""
+    address = [] if host in ("0.0.0.0", "::") else [host]
+    return list(dict.fromkeys([*LOOPBACK, *address, *names]))
 
 
 def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
@@ -107,8 +106,8 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         threads=THREADS,
         ident="",
         clear_untrusted_proxy_headers=True,
-        connection_limit=MOST_CONNECTIONS,
-        channel_timeout=IDLE,
+        connection_limit=MAX_CONNECTIONS,
+        channel_timeout=IDLE_TIMEOUT_S,
         cleanup_interval=1,
         asyncore_use_poll=True,  # select() ends at 1024 descriptors of the whole process
     )
@@ -125,14 +124,14 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
 
 
 def _make_room(server: Any) -> None:
-    """Have idle connections give way: who opens many and says nothing must not stop the page."""
+    """Have idle connections give way: many that say nothing must not stop the page."""
     maintain = server.maintenance
 
     def maintenance(now: float) -> None:
         maintain(now)
         idle = [channel for channel in server.active_channels.values() if not channel.requests]
         idle.sort(key=lambda channel: channel.creation_time)
-        for channel in idle[: max(0, len(idle) - IDLE_CONNECTIONS)]:
+        for channel in idle[: max(0, len(idle) - MAX_IDLE_CONNECTIONS)]:
             channel.will_close = True
 
     server.maintenance = maintenance

@@ -1,8 +1,7 @@
-"""What each page shows: facts out of the sources, as plain data."""
+"""What each page shows, as plain data."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -14,19 +13,24 @@ from werkzeug.wrappers import Request
 from ..protocol.errors import QuorumUnavailable
 from . import serializers
 from .formatting import named_in, quoted
+from .serializers import matches, page_of
 
 if TYPE_CHECKING:
-    from ..survey.snapshot import Survey
     from .auth import Door
     from .sources import Sources
 
 __all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]
 
-LONGEST = 10_000
-"""Characters of a key that a page looks for: a foreign one may be longer than a lock's name."""
-LIVE = (2, 300)
-"""Seconds between two refreshes of a page, at least and at most."""
-FILTERS = ("all", "lock", "reservation", "trouble")
+MAX_KEY_CHARS = 10_000
+"""Of a key that a page looks for: a foreign one may be longer than a lock's name."""
+MAX_QUERY_CHARS = 1000
+"""Of a search; each row is compared with each word of it."""
+REFRESH_S = (2, 300)
+"""Between two refreshes of a page, at least and at most."""
+WAITERS_PATIENCE_S = 1.5
+"""For which that page waits for the workers' answers, which take a second."""
+MAX_TOLD = 50
+"""Events on a lock's own page: about as many as its timeline has changes."""
 
 
 @dataclass
@@ -40,9 +44,9 @@ class Ask:
 
     @property
     def live(self) -> int | None:
-        """Seconds after which the page is to be fetched anew; None: not by itself."""
+        """Seconds after which the page is to be fetched again; None: only if the reader asks."""
         asked = self.request.args.get("refresh", type=int)
-        return None if asked is None else min(max(asked, LIVE[0]), LIVE[1])
+        return None if asked is None else min(max(asked, REFRESH_S[0]), REFRESH_S[1])
 
     @property
     def resource(self) -> str:
@@ -52,14 +56,29 @@ class Ask:
             BadRequest: None is, or none that can be one.
         """
         name = named_in(self.request.query_string)
-        if len(name) > LONGEST:  # each node is asked for all its slots
+        if len(name) > MAX_KEY_CHARS:  # each node is asked for all its slots
             raise BadRequest(f"No lock has a name of {len(name)} characters.")
         if not name:
             raise BadRequest("Which lock? The address of this page names one: ?resource=...")
         return name
 
+    @property
+    def query(self) -> str:
+        """What is searched for."""
+        return self.request.args.get("q", "")[:MAX_QUERY_CHARS]
+
+    @property
+    def page(self) -> int:
+        """The page of a long list that is asked for."""
+        return self.request.args.get("page", 1, type=int)
+
+    def one_of(self, name: str, first: str, *others: str) -> str:
+        """Return the value of an argument, or the first that it may have."""
+        given = self.request.args.get(name, first)
+        return given if given in others else first
+
     def link(self, endpoint: str, resource: str | None = None, **more: Any) -> str:
-        """The address of a page; it stays live if this one is."""
+        """Return the address of a page; it stays live if this one is."""
         if self.live and "refresh" not in more and not endpoint.endswith(".json"):
             more["refresh"] = self.live
         query = urlencode({name: value for name, value in more.items() if value not in (None, "")})
@@ -68,18 +87,11 @@ class Ask:
         path = self.urls.build(endpoint)
         return f"{path}?{query}" if query else path
 
-    @property
-    def json(self) -> str:
-        """This page as JSON."""
+    def again(self, as_json: bool = False, **more: Any) -> str:
+        """Return the address of this page, with some of its arguments changed."""
         given = {k: v for k, v in self.request.args.items() if k not in ("resource", "refresh")}
-        name = self.urls.match()[0].removesuffix(".json")
-        return self.link(f"{name}.json", named_in(self.request.query_string) or None, **given)
-
-    def again(self, **more: Any) -> str:
-        """This page with some of its arguments changed."""
-        given = {k: v for k, v in self.request.args.items() if k not in ("resource", "refresh")}
+        endpoint = self.urls.match()[0].removesuffix(".json") + ".json" * as_json
         resource = named_in(self.request.query_string) or None
-        endpoint = self.urls.match()[0].removesuffix(".json")
         return self.link(endpoint, resource, **{**given, **more})
 
 
@@ -89,166 +101,126 @@ class Shown:
 
     facts: dict[str, Any]
     status: int = 200
-    template: str = ""
 
 
 def locks(ask: Ask) -> Shown:
-    """What is held and reserved."""
+    """Show what is held and reserved."""
     seen = ask.sources.nodes()
-    rows = [row for row in ask.sources.rows(seen) if row["kind"] != "line"]
-    args = ask.request.args
-    only = args.get("show", "all")
-    only = only if only in FILTERS else "all"
-    query, by = args.get("q", "")[:1000], args.get("sort", "key")
-    by = by if by in serializers.SORTS else "key"
-    found = [row for row in rows if _in(row, only) and serializers.matches(row, query)]
-    lines = [row for row in ask.sources.rows(seen) if row["kind"] == "line"]
+    rows, queues = ask.sources.rows(seen)
+    show = ask.one_of("show", "all", "lock", "reservation", "trouble")
+    by = ask.one_of("sort", *serializers.SORTS)
+    found = [
+        row
+        for row in rows
+        if (row["trouble"] if show == "trouble" else show in ("all", row["kind"]))
+        and matches(row, ask.query)
+    ]
     counts = {
         "held": sum(row["kind"] == "lock" and row["held"] for row in rows),
         "reserved": sum(row["kind"] == "reservation" and row["held"] for row in rows),
-        "waiting": sum(row["waiting"] for row in lines),
+        "waiting": sum(row["waiting"] for row in queues),
         "trouble": sum(row["trouble"] for row in rows),
     }
     return Shown(
         {
-            **serializers.when(seen, time.time()),
-            "nodes": serializers.nodes(seen.what, seen.error),
+            **serializers.looked(seen),
             "counts": counts,
-            "query": query,
-            "show": only,
+            "query": ask.query,
+            "show": show,
             "sort": by,
-            **serializers.page_of(serializers.sort(found, by), args.get("page", 1, type=int)),
+            **page_of(sorted(found, key=serializers.SORTS[by]), ask.page),
         }
     )
-
-
-def _in(row: dict[str, Any], only: str) -> bool:
-    if only == "trouble":
-        return bool(row["trouble"])
-    return only in ("all", row["kind"])
 
 
 def lock(ask: Ask) -> Shown:
-    """All that is known of one lock."""
-    resource = ask.resource
-    ask.sources.nodes()  # so that it is watched from now on
-    found: Survey | QuorumUnavailable = ask.sources.one(resource)
+    """Show all that is known of one lock."""
+    resource, sources = ask.resource, ask.sources
+    sources.nodes()  # so that it is watched from now on
+    found = sources.one(resource)
     error = found if isinstance(found, QuorumUnavailable) else None
     survey = None if isinstance(found, QuorumUnavailable) else found
-    entries = [serializers.entry(it, survey.looks) for it in survey.entries] if survey else []
-    now = time.time()
-    history = ask.sources.history
-    told = _told(ask)
-    hearing = ask.sources.hearing
+    hearing, told = sources.hearing, sources.workers()
+    workers = [
+        {"worker": one["worker"], "what": what, **row}
+        for one in told["rows"]
+        for what in ("holds", "waits")
+        for row in one[what]
+        if resource in (row["resource"] or "").split(" + ")
+    ]
     return Shown(
         {
             "at": survey.at if survey else None,
-            "age": max(0.0, now - survey.at) if survey else None,
+            "age": 0.0 if survey else None,
             "failure": serializers.failure(error) if error else None,
             "resource": resource,
             "nodes": serializers.nodes(survey, error),
-            "entries": entries,
-            "timeline": [serializers.change(it) for it in history.of(resource)],
-            "watched_since": history.since or None,
-            "heard": hearing.heard(resource)[:50] if hearing else [],
+            "entries": [serializers.entry(it, survey.looks) for it in survey.entries]
+            if survey
+            else [],
+            "timeline": [serializers.change(it) for it in sources.history.of(resource)],
+            "watched_since": sources.history.since or None,
+            "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
             "listening_since": hearing.since if hearing else None,
-            "workers": {
-                **told,
-                "rows": [
-                    {"worker": one["worker"], "what": what, **row}
-                    for one in told["rows"]
-                    for what in ("holds", "waits")
-                    for row in one[what]
-                    if resource in (row["resource"] or "").split(" + ")
-                ],
-            },
+            "workers": {**told, "rows": workers},
         }
     )
 
 
-def _told(ask: Ask, patience: float = 0.0) -> dict[str, Any]:
-    """What the workers said when they were asked last."""
-    seen = ask.sources.workers(patience)
-    if seen is None:
-        return {"asked": False, "at": None, "failure": None, "rows": []}
-    error = type(seen.error).__name__ if seen.error else None
-    return {"asked": True, "at": seen.at or None, "failure": error, "rows": seen.what or []}
-
-
 def waiters(ask: Ask) -> Shown:
-    """Who waits: lines on the nodes, and what workers say."""
+    """Show what waits: queues on the nodes, and what workers say."""
     seen = ask.sources.nodes()
-    told = _told(ask, patience=1.5)
-    query = ask.request.args.get("q", "")[:1000]
-    lines = [row for row in ask.sources.rows(seen) if row["kind"] == "line" and row["waiting"]]
-    lines = [row for row in lines if serializers.matches(row, query)]
-    lines.sort(key=lambda row: (-row["waiting"], row["resource"]))
+    told = ask.sources.workers(WAITERS_PATIENCE_S)
+    _rows, queues = ask.sources.rows(seen)
+    lines = [row for row in queues if row["waiting"] and matches(row, ask.query)]
     waits = [
         {"worker": one["worker"], **row}
         for one in told["rows"]
         for row in one["waits"]
-        if serializers.matches(row, query)
+        if matches(row, ask.query)
     ]
     waits.sort(key=lambda row: -(row["waited"] or 0.0))
-    number = ask.request.args.get("page", 1, type=int)
+    without = [
+        {"worker": one["worker"], "error": one["error"]} for one in told["rows"] if one["error"]
+    ]
+    answered = [one["worker"] for one in told.pop("rows") if not one["error"]]
     return Shown(
         {
-            **serializers.when(seen, time.time()),
-            "nodes": serializers.nodes(seen.what, seen.error),
-            "query": query,
-            "lines": serializers.page_of(lines, number),
-            "workers": {
-                "asked": told["asked"],
-                "at": told["at"],
-                "failure": told["failure"],
-                "answered": [one["worker"] for one in told["rows"] if not one["error"]],
-                "without": [
-                    {"worker": one["worker"], "error": one["error"]}
-                    for one in told["rows"]
-                    if one["error"]
-                ],
-            },
-            "waits": serializers.page_of(waits, number),
+            **serializers.looked(seen),
+            "query": ask.query,
+            "lines": page_of(sorted(lines, key=serializers.SORTS["waiting"]), ask.page),
+            "workers": {**told, "answered": answered, "without": without},
+            "waits": page_of(waits, ask.page),
         }
     )
 
 
 def nodes(ask: Ask) -> Shown:
-    """The nodes: who answers, how fast, how many locks each has."""
+    """Show the nodes: which of them answer, how fast, how many locks each has."""
     seen = ask.sources.nodes()
-    rows = [row for row in ask.sources.rows(seen) if row["kind"] != "line"]
-    found = serializers.nodes(seen.what, seen.error)
+    rows, _queues = ask.sources.rows(seen)
     past = ask.sources.history.of_nodes()
-    for number, node in enumerate(found):
-        fresh = seen.error is None
-        node["keys"] = sum(row["votes"][number] == "has" for row in rows) if fresh else None
-        node["missing"] = (
-            sum(row["held"] and row["votes"][number] in ("none", "other") for row in rows)
-            if fresh and node["reachable"]
-            else None
-        )
+    facts = serializers.looked(seen)
+    fresh = seen.error is None
+    for number, node in enumerate(facts["nodes"]):
+        votes = [(row["votes"][number], row["held"]) for row in rows] if fresh else []
+        missing = sum(held and vote in ("none", "other") for vote, held in votes)
+        node["keys"] = sum(vote == "has" for vote, _held in votes) if fresh else None
+        node["missing"] = missing if fresh and node["reachable"] else None
         node["timeline"] = [serializers.change(it) for it in past.get(node["name"], [])]
-    return Shown(
-        {
-            **serializers.when(seen, time.time()),
-            "nodes": found,
-            "quorum": len(found) // 2 + 1,
-            "watched_since": ask.sources.history.since or None,
-        }
-    )
+    quorum = len(facts["nodes"]) // 2 + 1
+    return Shown({**facts, "quorum": quorum, "watched_since": ask.sources.history.since or None})
 
 
 def events(ask: Ask) -> Shown:
-    """Refusals and losses that workers told of."""
+    """Show refusals and losses that workers told of."""
     ask.sources.nodes()
     hearing = ask.sources.hearing
-    only = ask.request.args.get("show", "all")
-    only = only if only in ("all", "waiting", "lost") else "all"
-    query = ask.request.args.get("q", "")[:1000]
+    show = ask.one_of("show", "all", "waiting", "lost")
     found = [
         one
         for one in (hearing.heard() if hearing else [])
-        if only in ("all", one["what"]) and serializers.matches(one, query)
+        if show in ("all", one["what"]) and matches(one, ask.query)
     ]
     return Shown(
         {
@@ -256,8 +228,8 @@ def events(ask: Ask) -> Shown:
             "listening_since": hearing.since if hearing else None,
             "failure": (hearing.error or None) if hearing else None,
             "heard": hearing.count if hearing else 0,
-            "query": query,
-            "show": only,
-            **serializers.page_of(found, ask.request.args.get("page", 1, type=int)),
+            "query": ask.query,
+            "show": show,
+            **page_of(found, ask.page),
         }
     )

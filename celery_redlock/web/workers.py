@@ -21,69 +21,61 @@ __all__ = ["EVENTS", "Hearing", "ask"]
 logger = logging.getLogger("celery_redlock.web")
 
 EVENTS = ("task-lock-waiting", "task-lock-lost")
-KEPT = 500
-"""Events that are kept: the last ones."""
-LONG = 1_000
-"""Characters kept of what an event says; whoever reaches the broker can send any."""
-AGAIN = (1.0, 30.0)
-"""Seconds until it is tried again to listen, at first and at most."""
+MAX_EVENTS = 500
+"""Events that are kept: the last ones, ten pages full."""
+MAX_TEXT_CHARS = 1_000
+"""Kept of what a worker says: anybody who reaches the broker can send any amount."""
+RETRY_DELAY_S = (1.0, 30.0)
+"""Until it is tried again to listen, at first and at most."""
+MAX_NUMBER = 1e18
+"""No number here is as large, nor infinite; some numbers of JSON are none that can be shown."""
+HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
+WAITS = ("resource", "task", "task_id", "waited", "holder", "where")
+NUMBERS = ("held_for", "remaining", "waited", "timestamp", "pid", "fencing_token")
 
 
 def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
-    """What each worker says that it holds and waits for; takes `timeout` seconds."""
+    """Return what each worker says that it holds and waits for; takes `timeout` seconds."""
     replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
-    told = []
-    for reply in replies:
-        for name, said in reply.items() if isinstance(reply, dict) else ():
-            fine = isinstance(said, dict) and "error" not in said
-            told.append(
-                {
-                    "worker": _text(name),
-                    "error": None if fine else _text(_error(said)),
-                    "holds": _rows(said, "holds", HOLDS) if fine else [],
-                    "waits": _rows(said, "waits", WAITS) if fine else [],
-                }
-            )
+    told = [
+        _answer(name, said)
+        for reply in replies
+        if isinstance(reply, dict)
+        for name, said in reply.items()
+    ]
     return sorted(told, key=lambda one: str(one["worker"]))
 
 
-HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
-WAITS = ("resource", "task", "task_id", "waited", "holder", "where")
-_SECONDS = ("held_for", "remaining", "waited", "timestamp")
-_COUNTS = ("pid", "fencing_token")
-_MOST = 1e18
-"""No number here is as large, nor infinite; some numbers of JSON are none that can be shown."""
+def _answer(name: Any, said: Any) -> dict[str, Any]:
+    error = None
+    if not isinstance(said, dict):
+        error = "it answered what cannot be read"
+    elif "error" in said:
+        error = _text(said["error"])
+    return {
+        "worker": _text(name),
+        "error": error,
+        "holds": [] if error else _rows(said.get("holds"), HOLDS),
+        "waits": [] if error else _rows(said.get("waits"), WAITS),
+    }
 
 
-def _error(said: Any) -> Any:
-    return said.get("error") if isinstance(said, dict) else "it answered what cannot be read"
-
-
-def _rows(said: dict[str, Any], which: str, fields: tuple[str, ...]) -> list[dict[str, Any]]:
-    rows = said.get(which)
-    if not isinstance(rows, list):
-        return []
-    return [
-        {name: _plain(name, row.get(name)) for name in fields}
-        for row in rows
-        if isinstance(row, dict)
-    ]
+def _rows(rows: Any, fields: tuple[str, ...]) -> list[dict[str, Any]]:
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [{name: _plain(name, row.get(name)) for name in fields} for row in found]
 
 
 def _plain(name: str, value: Any) -> Any:
-    """A value from a worker, as the page can show it: foreign text, or a number that is one."""
+    """Return a value from a worker, as the page can show it: a text, or a number that is one."""
     if value is None:
         return None
-    if name in _SECONDS:
-        fine = isinstance(value, (int, float)) and abs(value) < _MOST
-        return float(value) if fine else None
-    if name in _COUNTS:
-        return value if isinstance(value, int) and abs(value) < _MOST else None
-    return _text(value)
+    if name not in NUMBERS:
+        return _text(value)
+    return value if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
 
 
-def _who(holder: Any) -> str:
-    """The holder in an event, for people."""
+def _holder(holder: Any) -> str:
+    """Return the holder in an event, for people."""
     if not isinstance(holder, dict):
         return ""
     said = {name: _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")}
@@ -91,48 +83,45 @@ def _who(holder: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    return str(value)[:LONG]
+    return str(value)[:MAX_TEXT_CHARS]
 
 
 class Hearing:
-    """Listens for events of locks, in a thread of its own, from `start` on until it is closed.
+    """Listens for events of locks, in its own thread, from `start` on until it is closed.
 
-    Args:
-        app: The Celery app.
-        kept: How many events are kept: the last ones.
+    Attributes:
+        since: Since when it listens without a break, in seconds since 1970; None: it does not.
+        error: Why it does not, if it was tried.
+        count: How many events it has heard.
     """
 
-    def __init__(self, app: Any, kept: int = KEPT) -> None:
-        self._app, self._kept = app, kept
-        self._new()
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._reset()
 
-    def _new(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._heard: deque[dict[str, Any]] = deque(maxlen=self._kept)
+        self._heard: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._receiver: Any = None
         self.since: float | None = None
-        """Since when it listens without a break, in seconds since 1970; None: it does not."""
         self.error = ""
-        """Why it does not, if it was tried."""
         self.count = 0
-        """How many it has heard."""
 
     def start(self) -> None:
         """Listen, if it does not yet."""
         if self._pid != os.getpid():
-            self._new()
+            self._reset()  # a web server that forks after it has loaded us
         with self._lock:
             if self._thread is None and not self._over.is_set():
-                self._thread = threading.Thread(
-                    target=self._run, name="redlock-web-events", daemon=True
-                )
-                self._thread.start()
+                run = threading.Thread(target=self._run, name="redlock-web-events", daemon=True)
+                self._thread = run
+                run.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Listen no more; waits for the thread for `timeout` seconds at most."""
+        """Listen no more; wait for the thread for `timeout` seconds at most."""
         self._over.set()
         if self._receiver is not None:
             self._receiver.should_stop = True
@@ -140,24 +129,24 @@ class Hearing:
             self._thread.join(timeout)
 
     def heard(self, resource: str | None = None) -> list[dict[str, Any]]:
-        """What was heard, the last first; of one resource, or of all."""
+        """Return what was heard, the last first; of one resource, or of all."""
         with self._lock:
             kept = list(self._heard)[::-1]
         name = None if resource is None else printable(resource)  # as events have it
         return [one for one in kept if name is None or one["resource"] == name]
 
     def _run(self) -> None:
-        delay = AGAIN[0]
+        delay = RETRY_DELAY_S[0]
         while not self._over.is_set():
             try:
                 self._listen()
-                delay = AGAIN[0]
+                delay = RETRY_DELAY_S[0]
             except Exception as error:
                 # Not its text: a broker's error may quote its URL.
                 self.since, self.error = None, type(error).__name__
                 logger.debug("cannot listen for events", exc_info=True)
             self._over.wait(delay)
-            delay = min(2 * delay, AGAIN[1])
+            delay = min(2 * delay, RETRY_DELAY_S[1])
 
     def _listen(self) -> None:
         with self._app.connection_for_read() as connection:
@@ -165,21 +154,17 @@ class Hearing:
             handlers = dict.fromkeys(EVENTS, self._hear)
             # Not the key of these events alone: a worker sends some of a task's together.
             receiver = self._app.events.Receiver(connection, handlers, routing_key="task.#")
+            ready = receiver.on_consume_ready
+
+            def listening(*args: Any, **kwargs: Any) -> None:
+                ready(*args, **kwargs)
+                self.since, self.error = time.time(), ""
+                if self._over.is_set():  # closed before there was a receiver to tell
+                    receiver.should_stop = True
+
+            receiver.on_consume_ready = listening
             self._receiver = receiver
-            for _ in self._ready(receiver):
-                pass
-
-    def _ready(self, receiver: Any) -> Any:
-        ready = receiver.on_consume_ready
-
-        def listening(*args: Any, **kwargs: Any) -> None:
-            ready(*args, **kwargs)
-            self.since, self.error = time.time(), ""
-            if self._over.is_set():  # closed before there was a receiver to tell
-                receiver.should_stop = True
-
-        receiver.on_consume_ready = listening
-        return receiver.consume(limit=None, timeout=None, wakeup=False)
+            receiver.capture(limit=None, timeout=None, wakeup=False)
 
     def _hear(self, event: dict[str, Any]) -> None:
         it = {
@@ -189,7 +174,7 @@ class Hearing:
             "task": "",
             "task_id": _text(event.get("uuid") or ""),
             "worker": _text(event.get("hostname") or ""),
-            "holder": _who(event.get("holder")),
+            "holder": _holder(event.get("holder")),
             "reason": _text(event.get("reason") or ""),
             "seconds": _plain("waited", event.get("held_for", event.get("waited"))),
         }

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from importlib.resources import files
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
 from werkzeug.exceptions import HTTPException, NotFound
-from werkzeug.routing import Map, MapAdapter, Rule
+from werkzeug.routing import Map, RequestRedirect, Rule
 from werkzeug.utils import redirect
 from werkzeug.wrappers import Request, Response
 
@@ -19,14 +19,13 @@ from .. import __version__
 from ..protocol.errors import ConfigurationError
 from . import actions, views
 from .formatting import FILTERS
-from .sources import Sources
 from .views import Ask, Shown
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-    from ..locking.redlock import Redlock
     from .auth import Door
+    from .sources import Sources
 
 __all__ = ["Page"]
 
@@ -58,6 +57,8 @@ URLS = Map(
     ]
 )
 STATIC = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
+STATIC_MAX_AGE_S = 300
+"""For which a browser need not ask again for a style sheet or a script."""
 
 POLICY = (
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self';"
@@ -76,18 +77,15 @@ HEADERS = {
 }
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
 """The type of Prometheus' text format."""
-MOST_FORM = 64 * 1024
-"""Bytes of a form that are read."""
+MAX_FORM_BYTES = 64 * 1024
+"""More of a form is not read; a name of 10 000 characters is in its address."""
 
 
 class Page:
     """The page, as a WSGI app; made by `make_app`."""
 
-    def __init__(
-        self, redlock: Redlock, app: Any, door: Door, *, idle: float | None, rest: float | None
-    ) -> None:
-        self.door = door
-        self.sources = Sources(redlock, app, idle=idle, rest=rest)
+    def __init__(self, sources: Sources, door: Door) -> None:
+        self.sources, self.door = sources, door
         self._once = threading.Lock()
         self._registry: Any = None
         self._templates = Environment(
@@ -100,9 +98,9 @@ class Page:
         self._templates.filters.update(FILTERS)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Answers one request, as WSGI has it."""
+        """Answer one request, as WSGI has it."""
         request = Request(environ)
-        request.max_content_length = request.max_form_memory_size = MOST_FORM
+        request.max_content_length = request.max_form_memory_size = MAX_FORM_BYTES
         response = self._answer(request)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
@@ -110,7 +108,7 @@ class Page:
         return response(environ, start)
 
     def close(self) -> None:
-        """Ends its threads; they end with the process as well."""
+        """End its threads; they end with the process as well."""
         self.sources.close()
 
     def _answer(self, request: Request) -> Response:
@@ -127,28 +125,27 @@ class Page:
         ask = Ask(request, urls, self.sources, self.door)
         try:
             endpoint, values = urls.match()
-            return self._dispatch(ask, endpoint, values)
+            if endpoint == "static":
+                return _static(values["name"])
+            return self._dispatch(ask, endpoint)
         except HTTPException as error:
             return self._failed(ask, error)
         except Exception:
             logger.exception("a page could not be made")
             return _text("This page could not be made; the log of the server says why.", 500)
 
-    def _dispatch(self, ask: Ask, endpoint: str, values: Mapping[str, Any]) -> Response:
-        request, name = ask.request, endpoint.removesuffix(".json")
-        if name == "static":
-            return _static(values["name"])
+    def _dispatch(self, ask: Ask, endpoint: str) -> Response:
+        name = endpoint.removesuffix(".json")
         if name in FORMS:
             done = FORMS[name](ask)
             return done if isinstance(done, Response) else self._html(ask, name, done)
-        as_json = endpoint.endswith(".json") or _prefers_json(request)
-        if not self.door.may_read(request):
-            if as_json or name == "metrics":
-                refusal = _text("Authorization: Bearer, with the token, is needed.", 401)
-                refusal.headers["WWW-Authenticate"] = 'Bearer realm="celery_redlock"'
-                return refusal
-            back = request.full_path.rstrip("?").lstrip("/")
-            return redirect(urls_of(ask.urls, "login", next=back), 303)
+        as_json = endpoint.endswith(".json") or _prefers_json(ask.request)
+        if not self.door.may_read(ask.request):
+            if not as_json and name != "metrics":
+                return actions.to_login(ask)
+            refusal = _text("Authorization: Bearer, with the token, is needed.", 401)
+            refusal.headers["WWW-Authenticate"] = 'Bearer realm="celery_redlock"'
+            return refusal
         if name == "metrics":
             return self._metrics()
         shown = VIEWS[name](ask)
@@ -158,13 +155,13 @@ class Page:
 
     def _html(self, ask: Ask, name: str, shown: Shown) -> Response:
         session = self.door.session(ask.request)
-        text = self._templates.get_template(f"{shown.template or name}.html").render(
+        text = self._templates.get_template(f"{name}.html").render(
             **shown.facts,
             here=name,
             ask=ask,
             live=ask.live if name in VIEWS else None,
             link=ask.link,
-            static=lambda file: urls_of(ask.urls, "static", name=file),
+            static=lambda file: ask.urls.build("static", {"name": file}),
             can_free=self.door.can_free,
             session=session,
             proof=self.door.proof(session) if session else "",
@@ -191,22 +188,18 @@ class Page:
         return Response(exposition(self._registry), content_type=METRICS)
 
     def _failed(self, ask: Ask, error: HTTPException) -> Response:
-        if error.response is not None:  # a redirect
-            return redirect(error.response.headers["Location"], 308)
+        if isinstance(error, RequestRedirect):
+            return redirect(error.new_url, 308)
         code = error.code or 500
         if _prefers_json(ask.request) or ask.request.path.endswith(".json"):
-            return _json(Shown({"error": error.description}, status=code))
-        shown = Shown({"title": error.name, "said": error.description}, code, "error")
-        response = self._html(ask, "error", shown)
+            return _json(Shown({"error": error.description}, code))
+        response = self._html(
+            ask, "error", Shown({"title": error.name, "said": error.description}, code)
+        )
         for name, value in error.get_headers():
             if name.lower() in ("allow", "retry-after"):
                 response.headers[name] = value
         return response
-
-
-def urls_of(urls: MapAdapter, endpoint: str, **values: str) -> str:
-    """The path of a page, below where the app is mounted."""
-    return urls.build(endpoint, values)
 
 
 def _prefers_json(request: Request) -> bool:
@@ -227,7 +220,7 @@ def _text(said: str, code: int) -> Response:
 def _static(name: str) -> Response:
     if name not in STATIC:
         raise NotFound
-    body = (files(__package__) / "static" / name).read_bytes()
+    body = Path(__file__).with_name("static").joinpath(name).read_bytes()
     response = Response(body, mimetype=STATIC[name])
-    response.headers["Cache-Control"] = "private, max-age=300"
+    response.headers["Cache-Control"] = f"private, max-age={STATIC_MAX_AGE_S}"
     return response

@@ -7,6 +7,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -298,10 +299,14 @@ def test_a_node_that_becomes_a_replica_is_silent_and_loud(
 # -- Not independent, not masters
 
 
-def test_one_server_under_two_names_is_refused(lock: Callable[..., Redlock]) -> None:
-    with LocalServer(unix_socket=True) as server, start_servers(1) as (another,):
-        redlock = lock([server, another, f"unix://{server.socket_path}"])
-        names = rf"(127\.0\.0\.1:{server.port}|{re.escape(server.socket_path)})"
+def test_one_server_under_two_names_is_refused(
+    lock: Callable[..., Redlock], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "node.sock")
+    config = ["--unixsocket", path]
+    with LocalServer(config=config) as server, start_servers(1) as (another,):
+        redlock = lock([server, another, f"unix://{path}"])
+        names = rf"(127\.0\.0\.1:{server.port}|{re.escape(path)})"
         words = rf"node {names} cannot be one: it is the same server as {names}, and would vote"
 
         def refusal(ask: Callable[[], object]) -> str:
@@ -318,19 +323,21 @@ def test_one_server_under_two_names_is_refused(lock: Callable[..., Redlock]) -> 
 
 
 def test_one_server_under_two_names_is_found_without_info(
-    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """By a nonce that is written through one and read through the other."""
-    with LocalServer(unix_socket=True) as server, start_servers(2) as (one, two):
+    path = str(tmp_path / "node.sock")
+    config = ["--unixsocket", path]
+    with LocalServer(config=config) as server, start_servers(2) as (one, two):
         for node in (server, one, two):
             with admin(node) as client:
                 client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split())
         urls = [f"redis://lock:SECRET@127.0.0.1:{node.port}" for node in (server, one, two)]
-        redlock = lock([urls[0], urls[1], f"unix://lock:SECRET@{server.socket_path}"])
+        redlock = lock([urls[0], urls[1], f"unix://lock:SECRET@{path}"])
         for ask in (lambda: redlock.connect(30.0), lambda: redlock.acquire("r")):
             with pytest.raises(ConfigurationError, match="is the same server as") as refusal:
                 ask()
-            assert server.socket_path in str(refusal.value)
+            assert path in str(refusal.value)
             assert str(server.port) in str(refusal.value)
         # Three that are three do work, without a guard, and that is said once.
         wait_until(lambda: "is the same server as" in log.text, 5.0, "it is said of the others")

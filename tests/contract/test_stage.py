@@ -90,49 +90,32 @@ def test_who_holds_it_is_told(lock: Redlock, nodes: Nodes) -> None:
     wait_until(lambda: lock.holder("order:1") is None, SOON, "nobody holds it")
 
 
-def test_a_lease_is_extended_by_hand(lock: Redlock, nodes: Nodes) -> None:
+def test_leases_are_extended_by_hand_and_by_themselves(lock: Redlock, nodes: Nodes) -> None:
     lease = lock.acquire("order:1")
     assert lock.extend(lease).deadline > lease.deadline
     assert lock.release(lease)
     with pytest.raises(LeaseLost):
         lock.extend(lease)
-
-
-def test_leases_are_extended_by_themselves(lock: Redlock, nodes: Nodes) -> None:
-    with lock.lock("order:1") as held:
+    with lock.lock("order:1", wait=SOON) as held:
         before = held.lease.deadline
         nodes.extend()
         assert held.lease.deadline > before
 
 
-def test_a_waiter_is_woken_by_the_release(lock: Redlock, nodes: Nodes) -> None:
+@pytest.mark.parametrize("resource", ["order:1", ["order:1", "order:3"]])
+def test_a_waiter_is_woken_by_the_release(lock: Redlock, nodes: Nodes, resource: Any) -> None:
     entered = threading.Event()
 
     def wait() -> None:
-        with nodes.redlock.lock("order:1", wait=SOON):
+        with nodes.redlock.lock(resource, wait=600.0):
             entered.set()
 
-    with lock.lock("order:1"):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        assert not entered.wait(0.1)
-    thread.join(SOON)
-    assert entered.is_set()
-
-
-def test_a_waiter_for_several_is_woken_by_the_last(lock: Redlock, nodes: Nodes) -> None:
-    entered = threading.Event()
-
-    def wait() -> None:
-        with nodes.redlock.lock(["order:1", "order:3"], wait=600.0):
-            entered.set()
-
-    # Who is not woken looks when its ttl is over.
-    one = lock.acquire("order:1", ttl=600.0)
+    # A waiter that is not woken looks when the holder's ttl is over.
+    lease = lock.acquire("order:1", ttl=600.0)
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
     assert not entered.wait(0.1)
-    lock.release(one)
+    lock.release(lease)
     assert entered.wait(SOON)
     thread.join(SOON)
 
@@ -154,24 +137,14 @@ def test_fencing_tokens_grow(lock: Redlock, nodes: Nodes) -> None:
     assert tokens == sorted(set(tokens))
 
 
-def test_two_prefixes_are_two_locks(nodes: Nodes) -> None:
-    one = Redlock(nodes.urls, prefix="one:")
+def test_two_prefixes_are_two_locks(lock: Redlock, nodes: Nodes) -> None:
     two = Redlock(nodes.urls, prefix="two:")
-    with one.lock("order:1"), two.lock("order:1"):
-        assert one.holder("order:1") is not None
-    one.close()
+    with lock.lock("order:1"), two.lock("order:1"):
+        assert two.holder("order:1") is not None
     two.close()
 
 
 # -- Trouble
-
-
-def test_a_minority_that_is_cut_off_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
-    nodes.partition(1)
-    with lock.lock("order:1"):
-        assert nodes.redlock.try_acquire("order:1") is None
-    nodes.heal()
-    assert_free("order:1")
 
 
 def test_without_a_quorum_nothing_is_locked(lock: Redlock, nodes: Nodes) -> None:
@@ -229,8 +202,13 @@ def test_who_is_robbed_is_told(lock: Redlock, nodes: Nodes, how: str) -> None:
     assert nodes.redlock.holder("order:1") is not None, "the loser freed what is another's"
 
 
-def test_a_minority_that_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
-    with lock.lock("order:1") as held:
+def test_a_minority_that_is_cut_off_or_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
+    nodes.partition(1)
+    with lock.lock("order:1"):
+        assert nodes.redlock.try_acquire("order:1") is None
+    nodes.heal()
+    assert_free("order:1")
+    with lock.lock("order:1", wait=SOON) as held:
         on_all_nodes(lock)
         nodes.forget(2)
         assert nodes.redlock.try_acquire("order:1") is None

@@ -47,10 +47,12 @@ def woken(redlock: Redlock, other: Redlock) -> None:
     assert redlock.release(redlock.acquire("w", wait=10.0)) is True
 
 
-def test_unix_sockets() -> None:
+def test_unix_sockets(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.sock") for number in range(3)]
     with ExitStack() as stack:
-        servers = [stack.enter_context(LocalServer(unix_socket=True)) for _ in range(3)]
-        redlock = Redlock([f"unix://{server.socket_path}" for server in servers])
+        configs = [["--unixsocket", path] for path in paths]
+        servers = [stack.enter_context(LocalServer(config=config)) for config in configs]
+        redlock = Redlock([f"unix://{path}" for path in paths])
         other = Redlock([server.url for server in servers])
         stack.callback(redlock.close)
         stack.callback(other.close)

@@ -111,11 +111,10 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     assert [event for event in story.away if event["why"] == "no quorum"]
 
     ticks = judge(story).ticks
-    ((dead, _at),) = ticks.deaths
+    ((dead, at),) = ticks.deaths.items()
     assert sorted(ticks.counts) == [1, 2]
-    assert ticks.counts[dead][0] > 0  # it had sent some, and the other one went on
-    assert ticks.counts[3 - dead][1] > 5
-    assert ticks.due - 3 <= ticks.sent <= ticks.due + 2
+    assert ticks.counts[dead] > 0  # it had sent some, and the other one went on
+    assert sum(tick.sent > at for tick in story.ticks.values()) > 5
 
     texts = [text.text or "" for text in ElementTree.parse(demo.timeline).iter() if text.text]
     assert sum(", pid " in text for text in texts) == len(story.bodies)
@@ -168,26 +167,17 @@ def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
     ],
 )
 def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str, told: str) -> None:
-    process = demo.start()
+    process = demo.start("--timeline", "/nowhere/timeline.svg")
     demo.until_it_works()
     demo.kill(process, command)
     assert process.wait(timeout=15) == 1
     said = demo.said()
     assert told in said
+    assert "verdict" in said and "no timeline: " in said
     assert "celery@" in said
     assert "beat: Starting" in said
     assert demo.processes() == []
     assert list(demo.temporary.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_timeline_that_cannot_be_written_does_not_hide_the_verdict(demo: Demo) -> None:
-    process = demo.start("--timeline", "/nowhere/timeline.svg")
-    demo.until_it_works()
-    demo.kill(process, "worker")
-    assert process.wait(timeout=15) == 1
-    assert "verdict" in demo.said()
-    assert "no timeline: " in demo.said()
 
 
 def test_without_a_server_binary_it_says_what_to_do(demo: Demo) -> None:

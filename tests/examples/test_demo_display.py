@@ -1,4 +1,4 @@
-"""Who holds and who waits is to be seen, on a terminal and where there is none."""
+"""What is held and what waits can be seen, on a terminal and without one."""
 
 from __future__ import annotations
 
@@ -10,71 +10,65 @@ from rich.console import Console
 
 from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.display import Display, Terminal, make_display
+from tests.examples.test_demo_checker import FIVE_UP, body, event, node, sent
+
+SUMMARY = "nodes UUUxU  done   1  put off 0 held, 1 no quorum"
+TICKS = "ticks: 1, beat 1 (dead): 1, beat 2: 0, the last 0.5 s ago"
 
 
 @pytest.fixture
 def story() -> Story:
-    def event(what: str, at: float, pid: int = 1, **facts: object) -> dict[str, object]:
-        return {"what": what, "at": at, "pid": pid, **facts}
-
-    running = {"asked": 2.0, "seconds": 1.0}
     return Story.of(
         [
-            *(event("node", 0.0, node=index, up=True) for index in range(5)),
-            *(event("sent", 0.0, task=f"charge-{n}", order=n % 2 + 1) for n in range(6)),
-            event("enter", 1.0, 10, task="charge-0", order=1, **running),
-            event("exit", 2.0, 10, task="charge-0", order=1),
-            event("enter", 2.0, 10, task="charge-2", order=1, **running),
+            *FIVE_UP,
+            *(
+                event("beat", 0.0, beat=beat, up=up)
+                for beat, up in ((1, True), (2, True), (1, False))
+            ),
+            *(sent(f"charge-{n}", n % 2 + 1) for n in range(6)),
+            *body("charge-0", 1.0, 2.0),
+            *body("charge-2", 2.0, None),
+            event("tick", 2.1, 12, task="tick-1", sent=2.0, beat=1),
             event("wait", 2.1, 11, task="charge-4", order=1),
             event("away", 2.2, 12, task="charge-1", order=2, why="no quorum"),
-            event("node", 2.3, node=3, up=False),
+            node(2.3, 3, False),
         ]
     )
 
 
-def test_plain_lines_tell_who_holds_and_who_waits(
-    story: Story, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Display().draw(story, 2.5)
-    said = capsys.readouterr().out
-    assert "nodes UUUxU  done   1  put off 0 held, 1 no quorum" in said
-    assert "held: 1 by charge-2 in 10 for 0.5 s\n" in said
-    assert "wait: charge-4 for 1\n" in said
-    assert "queued, by order: 2:3\n" in said
-
-
-def test_plain_lines_begin_with_what_their_words_mean(
+def test_plain_lines_tell_what_is_held_and_what_waits_after_a_legend(
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = Display()
-    with display:
+    with display.live():
         legend = capsys.readouterr().out
     display.draw(story, 2.5)
     said = capsys.readouterr().out
+    assert SUMMARY in said and TICKS in said
+    assert "held: 1 by charge-2 in 10 for 0.5 s\n" in said
+    assert "wait: charge-4 for 1\n" in said
+    assert "queued, by order: 2:3\n" in said
     assert "U is up, x is down" in legend
     for word in ("nodes", "done", "put off", "held", "wait", "queued", "ticks"):
         assert word in said
         assert f"\n  {word} " in f"\n{legend}", word
+    display.draw(Story.of([sent("a")]), 2.5)
+    assert "ticks: 0, none yet\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("width", [80, 130])
-def test_the_table_tells_who_holds_and_who_waits(story: Story, width: int) -> None:
+def test_the_table_tells_what_is_held_and_what_waits(story: Story) -> None:
     screen = io.StringIO()
-    terminal = Terminal(Console(file=screen, width=width, force_terminal=True, color_system=None))
+    terminal = Terminal(Console(file=screen, width=80, force_terminal=True, color_system=None))
     terminal.event("node 4 is killed")
-    with terminal:
+    with terminal.live():
         terminal.draw(story, 2.5)
     lines = screen.getvalue().splitlines()
     first = next(line for line in lines if re.match(r"│ 1 ", line))
-    assert [cell.split() for cell in first.split("│")[1:5]] == [
-        ["1"],
-        ["charge-2", "in", "10"],
-        ["0.5", "s"],
-        ["charge-4", "in", "11"],
-    ]
-    assert any("4 DOWN" in line for line in lines)
-    assert any("node 4 is killed" in line for line in lines)
-    assert all(len(line) <= width for line in lines if "│" in line)
+    cells = [" ".join(cell.split()) for cell in first.split("│")[1:-1]]
+    assert cells == ["1", "charge-2 in 10", "0.5 s", "charge-4 in 11", "", "1"]
+    for told in (SUMMARY, TICKS, "node 4 is killed"):
+        assert any(told in line for line in lines), told
+    assert all(len(line) <= 80 for line in lines if "│" in line)
 
 
 def test_the_verdict_says_what_failed(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,5 +79,5 @@ def test_the_verdict_says_what_failed(story: Story, capsys: pytest.CaptureFixtur
     assert said.endswith("FAILED\n")
 
 
-def test_plain_lines_where_it_is_no_terminal() -> None:
+def test_plain_lines_without_a_terminal() -> None:
     assert type(make_display()) is Display

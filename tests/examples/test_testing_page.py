@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md, run by the plugin in a project of their own."""
+"""The examples of docs/testing.md, run by the plugin in a project apart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUIET = ("-p", "no:valkey", "-p", "no:docker_tools", "-p", "no:cacheprovider", "
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """In a process of its own: nothing of this one's fixtures and imports may help."""
+    """In another process: nothing of this one's fixtures and imports may help."""
     return pytester.runpytest_subprocess(*QUIET, *arguments, timeout=120)
 
 
@@ -31,10 +31,8 @@ def test_every_example_of_the_page_passes(pytester: pytest.Pytester) -> None:
 
 
 def test_the_page_names_all_that_users_have() -> None:
-    for_users = {"asserts", "disabled", "stage"}
-    names = {name for name, module in testing._HOME.items() if module in for_users}
-    names -= {"FakeNodes", "LocalNodes"}  # what the fixtures are made of
-    for name in names:
+    types = {"FakeNodes", "LocalNodes"}  # of what the fixtures give
+    for name in {*testing.__all__} - types:
         assert f"`{name}" in PAGE, name
 
 

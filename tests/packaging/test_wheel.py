@@ -41,14 +41,13 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(names: set[str]) -> 
     assert (package - names, beside) == (set(), set())
 
 
-def test_its_licence_goes_with_it(names: set[str], wheel: Path, about: Message) -> None:
+def test_it_says_what_it_is_and_what_it_runs_on_and_bears_its_licence(
+    names: set[str], wheel: Path, about: Message
+) -> None:
     (licence,) = (name for name in names if name.endswith("/licenses/LICENSE"))
     with zipfile.ZipFile(wheel) as opened:
         assert opened.read(licence) == (ROOT / "LICENSE").read_bytes()
     assert (about["License-Expression"], about["License-File"]) == ("MIT", "LICENSE")
-
-
-def test_it_says_what_it_is_and_what_it_runs_on(about: Message) -> None:
     assert about["Name"] == "celery-redlock"
     assert about["Requires-Python"] == ">=3.10"
     assert about["Description-Content-Type"] == "text/markdown"
@@ -73,11 +72,10 @@ def test_a_clone_can_be_made_of_the_sdist_and_holds_nothing_that_was_generated(d
     assert [name for name in held if any(word in name for word in generated)] == []
 
 
-def test_nothing_is_missing_in_an_environment_of_its_own(base: Path) -> None:
+def test_nothing_is_missing_and_it_is_imported_without_a_warning(
+    base: Path, tmp_path: Path
+) -> None:
     assert "No broken requirements" in run(sys.executable, "-m", "pip", "--python", base, "check")
-
-
-def test_it_is_imported_from_there_without_a_warning(base: Path, tmp_path: Path) -> None:
     program = "import celery_redlock as c; c.locked; print(c.__file__, c.__version__)"
     said = run(base, "-W", "error", "-c", program, cwd=tmp_path)
     file, version = said.split()

@@ -28,11 +28,23 @@ def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
 
 
 @pytest.fixture
-def page(redlock: Redlock) -> Iterator[Page]:
-    """Operators can free locks here; nobody looks unless asked."""
-    made = make_app(redlock=redlock, token=SECRET, idle=None)
+def serve(redlock: Redlock) -> Iterator[Callable[..., Client]]:
+    """Makes pages that look only when they are asked, and closes them."""
+    pages: list[Page] = []
+
+    def made(**options: Any) -> Client:
+        pages.append(make_app(redlock=redlock, idle=None, **options))
+        return Client(pages[-1])
+
     yield made
-    made.close()
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def page(serve: Callable[..., Client]) -> Page:
+    """Operators can free locks here."""
+    return serve(token=SECRET).application  # type: ignore[return-value]
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from celery_redlock.web.wsgi import Page
 from tests.support import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
+Serve = Callable[..., Client]
 ASK = "/release?resource=order:1&kind=lock&slot=1&digest="
 
 
@@ -149,6 +151,7 @@ def test_after_signing_in_one_is_sent_to_pages_of_ours_only(client: Client) -> N
     for back in (
         *("//evil.example/", "http://evil.example/", "\\\\evil.example", "/\\evil.example"),
         *("javascript:alert(1)", "nodes\r\nX: y", "no-such-page", "../nodes"),
+        *("nodes?q=\r\nX: y", "nodes?q=\u00e9"),
     ):
         answer = client.post("/login", data={"token": SECRET, "next": back})
         assert answer.status_code == 303 and answer.location == "/", back
@@ -156,48 +159,31 @@ def test_after_signing_in_one_is_sent_to_pages_of_ours_only(client: Client) -> N
     assert answer.location == "/lock?resource=a%2Fb"
 
 
-def test_signing_out_ends_it(client: Client) -> None:
-    sign_in(client)
-    word = proof(client.get("/"))
-    assert client.post("/logout").status_code == 403
-    client.post("/logout", data={"proof": word})
-    assert "Sign in" in client.get("/").text
-
-
-def test_without_a_token_it_is_for_reading_only(redlock: Redlock, holds: Any) -> None:
+def test_without_a_token_it_is_for_reading_only(serve: Serve, redlock: Redlock, holds: Any) -> None:
     holds("order:1")
-    page = make_app(redlock=redlock, idle=None)
-    try:
-        client = Client(page)
-        assert "Free it" not in client.get("/lock?resource=order:1").text
-        assert "Read-only" in client.get("/").text
-        url = ASK + digest(client)
-        client.set_cookie("redlock_session", "9999999999.x.")
-        for answer in (client.get(url), client.post(url), client.get("/login")):
-            assert answer.status_code == 403
-        assert client.post("/login", data={"token": ""}).status_code == 403
-    finally:
-        page.close()
+    client = serve()
+    assert "Free it" not in client.get("/lock?resource=order:1").text
+    assert "Read-only" in client.get("/").text
+    url = ASK + digest(client)
+    client.set_cookie("redlock_session", "9999999999.x.")
+    signed_in = client.post("/login", data={"token": ""})
+    for answer in (client.get(url), client.post(url), client.get("/login"), signed_in):
+        assert answer.status_code == 403
     assert held(redlock)
 
 
-def test_a_private_page_is_read_with_the_token_only(redlock: Redlock) -> None:
-    page = make_app(redlock=redlock, token=SECRET, private=True, idle=None)
-    try:
-        client = Client(page)
-        for path in ("/", "/nodes", "/lock?resource=order:1"):
-            answer = client.get(path)
-            assert answer.status_code == 303 and "/login" in answer.location
-        for path in ("/locks.json", "/nodes.json", "/metrics", "/lock.json?resource=a"):
-            assert client.get(path).status_code == 401
-            wrong = client.get(path, headers={"Authorization": "Bearer wrong"})
-            assert wrong.status_code == 401
-        right = {"Authorization": f"Bearer {SECRET}"}
-        assert client.get("/locks.json", headers=right).status_code == 200
-        sign_in(client)
-        assert client.get("/").status_code == 200
-    finally:
-        page.close()
+def test_a_private_page_is_read_with_the_token_only(serve: Serve) -> None:
+    client = serve(token=SECRET, private=True)
+    for path in ("/", "/nodes", "/lock?resource=order:1"):
+        answer = client.get(path)
+        assert answer.status_code == 303 and "/login" in answer.location
+    for path in ("/locks.json", "/nodes.json", "/metrics", "/lock.json?resource=a"):
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            assert client.get(path, headers=headers).status_code == 401
+    right = {"Authorization": f"Bearer {SECRET}"}
+    assert client.get("/locks.json", headers=right).status_code == 200
+    sign_in(client)
+    assert client.get("/").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -209,15 +195,21 @@ def test_a_name_that_is_not_ours_is_not_served(client: Client, host: str) -> Non
         assert answer.status_code == 400 and "host name" in answer.text
 
 
-def test_names_that_are_ours_are_served(redlock: Redlock) -> None:
-    for host in ("localhost", "localhost:8933", "127.0.0.1:1", "[::1]:8933"):
-        page = make_app(redlock=redlock, idle=None)
-        assert Client(page).get("/static/style.css", headers={"Host": host}).status_code == 200
-    page = make_app(redlock=redlock, hosts=["ops.example.org", ".internal"], idle=None)
-    for host, status in [("ops.example.org", 200), ("a.internal", 200), ("localhost", 400)]:
-        assert Client(page).get("/static/icon.svg", headers={"Host": host}).status_code == status
-    page = make_app(redlock=redlock, hosts=["*"], idle=None)
-    assert Client(page).get("/static/icon.svg", headers={"Host": "any"}).status_code == 200
+@pytest.mark.parametrize(
+    ("hosts", "served", "refused"),
+    [
+        (None, ["localhost", "localhost:8933", "127.0.0.1:1", "[::1]:8933"], ["ops.example.org"]),
+        (["ops.example.org", ".internal"], ["ops.example.org", "a.internal"], ["localhost"]),
+        (["*"], ["any"], []),
+    ],
+)
+def test_names_that_are_ours_are_served(
+    serve: Serve, hosts: list[str] | None, served: list[str], refused: list[str]
+) -> None:
+    client = serve(hosts=hosts)
+    for host in served + refused:
+        answer = client.get("/static/style.css", headers={"Host": host})
+        assert answer.status_code == (200 if host in served else 400), host
 
 
 def test_every_answer_forbids_what_no_page_needs(client: Client) -> None:
@@ -235,7 +227,7 @@ def test_every_answer_forbids_what_no_page_needs(client: Client) -> None:
             assert headers["Cache-Control"] == "no-store"
 
 
-def test_no_page_has_a_script_or_a_style_of_its_own(client: Client, holds: Any) -> None:
+def test_no_page_has_a_script_or_a_style_in_it(client: Client, holds: Any) -> None:
     holds("order:1")
     sign_in(client)
     for path in ("/", "/lock?resource=order:1", ASK + digest(client), "/nodes?refresh=5"):
@@ -291,7 +283,9 @@ def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
     copied = client.get_cookie("redlock_session")
     word = proof(client.get("/"))
     assert copied is not None
+    assert client.post("/logout").status_code == 403
     client.post("/logout", data={"proof": word})
+    assert "Sign in" in client.get("/").text
     client.set_cookie("redlock_session", copied.value)
     assert client.get(url).status_code == 303
     assert client.post(url, data={"proof": word}).status_code == 403
@@ -321,42 +315,39 @@ def give(client: Client, token: str, address: str = "192.0.2.1") -> TestResponse
 
 
 def test_tries_at_the_token_are_limited(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
         "celery_redlock.web.auth.time",
         SimpleNamespace(time=lambda: 1.7e9, monotonic=lambda: clock[0]),
     )
-    page = make_app(redlock=redlock, token=SECRET, private=True, idle=None)
-    try:
-        client, inside = Client(page), Client(page)
-        assert [give(inside, SECRET).status_code for _ in range(30)] == [303] * 30
-        assert [give(client, "wrong").status_code for _ in range(10)] == [403] * 10
-        refused = give(client, SECRET)
-        assert refused.status_code == 429 and refused.headers["Retry-After"] == "60"
-        assert "Set-Cookie" not in refused.headers and SECRET not in refused.text
-        lines = len(caplog.records)
-        give(client, "wrong")
-        assert len(caplog.records) == lines, "what is not looked at fills no log"
-        assert give(client, SECRET, "192.0.2.2").status_code == 303, "others are let in"
-        base = {"REMOTE_ADDR": "192.0.2.1"}
-        assert inside.get("/", environ_base=base).status_code == 200, "who is in stays in"
-        for token, code in [("wrong", 401)] * 10 + [(SECRET, 429)]:
-            headers = {"Authorization": f"Bearer {token}"}
-            asked = Client(page).get("/metrics", headers=headers, environ_base=BEHIND)
-            assert asked.status_code == code
-        assert give(client, SECRET, BEHIND["REMOTE_ADDR"]).status_code == 303, "nor is who signs in"
-        clock[0] = 61.0
-        assert give(client, SECRET).status_code == 303
-    finally:
-        page.close()
+    client = serve(token=SECRET, private=True)
+    inside, outside = Client(client.application), Client(client.application)
+    assert [give(inside, SECRET).status_code for _ in range(30)] == [303] * 30
+    assert [give(client, "wrong").status_code for _ in range(10)] == [403] * 10
+    refused = give(client, SECRET)
+    assert refused.status_code == 429 and refused.headers["Retry-After"] == "60"
+    assert "Set-Cookie" not in refused.headers and SECRET not in refused.text
+    lines = len(caplog.records)
+    give(client, "wrong")
+    assert len(caplog.records) == lines, "what is not looked at fills no log"
+    assert give(client, SECRET, "192.0.2.2").status_code == 303, "others are let in"
+    base = {"REMOTE_ADDR": "192.0.2.1"}
+    assert inside.get("/", environ_base=base).status_code == 200, "who is in stays in"
+    for token, code in [("wrong", 401)] * 10 + [(SECRET, 429)]:
+        headers = {"Authorization": f"Bearer {token}"}
+        asked = outside.get("/metrics", headers=headers, environ_base=BEHIND)
+        assert asked.status_code == code
+    assert give(client, SECRET, BEHIND["REMOTE_ADDR"]).status_code == 303, "nor is who signs in"
+    clock[0] = 61.0
+    assert give(client, SECRET).status_code == 303
 
 
 def test_a_network_of_addresses_is_one_and_what_is_remembered_is_bounded(
     client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("celery_redlock.web.auth.MOST_ADDRESSES", 20)
+    monkeypatch.setattr("celery_redlock.web.auth.MAX_ADDRESSES", 20)
     codes = [give(client, "wrong", f"2001:db8::{number:x}").status_code for number in range(11)]
     assert codes == [403] * 10 + [429]
     for number in range(30):

@@ -36,20 +36,10 @@ def sight() -> Iterator[Sight]:
     made.open.set()
 
 
-def fresh(sight: Sight, **given: Any) -> Fresh[int]:
-    return Fresh(sight, **given)
-
-
-def test_nobody_looks_before_somebody_asks(sight: Sight) -> None:
-    looking = fresh(sight, every=60)
-    assert sight.count == 0
-    assert looking.get(30).what == 1
-    looking.close()
-
-
-def test_many_who_ask_at_once_are_given_one_look(sight: Sight) -> None:
+def test_nobody_looks_before_somebody_asks_and_many_are_given_one_look(sight: Sight) -> None:
     sight.open.clear()
-    looking = fresh(sight, every=60)
+    looking = Fresh(sight, every=60)
+    assert sight.count == 0
     seen: list[Any] = []
     asking = [threading.Thread(target=lambda: seen.append(looking.get(30))) for _ in range(20)]
     for thread in asking:
@@ -64,7 +54,7 @@ def test_many_who_ask_at_once_are_given_one_look(sight: Sight) -> None:
 
 
 def test_who_is_out_of_patience_is_given_what_was_seen_before(sight: Sight) -> None:
-    looking = fresh(sight, every=0)
+    looking = Fresh(sight, every=0)
     assert looking.get(30).what == 1
     sight.open.clear()
     seen = looking.get(0.01)
@@ -75,36 +65,30 @@ def test_who_is_out_of_patience_is_given_what_was_seen_before(sight: Sight) -> N
 
 def test_a_look_that_fails_keeps_what_was_seen_before_and_says_so(sight: Sight) -> None:
     kept: list[Any] = []
-    looking = fresh(sight, every=0, then=kept.append)
+    looking = Fresh(sight, every=0, then=kept.append)
     at = looking.get(30).at
     sight.error = OSError("gone")
     seen = looking.get(30)
     assert seen.what == 1 and seen.at == at and seen.error is sight.error
     sight.error = None
     assert looking.get(30).error is None
-    assert [one.looks for one in kept] == [1, 2, 3]
+    assert [one.error is None for one in kept] == [True, False, True]
     looking.close()
 
 
 def test_it_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight) -> None:
-    looking = fresh(sight, idle=0.001, rest=0.2)
+    looking = Fresh(sight, idle=0.001, rest=0.2)
     looking.get(30)
     wait_until(lambda: sight.count > 3, 30, "it looks by itself")
     wait_until(lambda: looking._due() == float("inf"), 30, "it rests")
     looking.close()
 
 
-def test_what_takes_long_is_done_seldom(sight: Sight) -> None:
-    looking = fresh(sight, idle=5.0)
+def test_what_takes_long_is_done_seldom_and_a_closed_one_looks_no_more(sight: Sight) -> None:
+    looking = Fresh(sight, idle=5.0)
     looking.get(30)
-    looking._began, looking._ended = looking._ended - 3.0, looking._ended
+    looking._began = looking._ended - 3.0
     assert 25 < looking._due() <= 30
-    looking.close()
-
-
-def test_a_closed_one_answers_and_looks_no_more(sight: Sight) -> None:
-    looking = fresh(sight, every=0)
-    looking.get(30)
     looking.close()
     assert looking.get(30).what == 1 and sight.count == 1
     assert looking._thread is not None and not looking._thread.is_alive()

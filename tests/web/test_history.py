@@ -10,8 +10,9 @@ import pytest
 from celery_redlock.protocol.values import Owner
 from celery_redlock.survey.models import Entry, Survey
 from celery_redlock.survey.reader import NodeLook
+from celery_redlock.web import history as history_module
 from celery_redlock.web import serializers
-from celery_redlock.web.history import GAP, History, state_of
+from celery_redlock.web.history import UNWATCHED_S, History, state_of
 
 UP = tuple(NodeLook(f"n{n}", True, "", 0.001) for n in range(5))
 DOWN = (*UP[:3], *(NodeLook(f"n{n}", False, "refused", 0.0) for n in (3, 4)))
@@ -58,7 +59,7 @@ def test_spans_that_nobody_saw_are_told() -> None:
     assert seen(history, (9.0, [entry()])) == ["blind", "came"]
     blind = history.of("r")[0]
     assert (blind.after, blind.at, blind.who) == (2.0, 9.0, "2 of 5 nodes answered")
-    assert seen(history, (9.1 + GAP, [entry()]))[0] == "unwatched"
+    assert seen(history, (9.1 + UNWATCHED_S, [entry()]))[0] == "unwatched"
 
 
 def test_lines_and_fences_are_no_news() -> None:
@@ -75,8 +76,10 @@ def test_nodes_that_come_and_go_are_told() -> None:
     assert "n0" not in history.of_nodes()
 
 
-def test_memory_is_bounded_and_the_last_is_kept() -> None:
-    history = History(each=3, locks=10)
+def test_memory_is_bounded_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history_module, "MAX_CHANGES", 3)
+    monkeypatch.setattr(history_module, "MAX_LOCKS", 10)
+    history = History()
     for at in range(1, 100):
         held = [entry(f"{at}", resource=f"r{at % 20}"), entry(f"{at}")]
         history.note(Survey(tuple(held), UP, float(at)))

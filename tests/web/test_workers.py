@@ -12,7 +12,7 @@ from werkzeug.test import Client
 
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.web import make_app, workers
-from celery_redlock.web.workers import KEPT, Hearing, ask
+from celery_redlock.web.workers import MAX_EVENTS, Hearing, ask
 from tests.support import TOKEN, wait_until, with_acl_user
 from tests.worker.harness import Cluster
 
@@ -67,15 +67,17 @@ def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> N
         send(app, uuid=odd, resource=odd, holder=odd, waited=odd, reason=odd)
     wait_until(lambda: hearing.count == 6, 30, "all are heard")
     assert all(len(str(value)) < 5000 for one in hearing.heard() for value in one.values())
-    for number in range(KEPT + 10):
+    for number in range(MAX_EVENTS + 10):
         hearing._hear({"type": "task-lock-waiting", "uuid": str(number), "timestamp": 1.0})
-    assert len(hearing.heard()) == KEPT and hearing.heard()[0]["task_id"] == str(KEPT + 9)
+    assert len(hearing.heard()) == MAX_EVENTS and hearing.heard()[0]["task_id"] == str(
+        MAX_EVENTS + 9
+    )
 
 
 def test_it_listens_again_when_the_broker_is_back(
     app: Celery, server: LocalServer, hearing: Hearing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workers, "AGAIN", (0.05, 0.1))
+    monkeypatch.setattr(workers, "RETRY_DELAY_S", (0.05, 0.1))
     server.kill()
     wait_until(lambda: hearing.error, 30, "it notices")
     assert hearing.since is None and str(server.port) not in hearing.error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,11 +119,11 @@ def node_refusal(cluster: Cluster, nodes: list[str]) -> str:
     return line
 
 
-def test_one_server_under_two_names(cluster: Cluster) -> None:
-    with LocalServer(unix_socket=True) as server:
-        socket = f"unix://{server.socket_path}"
-        line = node_refusal(cluster, [server.url, socket, cluster.nodes[0].url])
-        assert f"127.0.0.1:{server.port}" in line and server.socket_path in line
+def test_one_server_under_two_names(cluster: Cluster, tmp_path: Path) -> None:
+    path = str(tmp_path / "node.sock")
+    with LocalServer(config=["--unixsocket", path]) as server:
+        line = node_refusal(cluster, [server.url, f"unix://{path}", cluster.nodes[0].url])
+        assert f"127.0.0.1:{server.port}" in line and path in line
         assert "the same server" in line
 
 

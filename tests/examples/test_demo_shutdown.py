@@ -11,8 +11,7 @@ from celery_redlock.demo import shutdown
 
 
 @pytest.fixture(autouse=True)
-def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(shutdown, "_pending", None)
+def handlers() -> Iterator[None]:
     before = {name: signal.getsignal(name) for name in shutdown.SIGNALS}
     shutdown.leave_on_signals()
     yield

@@ -1,0 +1,157 @@
+"""The checker of the demonstration finds what went wrong, also where one only planted it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from celery_redlock.demo.checker import Story, Verdict, judge
+from celery_redlock.demo.journal import Journal, Reader
+from celery_redlock.demo.timeline import draw
+
+Event = dict[str, Any]
+
+
+def event(what: str, at: float, pid: int = 1, **facts: object) -> Event:
+    return {"what": what, "at": at, "pid": pid, **facts}
+
+
+def sent(task: str, order: int = 1) -> Event:
+    return event("sent", 0.0, task=task, order=order)
+
+
+def body(
+    task: str, begin: float, end: float | None, *, pid: int = 10, order: int = 1
+) -> Iterator[Event]:
+    yield event("enter", begin, pid, order=order, task=task, seconds=1.0)
+    if end is not None:
+        yield event("exit", end, pid, order=order, task=task)
+
+
+def kill(at: float) -> Event:
+    return event("kill", at, child=10)
+
+
+def node(at: float, index: int, up: bool) -> Event:
+    return event("node", at, node=index, up=up)
+
+
+FIVE_UP = [node(0.0, index, True) for index in range(5)]
+THREE_KILLED = [*FIVE_UP, *(node(5.0, index, False) for index in range(3))]
+
+
+def told(*events: Event) -> Story:
+    return Story.of(sorted(events, key=lambda event: float(event["at"])))
+
+
+def verdict_on(*events: Event) -> Verdict:
+    return judge(told(*events))
+
+
+FINE: dict[str, list[Event]] = {
+    "one after another": [*body("a", 1, 2), *body("b", 2, 3, pid=11)],
+    "of two orders at once": [*body("a", 1, 2), *body("b", 1.5, 3, pid=11, order=2)],
+    "killed, and again": [
+        *body("a", 1, None),
+        kill(2),
+        *body("a", 2.25, 3, pid=11),
+        *body("b", 4, 5),
+    ],
+    "a line just before the kill": [*body("a", 1, 2.001), kill(2), *body("b", 3, 4)],
+    "begun before the dark": [*THREE_KILLED, *body("a", 4.9, 7), *body("b", 1, 2)],
+    "granted just before the dark": [*THREE_KILLED, *body("a", 5.4, 7), *body("b", 1, 2)],
+    "after the dark": [*THREE_KILLED, node(8, 1, True), *body("a", 8.1, 9), *body("b", 1, 2)],
+}
+WRONG: dict[str, tuple[list[Event], str]] = {
+    "before the other's end": ([*body("a", 1, 2), *body("b", 1.9, 3, pid=11)], "overlaps"),
+    "before the other's death": (
+        [*body("a", 1, None), kill(2), *body("a", 1.9, 3, pid=11), *body("b", 4, 5)],
+        "overlaps",
+    ),
+    "neither left nor killed": ([*body("a", 1, None), *body("b", 60, 61, pid=11)], "overlaps"),
+    "in the dark": ([*THREE_KILLED, *body("a", 5.6, 7), *body("b", 1, 2)], "unlocked"),
+    "never run": ([*body("a", 1, 2)], "lost"),
+    "killed and not again": ([*body("a", 1, None), kill(2), *body("b", 2, 3)], "lost"),
+}
+
+
+@pytest.mark.parametrize("events", FINE.values(), ids=FINE)
+def test_what_is_fine(events: list[Event]) -> None:
+    verdict = verdict_on(sent("a"), sent("b"), *events)
+    assert verdict.ok and verdict.done == 2
+
+
+@pytest.mark.parametrize(("events", "where"), WRONG.values(), ids=WRONG)
+def test_what_is_wrong(events: list[Event], where: str) -> None:
+    verdict = verdict_on(sent("a"), sent("b"), *events)
+    assert not verdict.ok
+    assert len(getattr(verdict, where)) == 1
+
+
+def test_nothing_done_is_wrong() -> None:
+    assert not verdict_on().ok
+
+
+def test_an_overlap_is_found_also_behind_a_shorter_body_in_between() -> None:
+    bodies = [*body("a", 1, 9), *body("b", 2, 3, pid=11), *body("c", 8, 10, pid=12)]
+    verdict = verdict_on(*map(sent, "abc"), *bodies)
+    assert [(a.task, b.task) for a, b in verdict.overlaps] == [("a", "b"), ("a", "c")]
+
+
+def test_a_killed_body_blocks_its_order_until_the_next_begins() -> None:
+    verdict = verdict_on(sent("a"), *body("a", 1, None), kill(2.0), *body("a", 2.25, 3, pid=11))
+    assert ([one.ending for one in verdict.killed], verdict.blocked) == (["killed"], [0.25])
+    assert verdict_on(sent("a"), *body("a", 1, 2.001), kill(2.0)).killed == []
+
+
+def plant(directory: Path, *events: Event) -> subprocess.CompletedProcess[str]:
+    with open(directory / "planted.journal", "a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in events)
+    command = [sys.executable, "-m", "celery_redlock.demo.checker", str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30)
+
+
+def test_an_overlap_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
+    assert plant(tmp_path, sent("a"), *body("a", 1, 2)).returncode == 0
+    result = plant(tmp_path, *body("script", 1.5, 1.6, pid=99))
+    assert result.returncode == 1
+    assert "FAILED  bodies of one order that overlapped: 1" in result.stdout
+
+
+def test_a_journal_is_read_as_it_grows_and_never_half_a_line(tmp_path: Path) -> None:
+    reader, journal = Reader(tmp_path), Journal(tmp_path)
+    journal.write("ready", at=1.0)
+    assert [event["what"] for event in reader.new()] == ["ready"]
+    path = next(tmp_path.iterdir())
+    for text, tasks in [('{"what": "sent", "at"', []), (': 2.0, "task": "a"}\n', ["a"]), ("", [])]:
+        with open(path, "a") as file:
+            file.write(text)
+        assert [event["task"] for event in reader.new()] == tasks
+
+
+def test_the_picture_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None:
+    events = [*THREE_KILLED, node(8.0, 0, True), sent("a"), sent("b")]
+    events += [*body("a", 1, None), kill(2.0), *body("b", 1.5, 9, pid=11)]
+    events += [event("away", 6.0, 11, order=1, task="a", why="held")]
+    story = told(*events)
+    path = tmp_path / "picture.svg"
+    draw(story, judge(story), path)
+    texts = [text.text or "" for text in ElementTree.parse(path).iter() if text.text]
+    first, _second = (text for text in texts if ", pid 1" in text)
+    assert "killed" in first
+    assert {"node 1 killed", "node 1 back", "child 10 killed", "no quorum"} <= set(texts)
+    assert any(text.startswith("1 overlaps") for text in texts)
+
+
+@pytest.mark.parametrize("events", [[], [sent("a")]])
+def test_a_picture_of_nothing_is_a_picture(tmp_path: Path, events: list[Event]) -> None:
+    story = Story.of(events)
+    draw(story, judge(story), tmp_path / "picture.svg")
+    assert ElementTree.parse(tmp_path / "picture.svg").getroot().tag.endswith("svg")
