@@ -6,7 +6,7 @@ WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
 BROKER ?= redis
-# For two cores, as most tests wait most of the time; what is side by side: tests/lanes.py.
+# For two cores, as most tests wait most of the time; what is side by side: tests/support/lanes.py.
 PYTEST_ARGS ?= -n 5 --dist loadfile
 # A hundred processes that tests start would each compile all anew, where the environment says so.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest

@@ -23,8 +23,8 @@ from celery_redlock.config.options import GLOBAL
 from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.driver import Driver
-from tests import lanes, machine, wanting
-from tests import rabbitmq as local_rabbitmq
+from tests.support import lanes, machine, wanting
+from tests.support import rabbitmq as local_rabbitmq
 
 PATIENT = 1.0
 """Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
@@ -181,3 +181,10 @@ def as_new(servers: Iterable[LocalServer]) -> None:
             server.restart()
         finally:
             client.close()
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    """A key of this test's own."""
+    name: str = request.node.name
+    return "".join(letter if letter.isalnum() else "-" for letter in name)

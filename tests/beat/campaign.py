@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from celery_redlock.server import LocalServer, start_servers
-from tests.beat.harness import KINDS, TTL, Site
 from tests.beat.nemesis import Chronicle, Nemesis
 from tests.beat.oracle import Verdict, judge_interval, judge_ticks
+from tests.support.beats import KINDS, TTL, Site
 
 BEATS = 3
 

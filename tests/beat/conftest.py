@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from celery_redlock.server import LocalServer, start_servers
-from tests.beat.harness import Site
-from tests.support import TOKEN
+from tests.support.beats import Site
+from tests.support.nodes import TOKEN
 
 PASSWORD = "canary-7f3a"
 

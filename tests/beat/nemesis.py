@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from celery_redlock.server import LocalServer
-from tests.beat.harness import Beat, Site
 from tests.beat.oracle import Fault
+from tests.support.beats import Beat, Site
 
 KILL_EVERY = 5.0
 STOP_EVERY = 8.0

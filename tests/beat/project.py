@@ -21,7 +21,7 @@ from celery.signals import before_task_publish
 
 import celery_redlock
 from tests.beat.schedules import EverySecond, SecondCrontab
-from tests.support import end_with_parent
+from tests.support.machine import end_with_parent
 
 KIND = os.environ.get("TEST_KIND", "persistent")
 

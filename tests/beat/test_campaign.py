@@ -12,7 +12,7 @@ import pytest
 from celery_redlock.server import LocalServer
 from tests.beat.campaign import campaign
 from tests.beat.conftest import PASSWORD
-from tests.beat.harness import KINDS
+from tests.support.beats import KINDS
 
 pytestmark = pytest.mark.worker
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from celery_redlock.server import LocalServer
-from tests.beat.harness import Site
 from tests.beat.oracle import judge_ticks
-from tests.machine import by_wall_clock, stalled
-from tests.support import wait_until
+from tests.support.beats import Site
+from tests.support.machine import by_wall_clock, stalled
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from celery_redlock.server import LocalServer
-from tests.beat.harness import KINDS, START, Beat, Site
 from tests.beat.oracle import judge_ticks
-from tests.machine import by_wall_clock
-from tests.support import wait_until
+from tests.support.beats import KINDS, START, Beat, Site
+from tests.support.machine import by_wall_clock
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

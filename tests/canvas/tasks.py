@@ -17,7 +17,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_redlock import SingletonTask, Skipped
-from tests.worker.log import note
+from tests.support.bodies import note
 
 NAME = "tests.canvas.tasks"
 SKIPPED = "~"

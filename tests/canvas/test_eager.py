@@ -13,7 +13,7 @@ from celery_redlock import Redlock, ResourceHeld
 from celery_redlock.server import LocalServer
 from tests.canvas import tasks
 from tests.canvas.cells import CELLS, SELVES, Cell, Self
-from tests.canvas.stage import Maker, expected, expected_of_itself
+from tests.canvas.play import Maker, expected, expected_of_itself
 from tests.canvas.tasks import POLICIES, Policy, show
 
 EAGER = [cell for cell in CELLS if cell.eager]

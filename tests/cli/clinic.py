@@ -18,7 +18,7 @@ from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from tests.contract.proxy import Proxy
+from tests.support.proxy import Proxy
 
 __all__ = ["DURABLE", "HOSTS", "OWNER", "TOKENS", "Forger", "examined", "found", "put", "shop"]
 __all__ += ["url"]

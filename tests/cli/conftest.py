@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.server import LocalServer
-from tests.support import all_connected
+from tests.support.nodes import all_connected
 
 
 @pytest.fixture

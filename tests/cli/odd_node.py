@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from celery_redlock.survey.reader import READ_SCRIPT
-from tests.contract.proxy import Front
+from tests.support.proxy import Front
 
 __all__ = ["ODD", "OddNode", "bent"]
 

@@ -21,8 +21,8 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
 from tests.cli.clinic import DURABLE, HOSTS, Forger, examined, found, shop, url
-from tests.contract.proxy import Proxy
-from tests.support import ACL_RULE, with_acl_user
+from tests.support.nodes import ACL_RULE, with_acl_user
+from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="127.0.0.2 is an address of its own on Linux alone"

@@ -29,7 +29,8 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import exporter
 from celery_redlock.survey.exporter import exposition, make_registry
-from tests.support import TOKEN, wait_until
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
 
 LONG = 30.0
 CHARGE = Owner("web-1", 42, "id-1", task="shop.charge")

@@ -21,7 +21,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.snapshot import look
 from celery_redlock.web import make_app
-from tests.support import ACL_RULE
+from tests.support.nodes import ACL_RULE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
 RULES = dict(re.findall(r"^ACL SETUSER redlock-(\w+) (on .*)$", PAGE, re.M))

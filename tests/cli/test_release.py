@@ -18,7 +18,8 @@ from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
 from celery_redlock.survey.snapshot import look
 from tests.cli.clinic import TOKENS, put
-from tests.support import TOKEN, wait_until
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
 
 KEY = "redlock:order:1"
 

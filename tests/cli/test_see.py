@@ -33,7 +33,8 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey.durations import span
 from celery_redlock.survey.snapshot import survey
 from tests.cli.clinic import OWNER, TOKENS, put, shop
-from tests.support import TOKEN, told_all, wait_until
+from tests.support.nodes import TOKEN, told_all
+from tests.support.wait import wait_until
 
 OTHER = Owner("web-2", 17, "4567-ef01", task="shop.refund").token("0" * 32, 1.6e9)
 

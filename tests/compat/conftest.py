@@ -15,8 +15,8 @@ import redis
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer, start_servers
 from tests.compat.project import WAKE, define
-from tests.support import wait_until
-from tests.worker.harness import Cluster
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
 
 
 class Moved(Cluster):

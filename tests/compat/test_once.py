@@ -11,7 +11,7 @@ from celery import chord, states
 
 from celery_redlock import ConfigurationError, DuplicateTask, Skipped
 from celery_redlock.compat.once import AlreadyQueued
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

@@ -12,7 +12,7 @@ import pytest
 
 from celery_redlock import DuplicateTask
 from celery_redlock.compat.singleton import DuplicateTaskError, clear_locks
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

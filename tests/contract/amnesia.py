@@ -29,7 +29,7 @@ from itertools import pairwise
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer, start_servers
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 TTL = 2.0
 """Seconds."""

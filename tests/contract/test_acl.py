@@ -12,7 +12,8 @@ import redis
 
 from celery_redlock import Redlock, RedlockError, ResourceHeld
 from celery_redlock.server import LocalServer
-from tests.support import ACL_RULE, wait_until
+from tests.support.nodes import ACL_RULE
+from tests.support.wait import wait_until
 
 RULE = ACL_RULE
 GRANTED = [word for word in RULE if word.startswith("+")]

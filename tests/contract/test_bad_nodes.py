@@ -22,9 +22,9 @@ from redis.retry import Retry
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
-from tests.contract.proxy import Proxy
-from tests.machine import brief, in_time
-from tests.support import wait_until
+from tests.support.machine import brief, in_time
+from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 CANARY = "s3cr3t-canary"
 PATIENCE = 1.0

@@ -19,7 +19,7 @@ from celery_redlock.locking import acquisition
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.headers import ATTEMPTS, attempts_of
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 
 @contextmanager

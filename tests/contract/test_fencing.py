@@ -23,7 +23,8 @@ from celery_redlock import (
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
-from tests.support import told_all, wait_until
+from tests.support.nodes import told_all
+from tests.support.wait import wait_until
 
 HOUR = 3600 * 1_000_000
 

@@ -18,7 +18,8 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.conftest import as_new
-from tests.support import told_all, wait_until
+from tests.support.nodes import told_all
+from tests.support.wait import wait_until
 
 TTL = 2.0
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")

@@ -15,7 +15,7 @@ from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger
 from tests.contract.test_fencing import HOUR, Skewed, fences, take
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 KEY = "redlock:r#fence"
 

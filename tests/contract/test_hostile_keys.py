@@ -19,7 +19,7 @@ from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.names import MAX_NAME_CHARS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 KINDS: dict[str, Callable[[redis.Redis], object]] = {
     "string": lambda client: client.set("redlock:r", "theirs"),

@@ -21,8 +21,9 @@ from redis.retry import Retry
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
-from tests.contract.impostor import Impostor
-from tests.support import ACL_RULE, all_connected, wait_until
+from tests.support.impostor import Impostor
+from tests.support.nodes import ACL_RULE, all_connected
+from tests.support.wait import wait_until
 
 TTL = 30.0
 """Long: nothing that goes away in these tests has expired."""

@@ -18,9 +18,10 @@ from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
-from tests.contract.impostor import Impostor
-from tests.machine import brief
-from tests.support import all_connected, wait_until
+from tests.support.impostor import Impostor
+from tests.support.machine import brief
+from tests.support.nodes import all_connected
+from tests.support.wait import wait_until
 
 LONG = b"x" * 2_000_000
 REPLIES: dict[str, bytes] = {

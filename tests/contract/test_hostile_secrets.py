@@ -29,8 +29,9 @@ from celery_redlock import (
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
-from tests.contract.impostor import Impostor
-from tests.support import TOKEN, wait_until
+from tests.support.impostor import Impostor
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
 
 CANARY = "s3cr3t-c4n4ry"
 

@@ -15,9 +15,9 @@ from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger, examined, found
-from tests.contract.proxy import Proxy
 from tests.contract.test_bad_nodes import admin
-from tests.support import wait_until
+from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 RUN_ID = rb"run_id:[0-9a-f]{40}"
 

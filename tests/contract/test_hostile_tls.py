@@ -25,7 +25,7 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, parse_nodes
-from tests.machine import in_time
+from tests.support.machine import in_time
 
 TTL = 5.0
 

@@ -15,9 +15,9 @@ from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey import reader, snapshot
-from tests.contract.impostor import Impostor
-from tests.machine import brief
-from tests.support import wait_until
+from tests.support.impostor import Impostor
+from tests.support.machine import brief
+from tests.support.wait import wait_until
 
 BUFFERED = 20 * 2**20
 """Bytes that the system may hold between the two: these are taken, and read by nobody."""

@@ -18,7 +18,7 @@ from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
-from tests.contract.proxy import Proxy
+from tests.support.proxy import Proxy
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["here", "in a fork's child"])

@@ -16,7 +16,7 @@ from celery_redlock import NotAcquired, Redlock
 from celery_redlock.protocol.round import Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.node import Node
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 # The alarm may strike in a destructor, which can do no more than print it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -21,13 +21,14 @@ from celery_redlock.locking import acquisition, wait_queue
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.node import Node
-from tests.machine import in_time
-from tests.support import all_connected, wait_until
+from tests.support.machine import in_time
+from tests.support.nodes import all_connected
+from tests.support.wait import wait_until
 
 WAITER = """
 import sys
 from celery_redlock import Redlock
-from tests.support import end_with_parent
+from tests.support.machine import end_with_parent
 end_with_parent()
 redlock = Redlock(sys.argv[2:], ttl=20.0, restart_guard="off")
 lease = redlock.acquire(sys.argv[1], wait=60.0)

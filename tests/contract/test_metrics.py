@@ -16,7 +16,7 @@ from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.metrics import Metrics, install
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 LONG = 30.0
 CHARGE = Owner("web-1", 42, "id", task="shop.charge")

@@ -11,7 +11,7 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.events import NODE_FAILURES, Listener, heard_nodes, subscribe, unsubscribe
 from celery_redlock.server import LocalServer, start_servers
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 LONG = 30.0
 

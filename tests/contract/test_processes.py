@@ -15,7 +15,8 @@ import redis
 
 from celery_redlock import HeldLease, Redlock, RedlockError, ResourceHeld, current_lease
 from celery_redlock.server import LocalServer
-from tests.support import all_connected, told_all, wait_until
+from tests.support.nodes import all_connected, told_all
+from tests.support.wait import wait_until
 
 # Python 3.12 warns of every fork of a process with threads; that it works is what is tested.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

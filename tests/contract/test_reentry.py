@@ -14,7 +14,7 @@ from celery_redlock import NotAcquired, Redlock, RedlockError
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.driver import Driver
 from tests.sim.interruption import at_each_line
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 MILLISECOND = 0.001
 

@@ -23,7 +23,7 @@ from celery_redlock import server as server_module
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.server import LocalServer, find_server, start_servers
 from tests.conftest import as_new
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 
 def client(server: LocalServer, timeout: float = 2.0) -> redis.Redis:

@@ -16,8 +16,8 @@ from celery import Celery
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
 from celery_redlock.server import LocalServer
-from tests.machine import in_time
-from tests.support import wait_until
+from tests.support.machine import in_time
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 BOTH = ["account-1", "account-2"]

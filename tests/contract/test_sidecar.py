@@ -13,7 +13,7 @@ from celery_redlock.keepalive import sidecar
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.sidecar import Sidecar
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 PLANTED = ("redis", "tenacity", "json", "linecache", "sitecustomize", "celery_redlock")
 THIEF = """

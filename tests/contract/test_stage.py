@@ -30,7 +30,7 @@ from celery_redlock.testing import (
 from celery_redlock.testing.nodes import Nodes
 from celery_redlock.testing.nodes import fake_redlock as faked
 from celery_redlock.testing.nodes import redlock_nodes as real
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 SOON = 20.0
 """Seconds; on a machine that is busy."""

@@ -17,7 +17,7 @@ from celery_redlock.keepalive.supervisor import LeaseSupervisor
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 TTL = 2.0
 """Seconds: long against what a busy machine makes us late by."""

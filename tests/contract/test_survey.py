@@ -17,7 +17,8 @@ from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.reader import Reader, read_nodes
 from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
-from tests.support import TOKEN, told_all, wait_until
+from tests.support.nodes import TOKEN, told_all
+from tests.support.wait import wait_until
 
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")
 MARK = mark_of(OWNER, ["order:1"])

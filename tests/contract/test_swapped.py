@@ -18,9 +18,9 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
-from tests.contract.proxy import Proxy
 from tests.contract.test_guard import DURABLE, admin, lock  # noqa: F401
-from tests.support import wait_until
+from tests.support.proxy import Proxy
+from tests.support.wait import wait_until
 
 TTL = 2.0
 SPAN = TTL + drift(TTL)

@@ -31,7 +31,7 @@ from celery_redlock.stores.redis.node import SETTLED_S, Node
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
-from tests.support import wait_until
+from tests.support.wait import wait_until
 from tests.unit.test_edges import Wire
 
 EXTENDING = [verb for verb in VERBS if verb.extends]

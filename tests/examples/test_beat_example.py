@@ -17,7 +17,7 @@ import redis
 
 from celery_redlock.server import LocalServer
 from tests.examples.test_examples import EXAMPLES, environment, servers, worker
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 __all__ = ["environment", "servers"]  # fixtures
 

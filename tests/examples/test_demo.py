@@ -17,7 +17,8 @@ import pytest
 
 from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.journal import Reader
-from tests.support import TOKEN, wait_until
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

@@ -22,7 +22,9 @@ from celery_redlock.protocol.values import quorum_of
 from celery_redlock.server import _free_port, find_server
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.snapshot import survey
-from tests.support import ACL_RULE, end_with_parent, wait_until
+from tests.support.machine import end_with_parent
+from tests.support.nodes import ACL_RULE
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -17,7 +17,7 @@ import pytest
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer, start_servers
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

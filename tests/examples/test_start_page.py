@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.server import find_server
-from tests.support import end_with_parent, wait_until
+from tests.support.machine import end_with_parent
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 
@@ -36,7 +37,7 @@ GATE = 'while not __import__("os").path.exists("go"): time.sleep(0.02)'
 SERVER = f"""#!{sys.executable}
 import os, sys
 sys.path.insert(0, {str(ROOT)!r})
-from tests.support import end_with_parent
+from tests.support.machine import end_with_parent
 end_with_parent()
 os.execv({{binary!r}}, [{{binary!r}}, *sys.argv[1:]])
 """

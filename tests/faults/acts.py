@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from tests.faults.crew import Steps
 from tests.faults.load_acts import LoadActs
 from tests.faults.more_node_acts import MoreNodeActs, can_fake_time
-from tests.faults.proxy import REPLIES, REQUESTS
 from tests.faults.stage import TTL
 from tests.faults.worker_acts import WorkerActs
+from tests.support.network import REPLIES, REQUESTS
 
 
 class Acts(MoreNodeActs, WorkerActs, LoadActs):

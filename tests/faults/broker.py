@@ -17,7 +17,7 @@ from typing import Any
 import redis
 
 from celery_redlock.server import LocalServer, _free_port
-from tests import rabbitmq
+from tests.support import rabbitmq
 
 BROKERS = ("redis", "rabbitmq", "quorum")
 VISIBILITY = 15

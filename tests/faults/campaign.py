@@ -31,7 +31,7 @@ from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import MORE_POOLS, SLOTS, TTL, Stage
 from tests.faults.tracing import read
 from tests.faults.worker_acts import BY_ITSELF
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 START = 60.0
 """Seconds for the workers to start, on a machine that is busy."""

@@ -8,8 +8,8 @@ from tests.faults.crew import Crew, Steps
 from tests.faults.feeder import HOT, RESOURCES
 from tests.faults.journal import now
 from tests.faults.messages import ORPHAN
-from tests.faults.proxy import REPLIES, REQUESTS
 from tests.faults.stage import SLOTS
+from tests.support.network import REPLIES, REQUESTS
 
 
 class LoadActs(Crew):

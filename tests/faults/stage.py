@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -22,8 +21,9 @@ from celery import Celery
 from celery_redlock.server import LocalServer
 from tests.faults.broker import broker as make_broker
 from tests.faults.journal import Journal
-from tests.faults.proxy import Link, Network
-from tests.forked import start_anew
+from tests.support.forked import start_anew
+from tests.support.network import Link, Network
+from tests.support.program import Program
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "tests.faults.project"
@@ -123,7 +123,7 @@ class Stage:
                 ]
                 way = network.link(self.broker.port, f"{self._seed}/{name}/broker")
                 worker = Worker(self, name, arguments, links, way)
-                stack.callback(worker.end)
+                stack.callback(worker.kill)
                 self.workers.append(worker)
                 worker.start()
             self._stack = stack.pop_all()
@@ -160,58 +160,35 @@ class Stage:
         return self.nodes.index(node) < 2
 
 
-class Worker:
+class Worker(Program):
     """A worker by one name; its process changes when it is restarted.
 
     Attributes:
         name: See `POOLS`.
         links: Its links to the nodes, in their order.
         way: Its link to the broker.
-        stopped: It, or a child of it, has been stopped and not been woken.
     """
 
     def __init__(
         self, stage: Stage, name: str, arguments: tuple[str, ...], links: list[Link], way: Link
     ) -> None:
+        super().__init__(name, stage.path / f"worker-{name}.log")
         self.stage = stage
-        self.name = name
         self.links = links
         self.way = way
-        self.output = stage.path / f"worker-{name}.log"
-        self.stopped = False
         self._arguments = arguments
-        self._since = 0
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def prefork(self) -> bool:
         return "-P" not in self._arguments
 
     @property
-    def pid(self) -> int:
-        """Of its main process."""
-        assert self.process is not None
-        return self.process.pid
-
-    @property
-    def alive(self) -> bool:
-        return self.process is not None and self.process.poll() is None
-
-    @property
-    def text(self) -> str:
-        """What its present process has printed."""
-        with contextlib.suppress(FileNotFoundError), open(self.output, "rb") as file:
-            file.seek(self._since)
-            return file.read().decode(errors="replace")
-        return ""
-
-    @property
     def ready(self) -> bool:
         """It takes tasks."""
-        return self.alive and not self.stopped and " ready." in self.text
+        return self.alive and not self.stopped and " ready." in self.newest
 
     def start(self) -> None:
-        self._since = self.output.stat().st_size if self.output.exists() else 0
+        self.begins()
         conf = {**self.stage.conf, "redlock_nodes": [link.url for link in self.links]}
         conf["broker_url"] = self.stage.broker.url_at(self.way.port)
         if self.name == HELPED:
@@ -219,14 +196,22 @@ class Worker:
         if self.name == "two":
             conf["worker_soft_shutdown_timeout"] = 1.0  # what is a cold shutdown elsewhere
         environment = self.stage.environment(self.name, conf)
-        command = [sys.executable, "-m", "tests.run_celery", "-A", PROJECT, "worker", "-l", "INFO"]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.run_celery",
+            "-A",
+            PROJECT,
+            "worker",
+            "-l",
+            "INFO",
+        ]
         command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
         command += ["-n", f"{self.name}@faults", *self._arguments]
         command += ["-Q", f"celery,only-{self.name}"]
         with open(self.output, "ab") as output:
             # Mutants are planted, and traces begun, before others import what they change.
             self.process = start_anew(command, cwd=ROOT, env=environment, output=output)
-        self.stopped = False
 
     def children(self, *, helper: bool = False) -> list[int]:
         """The pids of its pool's processes; or of its helper."""
@@ -237,20 +222,3 @@ class Worker:
                 if ("celery_redlock.keepalive.sidecar" in child.cmdline()) is helper
             ]
         return []
-
-    def signal(self, number: int) -> None:
-        """To its main process, if there is one."""
-        if self.alive:
-            os.kill(self.pid, number)
-
-    def signal_all(self, number: int) -> None:
-        """To all its processes."""
-        if self.alive:
-            os.killpg(self.pid, number)
-
-    def end(self) -> None:
-        """Gone, whatever it does."""
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self.process.wait(10.0)

@@ -11,8 +11,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock.server import LocalServer
-from tests.faults.proxy import REPLIES, REQUESTS, Link, Network
-from tests.support import wait_until
+from tests.support.network import REPLIES, REQUESTS, Link, Network
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

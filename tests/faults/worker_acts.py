@@ -158,7 +158,7 @@ class WorkerActs(Crew):
             yield from self._up(worker)
 
     def _again(self, worker: Worker) -> None:
-        worker.end()
+        worker.kill()
         worker.start()
         self._ended.discard(worker)
 
@@ -171,8 +171,8 @@ class WorkerActs(Crew):
     def revive(self) -> None:
         """Start again a worker that has ended and whose end nobody wanted."""
         for worker in self.stage.workers:
-            ending = not worker.alive or "Unrecoverable error" in worker.text
+            ending = not worker.alive or "Unrecoverable error" in worker.newest
             if ending and worker not in self._ended:
                 with self.chronicle.fault(BY_ITSELF, worker, pid=worker.pid):
-                    worker.end()
+                    worker.kill()
                     worker.start()

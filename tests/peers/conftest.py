@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock.server import start_servers
-from tests.peers.harness import Site
-from tests.support import with_acl_user
-from tests.worker.harness import Worker, refused_by
+from tests.peers.site import Site
+from tests.support.nodes import refused_by, with_acl_user
+from tests.support.worker import Worker
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +37,3 @@ def _no_overlap(site: Site) -> Iterator[None]:
     begin = time.monotonic()
     yield
     site.check(since=begin)
-
-
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    """A key of this test's own."""
-    name: str = request.node.name
-    return "".join(letter if letter.isalnum() else "-" for letter in name)

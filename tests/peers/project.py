@@ -13,7 +13,7 @@ from typing import Any
 from celery import Celery, Task
 
 from celery_redlock import SingletonTask, current_lease
-from tests.worker.log import note
+from tests.support.bodies import note
 
 SHORT = 1.0
 """Seconds; a ttl that a test can see the end of."""

@@ -26,12 +26,13 @@ from celery import chain, chord
 from kombu.exceptions import OperationalError
 
 from celery_redlock import Skipped
-from tests.forked import start_anew
-from tests.peers.harness import Site
 from tests.peers.project import SHORT
-from tests.support import wait_until
-from tests.worker import log
-from tests.worker.harness import ROOT, SOON, Worker, died
+from tests.peers.site import Site
+from tests.support import bodies
+from tests.support.cluster import SOON
+from tests.support.forked import start_anew
+from tests.support.wait import died, wait_until
+from tests.support.worker import ROOT, Worker
 
 pytestmark = pytest.mark.worker
 
@@ -311,13 +312,21 @@ def two_beats(site: Site, path: Path) -> Iterator[None]:
     environment = {
         **os.environ,
         "TEST_CONF": json.dumps({**site.conf, "redlock_ttl": 2.0}),
-        log.VARIABLE: site.log,
+        bodies.VARIABLE: site.log,
         "PYTHONPATH": str(ROOT),
     }
     logs = [path / "one", path / "two"]
     beats = []
     for output in logs:
-        command = [sys.executable, "-m", "tests.run_celery", "-A", site.tasks, "beat", "--pidfile="]
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.run_celery",
+            "-A",
+            site.tasks,
+            "beat",
+            "--pidfile=",
+        ]
         command += ["-l", "INFO", "-s", f"{output}.schedule"]
         with open(output, "wb") as file:
             beats.append(start_anew(command, cwd=ROOT, env=environment, output=file))

@@ -40,7 +40,7 @@ from pytest_celery.vendors.redis.broker import fixtures as of_broker
 from pytest_docker_tools import build, container, fxtr
 
 from celery_redlock.server import LocalServer, start_servers
-from tests.containers import LocalProcess, LocalRedis, LocalServerProcess, LocalWorker
+from tests.support.containers import LocalProcess, LocalRedis, LocalServerProcess, LocalWorker
 
 ROOT = Path(__file__).parents[2]
 NODES = 3

@@ -9,7 +9,7 @@ import pytest
 from pytest_celery import CeleryTestSetup
 
 from celery_redlock.testing import assert_skipped
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 SOON = 30.0

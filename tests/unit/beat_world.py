@@ -27,8 +27,8 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import Owner
 from celery_redlock.testing.fakes import FakeClock, FakeNode
+from tests.support.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 from tests.unit.beat_moments import ZONES, utc
-from tests.unit.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 
 Schedule = Callable[[], Mapping[str, Any]]
 ROUND = 0.0005

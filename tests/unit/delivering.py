@@ -21,7 +21,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture

@@ -13,7 +13,7 @@ from celery.signals import beat_init
 from celery_redlock import ConfigurationError, install
 from celery_redlock.beat.scheduler import SchedulerAdapter, guard
 from celery_redlock.locking.redlock import Redlock
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 
 Log = pytest.LogCaptureFixture
 NODES = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]

@@ -20,7 +20,7 @@ from celery_redlock.worker.parking.dispatcher import (
     QUEUE_UP_S,
     ParkingDispatcher,
 )
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 
 Went = tuple[str, bool, bool]
 

@@ -33,8 +33,8 @@ from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.stores.redis.reports import Reports
+from tests.support.fake_lock import FakeRedlock
 from tests.unit.delivering import Box, deliver, take
-from tests.unit.fake_lock import FakeRedlock
 
 NOW = 1000.0
 PREFIX = "redlock:"

@@ -20,7 +20,7 @@ from celery_redlock.testing import (
     fake_redlock,
     redlock_disabled,
 )
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from celery_redlock.protocol.quorum import FENCE_AHEAD
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.testing.fakes import FakeNode
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended
 
 Steps = Any

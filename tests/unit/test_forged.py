@@ -20,8 +20,8 @@ from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
+from tests.support.fake_lock import FakeRedlock
 from tests.unit.delivering import RESERVED, Box, Log, Patch, Ran, deliver, take
-from tests.unit.fake_lock import FakeRedlock
 
 LOCKING = [scope for scope in SCOPES if scope != "until_executing"]
 YEARS = 9e9

@@ -41,8 +41,8 @@ from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
+from tests.support.fake_lock import FakeRedlock
 from tests.unit.delivering import RESERVED, Box, Patch, Ran, deliver
-from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_forged import request_of
 
 CASES = settings(

@@ -19,8 +19,8 @@ from celery_redlock.locking.held import HeldLease, Unlocked, release_leftovers
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime import clock
-from tests.support import wait_until
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from celery import Celery
 from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from celery_redlock.keys.resolver import Templates, keys_of
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 
 
 def pay(src: int, dst: int, note: str = "") -> None: ...

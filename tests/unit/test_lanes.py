@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import lanes
+from tests.support import lanes
 
 ROOT = Path(__file__).parents[2]
 

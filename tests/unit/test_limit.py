@@ -13,7 +13,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import base_of, encode
 from celery_redlock.protocol.names import slots
 from celery_redlock.protocol.round import Round, Verb
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 
 SLOTS = ["r", "r#slot2", "r#slot3"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import machine, wanting
-from tests.support import wait_until
+from tests.support import machine, wanting
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 

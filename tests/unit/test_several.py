@@ -7,7 +7,7 @@ import pytest
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.protocol.claim import Claim
-from tests.unit.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeRedlock
 
 NAMES = ["account:1", "account:2"]
 

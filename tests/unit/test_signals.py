@@ -32,9 +32,9 @@ from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
+from tests.support.fake_lock import FakeRedlock
 from tests.unit.beat_world import World
 from tests.unit.delivering import Box, Log, Patch, deliver, take
-from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_beat_claims import due, entries
 from tests.unit.test_hold import rob
 

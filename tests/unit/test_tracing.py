@@ -20,9 +20,9 @@ from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
+from tests.support.fake_lock import FakeRedlock
 from tests.unit.beat_world import World
 from tests.unit.delivering import deliver
-from tests.unit.fake_lock import FakeRedlock
 from tests.unit.test_beat_claims import due, entries
 from tests.unit.test_hold import rob
 

@@ -14,7 +14,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.wsgi import Page
-from tests.support import all_connected, told_all
+from tests.support.nodes import all_connected, told_all
 
 SECRET = "a-token-of-an-operator"
 Holds = Callable[..., Any]

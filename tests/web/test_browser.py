@@ -14,7 +14,7 @@ from celery_redlock import Redlock
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
-from tests.support import wait_until
+from tests.support.wait import wait_until
 from tests.web.browser import DESK, PHONE, browser, look, missing, scripts, served
 from tests.web.conftest import SECRET
 

@@ -18,7 +18,7 @@ from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.protocol.values import Owner
 from celery_redlock.web import make_app
 from celery_redlock.web.wsgi import Page
-from tests.support import told_all
+from tests.support.nodes import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
 Serve = Callable[..., Client]

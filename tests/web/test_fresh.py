@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.web.refresher import Fresh
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 
 class Sight:

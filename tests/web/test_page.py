@@ -17,7 +17,8 @@ from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.formatting import named_in, quoted
 from celery_redlock.web.wsgi import Page
-from tests.support import TOKEN, wait_until
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
 
 PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events")
 HOSTILE = (

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from celery_redlock.cli import main
 from celery_redlock.server import LocalServer
 from celery_redlock.web.serve import check_bind, host_in, is_known, is_loopback, names_for
-from tests.support import wait_until
+from tests.support.wait import wait_until
 from tests.web.conftest import SECRET
 
 NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3")

@@ -13,8 +13,9 @@ from werkzeug.test import Client
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.web import make_app, workers
 from celery_redlock.web.workers import MAX_EVENTS, Hearing, ask
-from tests.support import TOKEN, wait_until, with_acl_user
-from tests.worker.harness import Cluster
+from tests.support.cluster import Cluster
+from tests.support.nodes import TOKEN, with_acl_user
+from tests.support.wait import wait_until
 
 EVIL = "<b>\u202e\x1b" + "x" * 5000
 

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock.server import start_servers
-from tests.support import with_acl_user
-from tests.worker.harness import Cluster, Worker, refused_by
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.nodes import refused_by, with_acl_user
+from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
-from tests.worker.stage import Monitor
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,3 @@ def _no_overlap(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if cluster is not None:
         cluster.check(since=begin)
-
-
-@pytest.fixture
-def key(request: pytest.FixtureRequest) -> str:
-    """A key of this test's own."""
-    name: str = request.node.name
-    return "".join(letter if letter.isalnum() else "-" for letter in name)

@@ -6,7 +6,7 @@ from typing import Any
 
 from celery_redlock.messages import signals
 from celery_redlock.protocol.values import Owner
-from tests.worker.log import note
+from tests.support.bodies import note
 
 __all__ = ["connect"]
 

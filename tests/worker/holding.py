@@ -12,9 +12,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.worker import Worker
+from tests.worker.ending import VERSION, Stage, until
 from tests.worker.scenarios import POOLS
-from tests.worker.stage import VERSION, Monitor, Stage, until
 
 TTL = 1.0
 """Of `short_ttl`; seconds."""

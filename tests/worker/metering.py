@@ -11,7 +11,7 @@ from celery import Celery
 from prometheus_client import Gauge
 
 from celery_redlock import SingletonTask, metrics
-from tests.support import end_with_parent
+from tests.support.machine import end_with_parent
 
 NAME = "tests.worker.metering"
 

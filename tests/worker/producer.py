@@ -16,7 +16,7 @@ from itertools import count
 
 from celery import Celery
 
-from tests.support import end_with_parent
+from tests.support.machine import end_with_parent
 from tests.worker.reserving import declare
 
 

@@ -11,9 +11,9 @@ import signal
 import time
 from typing import Any
 
-from tests.support import wait_until
-from tests.worker.harness import Worker
-from tests.worker.stage import BODY, KEEPER, MAIN, Ending, Row, Stage, begin_again
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
+from tests.worker.ending import BODY, KEEPER, MAIN, Ending, Row, Stage, begin_again
 
 VISIBLE = 1.0
 """Seconds after which the broker delivers again what was not acknowledged."""

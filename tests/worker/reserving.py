@@ -12,10 +12,10 @@ from celery import Celery
 from celery_redlock import SingletonTask
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
-from tests.support import wait_until
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from tests.worker.harness import Cluster
+    from tests.support.cluster import Cluster
 
 NAME = "tests.worker.tasks"
 

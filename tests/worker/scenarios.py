@@ -9,9 +9,9 @@ import os
 import signal
 from collections.abc import Callable
 
+from tests.support.wait import died
 from tests.worker import redelivery, unstarted
-from tests.worker.harness import died
-from tests.worker.stage import BODY, KEEPER, MAIN, TTL, VERSION, Ending, Stage, begin_again
+from tests.worker.ending import BODY, KEEPER, MAIN, TTL, VERSION, Ending, Stage, begin_again
 
 __all__ = ["ENDINGS", "POOLS", "played_on"]
 

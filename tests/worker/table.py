@@ -22,12 +22,14 @@ import billiard
 import celery
 
 from celery_redlock.server import start_servers
-from tests.support import with_acl_user
-from tests.worker.harness import Cluster, Worker
-from tests.worker.harness import pool as param
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.nodes import with_acl_user
+from tests.support.worker import Worker
+from tests.support.worker import pool as param
+from tests.worker.ending import Ending, Row, play
 from tests.worker.holding import SETUPS, SOFT, Held, Setup, bear, strained_by
 from tests.worker.scenarios import ENDINGS, POOLS, played_on
-from tests.worker.stage import Ending, Monitor, Row, play
 
 PAGE = Path(__file__).parents[2] / "docs" / "endings.md"
 INSTALLED = [pool for pool in POOLS if not any(mark.args[0] for mark in param(pool).marks)]

@@ -34,9 +34,9 @@ from celery_redlock import (
 )
 from celery_redlock.events import Listener, subscribe
 from celery_redlock.runtime.clock import monotonic
-from tests.support import end_with_parent
+from tests.support.bodies import VARIABLE, note, runs_of
+from tests.support.machine import end_with_parent
 from tests.worker import hearing
-from tests.worker.log import VARIABLE, note, runs_of
 from tests.worker.reserving import declare
 
 NAME = "tests.worker.tasks"

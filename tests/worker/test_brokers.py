@@ -15,12 +15,14 @@ import pytest
 from kombu import Connection, Queue
 
 from celery_redlock import ResourceHeld, Skipped
-from tests.support import wait_until
-from tests.worker.brokers import ACKS, KINDS, cluster_on, kind_of, settings_of
-from tests.worker.brokers import needs_quorum_queues as needs_quorum_queues
-from tests.worker.harness import Cluster, Worker, died
+from tests.support.brokers import ACKS, KINDS, cluster_on, kind_of, settings_of
+from tests.support.brokers import needs_quorum_queues as needs_quorum_queues
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.wait import died, wait_until
+from tests.support.worker import Worker
+from tests.worker.ending import Ending, play
 from tests.worker.scenarios import played_on
-from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 
@@ -84,7 +86,7 @@ def test_workers_survive_a_short_consumer_timeout(
     cluster: Cluster, key: str, tmp_path: Path
 ) -> None:
     """RabbitMQ closes the channel of who keeps a message for longer; that ends a worker."""
-    from tests.rabbitmq import missing, start_rabbitmq
+    from tests.support.rabbitmq import missing, start_rabbitmq
 
     if missing():
         pytest.skip(missing())

@@ -8,8 +8,9 @@ import pytest
 from celery import chain
 
 from celery_redlock import ResourceHeld, Skipped
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

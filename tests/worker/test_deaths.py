@@ -7,8 +7,9 @@ import signal
 
 import pytest
 
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker, died
+from tests.support.cluster import Cluster
+from tests.support.wait import died, wait_until
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

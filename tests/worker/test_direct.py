@@ -12,8 +12,8 @@ from celery import Celery
 
 from celery_redlock import LeaseLost, Redlock, ResourceHeld, SingletonTask, current_lease, locked
 from celery_redlock.server import LocalServer
-from tests.machine import in_time
-from tests.support import wait_until
+from tests.support.machine import in_time
+from tests.support.wait import wait_until
 
 
 @pytest.fixture

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from celery.result import AsyncResult
 
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
+from tests.worker.ending import Ending, play
 from tests.worker.scenarios import played_on
-from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 

@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.harness import Cluster, Worker
-from tests.worker.harness import pool as param
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.worker import Worker
+from tests.support.worker import pool as param
 from tests.worker.holding import SETUPS, SOFT, Setup, Strain, bear, strained_by
-from tests.worker.stage import Monitor
 
 pytestmark = pytest.mark.worker
 

@@ -21,14 +21,16 @@ import redis
 
 from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.server import LocalServer
-from tests.support import TOKEN, wait_until
-from tests.worker.harness import READY, TASKS, Cluster, Worker
+from tests.support.cluster import READY, TASKS, Cluster
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
 
 pytestmark = pytest.mark.worker
 
 
-@pytest.fixture(scope="module", params=["prefork", "threads"])
+@pytest.fixture(scope="module", params=["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:
     accepted = {"accept_content": ["json", "pickle"]}
     cluster.app.conf.update(accepted)

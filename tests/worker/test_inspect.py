@@ -17,8 +17,10 @@ from click.testing import CliRunner
 from celery_redlock.cli import redlock
 from celery_redlock.doctor import Finding
 from celery_redlock.doctor.workers import examine_workers
-from tests.support import TOKEN, wait_until
-from tests.worker.harness import READY, ROOT, TASKS, Cluster, pool
+from tests.support.cluster import READY, TASKS, Cluster
+from tests.support.nodes import TOKEN
+from tests.support.wait import wait_until
+from tests.support.worker import ROOT, pool
 
 pytestmark = pytest.mark.worker
 

@@ -16,9 +16,10 @@ import celery
 import pytest
 
 from celery_redlock.config.task_lock import resource_of
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker
-from tests.worker.log import Line
+from tests.support.bodies import Line
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

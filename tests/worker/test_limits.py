@@ -6,8 +6,8 @@ import pytest
 import redis
 
 from celery_redlock.server import LocalServer
-from tests.support import wait_until
-from tests.worker.harness import Cluster
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 

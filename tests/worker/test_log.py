@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.worker.log import Line, note, overlaps, read, runs
+from tests.support.bodies import Line, note, overlaps, read, runs
 
 
 def body(resource: str, run: str, *times: float, ended: bool = True) -> list[Line]:

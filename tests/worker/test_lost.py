@@ -10,9 +10,10 @@ import pytest
 import redis
 
 from celery_redlock import LeaseLost
-from tests.machine import brief, in_time
-from tests.support import wait_until
-from tests.worker.harness import TASKS, Cluster, Worker, often
+from tests.support.cluster import TASKS, Cluster
+from tests.support.machine import brief, in_time
+from tests.support.wait import wait_until
+from tests.support.worker import Worker, often
 
 pytestmark = pytest.mark.worker
 

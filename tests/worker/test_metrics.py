@@ -15,8 +15,10 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.parser import text_string_to_metric_families
 
 from celery_redlock.server import start_servers
-from tests.support import wait_until, with_acl_user
-from tests.worker.harness import READY, Cluster, Worker, died
+from tests.support.cluster import READY, Cluster
+from tests.support.nodes import with_acl_user
+from tests.support.wait import died, wait_until
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

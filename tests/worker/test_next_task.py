@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.worker.harness import Cluster
-from tests.worker.harness import often as param
+from tests.support.cluster import Cluster
+from tests.support.worker import often as param
 from tests.worker.scenarios import POOLS
 
 pytestmark = pytest.mark.worker

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pytest_celery import CeleryTestSetup, CeleryTestWorker
 
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

@@ -12,8 +12,9 @@ import pytest
 import redis
 from celery.result import AsyncResult
 
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker, often, pool
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker, often, pool
 
 pytestmark = pytest.mark.worker
 

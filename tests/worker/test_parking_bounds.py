@@ -10,8 +10,9 @@ import pytest
 import redis
 
 from celery_redlock.worker.parking.prefetch import RETURN_S
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 from tests.worker.test_parking import all_done, cut_off, parked, send
 
 pytestmark = pytest.mark.worker

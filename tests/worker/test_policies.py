@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from celery_redlock import RedlockError, ResourceHeld, Skipped
-from tests.machine import in_time
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker, often, pool
-from tests.worker.stage import GEVENT_ENDS_TASKS, VERSION
+from tests.support.cluster import Cluster
+from tests.support.machine import in_time
+from tests.support.wait import wait_until
+from tests.support.worker import Worker, often, pool
+from tests.worker.ending import GEVENT_ENDS_TASKS, VERSION
 
 pytestmark = pytest.mark.worker
 

@@ -7,9 +7,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.contract.proxy import Proxy
-from tests.worker.brokers import settings_of
-from tests.worker.harness import Cluster, pool
+from tests.support.brokers import settings_of
+from tests.support.cluster import Cluster
+from tests.support.proxy import Proxy
+from tests.support.worker import pool
 from tests.worker.test_brokers import own_queue
 from tests.worker.test_parking_bounds import goes_back
 

@@ -18,8 +18,10 @@ import pytest
 from celery import Celery
 
 from celery_redlock.server import start_servers
-from tests.support import wait_until, with_acl_user
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.nodes import with_acl_user
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

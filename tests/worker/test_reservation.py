@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock.config.checks import SCOPES
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
-from tests.worker.stage import Monitor
 
 RESERVING = [scope for scope in SCOPES if scope != "while_executing"]
 

@@ -7,9 +7,10 @@ from celery import chain, group
 from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask, Skipped
-from tests.machine import in_time
-from tests.support import wait_until
-from tests.worker.harness import TASKS, Cluster, Worker
+from tests.support.cluster import TASKS, Cluster
+from tests.support.machine import in_time
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
 
 

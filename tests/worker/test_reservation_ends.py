@@ -14,10 +14,12 @@ from celery import Celery, Task
 from kombu.exceptions import OperationalError
 
 from celery_redlock import SingletonTask
-from tests.support import lock_url, wait_until
-from tests.worker.harness import TASKS, Cluster, Worker, died, often
+from tests.support.cluster import TASKS, Cluster
+from tests.support.monitor import Monitor
+from tests.support.nodes import lock_url
+from tests.support.wait import died, wait_until
+from tests.support.worker import Worker, often
 from tests.worker.reserving import Reservations
-from tests.worker.stage import Monitor
 
 LONG = {"reserve_ttl": 600.0}
 """For a reservation that must not end by itself."""

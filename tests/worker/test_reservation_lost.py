@@ -20,8 +20,9 @@ from celery.result import AsyncResult
 from celery_redlock import Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
-from tests.support import wait_until
-from tests.worker.harness import ROOT, Cluster, died, often, pool
+from tests.support.cluster import Cluster
+from tests.support.wait import died, wait_until
+from tests.support.worker import ROOT, often, pool
 from tests.worker.reserving import Reservations
 
 SECONDS = 10.0

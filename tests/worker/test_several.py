@@ -8,7 +8,9 @@ import signal
 
 import pytest
 
-from tests.worker.harness import Cluster, Worker, died
+from tests.support.cluster import Cluster
+from tests.support.wait import died
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.worker.harness import Cluster, often, pool
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.worker import often, pool
+from tests.worker.ending import Ending, play
 from tests.worker.scenarios import POOLS, played_on
-from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 

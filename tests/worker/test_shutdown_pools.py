@@ -10,9 +10,10 @@ import signal
 
 import pytest
 
-from tests.machine import brief
-from tests.worker.harness import Cluster, often
-from tests.worker.stage import VERSION
+from tests.support.cluster import Cluster
+from tests.support.machine import brief
+from tests.support.worker import often
+from tests.worker.ending import VERSION
 
 pytestmark = pytest.mark.worker
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker, died, often
+from tests.support.cluster import Cluster
+from tests.support.wait import died, wait_until
+from tests.support.worker import Worker, often
 
 pytestmark = pytest.mark.worker
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.support import wait_until
-from tests.worker.harness import TASKS, Cluster, Worker
-from tests.worker.log import Line
+from tests.support.bodies import Line
+from tests.support.cluster import TASKS, Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker

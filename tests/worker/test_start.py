@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from celery_redlock.server import LocalServer, start_servers
-from tests.worker.harness import READY, Cluster, Worker
+from tests.support.cluster import READY, Cluster
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

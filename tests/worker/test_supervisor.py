@@ -15,7 +15,8 @@ import pytest
 import redis
 
 from celery_redlock import LeaseLost
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.worker import Worker
 from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker

@@ -9,7 +9,7 @@ import time
 import pytest
 from kombu.transport.redis import Channel
 
-from tests.worker.harness import Cluster
+from tests.support.cluster import Cluster
 
 pytestmark = [
     pytest.mark.worker,

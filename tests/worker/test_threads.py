@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.worker.harness import Cluster, Worker, often
+from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
+from tests.support.worker import Worker, often
+from tests.worker.ending import Ending, play
 from tests.worker.scenarios import POOLS, played_on
-from tests.worker.stage import Ending, Monitor, play
 
 pytestmark = pytest.mark.worker
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import QuorumUnavailable
-from tests.support import wait_until
-from tests.worker.harness import Cluster, Worker
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from celery.result import AsyncResult
 
-from tests.worker.harness import TASKS
-from tests.worker.stage import NOBODY, Ending, Row, Stage
+from tests.support.cluster import TASKS
+from tests.worker.ending import NOBODY, Ending, Row, Stage
 
 POOLS = ("prefork", "threads", "solo", "gevent")
 """All that are supported; gevent where it is installed."""

@@ -8,27 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import celery
-import psutil
-import redis
 from celery.result import AsyncResult
 from celery.states import READY_STATES
 
-from celery_redlock.protocol.values import Owner
-from tests.machine import in_time
-from tests.support import wait_until
-from tests.worker import log
-from tests.worker.harness import SOON, Cluster, Contender, Worker
-from tests.worker.log import Run
+from tests.support import bodies
+from tests.support.bodies import Run
+from tests.support.cluster import SOON, Cluster, Contender
+from tests.support.machine import in_time
+from tests.support.monitor import GONE, Monitor
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 VERSION = tuple(int(part) for part in celery.__version__.split(".")[:2])
 
@@ -39,129 +34,6 @@ BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "t
 
 SLOW = 2.0
 """Seconds within which a node is told of a release, though it may be the last; of a ttl, never."""
-GONE = -1
-"""Stands for a process that connected, spoke and ended before it could be looked up."""
-
-
-class Monitor:
-    """All that a node is told about locks, in its order."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        for _ in range(2):  # a node learns the script of a release from its first client
-            with cluster.redlock.lock("first"):
-                pass
-        self._node = f"0100007F:{cluster.nodes[0].port:04X}"
-        self._client = redis.Redis(port=cluster.nodes[0].port, socket_timeout=None)
-        self._seen: list[tuple[str, str]] = []
-        self._pids: dict[str, int] = {}
-        self._monitor = self._client.monitor()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-
-    def __enter__(self) -> Monitor:
-        self._monitor.__enter__()
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._client.client_kill_filter(_type="normal", skipme=True)
-        self._thread.join(30.0)
-        self._monitor.__exit__(kind, error, traceback)
-        self._client.close()
-
-    def _listen(self) -> None:
-        with contextlib.suppress(redis.ConnectionError):
-            for line in self._monitor.listen():
-                source = "lua" if line["client_type"] == "lua" else line["client_port"]
-                connects = line["command"].startswith("CLIENT SETNAME celery_redlock")
-                locks = " redlock:" in line["command"] and source != "lua"
-                if connects or (locks and source not in self._pids):
-                    self._find(source)  # at once: later it may be dead
-                self._seen.append((source, line["command"]))
-
-    def _find(self, port: str) -> None:
-        """Whose connection this is; the port may have been another's, or be one's elsewhere.
-
-        Among our own descendants only: a look at all processes of the machine takes so long that
-        whose it is may be dead meanwhile. Parents before their children, which have what was open
-        when they were forked: a worker forks for `uname`, and in gevent's way, that takes a while.
-        """
-        self._pids.pop(port, None)
-        local = f"0100007F:{int(port):04X}"
-        lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-        inodes = {f"socket:[{line[9]}]" for line in lines if line[1:3] == [local, self._node]}
-        me = psutil.Process()
-        for process in (me, *me.children(recursive=True)):
-            with contextlib.suppress(OSError):
-                for fd in os.listdir(f"/proc/{process.pid}/fd"):
-                    with contextlib.suppress(OSError):
-                        if os.readlink(f"/proc/{process.pid}/fd/{fd}") in inodes:
-                            self._pids[port] = process.pid
-                            return
-
-    def _caught_up(self) -> None:
-        marker = uuid.uuid4().hex
-        self._client.echo(marker)
-        wait_until(
-            lambda: any(marker in words for _source, words in reversed(self._seen)),
-            5.0,
-            "the monitor has shown all",
-        )
-
-    def _about(self, resource: str) -> list[tuple[str, list[str]]]:
-        """What was said about one resource, and by whom."""
-        self._caught_up()
-        lines = [(source, words.split(" ")) for source, words in self._seen]
-        return [(source, words) for source, words in lines if f"redlock:{resource}" in words]
-
-    def about(self, resource: str) -> list[tuple[str, int, list[str]]]:
-        """What was said about one resource: by which connection, of which process."""
-        return [(one, self._pids.get(one, GONE), words) for one, words in self._about(resource)]
-
-    def taken(self, resource: str) -> int:
-        """How often a lock on a resource was asked for."""
-        return sum(words[0].upper() == "SET" for _source, words in self._about(resource))
-
-    def deleted(self, resource: str) -> int:
-        """How often its key was deleted by whose it was."""
-        return sum(words[0].upper() == "DEL" for _source, words in self._about(resource))
-
-    def extended_by(self, resource: str, task: str) -> set[int]:
-        """The processes that asked for an extension of a task's locks."""
-        return {
-            self._pids.get(source, GONE)
-            for source, words in self._about(resource)
-            if source != "lua"
-            and any("PEXPIRE" in word for word in words)
-            and any(task in word for word in words)
-        }
-
-    def freed_by(self, resource: str, task: str) -> int | None:
-        """The process that freed the first lock of a task; None if it was its ttl.
-
-        Where another was first on this node, its lock is on the others, and its release is seen.
-        """
-        token = asker = released = ""
-        setters: dict[str, str] = {}
-        for source, words in self._about(resource):
-            if source != "lua":
-                token = next((word for word in words if task in word), "")
-                asker = source if token else ""
-                if token and words[0].upper() == "SET":
-                    setters.setdefault(token, source)
-                elif asker and any("EVALSHA" in word or "PUBLISH" in word for word in words):
-                    released = asker
-            elif asker and words[0].upper() == "DEL":
-                released = asker
-            if released:
-                owner = Owner.of(token)
-                same = owner is not None and setters.get(token) == released
-                return owner.pid if owner and same else self._pids.get(released, GONE)
-        return None
 
 
 @dataclass(frozen=True)
@@ -297,7 +169,7 @@ class Stage:
         return f"{found}, {times}"
 
     def overlaps(self) -> int:
-        return len(log.overlaps(self.cluster.lines(resource=f"k:{self.key}")))
+        return len(bodies.overlaps(self.cluster.lines(resource=f"k:{self.key}")))
 
 
 def play(

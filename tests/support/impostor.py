@@ -6,7 +6,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterable
 
-from tests.contract.proxy import Proxy
+from tests.support.proxy import Proxy
 
 __all__ = ["Impostor"]
 

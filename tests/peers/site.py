@@ -13,8 +13,8 @@ from celery import Celery
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
 from tests.peers.project import define
-from tests.support import wait_until
-from tests.worker.harness import SOON, Cluster
+from tests.support.cluster import SOON, Cluster
+from tests.support.wait import wait_until
 
 
 class Site(Cluster):

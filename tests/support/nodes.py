@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import re
-import signal
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import redis
+
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
+from tests.support.wait import wait_until
 
 T = TypeVar("T")
 
-_SETTINGS = Path(__file__).parents[1] / "docs" / "settings.md"
+_SETTINGS = Path(__file__).parents[2] / "docs" / "settings.md"
 _RULE = re.search(r"^ACL SETUSER redlock (on .*)$", _SETTINGS.read_text("utf-8"), re.M)
 assert _RULE, "docs/settings.md has no ACL rule"
 ACL_RULE = _RULE[1].split()
@@ -25,12 +24,6 @@ ACL_RULE = _RULE[1].split()
 
 TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
 """The end of a lease's token, nonce and all: what no log, error or event may show."""
-
-
-def end_with_parent() -> None:
-    """Called by a program that tests start: it is not to outlive a run that is killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 def with_acl_user() -> list[str]:
@@ -64,38 +57,8 @@ def told_all(redlock: Redlock) -> None:
     wait_until(answered, 30.0, "all nodes have done it")
 
 
-def wait_until(
-    predicate: Callable[[], T],
-    timeout: float,
-    what: str,
-    *,
-    every: float = 0.005,
-    seen: Callable[[], object] | None = None,
-) -> T:
-    """Wait for a condition, never for a time.
-
-    Args:
-        predicate: Asked again and again until what it returns is true.
-        timeout: Seconds after which the test fails.
-        what: The condition in words, for the failure: "the worker is ready".
-        every: Seconds between two questions.
-        seen: What there is instead, for the failure; asked then only.
-
-    Returns:
-        What `predicate` returned at last.
-
-    Raises:
-        AssertionError: It did not become true in time.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        late = time.monotonic() > deadline  # asked once more after the deadline: we may have slept
-        result = predicate()
-        if result:
-            return result
-        if late:
-            instead = "" if seen is None else f"; {seen()}"
-            raise AssertionError(
-                f"not within {timeout} s: {what} (last answer: {result!r}){instead}"
-            )
-        time.sleep(every)
+def refused_by(node: LocalServer) -> set[str]:
+    """What its ACL has refused since the server started."""
+    with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(node.url) as client:
+        return {f"{entry['reason']} {entry['object']}" for entry in client.acl_log()}
+    return set()  # it is down

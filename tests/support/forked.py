@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-MODULE = "tests.run_celery"
+MODULE = "tests.support.run_celery"
 SERVE = "--serve"
 GREEN = ("gevent",)
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "TZ", "PROMETHEUS_")

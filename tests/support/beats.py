@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -15,9 +13,10 @@ from typing import Any
 import redis
 
 from celery_redlock.server import LocalServer
-from tests import forked
 from tests.beat.oracle import Message
-from tests.support import wait_until
+from tests.support import forked
+from tests.support.program import Program
+from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 PROJECT = "tests.beat.project"
@@ -164,7 +163,7 @@ class Site:
         self.client.close()
 
 
-class Beat:
+class Beat(Program):
     """A process with a beat in it, and the next one by the same name when it was killed.
 
     Args:
@@ -175,53 +174,38 @@ class Beat:
     """
 
     def __init__(self, site: Site, name: str, way: str, variables: dict[str, str]) -> None:
+        super().__init__(name, site.path / f"{name}.log")
         self.site = site
-        self.name = name
         self.way = way
         self.variables = variables
         self.conf = dict(site.conf)
-        self.output = site.path / f"{name}.log"
         self.schedule = site.path / f"{name}.schedule"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.stopped = False
-        self.since = 0
-        """Where in the log its present process begins."""
-
-    # -- what it is ----------------------------------------------------------------------------
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None
-        return self.process.pid
-
-    @property
-    def alive(self) -> bool:
-        """There is a process; it may be stopped."""
-        return self.process is not None and self.process.poll() is None
-
-    @property
-    def text(self) -> str:
-        """All that its processes have printed."""
-        return self.output.read_text(errors="replace") if self.output.exists() else ""
 
     @property
     def ready(self) -> bool:
         """It is past its start, and neither dead nor stopped."""
-        return self.alive and not self.stopped and "beat: Starting..." in self.text[self.since :]
-
-    # -- its life ------------------------------------------------------------------------------
+        return self.alive and not self.stopped and "beat: Starting..." in self.newest
 
     def start(self, *, forget: bool = False) -> None:
         """Start it with its old schedule file; `forget`: without."""
         if forget:
             for file in self.site.path.glob(f"{self.schedule.name}*"):
                 file.unlink()
-        self.since = len(self.text)
+        self.begins()
         arguments = {
-            "beat": ("-m", "tests.run_celery", "-A", PROJECT, "beat", "-l", "INFO", "--pidfile="),
+            "beat": (
+                "-m",
+                "tests.support.run_celery",
+                "-A",
+                PROJECT,
+                "beat",
+                "-l",
+                "INFO",
+                "--pidfile=",
+            ),
             "worker": (
                 "-m",
-                "tests.run_celery",
+                "tests.support.run_celery",
                 "-A",
                 PROJECT,
                 "worker",
@@ -249,37 +233,3 @@ class Beat:
             return self.ready
 
         wait_until(up, START, f"{self.name} is ready", every=0.02)
-
-    def said(self, words: str, timeout: float = 10.0) -> str:
-        """Wait until its present process has logged these words; the first such line."""
-
-        def line() -> str | None:
-            lines = self.text[self.since :].splitlines()
-            return next((line for line in lines if words in line), None)
-
-        return str(wait_until(line, timeout, f"{self.name} says {words!r}", every=0.02))
-
-    def kill(self) -> float:
-        """As `kill -9` does, with its children; when it was dead."""
-        if self.process is not None:
-            if self.alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
-            self.process.wait(10.0)
-        self.stopped = False
-        return time.time()
-
-    def terminate(self, timeout: float = 10.0) -> int:
-        """Ask it to end, and wait; its return code."""
-        assert self.process is not None
-        self.process.terminate()
-        return self.process.wait(timeout)
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP)."""
-        os.kill(self.pid, signal.SIGSTOP)
-        self.stopped = True
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
-        self.stopped = False

@@ -21,10 +21,11 @@ from celery_redlock.server import LocalServer
 from tests.canvas import tasks
 from tests.canvas.cells import Cell, Self
 from tests.canvas.tasks import SKIPPED, Policy, show
-from tests.support import wait_until
-from tests.worker import log
-from tests.worker.brokers import settings_of
-from tests.worker.harness import Cluster, Worker
+from tests.support import bodies
+from tests.support.brokers import settings_of
+from tests.support.cluster import Cluster
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 SOON = 15.0
 """Seconds within which everything comes out, on a machine that is busy: some wait for others."""
@@ -248,7 +249,7 @@ class Stage:
 
     Args:
         url: Of a RabbitMQ; none where the broker is `store`, as the results' backend is.
-        kind: Of its queues: see `tests.worker.brokers`.
+        kind: Of its queues: see `tests.support.brokers`.
     """
 
     def __init__(
@@ -338,12 +339,12 @@ class Stage:
         """No two bodies of a key overlapped, and no task's body ran twice."""
         lines = self.cluster.lines()
         locks = {f"k:{play.key}" for play in self.played if play.policy.scope != "until_executing"}
-        overlaps = log.overlaps(line for line in lines if line.resource in locks)
+        overlaps = bodies.overlaps(line for line in lines if line.resource in locks)
         assert overlaps == []
         replaced = {
             f"k:{play.key}" for play in self.played if isinstance(play.cell, Self) and play.cell.one
         }
-        runs = [run for run in log.runs(lines) if run.resource not in replaced]
+        runs = [run for run in bodies.runs(lines) if run.resource not in replaced]
         twice = [task for task, count in Counter(run.task for run in runs).items() if count > 1]
         assert twice == []
 

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -17,8 +12,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-import pytest
 import redis
 from celery import Celery
 from celery.backends.redis import RedisBackend
@@ -29,7 +22,6 @@ from pytest_celery import (
     CeleryBackendCluster,
     CeleryBrokerCluster,
     CeleryTestSetup,
-    CeleryTestWorker,
     CeleryWorkerCluster,
     RedisTestBackend,
     RedisTestBroker,
@@ -37,33 +29,19 @@ from pytest_celery import (
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
-from tests.containers import READY as READY
-from tests.containers import LocalProcess, LocalRedis, LocalServerProcess, LocalWorker
-from tests.machine import in_time
-from tests.support import lock_url, wait_until
-from tests.worker import log
-from tests.worker.log import Line, Run
+from tests.support import bodies
+from tests.support.bodies import Line, Run
+from tests.support.containers import READY as READY
+from tests.support.containers import LocalRedis, LocalServerProcess
+from tests.support.machine import in_time
+from tests.support.nodes import lock_url
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
 
 ROOT = Path(__file__).parents[2]
 TASKS = "tests.worker.tasks"
 SOON = 1.0
 """Seconds within which a lock must be free after the end, or the death, of its body."""
-
-
-def pool(name: str) -> Any:
-    """A pool as a parameter of tests; they are skipped where it is not installed."""
-    missing = name == "gevent" and importlib.util.find_spec(name) is None
-    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{name} is not installed"))
-
-
-OFTEN = ("prefork", "threads", "gevent")
-"""A process, a thread, a greenlet: what `make test` has where all pools promise the same."""
-
-
-def often(name: str) -> Any:
-    """As `pool`; those that are like one of `OFTEN` are seen by `make test-all`."""
-    marks = [*pool(name).marks, *([] if name in OFTEN else [pytest.mark.slow])]
-    return pytest.param(name, marks=marks)
 
 
 class PolledBackend(RedisBackend):
@@ -83,7 +61,7 @@ class Cluster:
         nodes: The lock nodes.
         broker: Where results are, and messages unless `broker_url` says otherwise.
         path: A directory for logs.
-        broker_url: A broker that is no Redis: see `tests.rabbitmq`.
+        broker_url: A broker that is no Redis: see `tests.support.rabbitmq`.
         tasks: The module of the app that the workers run.
         **conf: Settings of Celery and of the locks.
     """
@@ -228,7 +206,7 @@ class Cluster:
 
     def lines(self, kind: str | None = None, resource: str | None = None) -> list[Line]:
         with self._reading:
-            new, self._read = log.read_on(self.log, self._read)
+            new, self._read = bodies.read_on(self.log, self._read)
             self._lines += new
         return [
             line
@@ -240,7 +218,7 @@ class Cluster:
         """The runs of bodies of `k:<key>`, perhaps only those of one task."""
         return [
             run
-            for run in log.runs(self.lines(resource=f"k:{key}"))
+            for run in bodies.runs(self.lines(resource=f"k:{key}"))
             if task is None or run.task == task.id
         ]
 
@@ -257,7 +235,7 @@ class Cluster:
 
     def check(self, since: float) -> None:
         """No body that began after `since` overlapped another of its resource."""
-        found = log.overlaps(self.lines())
+        found = bodies.overlaps(self.lines())
         assert [(one, two) for one, two in found if two.begin > since] == []
 
     def contend(self, key: str, wait: float = 30.0, quiet: bool = False) -> Contender:
@@ -317,10 +295,10 @@ class Contender:
             with self._cluster.redlock.lock(self._resource, wait=self._wait):
                 note = (self._resource, "contender", run, self._cluster.log)
                 if not self._quiet:
-                    log.note("enter", *note)
+                    bodies.note("enter", *note)
                 self.entered = time.monotonic()
                 if not self._quiet:
-                    log.note("exit", *note)
+                    bodies.note("exit", *note)
         except BaseException as error:
             self._error = error
 
@@ -338,82 +316,3 @@ class Contender:
         assert self.entered is not None
         since = since() if callable(since) else since
         in_time(since, self.entered, SOON, "from the end of a body to the next holder")
-
-
-class Worker(CeleryTestWorker):
-    """A `celery worker` process: one of pytest-celery's nodes, without a container around it."""
-
-    __hash__ = object.__hash__  # pytest-celery compares nodes, and forgets this
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        arguments: tuple[str, ...] = (),
-        conf: Mapping[str, Any] = {},
-        queue: str = "celery",
-    ) -> None:
-        name = uuid.uuid4().hex[:8]
-        self.queue = queue
-        environment = {
-            **os.environ,
-            "TEST_CONF": json.dumps({**cluster.conf, **conf}),
-            log.VARIABLE: cluster.log,
-            "PYTHONPATH": str(ROOT),
-            "C_FORCE_ROOT": "1",  # Celery's leave to take pickles as root: ours alone arrive
-        }
-        command = [
-            sys.executable,
-            "-m",
-            "tests.run_celery",
-            "-A",
-            cluster.tasks,
-            "worker",
-            "-l",
-            "INFO",
-        ]
-        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-        command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
-        self.output = cluster.path / f"worker-{name}.log"
-        process = LocalProcess(command, output=self.output, env=environment, cwd=ROOT)
-        super().__init__(LocalWorker(process), cluster.app)
-
-    @property
-    def process(self) -> subprocess.Popen[bytes]:
-        """The worker's main process."""
-        return self.container.process
-
-    @property
-    def text(self) -> str:
-        """All it has printed."""
-        return self.output.read_text(errors="replace")
-
-    def said(self, words: str, timeout: float = 5.0) -> None:
-        """Wait until it has logged `words`."""
-        wait_until(lambda: words in self.text, timeout, f"the worker says {words!r}", every=0.01)
-
-    def terminate(self) -> None:
-        """Ask for a warm shutdown."""
-        self.process.send_signal(signal.SIGTERM)
-
-    def ended(self, timeout: float = 10.0) -> int:
-        """Wait for its end; its return code."""
-        return self.process.wait(timeout)
-
-
-def refused_by(node: LocalServer) -> set[str]:
-    """What its ACL has refused since the server started."""
-    with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(node.url) as client:
-        return {f"{entry['reason']} {entry['object']}" for entry in client.acl_log()}
-    return set()  # it is down
-
-
-def died(pid: int, timeout: float = 10.0) -> float:
-    """Wait until a process is dead; the moment at which it was seen to be."""
-
-    def dead() -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        return True
-
-    wait_until(dead, timeout, f"process {pid} is dead", every=0.002)
-    return time.monotonic()

@@ -20,8 +20,8 @@ import psutil
 from pytest_celery import CeleryWorkerContainer, RedisContainer
 
 from celery_redlock.server import LocalServer
-from tests import forked
-from tests.support import wait_until
+from tests.support import forked
+from tests.support.wait import wait_until
 
 READY = 60.0
 """Seconds for a worker to start, on a machine that is busy."""

@@ -1,4 +1,4 @@
-"""`python -m tests.run_celery worker ...`: as `python -m celery`, and started in half the time.
+"""Run as `python -m tests.support.run_celery worker ...`: Celery, started in half the time.
 
 What others plug into Celery's command line (Flower, a prompt, our own commands) takes as long to
 import as all the rest, and is imported by each of the hundred workers and beats that tests start.
@@ -26,7 +26,7 @@ def others(**asked: str) -> object:
 if __name__ == "__main__":
     importlib.metadata.entry_points = others  # type: ignore[assignment]
     if sys.argv[1] == "--serve":
-        from tests import forked
+        from tests.support import forked
 
         forked.serve(socket.socket(fileno=int(sys.argv[2])))
     if "gevent" in sys.argv:

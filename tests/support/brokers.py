@@ -12,8 +12,8 @@ import celery
 import pytest
 
 from celery_redlock.server import start_servers
-from tests.support import with_acl_user
-from tests.worker.harness import Cluster
+from tests.support.cluster import Cluster
+from tests.support.nodes import with_acl_user
 
 QUORUM = ("topic", "direct")
 """The exchange's type, with quorum queues. RabbitMQ delays what goes through a topic one."""

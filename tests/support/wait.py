@@ -1,0 +1,61 @@
+"""Waiting for a condition, never for a time."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psutil
+
+T = TypeVar("T")
+
+
+def wait_until(
+    predicate: Callable[[], T],
+    timeout: float,
+    what: str,
+    *,
+    every: float = 0.005,
+    seen: Callable[[], object] | None = None,
+) -> T:
+    """Wait for a condition, never for a time.
+
+    Args:
+        predicate: Asked again and again until what it returns is true.
+        timeout: Seconds after which the test fails.
+        what: The condition in words, for the failure: "the worker is ready".
+        every: Seconds between two questions.
+        seen: What there is instead, for the failure; asked then only.
+
+    Returns:
+        What `predicate` returned at last.
+
+    Raises:
+        AssertionError: It did not become true in time.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        late = time.monotonic() > deadline  # asked once more after the deadline: we may have slept
+        result = predicate()
+        if result:
+            return result
+        if late:
+            instead = "" if seen is None else f"; {seen()}"
+            raise AssertionError(
+                f"not within {timeout} s: {what} (last answer: {result!r}){instead}"
+            )
+        time.sleep(every)
+
+
+def died(pid: int, timeout: float = 10.0) -> float:
+    """Wait until a process is dead; the moment at which it was seen to be."""
+
+    def dead() -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        return True
+
+    wait_until(dead, timeout, f"process {pid} is dead", every=0.002)
+    return time.monotonic()

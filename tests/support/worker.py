@@ -1,0 +1,102 @@
+"""A worker process, and the pools that it may have."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pytest_celery import CeleryTestWorker
+
+from tests.support import bodies
+from tests.support.containers import LocalProcess, LocalWorker
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.support.cluster import Cluster
+
+ROOT = Path(__file__).parents[2]
+
+
+def pool(name: str) -> Any:
+    """A pool as a parameter of tests; they are skipped where it is not installed."""
+    missing = name == "gevent" and importlib.util.find_spec(name) is None
+    return pytest.param(name, marks=pytest.mark.skipif(missing, reason=f"{name} is not installed"))
+
+
+OFTEN = ("prefork", "threads", "gevent")
+"""A process, a thread, a greenlet: what `make test` has where all pools promise the same."""
+
+
+def often(name: str) -> Any:
+    """As `pool`; those that are like one of `OFTEN` are seen by `make test-all`."""
+    marks = [*pool(name).marks, *([] if name in OFTEN else [pytest.mark.slow])]
+    return pytest.param(name, marks=marks)
+
+
+class Worker(CeleryTestWorker):
+    """A `celery worker` process: one of pytest-celery's nodes, without a container around it."""
+
+    __hash__ = object.__hash__  # pytest-celery compares nodes, and forgets this
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        arguments: tuple[str, ...] = (),
+        conf: Mapping[str, Any] = {},
+        queue: str = "celery",
+    ) -> None:
+        name = uuid.uuid4().hex[:8]
+        self.queue = queue
+        environment = {
+            **os.environ,
+            "TEST_CONF": json.dumps({**cluster.conf, **conf}),
+            bodies.VARIABLE: cluster.log,
+            "PYTHONPATH": str(ROOT),
+            "C_FORCE_ROOT": "1",  # Celery's leave to take pickles as root: ours alone arrive
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "tests.support.run_celery",
+            "-A",
+            cluster.tasks,
+            "worker",
+            "-l",
+            "INFO",
+        ]
+        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
+        self.output = cluster.path / f"worker-{name}.log"
+        process = LocalProcess(command, output=self.output, env=environment, cwd=ROOT)
+        super().__init__(LocalWorker(process), cluster.app)
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        """The worker's main process."""
+        return self.container.process
+
+    @property
+    def text(self) -> str:
+        """All it has printed."""
+        return self.output.read_text(errors="replace")
+
+    def said(self, words: str, timeout: float = 5.0) -> None:
+        """Wait until it has logged `words`."""
+        wait_until(lambda: words in self.text, timeout, f"the worker says {words!r}", every=0.01)
+
+    def terminate(self) -> None:
+        """Ask for a warm shutdown."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def ended(self, timeout: float = 10.0) -> int:
+        """Wait for its end; its return code."""
+        return self.process.wait(timeout)
