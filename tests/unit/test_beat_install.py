@@ -135,7 +135,7 @@ def test_it_is_not_installed_twice() -> None:
 @pytest.mark.parametrize(
     ("conf", "said"),
     [
-        ({"redlock_beat": "yes"}, "redlock_beat must be True, False or None; it is 'yes'"),
+        ({"redlock_beat": "yes"}, "redlock_beat must be True or False, or None; it is 'yes'"),
         ({"redlock_beat_on_unavailable": "wait"}, "redlock_beat_on_unavailable must be one of"),
         ({"redlock_bat": True}, "there is no option redlock_bat; did you mean redlock_beat?"),
         ({"redlock_ttl": 0}, "redlock_ttl must be"),

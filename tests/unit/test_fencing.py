@@ -17,7 +17,7 @@ from celery.beat import ScheduleEntry
 from celery.schedules import schedule
 
 from celery_redlock import ConfigurationError, Redlock, current_lease
-from celery_redlock.beat.claims import Turns
+from celery_redlock.beat.claims import TickClaims
 from celery_redlock.keys.resolver import keys_of
 from celery_redlock.locking.held import Unlocked
 from celery_redlock.protocol import quorum
@@ -428,8 +428,8 @@ def test_a_tick_of_a_beat_has_none_whatever_is_usual(monkeypatch: pytest.MonkeyP
     usual = FakeRedlock(monkeypatch)
     usual.client.fencing = True
     entry = ScheduleEntry("tick", schedule=schedule(60.0), last_run_at=datetime.now(timezone.utc))
-    turn = Turns(SimpleNamespace(main="app"), usual, "hold").take(entry, 1.0)
-    assert turn.claim is not None and turn.claim.fencing_token is None
+    decision = TickClaims(SimpleNamespace(main="app"), usual, "hold").decide(entry, 1.0)
+    assert decision.claim is not None and decision.claim.fencing_token is None
 
 
 # -- The SQL of the docs
