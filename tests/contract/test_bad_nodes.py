@@ -16,13 +16,12 @@ from contextlib import ExitStack
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from tests.support.machine import brief, in_time
+from tests.support.nodes import admin
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -32,10 +31,6 @@ PATIENCE = 1.0
 
 Ailing = Callable[[ExitStack], "str | Proxy"]
 """Makes one bad node: its URL, or a proxy that falls ill once it is connected."""
-
-
-def admin(server: LocalServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
 def unreachable(stack: ExitStack) -> str:

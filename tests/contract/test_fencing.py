@@ -23,21 +23,9 @@ from celery_redlock import (
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
+from tests.support.fences import HOUR, Skewed, fences, take
 from tests.support.nodes import told_all
 from tests.support.wait import wait_until
-
-HOUR = 3600 * 1_000_000
-
-
-class Skewed(Redlock):
-    """A client whose wall clock is off."""
-
-    skew = 0
-
-    def __init__(self, nodes: list[str], ttl: float) -> None:
-        super().__init__(nodes, ttl=ttl)
-        right = self.client.wall
-        self.client.wall = lambda: right() + self.skew  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -49,17 +37,6 @@ def clients(servers: list[LocalServer]) -> Iterator[list[Skewed]]:
     yield three
     for client in three:
         client.close()
-
-
-def fences(admins: list[redis.Redis]) -> list[int]:
-    return [int(admin.get("redlock:r#fence") or 0) for admin in admins]
-
-
-def take(client: Redlock) -> int:
-    lease = client.acquire("r", wait=2.0, fencing=True)
-    assert client.release(lease)
-    assert lease.fencing_token is not None
-    return lease.fencing_token
 
 
 def test_tokens_grow_whoever_asks_and_whatever_the_clock_says(clients: list[Skewed]) -> None:

@@ -11,18 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.conftest import as_new
+from tests.support.guarded import DURABLE, TTL, admin
 from tests.support.nodes import told_all
 from tests.support.wait import wait_until
 
-TTL = 2.0
-DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
 NO_INFO = "on >SECRET resetkeys ~redlock:* resetchannels &redlock:* nocommands +get +set +del" + (
     " +pexpire +pttl +eval +evalsha +publish +client|setname"
 )
@@ -32,21 +30,6 @@ NO_INFO = "on >SECRET resetkeys ~redlock:* resetchannels &redlock:* nocommands +
 def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO)
     return caplog
-
-
-@pytest.fixture
-def lock() -> Iterator[Callable[..., Redlock]]:
-    """Makes locks with the guard on, and closes them."""
-    made: list[Redlock] = []
-
-    def make(nodes: list[Any], **options: Any) -> Redlock:
-        urls = [node if isinstance(node, str) else node.url for node in nodes]
-        made.append(Redlock(urls, **{"ttl": TTL, "restart_guard": "uptime", **options}))
-        return made[-1]
-
-    yield make
-    for redlock in made:
-        redlock.close()
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +43,6 @@ def durable(three_durable: list[LocalServer]) -> list[LocalServer]:
     """Servers that may vote as soon as they are started; empty."""
     as_new(three_durable)
     return three_durable
-
-
-def admin(server: LocalServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=5, decode_responses=True)
 
 
 def votes(redlock: Redlock, resource: str = "r") -> list[Vote]:

@@ -14,7 +14,7 @@ from celery_redlock.protocol.quorum import FENCE_AHEAD
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger
-from tests.contract.test_fencing import HOUR, Skewed, fences, take
+from tests.support.fences import HOUR, Skewed, fences, take
 from tests.support.wait import wait_until
 
 KEY = "redlock:r#fence"

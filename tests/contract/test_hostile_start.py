@@ -15,7 +15,7 @@ from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger, examined, found
-from tests.contract.test_bad_nodes import admin
+from tests.support.nodes import admin
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 

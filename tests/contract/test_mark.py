@@ -11,7 +11,7 @@ from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import slots
 from celery_redlock.protocol.round import Verb
 from celery_redlock.runtime.clock import monotonic
-from tests.contract.test_verbs import Real, Subject, a_node, claim, debian, node, valkey  # noqa: F401
+from tests.support.subjects import Real, Subject, a_node, claim
 
 MARK = "the-id:0:0123456789abcdef#done"
 
@@ -22,12 +22,12 @@ def marked(resource: Any = "r", token: str = "mine") -> Claim:
     return new
 
 
-def mark(node: Subject) -> Any:  # noqa: F811
+def mark(node: Subject) -> Any:
     return node.ask(Verb.PEEK, claim("x", MARK))
 
 
 @pytest.mark.parametrize("resource", ["r", ("a", "b"), slots("r", 3)[2]], ids=repr)
-def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> None:  # noqa: F811
+def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", resource))
     assert mark(node) is None
     assert node.ask(Verb.RELEASE, marked(resource)) is True
@@ -40,7 +40,7 @@ def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> No
     assert node.ask(Verb.RELEASE, claim("mine", resource)) is True
 
 
-def test_a_marked_release_loads_the_script_of_a_plain_one(valkey: Real) -> None:  # noqa: F811
+def test_a_marked_release_loads_the_script_of_a_plain_one(valkey: Real) -> None:
     valkey.flush()
     valkey.admin.script_flush()
     fresh = Real.__new__(Real)
@@ -61,7 +61,7 @@ def test_a_marked_release_loads_the_script_of_a_plain_one(valkey: Real) -> None:
     fresh.node.close()
 
 
-def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:  # noqa: F811
+def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:
     """The work is done all the same; and nobody else's lock is freed."""
     node.ask(Verb.ACQUIRE, claim("theirs"))
     assert node.ask(Verb.RELEASE, marked()) is False
@@ -69,13 +69,13 @@ def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:  # noqa
     assert node.ask(Verb.PEEK, claim("x"))[0] == "theirs"
 
 
-def test_what_is_undone_is_not_done(node: Subject) -> None:  # noqa: F811
+def test_what_is_undone_is_not_done(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim("mine"))
     assert node.ask(Verb.UNDO, marked()) is True
     assert mark(node) is None
 
 
-def test_both_are_told_in_one_request(valkey: Real, debian: Real) -> None:  # noqa: F811
+def test_both_are_told_in_one_request(valkey: Real, debian: Real) -> None:
     """The mark first: whoever finds the one finds the other, and a connection that breaks between
     them is told both again."""
     for real in (valkey, debian):
@@ -94,7 +94,7 @@ def test_both_are_told_in_one_request(valkey: Real, debian: Real) -> None:  # no
     assert MARK in said[1]
 
 
-def test_a_node_without_room_for_it_is_freed_all_the_same(debian: Real) -> None:  # noqa: F811
+def test_a_node_without_room_for_it_is_freed_all_the_same(debian: Real) -> None:
     debian.flush()
     debian.ask(Verb.ACQUIRE, claim("mine"))
     debian.admin.config_set("maxmemory", 1)

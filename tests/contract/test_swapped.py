@@ -1,7 +1,5 @@
 """Nodes that change behind a client's back: another server at the address, another role."""
 
-# ruff: noqa: F811 - fixtures of another file
-
 from __future__ import annotations
 
 import contextlib
@@ -18,7 +16,7 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
-from tests.contract.test_guard import DURABLE, admin, lock  # noqa: F401
+from tests.support.guarded import DURABLE, admin
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 

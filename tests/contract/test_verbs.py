@@ -6,13 +6,9 @@ What the simulated world proves holds in production because the fake node answer
 from __future__ import annotations
 
 import math
-import select
-import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,176 +16,27 @@ from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
-from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
-from celery_redlock.protocol.round import VERBS, Round, Verb
+from celery_redlock.protocol.restart_guard import NodeInfo
+from celery_redlock.protocol.round import VERBS, Verb
 from celery_redlock.protocol.values import QueueEntry
-from celery_redlock.runtime.clock import monotonic
-from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis import address, connections
-from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import SETTLED_S, Node
+from celery_redlock.stores.redis.node import SETTLED_S
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
-from tests.support.wait import wait_until
-from tests.unit.test_edges import Wire
+from tests.support.subjects import (
+    LONG,
+    PREFIX,
+    Fake,
+    Real,
+    Resource,
+    Subject,
+    a_node,
+    claim,
+)
+from tests.support.wire import Wire
 
 EXTENDING = [verb for verb in VERBS if verb.extends]
-PREFIX = "redlock:"
-LONG = 60.0
-OFF = RestartGuard(False, LONG, print)
-
-
-class Heard(Round):
-    """A round of one node that remembers what it was told."""
-
-    __slots__ = ("reply",)
-
-    def answer(self, node: int, reply: Any, now: float, doubt: str = "") -> None:
-        self.reply = reply
-        super().answer(node, reply, now, doubt)
-
-
-class Fake:
-    """The fake node, under test."""
-
-    def __init__(self) -> None:
-        self.clock = fakes.FakeClock()
-        self.node = fakes.FakeNode()
-
-    def ask(self, verb: Verb, *claims: Claim) -> Any:
-        return self.node.execute(verb, claims, self.clock())
-
-    def occupy(self, resource: str) -> None:
-        self.node.occupy(resource)
-
-    def drop(self, resource: str) -> None:
-        self.node.held.pop(resource, None)
-
-    def fence(self, resource: str) -> int | None:
-        return self.node.fences.get(resource)
-
-    def flush(self) -> None:
-        self.node.forget()
-
-    def listen(self, process: str) -> None:
-        self.node.listening.add(PREFIX + process)
-
-    def calls(self, count: int) -> list[str]:
-        called = [member.removeprefix(PREFIX) for member in self.node.called]
-        self.node.called.clear()
-        assert len(called) == count
-        return called
-
-    def wait_for_expiry(self, resource: str, ttl: float) -> None:
-        self.clock.advance(ttl)
-
-
-def a_node(url: str) -> Node:
-    return Node(
-        *(0, parse_nodes([url])[0], PREFIX, OFF, [f"{PREFIX}nonce"]),
-        clock=monotonic,
-        later=lambda call: call(),
-    )
-
-
-class Real:
-    """A real server, under test."""
-
-    def __init__(self, server: LocalServer) -> None:
-        self.admin = redis.Redis.from_url(server.url)
-        self.pubsub = self.admin.pubsub()
-        self.node = a_node(server.url)
-        self.node.opened(*self.node.connect(), monotonic(), monotonic())
-
-    def ask(self, verb: Verb, *claims: Claim) -> Any:
-        round_ = Heard(verb, list(claims), monotonic(), 5.0)
-        self.node.ask(round_, encode(round_, PREFIX), monotonic())
-        while round_.votes[0] is None:
-            assert self.node.connection is not None, round_.details
-            ready, _, _ = select.select([self.node.connection._sock], [], [], 5.0)
-            assert ready, "no answer"
-            self.node.receive()
-        return round_.reply if hasattr(round_, "reply") else f"silent: {round_.details[0]}"
-
-    def key(self, resource: str) -> bytes:
-        return (PREFIX + resource).encode("utf-8", "surrogatepass")
-
-    def occupy(self, resource: str) -> None:
-        self.admin.delete(self.key(resource))
-        self.admin.rpush(self.key(resource), "a job")
-
-    def drop(self, resource: str) -> None:
-        self.admin.delete(self.key(resource))
-
-    def fence(self, resource: str) -> int | None:
-        value = self.admin.get(self.key(resource) + b"#fence")
-        return None if value is None else int(value)
-
-    def flush(self) -> None:
-        self.admin.flushall()
-        self.pubsub.reset()
-
-    def listen(self, process: str) -> None:
-        self.pubsub.subscribe(PREFIX + process)
-        assert self.pubsub.get_message(timeout=5.0)["type"] == "subscribe"
-
-    def calls(self, count: int) -> list[str]:
-        self.admin.publish(PREFIX + "p1", "end")
-        called = []
-        while (news := self.pubsub.get_message(timeout=5.0))["data"] != b"end":
-            called.append(f"{news['channel'].decode()}:{news['data'].decode()}")
-        assert len(called) == count
-        return [one.removeprefix(PREFIX) for one in called]
-
-    def wait_for_expiry(self, resource: str, ttl: float) -> None:
-        key = self.key(resource)
-        wait_until(lambda: not self.admin.exists(key), ttl + 5.0, "the key has expired")
-
-    def close(self) -> None:
-        self.node.close()
-        self.pubsub.close()
-        self.admin.close()
-
-
-Subject = Fake | Real
-
-
-def _real(binary: str | None) -> Iterator[Real]:
-    with LocalServer(binary=binary) as server:
-        real = Real(server)
-        yield real
-        real.close()
-
-
-@pytest.fixture(scope="module")
-def valkey() -> Iterator[Real]:
-    yield from _real(None)
-
-
-@pytest.fixture(scope="module")
-def debian() -> Iterator[Real]:
-    binary = shutil.which("redis-server")
-    if binary is None:
-        pytest.skip("there is no redis-server on PATH: this row needs Debian's Redis 7.0")
-    yield from _real(binary)
-
-
-@pytest.fixture(params=["fake", "valkey", "debian"])
-def node(request: pytest.FixtureRequest) -> Subject:
-    """A node that is empty."""
-    if request.param == "fake":
-        return Fake()
-    subject: Real = request.getfixturevalue(request.param)
-    subject.flush()
-    return subject
-
-
-Resource = str | tuple[str, ...]
-
-
-def claim(token: str = "mine", resource: Resource = "r", ttl: float = LONG) -> Claim:
-    return Claim(resource, token, ttl, 1)
 
 
 def fenced(token: str = "mine", fence: int = 1, resource: str = "r", ttl: float = LONG) -> Claim:

@@ -16,10 +16,8 @@ import pytest
 import redis
 
 from celery_redlock.server import LocalServer
-from tests.examples.test_examples import EXAMPLES, environment, servers, worker
+from tests.support.example import EXAMPLES, worker
 from tests.support.wait import wait_until
-
-__all__ = ["environment", "servers"]  # fixtures
 
 pytestmark = pytest.mark.worker
 

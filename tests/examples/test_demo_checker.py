@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -15,35 +10,13 @@ import pytest
 from celery_redlock.demo.checker import Story, Verdict, judge
 from celery_redlock.demo.journal import Journal, Reader
 from celery_redlock.demo.timeline import draw
-
-Event = dict[str, Any]
-
-
-def event(what: str, at: float, pid: int = 1, **facts: object) -> Event:
-    return {"what": what, "at": at, "pid": pid, **facts}
-
-
-def sent(task: str, order: int = 1) -> Event:
-    return event("sent", 0.0, task=task, order=order)
-
-
-def body(
-    task: str, begin: float, end: float | None, *, pid: int = 10, order: int = 1
-) -> Iterator[Event]:
-    yield event("enter", begin, pid, order=order, task=task, seconds=1.0)
-    if end is not None:
-        yield event("exit", end, pid, order=order, task=task)
+from tests.support.stories import FIVE_UP, Event, body, event, node, plant, sent
 
 
 def kill(at: float) -> Event:
     return event("kill", at, child=10)
 
 
-def node(at: float, index: int, up: bool) -> Event:
-    return event("node", at, node=index, up=up)
-
-
-FIVE_UP = [node(0.0, index, True) for index in range(5)]
 THREE_KILLED = [*FIVE_UP, *(node(5.0, index, False) for index in range(3))]
 
 
@@ -109,13 +82,6 @@ def test_a_killed_body_blocks_its_order_until_the_next_begins() -> None:
     verdict = verdict_on(sent("a"), *body("a", 1, None), kill(2.0), *body("a", 2.25, 3, pid=11))
     assert ([one.ending for one in verdict.killed], verdict.blocked) == (["killed"], [0.25])
     assert verdict_on(sent("a"), *body("a", 1, 2.001), kill(2.0)).killed == []
-
-
-def plant(directory: Path, *events: Event) -> subprocess.CompletedProcess[str]:
-    with open(directory / "planted.journal", "a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in events)
-    command = [sys.executable, "-m", "celery_redlock.demo.checker", str(directory)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30)
 
 
 def test_an_overlap_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:

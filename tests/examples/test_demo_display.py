@@ -10,7 +10,7 @@ from rich.console import Console
 
 from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.display import Display, Terminal, make_display
-from tests.examples.test_demo_checker import FIVE_UP, body, event, node, sent
+from tests.support.stories import FIVE_UP, body, event, node, sent
 
 SUMMARY = "nodes UUUxU  done   1  put off 0 held, 1 no quorum"
 TICKS = "ticks: 1, beat 1 (dead): 1, beat 2: 0, the last 0.5 s ago"

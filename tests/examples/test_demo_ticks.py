@@ -13,7 +13,7 @@ from celery_redlock.demo.checker import Story, judge
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.ticks import INTERVAL, Tick, Ticks, judge_ticks
 from celery_redlock.demo.timeline import draw
-from tests.examples.test_demo_checker import FIVE_UP, Event, body, event, plant, sent
+from tests.support.stories import FIVE_UP, Event, body, event, plant, sent
 
 UP = [(0.0, 1, True), (0.1, 2, True)]
 KILLED = [*UP, (4.5, 1, False)]

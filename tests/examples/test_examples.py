@@ -2,45 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from celery_redlock import Redlock
-from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.server import LocalServer
+from tests.support.example import EXAMPLES, worker
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 SHOP = EXAMPLES / "django_shop"
-
-
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[LocalServer]]:
-    """Nodes that may vote as soon as they are started: the examples leave the restart guard on."""
-    with start_servers(5, config=["--appendonly", "yes", "--appendfsync", "always"]) as five:
-        yield five
-
-
-@pytest.fixture
-def environment(servers: list[LocalServer], server: LocalServer, tmp_path: Path) -> dict[str, str]:
-    return {
-        **os.environ,
-        "REDLOCK_NODES": ",".join(node.url for node in servers),
-        "CELERY_BROKER_URL": server.url,
-        "LEDGER": str(tmp_path),
-        "PYTHONPATH": str(EXAMPLES.parent),
-    }
 
 
 def run(example: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -53,33 +32,6 @@ def run(example: str, environment: dict[str, str]) -> subprocess.CompletedProces
         text=True,
         timeout=60,
     )
-
-
-@contextlib.contextmanager
-def worker(
-    example: str, environment: dict[str, str], log: Path, directory: Path = EXAMPLES
-) -> Iterator[Path]:
-    """The `celery -A <example> worker` of its docstring, and its log."""
-    command = [sys.executable, "-m", "celery", "-A", example, "worker", "--loglevel", "INFO"]
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            [*command, "--concurrency", "4"],
-            cwd=directory,
-            env=environment,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        wait_until(lambda: " ready." in log.read_text(), 20, "the worker to be ready")
-        yield log
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
 
 
 def test_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) -> None:

@@ -77,3 +77,14 @@ def cluster_on(
             yield cluster
         finally:
             cluster.close()
+
+
+@contextlib.contextmanager
+def own_queue(cluster: Cluster, path: Path, settings: dict[str, Any]) -> Iterator[Cluster]:
+    """The same nodes and the same store, with other settings."""
+    url = settings.pop("broker_url")
+    other = Cluster(cluster.nodes, cluster.broker, path, broker_url=url, **settings)
+    try:
+        yield other
+    finally:
+        other.close()

@@ -316,3 +316,11 @@ class Contender:
         assert self.entered is not None
         since = since() if callable(since) else since
         in_time(since, self.entered, SOON, "from the end of a body to the next holder")
+
+
+def steal(cluster: Cluster, key: str) -> None:
+    """What no program should do: on a majority the key is another's, in mid-body."""
+    for node in cluster.nodes[:3]:
+        with redis.Redis(port=node.port) as client:
+            assert client.delete(f"redlock:k:{key}") == 1
+            client.set(f"redlock:k:{key}", "a thief", px=20_000)

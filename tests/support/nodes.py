@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
@@ -62,3 +64,7 @@ def refused_by(node: LocalServer) -> set[str]:
     with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(node.url) as client:
         return {f"{entry['reason']} {entry['object']}" for entry in client.acl_log()}
     return set()  # it is down
+
+
+def admin(server: LocalServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))

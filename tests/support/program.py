@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.support.wait import wait_until
@@ -108,3 +109,16 @@ class Program:
         """Let it go on (SIGCONT)."""
         self.signal(signal.SIGCONT)
         self.stopped = False
+
+
+TTL = 1.0
+"""Of `short_ttl`; seconds."""
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.unit.delivering import app, box, busy, charge, ran, redlock, sent, waits
+from tests.support.delivering import app, box, busy, charge, ran, redlock, sent, waits
 
 __all__ = ["app", "box", "busy", "charge", "ran", "redlock", "sent", "waits"]

@@ -3,41 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 from celery.schedules import crontab, schedule
 
 from celery_redlock.protocol.round import Round
+from tests.support.schedules import LONG_AGO, due, entries
 from tests.unit import beat_world
-from tests.unit.beat_world import FLOWS, Beat, Killed, Plain, Shared, World
+from tests.unit.beat_world import FLOWS, Killed, Plain, Shared, World
 
 Patch = pytest.MonkeyPatch
 TIMEOUT = 0.25
 """The node timeout, in seconds."""
 
 
-LONG_AGO = datetime(2025, 11, 21, tzinfo=timezone.utc)
-
-
-def entries(when: Any, count: int = 1, **fields: Any) -> Mapping[str, Any]:
-    return {
-        f"job-{n}": {"task": "job", "schedule": when, "args": (f"job-{n}",), **fields}
-        for n in range(count)
-    }
-
-
 def overdue(when: Any, count: int = 1) -> Mapping[str, Any]:
     """Entries that were last sent long ago."""
     return entries(when, count, last_run_at=LONG_AGO)
-
-
-def due(beat: Beat) -> Any:
-    """The one entry of a beat."""
-    (found,) = beat.scheduler.schedule.values()
-    found.last_run_at = LONG_AGO
-    return found
 
 
 # Crontab and relative: the nearer the next tick, the shorter would be a claim made now.

@@ -24,7 +24,7 @@ from celery_redlock.messages.broker import (
     unacknowledged_for,
     without_delays,
 )
-from tests.unit.delivering import Log, Patch, deliver
+from tests.support.delivering import Log, Patch, deliver
 
 pytest.importorskip("celery.utils.quorum_queues", reason="Celery 5.4 has no quorum queues")
 ZEROS = "0." * 26

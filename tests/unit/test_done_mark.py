@@ -27,8 +27,8 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner
+from tests.support.delivering import Patch, deliver
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.delivering import Patch, deliver
 
 MARK = mark_of(Owner("here", 1, "the-id", task="t"), ["k"])
 AGAIN = {"delivery_info": {"redelivered": True}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import socket
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -33,27 +32,13 @@ from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.stores.redis.reports import Reports
+from tests.support.delivering import Box, deliver, take
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.delivering import Box, deliver, take
+from tests.support.wire import Wire
 
 NOW = 1000.0
 PREFIX = "redlock:"
 ADDRESS = parse_nodes(["redis://127.0.0.1:1"])[0]
-
-
-class Wire:
-    """A connection to nobody: a test reads what is written, and writes what is read."""
-
-    def __init__(self) -> None:
-        self._sock, self.peer = socket.socketpair()
-        self._sock.setblocking(False)
-        self.peer.setblocking(False)
-        self.closed = False
-
-    def disconnect(self) -> None:
-        self.closed = True
-        self._sock.close()
-        self.peer.close()
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.testing.fakes import FakeNode
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.test_quorum import NOW, PATIENCE, TTL, claim, ended
+from tests.support.steps import NOW, PATIENCE, TTL, claim, ended
 
 Steps = Any
 

@@ -6,12 +6,10 @@ run no body without its lock, keep no key for longer than its own task would, an
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.worker.strategy import proto1_to_proto2
-from kombu.utils.uuid import uuid
 
 from celery_redlock import ConfigurationError, Skipped
 from celery_redlock.config.checks import SCOPES
@@ -20,26 +18,23 @@ from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
+from tests.support.delivering import (
+    RESERVED,
+    Box,
+    Log,
+    Patch,
+    Ran,
+    deliver,
+    header,
+    request_of,
+    take,
+    token_of,
+)
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.delivering import RESERVED, Box, Log, Patch, Ran, deliver, take
 
 LOCKING = [scope for scope in SCOPES if scope != "until_executing"]
 YEARS = 9e9
 """285 of them."""
-
-
-def token_of(task_id: str = "the-id") -> str:
-    return Owner("there", 7, task_id).token(uuid())
-
-
-def header(scope: str, **more: Any) -> dict[str, Any]:
-    return {
-        "resources": ["order:1"],
-        "scope": scope,
-        "on_duplicate": "existing",
-        "ttl": 60.0,
-        **more,
-    }
 
 
 def reserve(redlock: FakeRedlock, token: str, ttl: float = 100.0) -> None:
@@ -241,15 +236,6 @@ def test_a_worker_prolongs_it_for_no_longer(ran: Ran, monkeypatch: Patch, scope:
     assert asked == [HOUR]
     received(request_of(ran.task(scope), {**given, "scope": "until_expired"}))  # never prolonged
     assert asked == [HOUR]
-
-
-def request_of(task: Any, given: Any, **more: Any) -> Any:
-    """As a worker's main process has it."""
-    return SimpleNamespace(
-        task=task, app=task.app, id="the-id", name=task.name, content_type="application/json",
-        request_dict={HEADER: given}, delivery_info={}, args=[1], kwargs={}, acknowledged=False,
-        time_start=None, stamps={}, **more,
-    )  # fmt: skip
 
 
 def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: Box) -> None:

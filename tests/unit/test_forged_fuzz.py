@@ -39,11 +39,16 @@ from celery_redlock.messages.results import end_of
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.values import Owner
-from celery_redlock.worker.parking.admission import AdmissionQueue
-from celery_redlock.worker.parking.consumer import Parking
+from tests.support.delivering import (
+    RESERVED,
+    Box,
+    Patch,
+    Ran,
+    Received,
+    _parking,
+    deliver,
+)
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.delivering import RESERVED, Box, Patch, Ran, deliver
-from tests.unit.test_forged import request_of
 
 CASES = settings(
     max_examples=int(os.environ.get("KEY_CASES", 40)),
@@ -285,40 +290,10 @@ class AtOnce:
         self.start = target
 
 
-class Received(SimpleNamespace):
-    """A message, as a worker has received it."""
-
-    def __init__(self, task: Any, header: Any) -> None:
-        super().__init__(**vars(request_of(task, header)))
-        self.request_dict["delivery_info"] = {"exchange": "", "routing_key": "celery"}
-        self.expires = None
-        self.send_event = self.on_success = self.on_failure = self.on_timeout = lambda *_, **__: (
-            None
-        )
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
 def overdue(note: Reservation) -> _Held:
     held = _Held(note)
     held.due = 0.0
     return held
-
-
-def _parking(app: Celery) -> Any:
-    parking: Any = Parking.__new__(Parking)
-    nothing = lambda *_: None  # noqa: E731
-    parking._app, parking._longest, parking._tells = app, 60.0, True
-    parking._prefetch = SimpleNamespace(most=10, widen=nothing)
-    parking._full_since = None
-    parking.admission = AdmissionQueue(10)
-    running = SimpleNamespace(worker_pid=1, id="running", name="charge")
-    parking.admission.arrive(running, "order:1", 0.0, since=0.0, until=0.0)
-    parking.dispatcher = SimpleNamespace(watch=nothing)
-    driver = SimpleNamespace(driver_type="amqp")
-    parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))
-    return parking
 
 
 @pytest.mark.parametrize("header", [{}, BEGUN, HUGE])

@@ -14,8 +14,7 @@ from redis.client import Pipeline
 from celery_redlock.messages import conflict
 from celery_redlock.messages.broker import has_way_back
 from celery_redlock.protocol.errors import RedlockError
-from tests.unit.delivering import Patch, Ran, deliver
-from tests.unit.test_forged_fuzz import Received, _parking
+from tests.support.delivering import Patch, Ran, Received, _parking, deliver
 
 FORGED = [
     {"exchange": "", "routing_key": ["x"]},

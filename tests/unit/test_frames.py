@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import Retry
 
-from tests.unit.delivering import deliver
+from tests.support.delivering import deliver
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from celery_redlock.locking.held import HeldLease, Unlocked, release_leftovers
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime import clock
+from tests.support.delivering import rob
 from tests.support.fake_lock import FakeRedlock
 from tests.support.wait import wait_until
 
@@ -245,12 +246,6 @@ def witness() -> Any:
     subscribe(witness)
     yield witness
     unsubscribe(witness)
-
-
-def rob(redlock: FakeRedlock, resource: str) -> None:
-    """On a majority of nodes another's token takes the place of ours."""
-    for node in redlock.fakes[:3]:
-        node.occupy(resource)
 
 
 def test_a_loss_is_told(

@@ -24,7 +24,7 @@ from kombu import serialization
 
 from celery_redlock.keys.canonical import CannotKey, text_of
 from celery_redlock.protocol.errors import ConfigurationError
-from tests.unit.test_key_properties import key_of
+from tests.support.folding import key_of
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
 UTC = datetime.timezone.utc

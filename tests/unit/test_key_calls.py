@@ -17,7 +17,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.test_key_properties import fold, key_of
+from tests.support.folding import fold, key_of
 
 CASES = int(os.environ.get("KEY_CASES", 200))
 """`make test-all` has more, and so has `test_key_properties.py`."""

@@ -27,8 +27,8 @@ from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
+from tests.support.delivering import Log, Patch, Waits, deliver
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.delivering import Log, Patch, Waits, deliver
 
 HOLDER = "the-holder"
 

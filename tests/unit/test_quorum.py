@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeVar
-
 import pytest
 
 from celery_redlock.protocol import quorum
@@ -13,19 +10,7 @@ from celery_redlock.protocol.errors import ResourceHeld
 from celery_redlock.protocol.outcome import refusal
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import NodeVote, Vote
-
-T = TypeVar("T")
-
-NOW, PATIENCE, TTL = 1000.0, 0.1, 10.0
-
-
-def claim(nodes: int = 5, token: str = "mine", *, granted: bool = False) -> Claim:
-    new = Claim("r", token, TTL, nodes)
-    if granted:
-        for node in range(nodes):
-            new.acknowledged(node, NOW, NOW)
-        assert new.grant(NOW)
-    return new
+from tests.support.steps import NOW, PATIENCE, TTL, claim, ended
 
 
 def vote(round_: Round, votes: str, now: float = NOW + 0.01) -> Round:
@@ -38,15 +23,6 @@ def vote(round_: Round, votes: str, now: float = NOW + 0.01) -> Round:
         elif letter == "s":
             round_.silence(node, "down")
     return round_
-
-
-def ended(steps: Generator[Round, float, T], now: float = NOW + 0.01) -> T:
-    """Resume an operation that must be over."""
-    try:
-        steps.send(now)
-    except StopIteration as stop:
-        return stop.value  # type: ignore[no-any-return]
-    raise AssertionError("it asks for another round")
 
 
 # -- Acquire: the page's five steps

@@ -34,7 +34,7 @@ from celery_redlock.stores.redis.resp import (
 )
 from celery_redlock.survey.reader import BATCH_KEYS, MAX_VALUE_BYTES, _Parser
 from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
-from tests.unit.test_edges import Wire
+from tests.support.wire import Wire
 
 NODES = ["one", "two", "three"]
 TOKEN = b"stamp|host|1|task|0|name|0|nonce"

@@ -32,11 +32,10 @@ from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
+from tests.support.delivering import Box, Log, Patch, deliver, rob, take
 from tests.support.fake_lock import FakeRedlock
+from tests.support.schedules import due, entries
 from tests.unit.beat_world import World
-from tests.unit.delivering import Box, Log, Patch, deliver, take
-from tests.unit.test_beat_claims import due, entries
-from tests.unit.test_hold import rob
 
 ROOT = Path(__file__).parents[2]
 OTHER = Owner("there", 1, task_id="other-id", task="other")

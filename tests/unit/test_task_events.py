@@ -18,10 +18,9 @@ from celery_redlock.events import subscribe, unsubscribe
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker import task_events
+from tests.support.delivering import deliver, rob
 from tests.support.fake_lock import FakeRedlock
 from tests.support.wait import wait_until
-from tests.unit.delivering import deliver
-from tests.unit.test_hold import rob
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 

@@ -20,11 +20,10 @@ from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
+from tests.support.delivering import deliver, rob
 from tests.support.fake_lock import FakeRedlock
+from tests.support.schedules import due, entries
 from tests.unit.beat_world import World
-from tests.unit.delivering import deliver
-from tests.unit.test_beat_claims import due, entries
-from tests.unit.test_hold import rob
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 SECOND = 1_000_000_000

@@ -12,8 +12,8 @@ from celery_redlock import ConfigurationError, RedlockError, SingletonTask, curr
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker.startup import check
+from tests.support.delivering import deliver
 from tests.support.fake_lock import FakeRedlock
-from tests.unit.delivering import deliver
 
 UNLOCKED = "until_executing"
 DEADLINE = {"on_deadline": "skip"}

@@ -8,9 +8,7 @@ import pytest
 from celery.signals import task_received
 
 from celery_redlock.messages.reservation import Reservation
-from tests.unit.delivering import Patch, Ran
-from tests.unit.test_forged import header, token_of
-from tests.unit.test_forged_fuzz import Received
+from tests.support.delivering import Patch, Ran, Received, header, token_of
 
 
 class Unstorable(Exception):

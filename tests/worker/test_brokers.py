@@ -5,17 +5,15 @@ A part in `make test`, where there is a RabbitMQ; all of it in `make test-all`.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from kombu import Connection, Queue
 
 from celery_redlock import ResourceHeld, Skipped
-from tests.support.brokers import ACKS, KINDS, cluster_on, kind_of, settings_of
+from tests.support.brokers import ACKS, KINDS, cluster_on, kind_of, own_queue, settings_of
 from tests.support.brokers import needs_quorum_queues as needs_quorum_queues
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
@@ -25,17 +23,6 @@ from tests.worker.ending import Ending, play
 from tests.worker.scenarios import played_on
 
 pytestmark = pytest.mark.worker
-
-
-@contextlib.contextmanager
-def own_queue(cluster: Cluster, path: Path, settings: dict[str, Any]) -> Iterator[Cluster]:
-    """The same nodes and the same store, with other settings."""
-    url = settings.pop("broker_url")
-    other = Cluster(cluster.nodes, cluster.broker, path, broker_url=url, **settings)
-    try:
-        yield other
-    finally:
-        other.close()
 
 
 @needs_quorum_queues

@@ -10,12 +10,11 @@ import pytest
 import redis
 
 from celery_redlock import LeaseLost
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, steal
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, pool
 from tests.worker.ending import GEVENT_ENDS_TASKS, VERSION
-from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker
 

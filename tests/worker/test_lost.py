@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_redlock import LeaseLost
-from tests.support.cluster import TASKS, Cluster
+from tests.support.cluster import TASKS, Cluster, steal
 from tests.support.machine import brief, in_time
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often
@@ -41,14 +41,6 @@ def interruptible(name: str, kind: str) -> None:
         pytest.skip("a greenlet is struck when it waits")
     if name == "threads" and kind in ("recv", "one sleep"):
         pytest.skip("only the main thread can be woken")
-
-
-def steal(cluster: Cluster, key: str) -> None:
-    """What no program should do: on a majority the key is another's, in mid-body."""
-    for node in cluster.nodes[:3]:
-        with redis.Redis(port=node.port) as client:
-            assert client.delete(f"redlock:k:{key}") == 1
-            client.set(f"redlock:k:{key}", "a thief", px=20_000)
 
 
 @pytest.mark.parametrize("kind", ["sleep", "loop", "one sleep", "recv"])

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
-import psutil
 import pytest
-import redis
-from celery.result import AsyncResult
 
 from tests.support.cluster import Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often, pool
+from tests.worker.parking import Sent, all_done, cut_off, parked, send
 
 pytestmark = pytest.mark.worker
-
-Sent = list["AsyncResult[Any]"]
 
 
 @pytest.fixture(scope="module")
@@ -35,44 +29,9 @@ def two(cluster: Cluster, narrow: Worker) -> Iterator[None]:
         yield
 
 
-def send(cluster: Cluster, task: str, key: str, count: int, *args: Any, **options: Any) -> Sent:
-    options.setdefault("queue", "narrow")
-    return [cluster.send(task, key, *args, **options) for _ in range(count)]
-
-
-def cut_off(cluster: Cluster, worker: Worker) -> None:
-    """End the worker's connections to its broker, and wait until it knows."""
-    lost = worker.text.count("Connection to broker lost")
-    for end in psutil.Process(worker.process.pid).net_connections():
-        if end.raddr and end.raddr.port == cluster.broker.port:
-            with contextlib.suppress(redis.ResponseError):  # one that is just ending
-                cluster.client.client_kill(f"127.0.0.1:{end.laddr.port}")
-    wait_until(
-        lambda: worker.text.count("Connection to broker lost") > lost, 10.0, "the worker knows"
-    )
-
-
-def all_done(cluster: Cluster, sent: Sent, key: str, timeout: float = 20.0) -> None:
-    """Each has run, once, and has succeeded."""
-    assert {cluster.state(one, timeout) for one in sent} == {"SUCCESS"}
-    runs = [run.task for run in cluster.runs(key)]
-    assert sorted(runs) == sorted(one.id for one in sent)
-
-
 def retries(states: Mapping[str, list[str]], sent: Sent) -> int:
     """How often these were sent again."""
     return sum(states.get(one.id, []).count("RETRY") for one in sent)
-
-
-def reserved(cluster: Cluster, sent: Sent) -> int:
-    """How many of these are in a worker, and have not begun."""
-    answers = cluster.app.control.inspect(timeout=0.3).reserved() or {}
-    found = {task["id"] for of_one in answers.values() for task in of_one}
-    return len(found & {one.id for one in sent})
-
-
-def parked(cluster: Cluster, sent: Sent, count: int) -> None:
-    wait_until(lambda: reserved(cluster, sent) >= count, 10.0, f"{count} are parked")
 
 
 def test_others_pass_by(cluster: Cluster, narrow: Worker, key: str) -> None:

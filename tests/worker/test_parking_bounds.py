@@ -12,22 +12,9 @@ import redis
 from celery_redlock.worker.parking.prefetch import RETURN_S
 from tests.support.cluster import Cluster
 from tests.support.wait import wait_until
-from tests.support.worker import Worker
-from tests.worker.test_parking import all_done, cut_off, parked, send
+from tests.worker.parking import all_done, cut_off, done, goes_back, occupied, parked, send
 
 pytestmark = pytest.mark.worker
-
-
-def occupied(cluster: Cluster, worker: Worker, key: str) -> str:
-    """Have a body of another key take the worker's only slot until it is told to end."""
-    other = f"{key}-other"
-    cluster.send("until_told_retry", other, queue=worker.queue)
-    cluster.entered(other)
-    return other
-
-
-def done(cluster: Cluster, key: str) -> int:
-    return len([run for run in cluster.runs(key) if run.end is not None])
 
 
 def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
@@ -36,22 +23,6 @@ def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key
         other = occupied(cluster, full, key)
         with cluster.worker("-c", "1", queue="shared"):
             sent = send(cluster, "work", key, 20, 0.05, queue="shared")
-            wait_until(lambda: done(cluster, key) >= 15, 15.0, "15 of 20 have run")
-            cluster.tell(other)
-            all_done(cluster, sent, key)
-            cluster.settled()
-
-
-def goes_back(cluster: Cluster, key: str, queue: str, *pool: str) -> None:
-    """What is parked goes to another worker while a long body takes the only slot."""
-    with cluster.worker(*pool, "-c", "1", queue=queue) as first, contextlib.ExitStack() as held:
-        held.enter_context(cluster.redlock.lock(f"k:{key}"))
-        sent = send(cluster, "work", key, 20, 0.02, queue=queue)
-        parked(cluster, sent, 20)
-        other = occupied(cluster, first, key)
-        with cluster.worker("-c", "1", queue=queue):
-            first.said("parked tasks are back in their queues")
-            held.close()
             wait_until(lambda: done(cluster, key) >= 15, 15.0, "15 of 20 have run")
             cluster.tell(other)
             all_done(cluster, sent, key)

@@ -7,12 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.brokers import settings_of
+from tests.support.brokers import own_queue, settings_of
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
 from tests.support.worker import pool
-from tests.worker.test_brokers import own_queue
-from tests.worker.test_parking_bounds import goes_back
+from tests.worker.parking import goes_back
 
 pytestmark = [pytest.mark.worker, pytest.mark.slow]  # at once: unit/test_prefetch.py
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.bodies import Line
-from tests.support.cluster import TASKS, Cluster
+from tests.support.cluster import TASKS, Cluster, steal
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
-from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker
 

@@ -15,9 +15,9 @@ from celery.concurrency.prefork import TaskPool
 from celery_redlock import Redlock
 from celery_redlock.worker.startup import supervise
 from tests.support.cluster import Cluster
+from tests.support.program import TTL, stopped
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
-from tests.worker.test_supervisor import TTL, stopped
 
 pytestmark = [
     pytest.mark.worker,

@@ -5,33 +5,19 @@ That a stop and a C call that keeps the GIL cost no lock is in `test_holding.py`
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from celery_redlock import LeaseLost
-from tests.support.cluster import Cluster
+from tests.support.cluster import Cluster, steal
+from tests.support.program import TTL, stopped
 from tests.support.worker import Worker
-from tests.worker.test_lost import steal
 
 pytestmark = pytest.mark.worker
-
-TTL = 1.0
-"""Of `short_ttl`; seconds."""
-
-
-@contextlib.contextmanager
-def stopped(pid: int) -> Iterator[None]:
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
 
 
 def test_a_child_that_dies_while_it_is_stopped_frees_its_lock(

@@ -6,6 +6,7 @@ Deliveries are made by Celery's own tracer in this process, over a broker in mem
 from __future__ import annotations
 
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,18 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from kombu.utils.uuid import uuid
 
-from celery_redlock import Redlock, SingletonTask
+from celery_redlock import (
+    Redlock,
+    SingletonTask,
+)
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.reservation import HEADER
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
+from celery_redlock.worker.parking.admission import AdmissionQueue
+from celery_redlock.worker.parking.consumer import Parking
 from tests.support.fake_lock import FakeRedlock
 
 Patch = pytest.MonkeyPatch
@@ -205,3 +211,62 @@ def waits(monkeypatch: Patch) -> Waits:
 
     monkeypatch.setattr(HeldLease, "acquire", spy)
     return found
+
+
+def token_of(task_id: str = "the-id") -> str:
+    return Owner("there", 7, task_id).token(uuid())
+
+
+def header(scope: str, **more: Any) -> dict[str, Any]:
+    return {
+        "resources": ["order:1"],
+        "scope": scope,
+        "on_duplicate": "existing",
+        "ttl": 60.0,
+        **more,
+    }
+
+
+def request_of(task: Any, given: Any, **more: Any) -> Any:
+    """As a worker's main process has it."""
+    return SimpleNamespace(
+        task=task, app=task.app, id="the-id", name=task.name, content_type="application/json",
+        request_dict={HEADER: given}, delivery_info={}, args=[1], kwargs={}, acknowledged=False,
+        time_start=None, stamps={}, **more,
+    )  # fmt: skip
+
+
+class Received(SimpleNamespace):
+    """A message, as a worker has received it."""
+
+    def __init__(self, task: Any, header: Any) -> None:
+        super().__init__(**vars(request_of(task, header)))
+        self.request_dict["delivery_info"] = {"exchange": "", "routing_key": "celery"}
+        self.expires = None
+        self.send_event = self.on_success = self.on_failure = self.on_timeout = lambda *_, **__: (
+            None
+        )
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+def _parking(app: Celery) -> Any:
+    parking: Any = Parking.__new__(Parking)
+    nothing = lambda *_: None  # noqa: E731
+    parking._app, parking._longest, parking._tells = app, 60.0, True
+    parking._prefetch = SimpleNamespace(most=10, widen=nothing)
+    parking._full_since = None
+    parking.admission = AdmissionQueue(10)
+    running = SimpleNamespace(worker_pid=1, id="running", name="charge")
+    parking.admission.arrive(running, "order:1", 0.0, since=0.0, until=0.0)
+    parking.dispatcher = SimpleNamespace(watch=nothing)
+    driver = SimpleNamespace(driver_type="amqp")
+    parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))
+    return parking
+
+
+def rob(redlock: FakeRedlock, resource: str) -> None:
+    """On a majority of nodes another's token takes the place of ours."""
+    for node in redlock.fakes[:3]:
+        node.occupy(resource)

@@ -1,0 +1,30 @@
+"""Servers and the environment of a program of examples/."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_redlock.server import LocalServer, start_servers
+from tests.support.example import EXAMPLES
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LocalServer]]:
+    """Nodes that may vote as soon as they are started: the examples leave the restart guard on."""
+    with start_servers(5, config=["--appendonly", "yes", "--appendfsync", "always"]) as five:
+        yield five
+
+
+@pytest.fixture
+def environment(servers: list[LocalServer], server: LocalServer, tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "REDLOCK_NODES": ",".join(node.url for node in servers),
+        "CELERY_BROKER_URL": server.url,
+        "LEDGER": str(tmp_path),
+        "PYTHONPATH": str(EXAMPLES.parent),
+    }
