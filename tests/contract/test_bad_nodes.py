@@ -59,9 +59,15 @@ def loading(stack: ExitStack) -> str:
             pipe.set(f"key {number}", "x" * 100)
         pipe.execute()
         client.save()
-    server.restart()
-    with admin(server) as client:
-        assert client.info("persistence")["loading"] == 1
+    server.kill()
+    server._spawn()  # start() would wait until all is loaded
+
+    def answers() -> bool:
+        with contextlib.suppress(redis.ConnectionError), admin(server) as client:
+            return bool(client.info("persistence")["loading"])
+        return False
+
+    wait_until(answers, 10.0, "the server answers, and loads")
     return server.url
 
 

@@ -66,6 +66,7 @@ def install() -> None:
     from celery_redlock.protocol.claim import Claim
     from celery_redlock.protocol.pipeline import Pipeline
     from celery_redlock.protocol.round import Round
+    from celery_redlock.protocol.values import shown
     from celery_redlock.stores.redis.node import Node
 
     path = os.path.join(os.environ["TEST_JOURNAL"], "trace")
@@ -73,7 +74,11 @@ def install() -> None:
     pen = Pen(path, os.environ["TEST_WORKER"])
 
     def claims(of: Any) -> list[tuple[str, str, float]]:
-        return [(short(claim.token), claim.resource, claim.ttl) for claim in of]
+        # A question has no token, and an entry of a wait queue no ttl.
+        return [
+            (short(getattr(it, "token", "")), shown(it.resources), getattr(it, "ttl", 0.0))
+            for it in of
+        ]
 
     def write(kind: str, **fields: Any) -> None:
         pen.write(kind, "", fields)

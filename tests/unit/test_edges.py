@@ -18,7 +18,7 @@ from celery_redlock import (
     SingletonTask,
 )
 from celery_redlock.locking.acquisition import Acquisition
-from celery_redlock.locking.pubsub import ReleaseSubscriber
+from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
@@ -163,7 +163,10 @@ def test_who_has_joined_a_queue_twice_cannot_tell_when_a_node_took_it_out() -> N
     assert waiter.left_by == set()
 
 
-def test_a_node_that_was_just_connected_to_may_have_called_us_before() -> None:
+def test_a_node_that_was_just_connected_to_may_have_called_us_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(NodeSubscription, "start", lambda self: None)  # nobody is there
     wakeup = ReleaseSubscriber([ADDRESS] * 3, PREFIX)
     with wakeup.waiter() as waiter:
         wakeup.called(1, waiter.name.encode())
