@@ -42,6 +42,13 @@ class Claim:
             is asked before the lease is called lost.
     """
 
+    # Ten thousand of them may be alive.
+    __slots__ = (
+        *("_learnt", "below", "ceiling", "deadline", "ended", "expiries", "fencing_token"),
+        *("granted_at", "kept", "lost", "mark", "nodes", "proposal", "resource", "resources"),
+        *("silent", "token", "ttl", "written"),
+    )
+
     def __init__(self, resource: str | Iterable[str], token: str, ttl: float, nodes: int) -> None:
         self.resources = names_of(resource)
         self.resource = shown(self.resources)
