@@ -250,3 +250,25 @@ def test_public_classes_are_of_the_package() -> None:
     classes = {name: one for name, one in public.items() if isinstance(one, type)}
     assert len(classes) == 13
     assert {one.__module__ for one in classes.values()} == {ROOT}
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: path.name)
+def test_no_file_is_two_ideas_and_no_function_has_many_positions(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if (
+            isinstance(node, ast.FunctionDef) and path.name != "events.py"
+        ):  # hooks take what they do
+            taken = [*node.args.posonlyargs, *node.args.args]
+            taken = [one for one in taken if one.arg not in ("self", "cls")]
+            assert len(taken) <= 6, f"{node.name} takes {len(taken)} positional arguments"
+
+
+def test_no_test_module_imports_from_another() -> None:
+    """What several of them use is in tests/support, or a fixture of a conftest.py."""
+    for path in (PACKAGE.parent / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                last = node.module.rpartition(".")[2]
+                assert not last.startswith("test_"), f"{path.name} imports {node.module}"
