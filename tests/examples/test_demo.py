@@ -152,6 +152,7 @@ def test_a_signal_ends_it_and_nothing_is_left(demo: Demo, name: str) -> None:
     assert "Traceback" not in demo.said()
 
 
+@pytest.mark.slow
 def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
     process = demo.start()
     demo.until_it_works()

@@ -14,7 +14,7 @@ from tests.worker.holding import SETUPS, SOFT, Setup, Strain, bear, strained_by
 
 pytestmark = pytest.mark.worker
 
-OFTEN = ("prefork", "threads", 'threads, `redlock_keeper="process"`')
+OFTEN = ("prefork", 'threads, `redlock_keeper="process"`')
 """In `make test`; the others are seen by `make test-all`, and `make endings` plays them as well."""
 
 

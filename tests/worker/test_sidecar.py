@@ -14,7 +14,7 @@ import pytest
 from celery_redlock import ConfigurationError, Redlock
 from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
-from tests.support.worker import Worker, often
+from tests.support.worker import Worker, often, pool
 
 pytestmark = pytest.mark.worker
 
@@ -57,11 +57,20 @@ def test_a_killed_worker_frees_its_locks_at_once(
     died(helper.pid, 1.5)
 
 
-@pytest.mark.parametrize("kind", ["gil", "loop"])
-def test_a_body_that_lets_nothing_else_run_keeps_its_lock(
-    cluster: Cluster, worker: Worker, key: str, kind: str
+@pytest.mark.parametrize("name", [pool("gevent")])
+def test_a_greenlet_that_computes_keeps_its_lock(cluster: Cluster, key: str, name: str) -> None:
+    with cluster.worker("-P", name, "-c", "2", redlock_keeper="process") as worker:
+        lets_nothing_else_run(cluster, worker, key, "loop")
+
+
+def test_a_c_call_that_keeps_the_gil_keeps_its_lock(
+    cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """A C call that keeps the GIL; in a greenlet, also Python that never waits."""
+    lets_nothing_else_run(cluster, worker, key, "gil")
+
+
+def lets_nothing_else_run(cluster: Cluster, worker: Worker, key: str, kind: str) -> None:
+    """Run a body for longer than its ttl; it keeps its lock to its end."""
     sent = cluster.send("longer_ttl", key, 1.5 * LONGER_TTL, kind)
     cluster.entered(key)
     contender = cluster.contend(key)
