@@ -53,7 +53,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(celery|click|collections|kombu|opentelemetry|prometheus_client|pytest|redis)\..*"),
     (
         "py:class",
-        r"(F|celery_redlock\.testing\.memory_nodes\.Memory|LockOptions|NodeSpec|NodeVote|Owner|Page|Unpack)",
+        r"(F|celery_redlock\.testing\.memory_nodes\.Memory|LockOptions|LockRequest|NodeSpec|NodeVote|Owner|Page|Unpack)",
     ),
 ]
 

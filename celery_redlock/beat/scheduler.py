@@ -201,7 +201,7 @@ class SchedulerAdapter:
         try:
             yield
             if self._sent is None:
-                self._sent = True  # a scheduler of the user's own, that sends in a way of its own
+                self._sent = True  # the user's own scheduler, which sends in another way
         finally:
             self._granted = None
             if decision.claim is not None:

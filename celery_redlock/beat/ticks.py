@@ -3,7 +3,7 @@
 Beats that hold the same schedule wake up at different moments, with different memories of the last
 run. What they share is, for a crontab or a solar event, the *due time*: the tick is named by it, in
 UTC and to the second, and stays claimed for as long as any beat may take that tick for the current
-one. A plain interval counts from the last run, so every beat has a phase of its own and nothing to
+one. A plain interval counts from the last run, so every beat has its own phase, and nothing to
 name a tick by: there the claim itself keeps the period, by lasting a little less than the interval.
 (Numbering intervals by the clock would give them names; but each beat would keep its phase, so that
 the death of one would leave a gap of up to two intervals, and the hosts' clocks would count.)

@@ -148,7 +148,7 @@ class Call:
         met = self._refused(ResourceHeld("held"))
         for_ever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
         if for_ever:
-            where = f"another program's {for_ever[0]} has no ttl, and stands in its way for ever;"
+            where = f"another program's {for_ever[0]} has no ttl, and stands in its way forever;"
             return Verdict(met.outcome, f"{where} it {met.text}")
         return met
 
@@ -194,7 +194,7 @@ _END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 
 def _deadline(action: Action) -> str:
     if action.deadline is None:
-        return "for ever"
+        return "forever"
     return f"for up to {action.deadline:g} s, then {_END[action.then]}"
 
 

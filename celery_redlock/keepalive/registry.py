@@ -118,7 +118,7 @@ class LeaseRegistry:
             self.table.register(claim)
 
     def granted(self, claim: Claim, max_lifetime: float | None) -> None:
-        """Record that it is granted, and for how long it is extended; seconds, None for ever."""
+        """Record that it is granted, and for how long it is extended; seconds, None forever."""
         if self.table is not None and claim.granted_at is not None:
             self.table.granted(claim, claim.granted_at + (max_lifetime or math.inf))
 

@@ -122,7 +122,7 @@ class Redlock:
         self.client.driver.connect(timeout)
 
     def check(self, ttl: float | None = None, timeout: float = 1.5) -> list[str]:
-        """Check once that each node can serve as an independent master, on connections of its own.
+        """Check once, on separate connections, that each node can serve as an independent master.
 
         A node that is away is not an error: it is silent until it is back. After a check that
         succeeded, neither is a node that turns out to be unsuitable later: it is silent, and the

@@ -242,8 +242,8 @@ class Delivery:
     def _has_ended(self, owner: Owner) -> bool:
         """Whether the holder's result is stored already: it is about to free its lock.
 
-        Such as another member of the group whose chord's body this is. Who is to be sent again
-        need not know.
+        For example another member of the group whose chord's body this is. A task that is to be
+        sent again need not know.
         """
         options = self._message.options
         if options.on_conflict == "retry" or options.hold_for:

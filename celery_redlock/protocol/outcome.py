@@ -168,7 +168,7 @@ def if_permanent(
     who = holder(error.resource, list(found.values()), ballot.quorum, math.inf)
     key = ("the key " if len(keys) == 1 else "one of the keys ") + ", ".join(keys)
     return ResourceHeld(
-        f"{error.resource} is held for ever, by {who}: {key} on {', '.join(found)} has no ttl, so"
+        f"{error.resource} is held forever, by {who}: {key} on {', '.join(found)} has no ttl, so"
         " it is no lock of ours. Nobody will free it: delete it if its owner does not need it,"
         " else choose another redlock_prefix",
         resource=error.resource,

@@ -83,7 +83,7 @@ class NodeVote:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who asks for a lock, as an operator wants to read it. It travels inside the token.
+    """The one that asks for a lock, as an operator wants to read it. It travels inside the token.
 
     Attributes:
         host: Host name.
@@ -133,7 +133,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a resource, as the nodes tell it.
+    """The holder of a resource, as the nodes tell it.
 
     Attributes:
         resource: What is held.

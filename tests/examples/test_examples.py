@@ -203,7 +203,7 @@ def test_fastapi_sends_one_task_and_loses_no_apple(
 def test_fastapi_says_who_is_at_it_and_that_no_quorum_answers(
     environment: dict[str, str], servers: list[LocalServer]
 ) -> None:
-    """409 and 503: neither is an error of the program, and neither waits for ever."""
+    """409 and 503: neither is an error of the program, and neither waits forever."""
     with Redlock([node.url for node in servers], ttl=30).lock("stock:apples"):
         assert asked(environment) == "409"
     for node in servers[:3]:

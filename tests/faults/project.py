@@ -180,7 +180,7 @@ def early(self: Task, resource: str, seconds: float, manner: str = "sleep") -> i
 def late(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
     """Acknowledged after it ran: never lost."""
     if self.request.delivery_info.get("redelivered"):
-        manner = "sleep"  # else a body that ends its process would do so for ever
+        manner = "sleep"  # else a body that ends its process would do so forever
     return occupy(self, resource, seconds, manner)
 
 

@@ -159,7 +159,7 @@ def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def serve(requests: socket.socket) -> None:
-    """Fork for every request, for ever; returns in the forks alone, which are then what was asked.
+    """Fork for every request, forever; returns in the forks alone, which are then what was asked.
 
     Args:
         requests: Where they come from; at its end, so does this.

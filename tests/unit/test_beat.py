@@ -98,7 +98,7 @@ def test_a_tick_a_second(monkeypatch: Patch, kind: type[Plain]) -> None:
 
 @pytest.mark.parametrize("flow", FLOWS)
 def test_the_hour_that_is_repeated(monkeypatch: Patch, flow: type[Plain]) -> None:
-    """A beat that starts in it believes to be overdue; it does not ask the nodes for ever."""
+    """A beat that starts in it believes to be overdue; it does not ask the nodes forever."""
     world = World(
         monkeypatch,
         lambda: entry("cron", crontab(minute="*/7")),

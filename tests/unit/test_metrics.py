@@ -158,7 +158,7 @@ def _fork_and_wait(child: Callable[[], object]) -> None:
         child()
         os._exit(0)
     _pid, status = os.waitpid(pid, 0)
-    assert os.WIFEXITED(status), "the child waits for ever"
+    assert os.WIFEXITED(status), "the child waits forever"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")

@@ -347,7 +347,7 @@ def test_what_a_node_says_of_itself_between_two_requests_is_short() -> None:
 def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blindly, what it can guess. What it is asked would pile up here for ever."""
+    """Blindly, what it can guess. What it is asked would pile up here forever."""
     monkeypatch.setattr("celery_redlock.stores.redis.node.MAX_UNSENT_BYTES", 600_000)
     now = [100.0]
     line = Wire()

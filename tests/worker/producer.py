@@ -21,7 +21,7 @@ from tests.worker.reserving import declare
 
 
 def publish(app: Celery, queue: str, key: str, out: int) -> None:
-    """Publish for ever, each time another key; a byte for each that is out."""
+    """Publish forever, each time another key; a byte for each that is out."""
     end_with_parent()
     task = declare(app, lambda *_args: None)["until_executed"]
     for number in count():

@@ -113,7 +113,7 @@ ENDINGS = (
     Ending("`self.retry(countdown=0)`, three times", args=(0.4, "retry at once"), runs=4,
            pools=POOLS),
     Ending("`autoretry_for`, twice", "autoretry", args=(0.4,), runs=3, pools=POOLS),
-    Ending("its retries are exhausted", args=(0.4, "retry for ever"), state="FAILURE", runs=4,
+    Ending("its retries are exhausted", args=(0.4, "retry forever"), state="FAILURE", runs=4,
            pools=POOLS),
     Ending("`Ignore`", args=(0.4, "ignore"), state="PENDING", pools=POOLS),
     Ending("`Reject`, late ack", "late", args=(0.4, "reject"), pools=POOLS,

@@ -119,7 +119,7 @@ def _work(self: Task, key: str, seconds: float, then: str) -> Any:
         raise self.retry(countdown=0)
     if then == "replace":
         raise self.replace(self.si(key, seconds))
-    if then == "retry for ever":
+    if then == "retry forever":
         raise self.retry(countdown=PAUSE)
     if then == "ignore":
         raise Ignore

@@ -80,7 +80,7 @@ def test_who_rejects_does_not_come_again(cluster: Cluster, worker: Worker, key: 
         sent = cluster.send("policy_reject", key)
         worker.said(f"policy_reject[{sent.id}] is rejected: k:{key} is held by")
         cluster.settled()
-    # Celery has said so in the result since 5.7; before that the task stays PENDING for ever.
+    # Celery has said so in the result since 5.7; before that the task stays PENDING forever.
     if VERSION >= (5, 7):
         assert cluster.state(sent) == "FAILURE"
     assert cluster.runs(key) == []

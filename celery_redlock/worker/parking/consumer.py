@@ -164,7 +164,7 @@ class Parking(bootsteps.StartStopStep):
         if len(resources) != 1 or (not again and self._may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
-            return False  # given back once more it would be dropped: it goes, and is sent anew
+            return False  # given back once more, it would be dropped; the pool sends it again
         if not has_way_back(request.request_dict):
             return False
         (resource,) = resources
@@ -218,7 +218,7 @@ class Parking(bootsteps.StartStopStep):
         return options.scope != "while_executing"
 
     def _say_parked(self, request: Any, resource: str, since: float) -> None:
-        """Who holds it is told where that is known: if it is at work here."""
+        """Say that it is parked; and who holds its lock, if that is at work here."""
         running = (one for one, name in self.admission.running() if name == resource)
         here = next(running, None)
         if self._tells:
