@@ -1,4 +1,4 @@
-"""What only the fake can do (time), and what it refuses. The rest: tests/contract/test_stage.py."""
+"""What only the fake can do (time), and what it refuses; the rest is in the contract tests."""
 
 from __future__ import annotations
 
