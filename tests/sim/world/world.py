@@ -115,6 +115,9 @@ class World:
             return
         link = connection.link
         server = link.server
+        if not server.up:  # what survived the break of an old connection is lost with the server
+            requests.clear()
+            return
         wait = max(server.frozen_until, link.requests_cut)
         if wait > self.now:
             self.at(wait, self._arrive, connection)
