@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, run, shrink
-from tests.sim.swarm import SEVERAL
+from tests.sim.swarm import CHANGED, SEVERAL
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 PATIENCE = 10_000
@@ -106,8 +106,10 @@ def replay(seed: int, mutant: str | None) -> int:
 def campaign(count: int, first: int) -> int:
     """Run worlds and hunt for all planted bugs."""
     size = 250
-    # And a quarter of that with claims of several keys, and limits.
-    spans = [(first, first + count), (SEVERAL + first, SEVERAL + first + count // 4)]
+    # And a quarter of that each: claims of several keys and limits; servers that are swapped or
+    # change their roles.
+    spans = [(first, first + count)]
+    spans += [(kind + first, kind + first + count // 4) for kind in (SEVERAL, CHANGED)]
     parts = [
         range(i, min(i + size, last)) for begin, last in spans for i in range(begin, last, size)
     ]
@@ -128,7 +130,8 @@ def campaign(count: int, first: int) -> int:
         print(f"violations: {len(total.failed)}")
         print("planted bugs, from the first seed:")
         missed = 0
-        firsts = [(name, SEVERAL if m.seed >= SEVERAL else 0) for name, m in MUTANTS.items()]
+        kinds = (CHANGED, SEVERAL, 0)
+        firsts = [(n, next(kind for kind in kinds if m.seed >= kind)) for n, m in MUTANTS.items()]
         for name, result, seeds in pool.starmap(hunt, firsts, 1):
             if result is None:
                 missed += 1
