@@ -258,9 +258,9 @@ instances: weakref.WeakSet[LockClient] = weakref.WeakSet()
 
 def _after_fork() -> None:
     """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
-    for engine in list(instances):
-        engine.registry.forked()
-        engine.start_afresh()
+    for client in list(instances):
+        client.registry.forked()
+        client.start_afresh()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -219,7 +219,7 @@ class Redlock:
             return self.client.acquire(request, adopt).lease(monotonic)
         except BaseException:
             # A time limit may strike in here. What was written must not outlive it; and it may have
-            # been a quorum's: who has seen us hold it waits for an announcement.
+            # been a quorum's: waiters that have seen us hold it wait to be called.
             for claim in last:
                 if not claim.ended:
                     self.client.release(claim)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from ..config import settings
 from ..keepalive.registry import LeaseRegistry
-from ..locking import client as engines
+from ..locking import client as clients
 from ..locking import redlock as locks
 from ..locking.client import LockClient
 from ..protocol.restart_guard import RestartGuard
@@ -43,42 +43,42 @@ def redirected(
     before: dict[LockClient, dict[str, Any]] = {}
     begin = LockClient.start_afresh
 
-    def start(engine: LockClient) -> None:
+    def start(client: LockClient) -> None:
         """In place of `LockClient.start_afresh`: of a new lock, and in the child of a fork."""
-        if engine not in before:
-            before[engine] = {name: getattr(engine, name) for name in _WHERE}
-        engine.addresses = addresses
-        engine.guard = RestartGuard(False, engine.ttl, logger.debug)
-        engine.registry = LeaseRegistry(len(addresses))
-        begin(engine)
+        if client not in before:
+            before[client] = {name: getattr(client, name) for name in _WHERE}
+        client.addresses = addresses
+        client.guard = RestartGuard(False, client.ttl, logger.debug)
+        client.registry = LeaseRegistry(len(addresses))
+        begin(client)
 
     known = set(locks.of_app.values())
     with ExitStack() as stack:
-        for module in (engines, locks):
+        for module in (clients, locks):
             if driver is not None:
                 stack.enter_context(patch.object(module, "Driver", driver))
         if wakeup is not None:
-            stack.enter_context(patch.object(engines, "ReleaseSubscriber", wakeup))
+            stack.enter_context(patch.object(clients, "ReleaseSubscriber", wakeup))
         # An app whose broker is no Redis needs no setting to be tested.
         stack.enter_context(patch.object(settings, "_broker", lambda _conf: "redis://127.0.0.1"))
         stack.enter_context(patch.object(LockClient, "start_afresh", start))
-        for engine in list(engines.instances):
-            before[engine] = dict(vars(engine))
-            start(engine)
+        for client in list(clients.instances):
+            before[client] = dict(vars(client))
+            start(client)
         try:
             yield lambda: list(before)
         finally:
-            for engine in before:
-                engine.watchdog.close()
-                engine.wakeup.close()
-                engine.driver.close()
+            for client in before:
+                client.watchdog.close()
+                client.wakeup.close()
+                client.driver.close()
     for app, redlock in list(locks.of_app.items()):
         if redlock not in known:
             del locks.of_app[app]  # made for a test: the next may have other settings
-    for engine, state in before.items():
-        vars(engine).update(state)
+    for client, state in before.items():
+        vars(client).update(state)
         if "driver" not in state:
-            engine.start_afresh()
+            client.start_afresh()
 
 
 _counting = threading.Lock()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import Redlock
-from tests.support.guarded import TTL
+from tests.support.nodes import GUARDED_TTL
 from tests.support.subjects import (
     Fake,
     Real,
@@ -48,7 +48,7 @@ def lock() -> Iterator[Callable[..., Redlock]]:
 
     def make(nodes: list[Any], **options: Any) -> Redlock:
         urls = [node if isinstance(node, str) else node.url for node in nodes]
-        made.append(Redlock(urls, **{"ttl": TTL, "restart_guard": "uptime", **options}))
+        made.append(Redlock(urls, **{"ttl": GUARDED_TTL, "restart_guard": "uptime", **options}))
         return made[-1]
 
     yield make

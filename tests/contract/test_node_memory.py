@@ -17,8 +17,8 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.conftest import as_new
-from tests.support.guarded import DURABLE, TTL, admin
-from tests.support.nodes import told_all
+from tests.support.nodes import DURABLE, admin, told_all
+from tests.support.nodes import GUARDED_TTL as TTL
 from tests.support.wait import wait_until
 
 NO_INFO = "on >SECRET resetkeys ~redlock:* resetchannels &redlock:* nocommands +get +set +del" + (
@@ -73,7 +73,7 @@ def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(
         lines = lambda: [text for text in log.messages if "has no vote" in text]  # noqa: E731
         (line,) = wait_until(lines, 1.0, "it is said")
         assert re.match(rf"node 127\.0\.0\.1:{server.port} {what} s\. ", line)
-        with admin(server) as client:  # it was asked, and the request was undone
+        with admin(server, text=True) as client:  # it was asked, and the request was undone
             wait_until(lambda: not client.keys("*"), 1, "it is undone")
 
         redlock.release(wait_until(lambda: try_it(redlock), 10, "it votes"))
@@ -116,7 +116,7 @@ def test_a_running_lock_sees_a_restart_and_an_old_run_again(
         redlock = lock(servers)
         redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
         for server in servers:  # the same runs, on new connections
-            with admin(server) as client:
+            with admin(server, text=True) as client:
                 client.client_kill_filter(_type="normal", skipme=True)
         redlock.release(wait_until(lambda: try_it(redlock), 1, "they are trusted as before"))
         for server in servers[:2]:
@@ -194,13 +194,13 @@ def test_a_durable_node_that_may_not_say_so_counts_as_forgetful(
     lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
 ) -> None:
     with LocalServer(config=DURABLE) as server:
-        with admin(server) as client:
+        with admin(server, text=True) as client:
             client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split(), "+info")
         redlock = lock([f"redis://lock:SECRET@127.0.0.1:{server.port}"])
         assert votes(redlock) == [Vote.SILENT]
         said = "has an append-only file, but does not say"
         wait_until(lambda: said in log.text, 5.0, "it is said")
-        with admin(server) as client:
+        with admin(server, text=True) as client:
             client.execute_command("ACL", "SETUSER", "lock", "+config|get")
             client.client_kill_filter(_type="normal", skipme=True)
         redlock.release(redlock.acquire("r"))
@@ -210,9 +210,9 @@ def test_a_durable_node_that_may_not_say_so_counts_as_forgetful(
 
 
 def follow(replica: LocalServer, master: LocalServer) -> None:
-    with admin(master) as client:  # it would wait for more replicas, for five seconds
+    with admin(master, text=True) as client:  # it would wait for more replicas, for five seconds
         client.config_set("repl-diskless-sync-delay", 0)
-    with admin(replica) as client:
+    with admin(replica, text=True) as client:
         client.replicaof("127.0.0.1", master.port)
         wait_until(
             lambda: client.info("replication")["master_link_status"] == "up", 20, "it is in sync"
@@ -220,7 +220,7 @@ def follow(replica: LocalServer, master: LocalServer) -> None:
 
 
 def promote(replica: LocalServer) -> None:
-    with admin(replica) as client:
+    with admin(replica, text=True) as client:
         client.replicaof("NO", "ONE")
 
 
@@ -311,7 +311,7 @@ def test_one_server_under_two_names_is_found_without_info(
     config = ["--unixsocket", path]
     with LocalServer(config=config) as server, start_servers(2) as (one, two):
         for node in (server, one, two):
-            with admin(node) as client:
+            with admin(node, text=True) as client:
                 client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split())
         urls = [f"redis://lock:SECRET@127.0.0.1:{node.port}" for node in (server, one, two)]
         redlock = lock([urls[0], urls[1], f"unix://lock:SECRET@{path}"])
@@ -329,7 +329,7 @@ def test_one_server_under_two_names_is_found_without_info(
         told_all(redlock)
         (_line,) = [text for text in log.messages if "does not tell us about itself" in text]
         assert "SECRET" not in log.text
-        with admin(one) as client:
+        with admin(one, text=True) as client:
             for key in client.keys("*"):
                 assert re.fullmatch("redlock:nonce:[0-9a-f]{32}", key)
                 assert 0 < client.pttl(key) <= 60_000
@@ -370,7 +370,7 @@ def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCapt
 
 def test_a_node_is_asked_about_itself_once_a_connection(lock: Callable[..., Redlock]) -> None:
     """The guard costs nothing per operation."""
-    with LocalServer(config=DURABLE) as server, admin(server) as client:
+    with LocalServer(config=DURABLE) as server, admin(server, text=True) as client:
 
         def asked() -> int:
             stats = client.info("commandstats")

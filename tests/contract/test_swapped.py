@@ -16,7 +16,7 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
-from tests.support.guarded import DURABLE, admin
+from tests.support.nodes import DURABLE, admin
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -34,7 +34,7 @@ def old() -> Iterator[list[LocalServer]]:
 
 
 def uptime(server: LocalServer) -> int:
-    with admin(server) as client:
+    with admin(server, text=True) as client:
         return int(client.info("server")["uptime_in_seconds"])
 
 
@@ -146,7 +146,7 @@ def asked(redlock: Redlock) -> bool:
 
 def demote_and_promote(server: LocalServer, master: LocalServer) -> float:
     """Make a server the replica of another, and a master again; how long that took."""
-    with admin(server) as client, admin(master) as above:
+    with admin(server, text=True) as client, admin(master, text=True) as above:
         above.config_set("repl-diskless-sync-delay", 0)
         begun = time.monotonic()
         client.replicaof("127.0.0.1", master.port)
@@ -180,7 +180,7 @@ def test_without_the_right_to_look_nothing_changes(
 ) -> None:
     server = old[5]
     rule = "on >SECRET ~* &* +@all -info"
-    with admin(server) as client:
+    with admin(server, text=True) as client:
         client.execute_command("ACL", "SETUSER", "blind", *rule.split())
     url = f"redis://blind:SECRET@127.0.0.1:{server.port}"
     redlock = lock([url])
@@ -194,7 +194,7 @@ def test_a_right_that_is_taken_away_is_said_once(
     old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
 ) -> None:
     server = old[5]
-    with admin(server) as client:
+    with admin(server, text=True) as client:
         client.execute_command("ACL", "SETUSER", "seeing", "on", ">SECRET", "~*", "&*", "+@all")
         redlock = lock([f"redis://seeing:SECRET@127.0.0.1:{server.port}"])
         redlock.release(redlock.acquire("r"))
@@ -215,7 +215,7 @@ def test_who_is_busy_is_not_looked_at(
     redlock.release(redlock.acquire("r"))
 
     def looks() -> int:
-        with admin(old[0]) as client:
+        with admin(old[0], text=True) as client:
             return int(client.info("commandstats").get("cmdstat_info", {}).get("calls", 0))
 
     before, begun, count = looks(), time.monotonic(), 0
@@ -272,7 +272,7 @@ def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_star
 ) -> None:
     with start_servers(2) as replicas:
         for replica in replicas:
-            with admin(replica) as client:
+            with admin(replica, text=True) as client:
                 client.replicaof("127.0.0.1", old[5].port)
         three = [old[0], old[1], replicas[0]]
         redlock = lock(three)

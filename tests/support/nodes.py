@@ -24,6 +24,10 @@ ACL_RULE = _RULE[1].split()
 """The rule in the docs, as the worker tests' nodes have it: see `with_acl_user`."""
 
 
+DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
+"""The `config` of a server that forgets nothing."""
+GUARDED_TTL = 2.0
+"""Seconds: of locks whose restart guard is on, where a test waits until a node votes again."""
 TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
 """The end of a lease's token, nonce and all: what no log, error or event may show."""
 
@@ -66,5 +70,7 @@ def refused_by(node: LocalServer) -> set[str]:
     return set()  # it is down
 
 
-def admin(server: LocalServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
+def admin(server: LocalServer, *, text: bool = False) -> redis.Redis:
+    """A client that may do everything, tries once, and reads bytes, or text."""
+    retry = Retry(NoBackoff(), 0)
+    return redis.Redis.from_url(server.url, socket_timeout=5, retry=retry, decode_responses=text)
