@@ -5,6 +5,7 @@ A check returns the value, or raises ValueError saying what is allowed.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
@@ -33,23 +34,35 @@ Check = Callable[[Any], Any]
 
 
 def or_none(check: Check) -> Check:
-    return _or(lambda value: value is None, check, "None")
-
-
-def or_callable(check: Check, what: str) -> Check:
-    return _or(callable, check, what)
-
-
-def _or(fits: Callable[[Any], bool], check: Check, what: str) -> Check:
     def checked(value: Any) -> Any:
-        if fits(value):
-            return value
-        try:
-            return check(value)
-        except ValueError as error:
-            raise ValueError(f"{error}, or {what}") from None
+        return value if value is None else _or(check, value, "None")
 
     return checked
+
+
+def or_callable(check: Check, *arguments: str) -> Check:
+    """Accept a callable too, if it can be called with these arguments."""
+    what = f"a callable that takes {' and '.join(arguments)}"
+
+    def checked(value: Any) -> Any:
+        if not callable(value):
+            return _or(check, value, what)
+        try:
+            inspect.signature(value).bind(*arguments)
+        except TypeError:
+            raise ValueError(f"must be {what}") from None
+        except ValueError:  # nobody knows the signature of some that are written in C
+            pass
+        return value
+
+    return checked
+
+
+def _or(check: Check, value: Any, what: str) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, or {what}") from None
 
 
 def seconds(least: float = 0.0, *, zero: bool = False, day: str = "") -> Check:

@@ -219,10 +219,7 @@ class TaskOptions(_Shared):
     )
     on_conflict: OnConflict = _option(
         "retry",
-        checks.or_callable(
-            checks.one_of(ConflictPolicy),
-            "a callable that is given the holder and the request",
-        ),
+        checks.or_callable(checks.one_of(ConflictPolicy), "the holder", "the request"),
         "If another holds the lock: send the task again later, skip it, raise ResourceHeld,"
         " wait in its pool slot for up to `wait`, reject the message (to a dead letter"
         " exchange), replace the holder (revoke it, and wait for its end); or what a function"
@@ -243,7 +240,7 @@ class TaskOptions(_Shared):
     )
     on_lost: OnLost = _option(
         "raise",
-        checks.or_callable(checks.one_of(LossPolicy), "a callable that takes the lease"),
+        checks.or_callable(checks.one_of(LossPolicy), "the lease"),
         "If the lease is lost while the task runs: raise LeaseLost in it, only log it, or call"
         " a function with the lease.",
     )

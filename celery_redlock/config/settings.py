@@ -14,6 +14,14 @@ from ..protocol.errors import ConfigurationError
 from .checks import CONFLICT_POLICIES
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
+OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
+"""Options that a task reads which may be sent again."""
+OF_LOCKS = ("wait", "max_lifetime", "on_conflict", "on_lost", "hold_for", "fencing")
+"""Options that a task reads whose body runs under its lock."""
+
+UNREAD = object()
+"""What Celery's configuration says of a setting that is written as it does not read it."""
+
 switched_off = 0
 """How many blocks of a test want no task to take a lock, of whichever app: see `testing`."""
 
@@ -58,9 +66,21 @@ def read_settings(app: Any) -> Settings:
     """
     conf = app.conf
     # Read by name, not by app.add_defaults(): that hides a user's config_from_object.
-    names = [*given_names(conf), *GLOBAL]
-    defaults = {name: option.default for name, option in GLOBAL.items()}
-    given = {name: conf.get(f"redlock_{name}", defaults.get(name)) for name in names}
+    given = {name: option.default for name, option in GLOBAL.items()}
+    given.update((name, conf.get(f"redlock_{name}", UNREAD)) for name in given_names(conf))
+    for name, value in given.items():
+        if value is UNREAD:
+            raise ConfigurationError(
+                f"the setting REDLOCK_{name.upper()} is read by nothing, as Celery reads names in"
+                f" capitals only with its namespace before them: write redlock_{name}"
+            )
+    for name in given_names(conf, "lock_"):
+        if name in TASK and conf.get(f"lock_{name}", UNREAD) is not UNREAD:
+            all_tasks = f"for all tasks, set redlock_{name}; " if name in GLOBAL else ""
+            raise ConfigurationError(
+                f"the setting lock_{name} is read by nothing: {all_tasks}for one, give lock_{name}"
+                " to the task. If it is no option of celery_redlock, rename it"
+            )
     values = check_given(given, GLOBAL, "redlock_")
     check_together(values, {}, "redlock_")
     if values["beat"] is None:
@@ -75,11 +95,11 @@ def enabled(conf: Any) -> bool:
     return not switched_off and bool(conf.get("redlock_enabled", True))
 
 
-def given_names(conf: Any) -> list[str]:
+def given_names(conf: Any, before: str = "redlock_") -> list[str]:
     """Return the names after `redlock_` that a configuration holds, under whatever namespace."""
     keys = [str(key).lower() for key in conf]  # loads it; before that it does not know its prefix
     namespace = re.escape((getattr(conf, "prefix", "") or "").lower())
-    pattern = re.compile(rf"(?:{namespace})?redlock_(\w+)")
+    pattern = re.compile(rf"(?:{namespace})?{before}(\w+)")
     matches = map(pattern.fullmatch, keys)
     return [match.group(1) for match in matches if match]
 
@@ -144,7 +164,7 @@ def check_together(
                 f"{p}{name} applies to a reservation, and {p}scope 'while_executing' makes none:"
                 f" set {p}scope to 'until_executed' or another that begins with 'until'"
             )
-    for name in ("on_conflict", "on_deadline", "on_lost", "hold_for", "fencing"):
+    for name in (*OF_RETRIES, *OF_LOCKS):
         asked = given.get(name, TASK[name].default)
         if scope == "until_executing" and asked != TASK[name].default:
             raise ConfigurationError(
@@ -152,8 +172,19 @@ def check_together(
                 f" no lock, and nothing reads it: leave it out, or set {p}scope to"
                 " 'until_and_while_executing'"
             )
-    end = given.get("on_deadline", "raise")
     waits = callable(policy) or policy in ("wait", "replace")
+    retries = callable(policy) or "retry" in (policy, values.get("on_unavailable", "retry"))
+    for name in OF_RETRIES:
+        if name not in given or given[name] == TASK[name].default or retries:
+            continue
+        if name == "on_deadline" and waits:
+            continue
+        raise ConfigurationError(
+            f"{p}{name} is {given[name]!r}, but with {p}on_conflict {policy!r} and"
+            f" {p}on_unavailable {values['on_unavailable']!r} the task is never sent again, and"
+            f" nothing reads it: leave it out, or set one of the two to 'retry'"
+        )
+    end = given.get("on_deadline", "raise")
     if end != "raise" and not waits and values.get("retry_deadline", 0) is None:
         raise ConfigurationError(
             f"{p}on_deadline is {end!r}, but there is no deadline: with {p}on_conflict {policy!r}"

@@ -23,7 +23,7 @@ from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.commands import base_of
-from ..protocol.errors import NotAcquired, ResourceHeld
+from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
 from ..protocol.names import Resources, checked_names, slots
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round
@@ -120,6 +120,8 @@ class LockClient:
         """
         check_option("wait", wait)
         check_option("limit", limit)
+        if owner is not None and not isinstance(owner, Owner):
+            raise ConfigurationError(f"owner must be an Owner or None; it is {owner!r}")
         fencing = self.fencing if fencing is None else bool(check_option("fencing", fencing))
         names = checked_names(resource, fencing=fencing, limit=limit)
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)

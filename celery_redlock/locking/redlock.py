@@ -234,7 +234,7 @@ class Redlock:
             QuorumUnavailable: Too few nodes confirmed in time. The lease that you have stands until
                 its own deadline.
         """
-        claim = self.client.claims.get(lease.token)
+        claim = self._claim_of(lease)
         if claim is None or not claim.held(monotonic()):
             reason = claim.lost if claim is not None else None
             raise LeaseLost(
@@ -262,8 +262,13 @@ class Redlock:
 
     def release(self, lease: Lease) -> bool:
         """Give a lease back; return whether it was held until now. No node makes it raise."""
-        claim = self.client.claims.get(lease.token)
+        claim = self._claim_of(lease)
         return claim is not None and self.client.release(claim)
+
+    def _claim_of(self, lease: Lease) -> Claim | None:
+        if not isinstance(lease, Lease):
+            raise ConfigurationError(f"not a Lease, as acquire() returns one: {lease!r}")
+        return self.client.claims.get(lease.token)
 
     def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
         """Ask the nodes who holds a resource; return None if it is free.

@@ -11,7 +11,14 @@ from celery_redlock import ConfigurationError, Redlock
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"wait": "x"}, {"wait": -1}, {"max_lifetime": "y"}, {"on_lost": "raise"}, {"ttl": 0}],
+    [
+        {"wait": "x"},
+        {"wait": -1},
+        {"max_lifetime": "y"},
+        {"on_lost": "raise"},
+        {"ttl": 0},
+        {"owner": "me"},
+    ],
     ids=str,
 )
 def test_of_a_lock(servers: list[Any], wrong: dict[str, Any]) -> None:
@@ -30,4 +37,7 @@ def test_of_an_acquisition(servers: list[Any], resource: Any) -> None:
         redlock.acquire(resource)
     with pytest.raises(ConfigurationError, match="wait"):
         redlock.acquire("r", wait=True)
+    for method in (redlock.extend, redlock.release):
+        with pytest.raises(ConfigurationError, match="not a Lease"):
+            method(resource)
     redlock.close()

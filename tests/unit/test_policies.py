@@ -397,7 +397,7 @@ def test_a_function_that_fails_or_says_anything_else_fails_its_task(
 
 
 def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
-    with pytest.raises(ConfigurationError, match="or a callable that is given the holder"):
+    with pytest.raises(ConfigurationError, match="or a callable that takes the holder"):
         SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": "wate"})
     for policy in CONFLICT_POLICIES:
         SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": policy})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, RedlockError, SingletonTask, current_lease, locked
+from celery_redlock.config.settings import read_settings
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.protocol.values import Owner
 from celery_redlock.worker.startup import check
@@ -17,6 +18,8 @@ from tests.support.fake_lock import FakeRedlock
 
 UNLOCKED = "until_executing"
 DEADLINE = {"on_deadline": "skip"}
+NEVER_AGAIN = {"on_conflict": "skip", "on_unavailable": "raise"}
+TIMES = ("retry_backoff", "retry_backoff_max", "retry_deadline")
 
 
 def body() -> int | None:
@@ -68,6 +71,15 @@ def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scope": UNLOCKED, "hold_for": 5}, ("hold_for is 5", "under no lock")),
         ({"scope": UNLOCKED, "on_lost": "log"}, ("on_lost is 'log'", "under no lock")),
         ({"scope": UNLOCKED, **DEADLINE}, ("on_deadline is 'skip'", "under no lock")),
+        *[
+            ({"scope": UNLOCKED, name: 7.5}, (f"{name} is 7.5", "under no lock"))
+            for name in ("wait", "max_lifetime", *TIMES)
+        ],
+        *[
+            ({**NEVER_AGAIN, name: 7.5}, (f"{name} is 7.5", "never sent again", "'retry'"))
+            for name in TIMES
+        ],
+        ({**NEVER_AGAIN, **DEADLINE}, ("on_deadline is 'skip'", "on_unavailable 'raise'")),
         ({"limit": 2, "on_conflict": "replace"}, ("'replace'", "limit", "2", "'wait'")),
         ({"hold_for": 1e9}, ("hold_for must be at most 86400 (a day)", "until_expired")),
     ],
@@ -91,6 +103,8 @@ def test_what_nothing_would_read_is_refused(
         {"limit": 1, "on_conflict": "replace"},
         {"limit": 2, "on_conflict": "wait"},
         {"hold_for": 86_400},
+        *[{**NEVER_AGAIN, option: "retry", name: 7.5} for option in NEVER_AGAIN for name in TIMES],
+        {**NEVER_AGAIN, "on_conflict": "wait", **DEADLINE},
         {"max_lifetime": 5, "ttl": 30},  # its body is told after 5 s
         {"on_deadline": "raise"},
         *[{**DEADLINE, "on_conflict": policy} for policy in ("wait", "replace", print)],
@@ -106,6 +120,29 @@ def test_what_something_reads_is_kept(
 ) -> None:
     declare(**options)
     assert starts(app)
+
+
+@pytest.mark.parametrize(
+    ("option", "function", "takes"),
+    [
+        ("on_lost", lambda: 1, "the lease"),
+        ("on_lost", lambda one, two: 1, "the lease"),
+        ("on_conflict", lambda holder: "skip", "the holder and the request"),
+    ],
+    ids=["on_lost-0", "on_lost-2", "on_conflict-1"],
+)
+def test_a_function_that_cannot_be_called_so_is_refused(
+    declare: Callable[..., Any], option: str, function: Any, takes: str
+) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"{option} must be a callable that takes {takes};"
+    ):
+        declare(**{option: function})
+
+
+def test_a_function_that_takes_more_is_kept(declare: Callable[..., Any]) -> None:
+    declare(on_lost=print, on_conflict=lambda *_: "skip")
+    declare(on_lost=lambda _lease, _more=1: None, on_conflict=iter)  # nobody knows what iter takes
 
 
 # -- when an app is known -------------------------------------------------------------------------
@@ -167,3 +204,30 @@ def test_a_function_cannot_ask_for_it_either(
     assert isinstance(result, RedlockError)
     assert "limit" in str(result)
     assert revoked == []
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [
+        ("REDLOCK_TTL", "write redlock_ttl"),
+        ("lock_ttl", "for all tasks, set redlock_ttl"),
+        ("lock_limit", "for one, give lock_limit to the task"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(app: Any, name: str, instead: str) -> None:
+    setattr(app.conf, name, 5)
+    with pytest.raises(
+        ConfigurationError, match=f"the setting {name} is read by nothing.*{instead}"
+    ):
+        read_settings(app)
+
+
+@pytest.mark.parametrize("name", ["REDLOCK_TTL", "CELERY_REDLOCK_TTL", "redlock_ttl"])
+def test_celery_reads_capitals_after_its_namespace(app: Any, name: str) -> None:
+    namespace = "CELERY" if name.startswith("CELERY") else None
+    app.config_from_object({name: 5.0}, namespace=namespace)
+    if name == "REDLOCK_TTL":
+        with pytest.raises(ConfigurationError, match="write redlock_ttl"):
+            read_settings(app)
+    else:
+        assert read_settings(app).ttl == 5.0
