@@ -29,6 +29,9 @@ from tests.support import rabbitmq as local_rabbitmq
 PATIENT = 1.0
 """Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
 
+WORKER_LINES = 60
+"""How many lines of each worker a failure shows."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """All that is started here makes its temporary files in one directory, which goes in the end.
@@ -77,6 +80,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return lanes.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """With a failure come the last lines of its workers: it may not happen again."""
+    report: Any = yield
+    cluster = getattr(item, "funcargs", {}).get("cluster")
+    if report.failed and cluster is not None:
+        for log in sorted(cluster.path.glob("worker-*.log"), key=lambda log: log.stat().st_mtime):
+            lines = log.read_text(errors="replace").splitlines()[-WORKER_LINES:]
+            report.sections.append((f"end of {log.name}", "\n".join(lines)))
+    return report
 
 
 @pytest.fixture(autouse=True)

@@ -312,6 +312,10 @@ class SharedLeaseTable:
         record.kept[: self.nodes] = expiries
         record.kept_for = note.generation  # last: half of them is not of this record
 
+    def remove(self, record: LeaseRecord) -> None:
+        """Remove the record of a dead process."""
+        self._records[record.slot].state = _EMPTY
+
     def clear(self, block: int) -> None:
         """Make the block of a dead process free for the next one."""
         for slot in range(block * SLOTS, (block + 1) * SLOTS):

@@ -48,6 +48,9 @@ MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.1
 nothing; and a lease or a process that is new is seen in time without announcing itself."""
 LINGER_S = 0.8
 """How long the processes of a client that is gone may take to end as well."""
+RETRY_S = 1.0
+"""Pause before nodes are asked again to free what a dead process held, if too few have answered. It
+doubles, as a node that hangs reads all of these requests when it wakes up."""
 REPORT_AFTER_S = 0.5
 """How long a holder has to report its loss itself."""
 
@@ -79,6 +82,7 @@ class LeaseSupervisor:
         self._claims: dict[Name, Claim] = {}
         self._over: dict[Name, float] = {}
         self._watched: dict[int, int | None] = {}  # pidfd by block
+        self._dead: dict[int, tuple[float, float]] = {}  # by block: since when, and when to retry
         self._poll = select.poll()
         self._alone = False
         self._client = client
@@ -125,6 +129,10 @@ class LeaseSupervisor:
         """Free what dead processes have held; return the other blocks, each with its pid."""
         living = []
         for block, pid in list(self._table.blocks()):
+            if block in self._dead:
+                if self._dead[block][1] <= monotonic():
+                    self._reap(block, pid)
+                continue
             if block not in self._watched:
                 self._watched[block] = pidfd = _pidfd(pid)
                 if pidfd is not None:
@@ -132,6 +140,10 @@ class LeaseSupervisor:
             pidfd = self._watched[block]
             dead = _is_dead(pid) if pidfd is None else pidfd in ready
             if dead:
+                del self._watched[block]
+                if pidfd is not None:
+                    self._poll.unregister(pidfd)
+                    os.close(pidfd)
                 self._reap(block, pid)
             else:
                 living.append((block, pid))
@@ -195,28 +207,32 @@ class LeaseSupervisor:
             )
 
     def _reap(self, block: int, pid: int) -> None:
-        """Release the leases of a dead process."""
-        left = list(self._table.records(block))
-        claims = [Claim(n.resources, n.token, n.ttl, self._table.nodes) for n in left]
+        """Release the leases of a dead process; what too few nodes confirm is tried again."""
+        now = monotonic()
+        again = block in self._dead
+        died, _ = self._dead.setdefault(block, (now, now))
+        self._dead[block] = died, now + max(RETRY_S, now - died)
+        left = [r for r in self._table.records(block) if now - died < r.ttl]
+        claims = [Claim(r.resources, r.token, r.ttl, self._table.nodes) for r in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
-        for record, round_ in zip(left, freed, strict=True):
-            if round_.yes + round_.no >= round_.quorum:
+        sure = [round_.yes + round_.no >= round_.quorum for round_ in freed]
+        for record, is_free in zip(left, sure, strict=True):
+            if is_free:
+                self._table.remove(record)
                 logger.warning("freed %s, which process %d held when it died", record.resource, pid)
                 if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
                     self._tell(record)
-            else:
+            elif not again:
                 logger.warning(
-                    "cannot free %s, which process %d held when it died: too few nodes answer; its"
-                    " ttl will",
+                    "cannot free %s yet, which process %d held when it died: too few nodes answer;"
+                    " they are asked again until its ttl is over",
                     record.resource,
                     pid,
                 )
-        self._table.clear(block)
-        pidfd = self._watched.pop(block, None)
-        if pidfd is not None:
-            self._poll.unregister(pidfd)
-            os.close(pidfd)
+        if all(sure):
+            self._table.clear(block)
+            del self._dead[block]
 
     def _tell(self, record: LeaseRecord) -> None:
         """Tell listeners of a release in the place of the dead holder.

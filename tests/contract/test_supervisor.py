@@ -196,12 +196,12 @@ def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
     assert caplog.text == ""
 
 
-def child_that_holds(redlock: Redlock, resource: str) -> int:
+def child_that_holds(redlock: Redlock, resource: str, ttl: float = 30.0) -> int:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            redlock.lock(resource, ttl=30.0).acquire()
+            redlock.lock(resource, ttl=ttl).acquire()
             os.write(writing, b"held")
             time.sleep(30)
         finally:
@@ -245,3 +245,45 @@ def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
     for server in servers[:2]:
         server.resume()
     wait_until(lambda: tokens(servers, "r") == 0, 20.0, "all are free")
+
+
+def test_a_majority_that_is_away_is_asked_again_until_it_is_free(
+    keeper: LeaseSupervisor,
+    redlock: Redlock,
+    servers: list[LocalServer],
+    table: SharedLeaseTable,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as nodes that have hung up on a supervisor that seldom asks them anything."""
+    child = child_that_holds(redlock, "r")
+    work(keeper, 0.1)
+    for server, node in zip(servers[:3], keeper._driver.nodes, strict=False):
+        server.pause()
+        node._drop("a connection that breaks", blame=False)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    refused = "cannot free r yet"
+    wait_until(lambda: keeper.run_once() or refused in caplog.text, 10.0, "too few answer")
+    assert len(list(table.blocks())) == 1
+    for server in servers[:3]:
+        server.resume()
+    freed = f"freed r, which process {child} held when it died"
+    wait_until(lambda: keeper.run_once() or freed in caplog.text, 20.0, "a quorum confirms it")
+    assert tokens(servers, "r") == 0
+    assert list(table.blocks()) == []
+    assert [caplog.text.count(words) for words in (refused, freed)] == [1, 1]
+
+
+def test_what_nobody_can_free_is_over_with_its_ttl(
+    keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer], table: SharedLeaseTable
+) -> None:
+    child = child_that_holds(redlock, "r", ttl=0.6)
+    work(keeper, 0.1)
+    for server, node in zip(servers[:3], keeper._driver.nodes, strict=False):
+        server.pause()
+        node._drop("a connection that breaks", blame=False)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    wait_until(lambda: keeper.run_once() or not list(table.blocks()), 20.0, "it is given up")
+    for server in servers[:3]:
+        server.resume()
