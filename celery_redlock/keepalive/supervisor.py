@@ -219,10 +219,10 @@ class LeaseSupervisor:
         sure = [round_.yes + round_.no >= round_.quorum for round_ in freed]
         for record, is_free in zip(left, sure, strict=True):
             if is_free:
-                self._table.remove(record)
                 logger.warning("freed %s, which process %d held when it died", record.resource, pid)
                 if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
                     self._tell(record)
+                self._table.remove(record)
             elif not again:
                 logger.warning(
                     "cannot free %s yet, which process %d held when it died: too few nodes answer;"

@@ -27,12 +27,12 @@ Pause = tuple[timedelta, timedelta]
 
 
 class DaysOfChange:
-    """Three days around a change of clocks, as beats live through them, minute by minute."""
+    """Two days around a change of clocks, as beats live through them, minute by minute."""
 
     def __init__(self, zone: str, change: str, spec: str) -> None:
         self.change = utc(change)
         self._zone = ZONES[zone]
-        self._begin = self.change - 1.5 * DAY
+        self._begin = self.change - 1.2 * DAY
         self._schedule = set_up(cron(spec), self._begin, zone)
         self._schedule.nowfun = lambda: self._now.astimezone(self._zone)
 
@@ -48,7 +48,7 @@ class DaysOfChange:
         sent = []
         last = [self._begin.astimezone(self._zone) for _beat in beats]
         wake = [self._begin for _beat in beats]
-        for minute in range(3 * 24 * 60):
+        for minute in range(2 * 24 * 60):
             for index, (phase, pause) in enumerate(beats):
                 self._now = now = self._begin + minute * MINUTE + timedelta(seconds=phase)
                 if pause is not None and self.change + pause[0] <= now < self.change + pause[1]:
