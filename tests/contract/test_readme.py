@@ -1,4 +1,4 @@
-"""The example in the README, run as it stands; only the addresses are those of local servers."""
+"""The examples in the README, run as they stand; only the addresses are those of local servers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,30 @@ from typing import Any
 import pytest
 import redis
 from celery import _state
+from celery.contrib.testing.worker import start_worker
 
 from celery_redlock import LeaseLost, QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.config.task_lock import resource_of
 from celery_redlock.server import LocalServer
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-EXAMPLE = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)[0]
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+PYTHON = [text for language, text in BLOCKS if language == "python"]
+FIRST = PYTHON[0]
+(EXAMPLE,) = [text for text in PYTHON if "redlock_nodes = " in text]
+PRINTED = next(text for language, text in BLOCKS if not language).splitlines()
 ADDRESS = re.compile(r"10\.0\.0\.(\d):6379")
+
+
+@pytest.fixture
+def nobody_else() -> Iterator[None]:
+    """Apps and their tasks are forgotten afterwards."""
+    state: Any = _state
+    before = state._tls.current_app, state.default_app
+    shared = set(state._on_app_finalizers)  # tasks go to every app to come, unless that is undone
+    yield
+    state._on_app_finalizers.intersection_update(shared)
+    state._tls.current_app, state.default_app = before
 
 
 @pytest.fixture
@@ -26,26 +42,21 @@ def three(servers: list[LocalServer]) -> list[LocalServer]:
 
 
 @pytest.fixture
-def example(three: list[LocalServer]) -> Iterator[dict[str, Any]]:
+def example(nobody_else: None, three: list[LocalServer]) -> Iterator[dict[str, Any]]:
     """The example's names, its tasks eager: they need no broker and no worker."""
 
     def local(address: re.Match[str]) -> str:
         number = int(address[1])
         return f"127.0.0.1:{three[number - 1].port}" if number <= 3 else address[0]
 
-    state: Any = _state
-    before = state._tls.current_app, state.default_app
-    shared = set(state._on_app_finalizers)  # tasks go to every app to come, unless that is undone
     names: dict[str, Any] = {"__name__": "shop"}
     exec(compile(ADDRESS.sub(local, EXAMPLE), "README.md", "exec"), names)
     app = names["app"]
     app.conf.task_always_eager = True
     app.conf.redlock_wait = 0  # nobody frees what these tests wait for
     yield names
-    state._on_app_finalizers.intersection_update(shared)
     Redlock.from_app(app).close()
     app.close()
-    state._tls.current_app, state.default_app = before
 
 
 @pytest.fixture
@@ -64,7 +75,28 @@ def keys(servers: list[LocalServer]) -> list[list[str]]:
     return found
 
 
+def test_the_first_example_prints_what_the_page_shows(
+    nobody_else: None, server: LocalServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One order at a time, and another beside it."""
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec(compile(FIRST.replace("redis://localhost", server.url), "README.md", "exec"), names)
+    app, charge = names["app"], names["charge"]
+    calls = re.findall(r"`charge\.delay\((\d), (\d+)\)`", README)
+    assert len(calls) == 3
+    with start_worker(app, pool="threads", concurrency=4, perform_ping_check=False):
+        for result in [charge.delay(int(order), int(amount)) for order, amount in calls]:
+            result.get(timeout=20)
+    Redlock.from_app(app).close()
+    printed = [line for line in capfd.readouterr().out.splitlines() if line.startswith("order")]
+    of_seven = [line for line in printed if line.startswith("order 7")]
+    assert sorted(printed) == sorted(PRINTED)
+    assert [line.split()[2] for line in of_seven] == ["charging", "charged"] * 2
+    assert printed.index("order 8: charging 10") < printed.index(of_seven[1])
+
+
 def test_it_is_as_short_as_promised() -> None:
+    assert len([line for line in FIRST.splitlines() if line.strip()]) <= 10
     lines = [line for line in EXAMPLE.splitlines() if line.strip()]
     assert len(lines) <= 15
     assert len(set(ADDRESS.findall(EXAMPLE))) == 4  # three nodes and a broker

@@ -13,7 +13,8 @@ import pytest
 from tests.packaging.conftest import ROOT, run
 
 README = (ROOT / "README.md").read_text("utf-8")
-EXAMPLE = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)[0]
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S)
+(EXAMPLE,) = [block for block in BLOCKS if "redlock_nodes = " in block]
 ANNOTATED = {
     'rebuild(report_id, lang="en"):': 'rebuild(report_id: int, lang: str = "en") -> str:',
     "charge(order_id, amount):": "charge(order_id: int, amount: int) -> str:",
