@@ -81,7 +81,7 @@ def seconds(least: float = 0.0, *, zero: bool = False, day: str = "") -> Check:
         if not math.isfinite(value) or value < least or (value == 0 and not zero):
             raise ValueError(wanted)
         if day and value > DAY:
-            raise ValueError(f"must be at most {DAY:g} (a day): {day}")
+            raise ValueError(f"must be at most {DAY:g} seconds (a day; not milliseconds): {day}")
         return float(value)
 
     return check

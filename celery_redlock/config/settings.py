@@ -36,7 +36,8 @@ def check_given(given: Mapping[str, Any], table: Mapping[str, Option], prefix: s
         if name not in table:
             import difflib  # only for a message
 
-            near = difflib.get_close_matches(name, table, n=1)
+            bare = name.removeprefix("redlock_").removeprefix("lock_")
+            near = [bare] if bare in table else difflib.get_close_matches(name, table, n=1)
             known = ", ".join(prefix + name for name in table)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {known}"
             raise ConfigurationError(f"there is no option {prefix}{name}; {hint}")

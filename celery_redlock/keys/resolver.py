@@ -61,7 +61,10 @@ def keys_of(
     else:
         head = escape(head, RAW_LITERAL)
         given = dict.fromkeys((key,) if isinstance(key, str) else key)
-        templates = [Template(parse(template, parameters), head) for template in given]
+        try:
+            templates = [Template(parse(template, parameters), head) for template in given]
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{task_name}: {error}") from None
     return _FromArguments(task_name, signature, function, templates)
 
 

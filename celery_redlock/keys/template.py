@@ -104,9 +104,11 @@ def parse(template: str, names: Collection[str]) -> Pieces:
             raise refuse(f"{found[0]!r} inserts nothing; give the name of an argument: {known}")
         if name not in names:
             if not name.isidentifier():
+                said = re.sub(r"<([^<>]*)>", r"{\1}", template)
                 raise refuse(
                     f"{found[0]!a} must hold only the name of an argument, without attribute,"
-                    f" index, conversion or format; the names are: {known}"
+                    f" index, conversion or format; the names are: {known}. For more than a name"
+                    f' give a function: key=lambda {", ".join(names)}: f"{said}"'
                 )
             raise refuse(f"unknown name {name!a}; the names are: {known}")
         pieces.append((escape(literal, RAW_LITERAL), name))

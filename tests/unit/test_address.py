@@ -131,3 +131,16 @@ def test_a_password_that_is_not_encoded_is_noticed_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="%40") as caught:
         parse_nodes([f"redis://u:p@{SECRET}/w:1@127.0.0.1:7911"])
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["localhost:7001", "10.0.0.1", "redis-1.internal:6379/0"])
+def test_a_host_without_a_scheme_is_answered_with_the_url_to_write(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{url!r} has no scheme; write redis://{url}, or"):
+        one(url)
+
+
+def test_what_may_hold_a_password_is_not_repeated() -> None:
+    for url in (f"lock:{SECRET}@localhost:7001", f"localhost:7001?password={SECRET}"):
+        with pytest.raises(ConfigurationError) as caught:
+            one(url)
+        assert SECRET not in str(caught.value)

@@ -23,6 +23,7 @@ import pytest
 from kombu import serialization
 
 from celery_redlock.keys.canonical import CannotKey, text_of
+from celery_redlock.keys.resolver import keys_of
 from celery_redlock.protocol.errors import ConfigurationError
 from tests.support.folding import key_of
 
@@ -308,6 +309,19 @@ def test_a_template_that_cannot_work_is_refused_at_declaration(
     with pytest.raises(ConfigurationError, match=why) as raised:
         key_of("t", two, template)
     assert isinstance(raised.value, ValueError)
+
+
+def test_a_refused_template_names_its_task_and_offers_a_function_that_works() -> None:
+    def pay(order: object, amount: int) -> None: ...
+
+    with pytest.raises(ConfigurationError) as caught:
+        keys_of("shop.pay", pay, "order:<order.id>:{amount}")
+    assert str(caught.value).startswith("shop.pay: lock key template 'order:<order.id>:{amount}': ")
+    offered = str(caught.value).partition("key=")[2]
+    function = eval(offered)
+    assert keys_of("shop.pay", pay, function)((types.SimpleNamespace(id=7), 5), {}) == (
+        "order:7:5",
+    )
 
 
 def test_a_template_names_star_arguments_as_a_list_and_a_dict() -> None:

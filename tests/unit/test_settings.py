@@ -132,6 +132,9 @@ def test_a_near_miss_is_answered_with_what_was_meant() -> None:
         read_settings(app_with(redlock_retry_backof=1))
     with pytest.raises(ConfigurationError, match=r"did you mean lock_on_conflict\?"):
         TaskLock({"on_conflit": "skip"}, "lock_")
+    for name in ("lock_ttl", "redlock_ttl"):  # as it is written elsewhere
+        with pytest.raises(ConfigurationError, match=f"no option {name}; did you mean ttl"):
+            TaskLock({name: 1})
     with pytest.raises(ConfigurationError, match="there are: ttl, wait"):
         TaskLock({"zzz": 1})
 

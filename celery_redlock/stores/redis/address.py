@@ -8,6 +8,7 @@ again behind our back breaks a lock (redis-py 8 does it ten times by default).
 from __future__ import annotations
 
 import inspect
+import re
 import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
@@ -154,6 +155,8 @@ def _parse(spec: object, where: str) -> Address:
 def _check_url(url: str) -> None:
     """Refuse what redis-py would pass over in silence, or quote in full."""
     parts = urlsplit(url)
+    if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # nothing in it can be a secret
+        raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
     if parts.scheme not in ("redis", "rediss", "unix"):
         raise ValueError(
             f"the scheme {parts.scheme!r} is none of redis://, rediss:// and unix://"
