@@ -83,12 +83,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     """With a failure come the last lines of its workers: it may not happen again."""
     report: Any = yield
     cluster = getattr(item, "funcargs", {}).get("cluster")
     if report.failed and cluster is not None:
-        for log in sorted(cluster.path.glob("worker-*.log"), key=lambda log: log.stat().st_mtime):
+        for log in cluster.path.glob("worker-*.log"):
+            if log.stat().st_mtime < call.start:
+                continue
             lines = log.read_text(errors="replace").splitlines()[-WORKER_LINES:]
             report.sections.append((f"end of {log.name}", "\n".join(lines)))
     return report

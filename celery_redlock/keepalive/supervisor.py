@@ -133,12 +133,14 @@ class LeaseSupervisor:
                 if self._dead[block][1] <= monotonic():
                     self._reap(block, pid)
                 continue
-            if block not in self._watched:
+            pidfd = self._watched.get(block)
+            if pidfd is not None:
+                dead = pidfd in ready
+            else:
                 self._watched[block] = pidfd = _pidfd(pid)
-                if pidfd is not None:
+                dead = pidfd is None and _is_dead(pid)
+                if pidfd is not None:  # perhaps with the number of a closed one that is in `ready`
                     self._poll.register(pidfd, select.POLLIN)
-            pidfd = self._watched[block]
-            dead = _is_dead(pid) if pidfd is None else pidfd in ready
             if dead:
                 del self._watched[block]
                 if pidfd is not None:

@@ -134,8 +134,8 @@ def test_one_that_lets_its_own_thread_in_again_is_seen(
     good = {"used", "refused"}
     try:
         at_each_line(users.use, users.use, step=3, until=lambda: set(users.outcomes) - good)
-    except (IndexError, AssertionError):
-        return  # answers in excess, or none at all
+    except (IndexError, AssertionError, ValueError):
+        return  # answers in excess, or none at all; a reader that is reading already
     assert set(users.outcomes) - good, "nothing went wrong"
 
 

@@ -229,6 +229,24 @@ def test_what_a_dead_process_held_is_freed_and_not_before(
     assert list(table.blocks()) == []
 
 
+def test_a_death_is_not_taken_for_that_of_a_process_that_has_just_begun(
+    keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer], table: SharedLeaseTable
+) -> None:
+    """The descriptor of the dead one is closed; that of the new one gets its number."""
+    dead = child_that_holds(redlock, "r")
+    work(keeper, 0.1)
+    os.kill(dead, signal.SIGKILL)
+    os.waitpid(dead, 0)
+    living = child_that_holds(redlock, "s")
+    wait_until(lambda: keeper.run_once() or tokens(servers, "r") == 0, 10.0, "r is free")
+    work(keeper, 0.3)
+    assert [pid for _block, pid in table.blocks()] == [living]
+    assert tokens(servers, "s") == 5
+    os.kill(living, signal.SIGKILL)
+    os.waitpid(living, 0)
+    wait_until(lambda: keeper.run_once() or tokens(servers, "s") == 0, 10.0, "s is free")
+
+
 def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
     keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer]
 ) -> None:

@@ -90,6 +90,19 @@ def test_a_full_pool_does_not_wait_for_itself(cluster: Cluster, key: str, name: 
     with cluster.worker("-P", name, "-c", "1", queue=f"full-{name}"):
         sent = send(cluster, "work", key, 10, 0.02, queue=f"full-{name}")
         all_done(cluster, sent, key)
+        cluster.settled()
+
+
+def test_what_is_parked_runs_after_a_hard_time_limit(cluster: Cluster, key: str) -> None:
+    with cluster.worker("-c", "1", queue="limited") as worker:
+        first = cluster.send("work", key, 30.0, time_limit=1.5, queue="limited")
+        cluster.entered(key)
+        sent = [cluster.send("work", key, queue="limited") for _ in range(2)]
+        worker.said(f"work[{sent[1].id}] waits (parked) for k:{key}")
+        assert cluster.state(first) == "FAILURE"
+        for one in sent:
+            assert cluster.result(one, 5.0)
+        assert "Pool callback raised" not in worker.text
 
 
 def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:

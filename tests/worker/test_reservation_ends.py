@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -123,10 +124,12 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     early = reservations.until_executed.delay(f"{key}-early", 30.0)
-    late = reservations.until_executed_late.delay(f"{key}-late", 1.0)
+    late = reservations.until_executed_late.delay(f"{key}-late", 3.0)
     for end, sent in (("early", early), ("late", late)):
         run = cluster.entered(f"{key}-{end}")
         reservations.kept(f"{key}-{end}", sent)
+        # Or Celery, which has not heard yet that the child has it, gives it to another one.
+        wait_until(functools.partial(cluster.accepted_by, sent), 5.0, "it is known to have begun")
         os.kill(run.pid, signal.SIGKILL)
     reservations.freed(f"{key}-early", 2.0)
     worker.said(f"freed k:{key}-early#reserved, which process")  # it does not wait for Celery

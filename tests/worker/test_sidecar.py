@@ -123,9 +123,9 @@ def test_a_program_of_its_own_can_have_a_helper_too(cluster: Cluster, key: str) 
 import ctypes, os, time
 from celery_redlock import Redlock
 nodes = {[node.url for node in cluster.nodes]!r}
-redlock = Redlock(nodes, ttl=1.0, keeper="process", restart_guard="off")
+redlock = Redlock(nodes, ttl={LONGER_TTL}, keeper="process", restart_guard="off")
 with redlock.lock("k:{key}") as lease:
-    ctypes.PyDLL(None).usleep(3_000_000)
+    ctypes.PyDLL(None).usleep({int(1.5 * LONGER_TTL * 1e6)})
     lease.ensure()
     print("still held", flush=True)
     time.sleep(30)

@@ -243,15 +243,15 @@ class Parking(bootsteps.StartStopStep):
                 try:
                     return method(*args, **kwargs)
                 finally:
-                    if is_end(*args):
+                    if is_end(*args, **kwargs):
                         self._ended(request, resource)
 
             return told
 
-        request.on_success = then(request.on_success, lambda *_: True)
-        request.on_failure = then(request.on_failure, lambda *_: True)
+        request.on_success = then(request.on_success, lambda *_, **__: True)
+        request.on_failure = then(request.on_failure, lambda *_, **__: True)
         # At the hard limit it is yet to be killed; then the pool tells of it, or nobody does.
-        request.on_timeout = then(request.on_timeout, lambda soft, *_: not soft)
+        request.on_timeout = then(request.on_timeout, lambda soft, timeout: not soft)
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
 

@@ -15,6 +15,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from queue import Empty
 from typing import Any
 
 from celery.worker import state
@@ -125,8 +126,18 @@ class Prefetch:
             consumer.task_consumer.cancel()  # or they would come back to us
             self.give_back(requests)
             # Redis may have answered our last BRPOP with one of them: kombu gives it back.
-            with contextlib.suppress(ValueError):  # its loop has died, and closed what it polls
+            try:
                 consumer.connection.drain_events(timeout=LAST_READ_S)
+            except ValueError:  # its loop has ended, and closed what it polls (Celery < 5.7)
+                self._read_last_of_redis()
+
+    def _read_last_of_redis(self) -> None:
+        channel = self._consumer.task_consumer.channel
+        if self._redis_qos is None or channel.client.connection is None:
+            return
+        with contextlib.suppress(Empty):
+            if channel.client.connection.can_read(timeout=LAST_READ_S):
+                channel.handlers["BRPOP"]()
 
     # -- A Redis broker ---------------------------------------------------------------------------
 
