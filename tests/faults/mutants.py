@@ -89,6 +89,22 @@ def _free_before_death() -> None:
     Request.terminate = terminated
 
 
+def _recycled_descriptor() -> None:
+    """A child that has just begun is judged by the descriptor of one that has ended."""
+    from celery_redlock.keepalive.supervisor import LeaseSupervisor
+
+    judge = LeaseSupervisor._living
+
+    def living(self: Any, ready: set[int]) -> list[tuple[int, int]]:
+        judged = judge(self, ready)
+        for block, pid in judged:
+            if self._watched.get(block) in ready:
+                self._reap(block, pid)
+        return judged
+
+    LeaseSupervisor._living = living  # type: ignore[method-assign]
+
+
 def _endless_extension() -> None:
     """A late extension revives a lease, and its holder is not told that it was over."""
     from celery_redlock.protocol.claim import Claim
@@ -197,6 +213,14 @@ MUTANTS: dict[str, Mutant] = {
         _free_before_death,
         ("endings",),
         WITHIN,
+    ),
+    "recycled-descriptor": Mutant(
+        "what a child holds is not freed when another has died",
+        _recycled_descriptor,
+        ("endings",),
+        ("trace, rule 7",),
+        (("worker_max_tasks_per_child", 1),),
+        seconds=30.0,
     ),
     "guard-off": Mutant(
         "a node that forgot has no vote for a ttl",

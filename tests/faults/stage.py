@@ -38,13 +38,13 @@ HELPED = "threads"
 """The worker that has a helper process, which frees what it held when it is killed."""
 POOLS: dict[str, tuple[str, ...]] = {
     "one": ("-c", "2"),
-    "two": ("-c", "2", "--max-tasks-per-child", "60"),
+    "two": ("-c", "2", "--max-tasks-per-child", "8"),
     HELPED: ("-P", "threads", "-c", "4"),
 }
 """The workers, and what they are started with."""
 MORE_POOLS: dict[str, tuple[str, ...]] = {
     **POOLS,
-    "two": ("--autoscale", "3,1", "--max-tasks-per-child", "40"),
+    "two": ("--autoscale", "3,1", "--max-tasks-per-child", "8"),
     "green": ("-P", "gevent", "-c", "6"),
 }
 """Those of a long campaign."""
