@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import celery
 import pytest
 
 from tests.faults.campaign import campaign
@@ -20,6 +21,10 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [
     pytest.mark.worker,
     pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and PR_SET_PDEATHSIG"),
+    pytest.mark.skipif(
+        tuple(celery.VERSION[:2]) < (5, 5),
+        reason="Celery 5.4 loses late acknowledged tasks at a cold shutdown, also without locks",
+    ),
 ]
 
 
