@@ -441,7 +441,7 @@ def judge_rest(
     unacked: int,
     at: float,
 ) -> None:
-    """At rest: every worker's prefetch window is what it was, and nothing is unacknowledged.
+    """At rest: every worker's prefetch window is what it was, and nobody has anything in hand.
 
     Args:
         verdict: What is wrong is added to it.
@@ -466,5 +466,7 @@ def judge_rest(
                 f" {first['value']}"
             )
             verdict.problem("prefetch", at, text)
+        if last["reserved"]:
+            verdict.problem("reserved", at, f"{name} has {last['reserved']} tasks in hand, at rest")
     if unacked:
         verdict.problem("unacknowledged", at, f"{unacked} messages, at rest")

@@ -29,6 +29,7 @@ from celery.signals import (
 from celery.worker import WorkController
 from celery.worker.consumer import Tasks
 from celery.worker.control import inspect_command
+from celery.worker.state import reserved_requests
 from kombu.message import Message
 
 from celery_redlock import SingletonTask, current_lease
@@ -277,13 +278,17 @@ def stopping(**_signal: Any) -> None:
 
 @inspect_command(name="window")
 def window(state: Any) -> dict[str, int]:
-    """The prefetch window: what it is to be, what the transport does, and for how many slots."""
+    """The prefetch window: what it is to be, what the transport does, and for how many slots.
+
+    And how many tasks the worker believes to have in hand.
+    """
     consumer = state.consumer
     virtual = getattr(consumer.task_consumer.channel, "qos", None)
     return {
         "value": consumer.qos.value,
         "wire": getattr(virtual, "prefetch_count", -1),
         "slots": consumer.pool.num_processes,
+        "reserved": len(reserved_requests),
     }
 
 

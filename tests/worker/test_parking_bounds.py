@@ -12,6 +12,7 @@ import redis
 from celery_redlock.worker.parking.prefetch import RETURN_S
 from tests.support.cluster import Cluster
 from tests.support.wait import wait_until
+from tests.support.worker import pool
 from tests.worker.parking import all_done, cut_off, done, goes_back, occupied, parked, send
 
 pytestmark = pytest.mark.worker
@@ -117,16 +118,21 @@ def test_a_killed_worker_s_parked_tasks_are_not_away_for_an_hour(
         cluster.settled()
 
 
-def test_one_that_another_worker_was_given_is_left_to_it(cluster: Cluster, key: str) -> None:
-    """As after a long pause of ours: it runs there, and not twice."""
-    with cluster.worker("-c", "2", queue="given") as worker, contextlib.ExitStack() as held:
+@pytest.mark.parametrize("name", [pool("prefork"), pool("gevent")])
+def test_those_that_another_worker_was_given_are_left_to_it(
+    cluster: Cluster, key: str, name: str
+) -> None:
+    """As after a long pause of ours: they run there, and not twice; and none waits for a slot."""
+    arguments = ("-P", name, "-c", "2")
+    with cluster.worker(*arguments, queue="given") as worker, contextlib.ExitStack() as held:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
         sent = send(cluster, "work", key, 5, 0.01, queue="given")
         parked(cluster, sent, 5)
         with redis.Redis(port=cluster.broker.port) as client:
             client.delete("unacked", "unacked_index")  # given away, and acknowledged there
         held.close()
-        worker.said("was given to another worker")
+        left = "was given to another worker"
+        wait_until(lambda: worker.text.count(left) == 5, 3.0, "they are left to it")
         assert len(cluster.runs(key)) == 0
 
 

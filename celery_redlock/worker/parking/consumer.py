@@ -139,8 +139,10 @@ class Parking(bootsteps.StartStopStep):
 
     def _has_slot(self) -> bool:
         """Whether the pool could begin with another task now."""
+        pool = self._consumer.pool
         given = len(state.reserved_requests) - len(self.admission)
-        return bool(given < self._consumer.pool.num_processes)
+        # A green pool of Celery before 5.7 counts its greenlets there, not its slots.
+        return bool(given < (pool.limit if pool.is_green else pool.num_processes))
 
     def __call__(self, request: Any) -> Any:
         """A request is to go to the pool."""
