@@ -100,7 +100,7 @@ def test_a_picture_is_the_one_that_the_script_draws(picture: Any) -> None:
 def test_there_is_no_other_picture_and_each_is_shown_with_words_for_who_cannot_see_it() -> None:
     files = {file.stem for file in (DOCS / "pictures").glob("*.svg")}
     assert files == {"demo", *(picture.name for picture in PICTURES)}  # one is the demo's own
-    names = ("../README.md", "how-it-works.md", "architecture.md")
+    names = ("../README.md", "index.md", "how-it-works.md", "architecture.md")
     pages = "\n".join((DOCS / page).read_text("utf-8") for page in names)
     shown = re.findall(r"^!\[(.{80,})\]\((?:docs/)?pictures/([\w-]+)\.svg\)$", pages, re.M)
     assert {name for _, name in shown} == files
