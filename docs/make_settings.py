@@ -11,6 +11,7 @@ import re
 import sys
 import textwrap
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -38,9 +39,9 @@ TOO_LARGE = 1e12
 
 def entries() -> str:
     """All options as Markdown: those of an app, then those of a task; a heading for each."""
-    parts = ["## Settings of the app\n"]
+    parts = ["## Settings of the app\n", _links("redlock_", GLOBAL)]
     parts += [_of_app(name, option) for name, option in GLOBAL.items()]
-    parts += ["## Options of a task\n"]
+    parts += ["## Options of a task\n", _links("lock_", TASK)]
     parts += [_of_task(name, option) for name, option in TASK.items()]
     return "\n".join(parts)
 
@@ -50,6 +51,11 @@ def render(page: str) -> str:
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{entries()}\n{END}{tail}"
+
+
+def _links(prefix: str, names: Iterable[str]) -> str:
+    links = [f"[`{prefix}{name}`](#{prefix}{name})" for name in names]
+    return _wrapped(" ·\n".join(links)) + "\n"
 
 
 def _of_app(name: str, option: Option) -> str:

@@ -153,7 +153,7 @@ class Settings(_Shared):
         "thread",
         checks.one_of(Literal["thread", "process"]),
         "What extends the locks of a process. `thread`: one of its threads; in a prefork worker"
-        " the main process helps. `process`: a sidecar, a small process of its own, which goes on"
+        " the main process helps. `process`: a sidecar, a small separate process, which goes on"
         " while a C call keeps the GIL, and frees at once what a killed worker held. It takes"
         " about 25 MB and logs to stderr.",
         "Set it to `process` for C calls or greenlets that compute for longer than the ttl,"
