@@ -167,7 +167,8 @@ class Settings(_Shared):
         " `appendfsync always` it votes at once. `off`: it votes. `auto`: `uptime` with three"
         " nodes or more, else `off`. See [the restart guard](guarantees.md#the-restart-guard).",
         "Set it to `off` in tests, in CI and in Docker Compose, where servers have just been"
-        " started and nothing of value can be forgotten.",
+        " started and nothing of value can be forgotten, or if your locks only save work. `uptime`"
+        " guards one node too, at the price of a ttl without locks after each of its starts.",
     )
     enabled: bool = _option(
         True,

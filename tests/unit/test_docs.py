@@ -26,9 +26,10 @@ from celery_redlock.compat import once, singleton
 from celery_redlock.config import settings
 from celery_redlock.events import Listener
 from celery_redlock.keepalive import watchdog
-from celery_redlock.messages import signals
+from celery_redlock.messages import policy, signals
 from celery_redlock.protocol import lease, pipeline, values
 from celery_redlock.testing import pytest_plugin
+from celery_redlock.worker.parking.prefetch import MAX_PARKED
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_redlock"
@@ -407,6 +408,17 @@ def test_policies_are_documented(option: str) -> None:
         ("docs/algorithm.md", f"failed round every ttl / {round(1 / watchdog.RETRY_EVERY)}."),
         ("docs/algorithm.md", f"has not answered for {pipeline.STALLED_S:g} s"),
         ("README.md", f"their ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
+        ("docs/settings.md", f"{settings.GLOBAL['wait'].default:g} s by default"),
+        ("docs/settings.md", f"parks up to {MAX_PARKED:,} messages".replace(",", " ")),
+        (
+            "docs/settings.md",
+            f"a delay of {policy.MIN_PAUSE_S:g} to {policy.MAX_PARKED_PAUSE_S:g} s",
+        ),
+        ("docs/settings.md", f"comes back within {policy.MAX_PARKED_PAUSE_S:g} s, whatever is set"),
+        (
+            "docs/glossary.md",
+            f"{lease.DRIFT_RATE:.0%} and {lease.DRIFT_FLOOR * 1e3:g} ms".replace("%", " %"),
+        ),
         ("docs/beat.md", f"({settings.GLOBAL['node_timeout'].default:g} s)"),
         ("docs/beat.md", f"until the next due time, + {ticks.GRACE_S:g} s"),
         ("docs/beat.md", f"less {ticks.MARGIN_RATE:.0%}".replace("%", " %")),

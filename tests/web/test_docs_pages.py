@@ -17,9 +17,9 @@ DOCS = Path(__file__).parents[2] / "docs"
 NEEDED = ("sphinx", "furo", "myst_parser", "sphinx_click", "sphinx_copybutton")
 WANTING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
-pytestmark = pytest.mark.skipif(
-    bool(WANTING), reason=f"the extra docs is not installed: no {', '.join(WANTING)}"
-)
+if WANTING:
+    why = f"the extra docs is not installed, as no {', '.join(WANTING)}: run make docs"
+    pytest.skip(why, allow_module_level=True)
 
 PAGES = ("index", "settings", "start", "hot-keys", "guarantees", "runbook", "glossary")
 """Pages that are opened, as on the site: a folder's are `folder/name`."""
