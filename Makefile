@@ -37,11 +37,11 @@ demo:
 	@$(BIN)/python -m celery_redlock.demo
 
 test:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(PYTHON) .ci/bootstrap.py test docs
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-all:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(PYTHON) .ci/bootstrap.py test docs
 	KEY_CASES=$${KEY_CASES:-2000} $(PYTEST) $(PYTEST_ARGS) -m "not faults"
 
 lint:

@@ -55,7 +55,7 @@ class SingletonTask(BaseTask):
     """A task whose body runs once at a time per key.
 
     Options are class attributes or keywords of `app.task`, with `lock_` before their names. What
-    each of them does is in the table of options (docs/settings.md).
+    each of them does is in docs/settings.md.
 
         @app.task(base=SingletonTask, lock_key="order:{order_id}", lock_on_conflict="skip")
         def charge(order_id, amount): ...
@@ -154,7 +154,7 @@ def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) ->
         *keys: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. Several
             of them: all of these keys are locked, or none. A list of the names of arguments: the
             task's name and these. Nothing: the task's name and all its arguments.
-        **options: By their names in the table of options (docs/settings.md), without a prefix:
+        **options: By their names in docs/settings.md, without a prefix:
             `key` (for a function that makes the key), `scope`, `ttl`, `on_conflict` and so on.
 
     Raises:

@@ -1,16 +1,21 @@
-"""Does every link of the built site lead somewhere? No network: other sites' links are only read.
+"""Does every link of the built site lead somewhere, and is every page there as Markdown as well?
+
+No network: other sites' links are only read.
 
 python docs/check_site.py out/docs
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LINKS = {"a": "href", "link": "href", "img": "src", "script": "src", "source": "src"}
+GENERATED = ("code/", "genindex.html", "py-modindex.html", "search.html", "_static/")
+"""Pages that have no source, and so no Markdown."""
 # Of what the theme puts on each page, and Sphinx makes later or not at all.
 IGNORED_SCHEMES = {"data", "mailto"}
 
@@ -75,11 +80,35 @@ def _problem(link: str, file: Path, pages: dict[Path, Page], site: Path) -> str 
     return None
 
 
+def check_markdown(site: Path) -> list[str]:
+    """What is wrong with the pages' Markdown and with llms.txt, in sentences."""
+    pages = {file.relative_to(site).as_posix() for file in site.rglob("*.html")}
+    wanted = {page[:-5] + ".md" for page in pages if not page.startswith(GENERATED)}
+    found = {file.relative_to(site).as_posix() for file in site.rglob("*.md")}
+    wrong = [f"{page} is missing: the Markdown of a page" for page in sorted(wanted - found)]
+    listed: set[str] = set()
+    for name in [*sorted(found), "llms.txt"]:
+        file = site / name
+        if not file.exists():
+            return [*wrong, f"{name} is missing"]
+        text = re.sub(r"^```.*?^```$", "", file.read_text(encoding="utf-8"), flags=re.M | re.S)
+        links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if ":" not in link]
+        wrong += [
+            f"{name}: {link!r} leads nowhere" for link in links if not (file.parent / link).exists()
+        ]
+        if name == "llms.txt":
+            listed = set(links)
+    home = {"index.md"}  # it is the map itself
+    return wrong + [f"llms.txt does not list {page}" for page in sorted(wanted - listed - home)]
+
+
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1:
         print(__doc__, file=sys.stderr)
         return 2
-    wrong, looked_at = check(Path(arguments[0]))
+    site = Path(arguments[0])
+    wrong, looked_at = check(site)
+    wrong += check_markdown(site)
     for line in wrong:
         print(line, file=sys.stderr)
     print(f"{looked_at} links, {len(wrong)} of them wrong")

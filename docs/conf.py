@@ -18,6 +18,7 @@ release = version = __version__
 
 extensions = [
     "myst_parser",
+    "plain_markdown",
     "repository_links",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",

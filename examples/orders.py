@@ -36,7 +36,8 @@ def charge(order_id: str, amount: int) -> int:
     """Add a payment to what was paid for an order.
 
     It reads, thinks and writes: two at a time would lose one of the payments. A charge that finds
-    its order locked waits for half a second, and is then sent again for later.
+    its order locked is parked: its worker holds it back, without a pool slot, until the order is
+    free.
     """
     page = LEDGER / f"order-{order_id}.txt"
     paid = int(page.read_text()) if page.exists() else 0

@@ -132,4 +132,8 @@ def key(value: Any) -> Any:
             text(name)
         # A copy that nobody can change; a tuple stays what it is: see `Templates`.
         return value if isinstance(value, tuple) else tuple(value)
-    return text(value)
+    if not isinstance(value, str) or not value:
+        raise ValueError(
+            "must be a template, a list of templates or arguments' names, or a function"
+        )
+    return value

@@ -46,10 +46,11 @@ class Option:
     default: Any
     check: checks.Check
     about: str  # what it does, for the docs
+    change: str  # when to change it, for the docs
 
 
-def _option(default: Any, check: checks.Check, about: str) -> Any:
-    return field(default=default, metadata={"option": Option(default, check, about)})
+def _option(default: Any, check: checks.Check, about: str, change: str) -> Any:
+    return field(default=default, metadata={"option": Option(default, check, about, change)})
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -63,43 +64,63 @@ class _Shared:
             day="a holder that dies blocks the resource for that long. A lease is extended while"
             " its task runs, so the ttl can be short",
         ),
-        "How long the nodes keep a lock that nobody extends; seconds.",
+        "How long the nodes keep a lock that nobody extends. It is not how long a task may run:"
+        " while the body runs, its lease is extended after each third of the ttl.",
+        "The default suits most. A longer ttl outlasts longer pauses of a process and longer"
+        " absences of the nodes. A shorter one frees the keys of a dead machine sooner, and gives"
+        " a restarted node its vote back sooner. Below a few seconds, ordinary pauses cost locks."
+        " Beats may have [a shorter one](beat.md#how-late-a-tick-may-be) than workers.",
     )
     wait: float = _option(
         0.5,
         checks.seconds(zero=True),
-        "How long a task waits in its process for a lock before the conflict policy applies;"
-        " seconds. It occupies a pool slot meanwhile. A task that does not set it waits for its"
-        " `ttl` with the policies `wait` and `replace`, and not at all with `skip`, `raise` and"
-        " `reject`, or where its deliveries are parked.",
+        "How long a task waits for its lock *in its pool slot* before the conflict policy applies."
+        " Tasks that can be [parked](hot-keys.md) do not wait there. The app's setting is read only"
+        " where the policy is `retry` and the task cannot be parked. Without a `wait` of the task"
+        " itself, the policies `wait` and `replace` take the task's ttl, and the others do not"
+        " wait. A `wait` of the task itself counts for every policy; a task that can be parked"
+        " waits in its slot, too, where another worker or program has its lock.",
+        "Raise it for a task that cannot be parked and whose lock is mostly held for moments.",
     )
     retry_backoff: float = _option(
         1.0,
         checks.seconds(),
-        "A task that must be retried later is sent again after a random time up to this, which"
-        " doubles with every attempt; seconds.",
+        "The longest delay with which a waiting task is published again. The delay is random, and"
+        " this limit doubles with every attempt. A task that workers park comes back within 0.3 s,"
+        " whatever is set here, and waits there.",
+        "Raise it if tasks that cannot be parked try too often.",
     )
     retry_backoff_max: float = _option(
-        60.0, checks.seconds(), "The longest of these times; seconds."
+        60.0,
+        checks.seconds(),
+        "Where the doubling of `retry_backoff` ends.",
+        "Lower it if a free key must not stay unused for a minute because all its waiters sleep.",
     )
     retry_deadline: float | None = _option(
         None,
         checks.or_none(checks.seconds()),
-        "When to give up retrying and fail: seconds for which one and the same holder has been in"
-        " the way, or too few nodes have answered. Time in which the key changes hands does not"
-        " count: waiting is not failing. None: never.",
+        "After how long a waiting task gives up and `on_deadline` applies: seconds for which one"
+        " and the same holder has been in the way, or too few nodes have answered. Time in which"
+        " the key changes hands does not count. `None` means never.",
+        "Set it if a task is worth nothing after a while, or if its failure should tell you that"
+        " a holder is stuck.",
     )
     max_lifetime: float | None = _option(
         DAY,
         checks.or_none(checks.seconds()),
-        "How long a lock is extended at most, for tasks that hang; seconds, None for no limit. Then"
-        " the body is told that its lease is lost, even if the ttl is longer.",
+        "For how long a lock is extended at most, so that a task that hangs does not keep it"
+        " forever. Then the body is told that its lease is lost, even if the ttl is longer; the"
+        " key stays locked until the body ends, for a ttl at most. `None` means no limit.",
+        "Raise it for tasks that run for more than a day. Lower it if a task that hangs must let"
+        " go sooner.",
     )
     fencing: bool = _option(
         False,
         checks.flag,
-        "Give every lease a fencing token, a number that grows with each grant of its resource:"
-        " the system that is written to can refuse a holder that has been overtaken.",
+        "Give every lease a fencing token: a number that grows with each grant of its resource, so"
+        " that the system you write to can refuse a holder that has been overtaken.",
+        "Turn it on where an overlap would corrupt data, and"
+        " [compare the numbers](fencing.md) there.",
     )
 
 
@@ -110,55 +131,81 @@ class Settings(_Shared):
     nodes: Sequence[Any] = _option(
         None,
         checks.nodes,
-        "The independent Redis masters: URLs, clients or mappings of connection arguments."
-        " If not set, the broker, where that is a Redis.",
+        "The independent Redis masters that hold the locks: URLs, clients or mappings of"
+        " connection arguments. `None` means one node: the broker, if that is a Redis.",
+        "Always set it in production: [three or five](operating.md#how-many) survive the loss of"
+        " a server. All programs must name the same nodes.",
     )
-    prefix: str = _option("redlock:", checks.text, "What the keys on the nodes begin with.")
+    prefix: str = _option(
+        "redlock:",
+        checks.text,
+        "What all keys on the nodes begin with.",
+        "Give each application that shares the nodes its own. All programs of one application"
+        " must have the same.",
+    )
     node_timeout: float = _option(
         0.25,
         checks.seconds(0.001),
-        "How long to wait for a node's answer, never more than a tenth of the ttl; seconds.",
+        "How long to wait for a node's answer. Never more than a tenth of the ttl.",
+        "Raise it if healthy nodes are reported as late, because they are far away or busy.",
     )
     keeper: str = _option(
         "thread",
         checks.one_of(Literal["thread", "process"]),
-        "What extends a lock for the process that holds it. `thread`: one of its threads, and in a"
-        " prefork worker the main process as well. `process`: a small process besides, which goes"
-        " on while a C call keeps the GIL, and frees at once what a killed process held; it takes"
-        " about 25 MB, and logs to stderr.",
+        "What extends the locks of a process. `thread`: one of its threads; in a prefork worker"
+        " the main process helps. `process`: a sidecar, a small separate process, which goes on"
+        " while a C call keeps the GIL, and frees at once what a killed worker held. It takes"
+        " about 25 MB and logs to stderr.",
+        "Set it to `process` for C calls or greenlets that compute for longer than the ttl,"
+        " and for a ttl of a second or two beside threads that compute.",
     )
     restart_guard: str = _option(
         "auto",
         checks.one_of(Literal["auto", "uptime", "off"]),
-        "`uptime`: a node that was started more recently than the longest ttl in use has no"
-        " vote, because it may have forgotten locks; unless it has `appendfsync always`. `off`:"
-        " it votes. `auto`: `uptime` with three nodes or more, else `off`.",
+        "Whether a node that has just been started may vote. `uptime`: it has no vote until it is"
+        " up for longer than the longest ttl in use, because it may have forgotten locks; with"
+        " `appendfsync always` it votes at once. `off`: it votes. `auto`: `uptime` with three"
+        " nodes or more, else `off`. See [the restart guard](guarantees.md#the-restart-guard).",
+        "Set it to `off` in tests, in CI and in Docker Compose, where servers have just been"
+        " started and nothing of value can be forgotten, or if your locks only save work. `uptime`"
+        " guards one node too, at the price of a ttl without locks after each of its starts.",
     )
-    enabled: bool = _option(True, checks.flag, "False: no task takes a lock, for tests.")
+    enabled: bool = _option(
+        True,
+        checks.flag,
+        "Whether tasks take locks at all.",
+        "Set it to `False` in tests only. A worker without locks says so in its log.",
+    )
     parking: bool = _option(
         True,
         checks.flag,
-        "A worker keeps deliveries that wait for a lock in its main process, and lets them go"
-        " one after the other; none of them waits in a pool slot, none polls. False: each waits"
-        " in its slot for `wait`, and is sent again after a random time.",
+        "Whether a worker parks tasks that wait for a lock: it holds their messages back in its"
+        " main process, without a pool slot and without polling, and lets them go one after the"
+        " other. See [Hot keys](hot-keys.md). `False`: each waits in its slot for `wait`, and is"
+        " published again after a random time.",
+        "Turn it off if the main process must not hold back messages, for their memory or because"
+        " your keys are expensive to make.",
     )
     events: bool = _option(
         False,
         checks.flag,
         "Send the events `task-lock-waiting`, `task-lock-acquired` and `task-lock-lost` to"
         " programs that monitor the workers, such as Flower.",
+        "Turn it on if a monitor should show locks; see [Signals, events, traces](signals.md).",
     )
     beat: bool = _option(
         None,
         checks.or_none(checks.flag),
-        "Send each tick of a periodic task once, however many beats run. None: if"
+        "Send each tick of a periodic task once, however many beats run. `None`: only if"
         " `redlock_nodes` is set.",
+        "Set it to `False` if another program sees to it that one beat runs.",
     )
     beat_on_unavailable: str = _option(
         "hold",
         checks.one_of(Literal["hold", "send"]),
-        "If too few nodes answer a beat: hold what is due until they do, or send it, from every"
-        " beat.",
+        "What a beat does with a due tick while too few nodes answer. `hold`: it sends the tick"
+        " once they answer again. `send`: every beat sends it.",
+        "Set it to `send` if a tick that comes twice is better than one that comes late.",
     )
 
 
@@ -174,38 +221,50 @@ class TaskOptions(_Shared):
     key: Key = _option(
         None,
         checks.key,
-        "What is exclusive: a template over the task's arguments, such as"
-        " `order:{order_id}`; a list of templates, for all or none of several; a list of"
-        " arguments' names; or a function that is called with the arguments. None: the task's"
-        " name and all its arguments. See [Keys and limits](keys.md).",
+        "What is exclusive: a template over the task's arguments, such as `order:{order_id}`; a"
+        " list of templates, for all or none of several; a list of arguments' names; or a function"
+        " that is called with the arguments. `None`: the task's name and all its arguments.",
+        "Set it if less than all arguments decide what must not overlap, or if several tasks"
+        " share a key. See [Keys and limits](keys.md).",
     )
     scope_name: str | None = _option(
         None,
         checks.or_none(checks.text),
-        "What the key begins with, in place of the task's name: tasks that have the same share"
-        " their keys. None: the task's name where there is no template, else nothing.",
+        "What the key begins with, in place of the task's name. `None`: the task's name where"
+        " there is no template, else nothing.",
+        "Give two tasks the same one if they should exclude each other.",
     )
-    limit: int = _option(1, checks.limit, "How many bodies may run at a time per key.")
+    limit: int = _option(
+        1,
+        checks.limit,
+        "How many bodies may run at a time per key.",
+        "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
+    )
     scope: Scope = _option(
         "while_executing",
         checks.one_of(Scope),
-        "From when to when a key is taken: while the body runs; or from its publication on, by"
-        " a reservation.",
+        "From when to when a key is taken: while the body runs, or from the task's publication"
+        " on, by a reservation. See [the scopes](uniqueness.md#scopes).",
+        "Choose one that begins with `until` to keep copies of a task out of the queue.",
     )
     reserve_ttl: float | None = _option(
         None,
         checks.or_none(checks.seconds(MIN_TTL)),
-        "How long the nodes keep a reservation, counted from the message's ETA; seconds. A"
-        " worker that holds the message extends it. None: until the message expires, else an"
-        " hour. A call (`lock=`, ETA, `expires`) can make it last for 31 days from now at most, or"
-        " for as long as is declared here, if that is longer.",
+        "How long the nodes keep a reservation, counted from the message's ETA. A worker that"
+        " holds the message extends it. `None`: until the message expires, else an hour. A call"
+        " can make it last for 31 days from now, or for as long as is declared here, if that is"
+        " longer.",
+        "Raise it if messages may lie in the queue for more than an hour before a worker sees"
+        " them.",
     )
     on_duplicate: OnDuplicate = _option(
         "existing",
         checks.one_of(OnDuplicate),
-        "If another has the reservation when a task is published: return the result of that"
-        " one, raise DuplicateTask, return a result that says it was skipped, or revoke the one"
-        " that is queued and take its place.",
+        "What a caller gets whose key is reserved for another task: its result (`existing`), a"
+        " `DuplicateTask` (`raise`), a result that says it was skipped (`skip`), or its place:"
+        " the queued task is revoked (`replace`). See"
+        " [what a duplicate gets](uniqueness.md#what-a-duplicate-gets).",
+        "Set it to `replace` for a debounce, where the last call should run and not the first.",
     )
     hold_for: float = _option(
         0.0,
@@ -215,34 +274,36 @@ class TaskOptions(_Shared):
             " scope 'until_expired' and reserve_ttl",
         ),
         "How long a lock is kept at least, counted from when it was taken, even if the body ends"
-        " before; seconds, at most a day.",
+        " before.",
+        "Raise it to keep a task from running again too soon. A restarted node has no vote for"
+        " that long, where it is longer than the ttl.",
     )
     on_conflict: OnConflict = _option(
         "retry",
         checks.or_callable(checks.one_of(ConflictPolicy), "the holder", "the request"),
-        "If another holds the lock: send the task again later, skip it, raise ResourceHeld,"
-        " wait in its pool slot for up to `wait`, reject the message (to a dead letter"
-        " exchange), replace the holder (revoke it, and wait for its end); or what a function"
-        " says that is given the holder and the request.",
+        "What a task does whose lock another holds. See [Policies](#policies).",
+        "Set it to `skip` if a copy that comes while another runs has nothing to do, to `raise` or"
+        " `reject` if you handle conflicts yourself.",
     )
     on_deadline: OnDeadline = _option(
         "raise",
         checks.one_of(OnDeadline),
-        "When `retry_deadline` is over, or the wait of the policies `wait` and `replace`: raise"
-        " ResourceHeld (or QuorumUnavailable), skip the task, or reject its message. Refused"
-        " where there is no such time.",
+        "What a task does when `retry_deadline` is over, or the wait of the policies `wait` and"
+        " `replace`. See [Policies](#policies). Refused where there is no such time.",
+        "Set it to `skip` or `reject` if waiting in vain is no failure.",
     )
     on_unavailable: OnUnavailable = _option(
         "retry",
         checks.one_of(OnUnavailable),
-        "If too few nodes answer: send the task again later, raise QuorumUnavailable, or run"
-        " it without a lock.",
+        "What a task does if too few nodes answer. See [Policies](#policies).",
+        "Set it to `run` only where a double run is better than none.",
     )
     on_lost: OnLost = _option(
         "raise",
         checks.or_callable(checks.one_of(LossPolicy), "the lease"),
-        "If the lease is lost while the task runs: raise LeaseLost in it, only log it, or call"
-        " a function with the lease.",
+        "What happens to a body whose lease is lost. See [Policies](#policies).",
+        "Set it to `log` or to a function if a body must not be interrupted, and ask"
+        " `current_lease().lost` in it.",
     )
     waits: Mapping[str, float] = field(default_factory=dict)
 

@@ -1,7 +1,7 @@
 """Did the lock hold? Judged from the bodies' accounts, the keys that were seen, and the faults.
 
 It shares no code with the library. What is a violation and what a limit is the table of
-docs/guarantees.md, `VERDICTS` here; a test compares them. How much time is granted, in seconds:
+docs/bug-or-limit.md, `VERDICTS` here; a test compares them. How much time is granted, in seconds:
 
 - `TOLD`: a body whose lease is over may go on for so long *of its own running time* before it is
   told. (The library promises 0.05; a machine with more processes than cores cannot show that.)

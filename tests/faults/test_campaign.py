@@ -1,7 +1,7 @@
 """Real workers under faults of every kind, judged by what their bodies wrote.
 
 `make faults` is the same for longer, and `make faults MUTANT=...` looks for one planted bug.
-What is judged, and what is a limit, is in `oracle.py` and in docs/guarantees.md.
+What is judged, and what is a limit, is in `oracle.py` and in docs/bug-or-limit.md.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_all_phases_have_a_name_of_their_own() -> None:
     assert len({phase.name for phase in PHASES}) == len(PHASES)
 
 
-def test_the_verdicts_stand_in_the_guarantees_word_for_word() -> None:
-    page = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+def test_the_verdicts_stand_in_the_docs_word_for_word() -> None:
+    page = (ROOT / "docs" / "bug-or-limit.md").read_text(encoding="utf-8")
     for verdict in VERDICTS:
         assert f"| {verdict} |" in page

@@ -26,9 +26,10 @@ from celery_redlock.compat import once, singleton
 from celery_redlock.config import settings
 from celery_redlock.events import Listener
 from celery_redlock.keepalive import watchdog
-from celery_redlock.messages import signals
+from celery_redlock.messages import policy, signals
 from celery_redlock.protocol import lease, pipeline, values
 from celery_redlock.testing import pytest_plugin
+from celery_redlock.worker.parking.prefetch import MAX_PARKED
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_redlock"
@@ -180,7 +181,7 @@ def test_options_exist(page: str) -> None:
 
 
 @pytest.mark.defaults
-def test_the_table_of_options_is_the_one_in_the_code() -> None:
+def test_the_settings_are_those_of_the_code_each_with_a_heading_of_its_own() -> None:
     spec = importlib.util.spec_from_file_location("make_settings", ROOT / "docs/make_settings.py")
     assert spec and spec.loader
     make: Any = importlib.util.module_from_spec(spec)
@@ -188,8 +189,25 @@ def test_the_table_of_options_is_the_one_in_the_code() -> None:
     spec.loader.exec_module(make)
     sys.path[:] = path
     page = read("docs/settings.md")
-    assert "`redlock_ttl`" in make.table()
-    assert make.table() in page and make.render(page) == page, "run: python docs/make_settings.py"
+    assert make.entries() in page and make.render(page) == page, "run: python docs/make_settings.py"
+    of_app, _, of_task = make.entries().partition("## Options of a task\n")
+    for text, prefix, table in (
+        (of_app, "redlock_", settings.GLOBAL),
+        (of_task, "lock_", settings.TASK),
+    ):
+        entries = dict(re.findall(rf"^### `{prefix}(\w+)`\n(.*?)(?=^##|\Z)", text, re.M | re.S))
+        assert list(entries) == list(table)
+        for name, entry in entries.items():
+            kinds = re.findall(r"^- (Type|Default|Set it as): ", entry, re.M)
+            assert kinds == ["Type", "Default", "Set it as"], name
+            is_same = f"[`redlock_{name}`](#redlock_{name})" in entry
+            assert "**When to change it.** " in entry or is_same, name
+
+
+@pytest.mark.parametrize("page", ["docs/settings.md", "docs/glossary.md"])
+def test_no_table_is_wider_than_two_columns_where_readers_look_things_up(page: str) -> None:
+    rows = [line for line in prose(page).splitlines() if line.startswith("|")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
 
 
 MODULES: dict[str, list[str]] = {}
@@ -265,6 +283,28 @@ def test_the_front_door_is_short_and_begins_with_code() -> None:
     )
 
 
+def test_the_landing_page_begins_as_the_front_door_does() -> None:
+    landing, front = read("docs/index.md"), read("README.md")
+    begin = front[: front.index("```\n") + 4]
+    assert landing.startswith(begin)
+    assert len([line for line in blocks("docs/index.md")[0].splitlines() if line]) <= 10
+    doors = landing[len(begin) : landing.index("\n## ")]
+    for target in ("start.md", "#recipes", "runbook.md", "how-it-works.md", "pictures/demo.svg"):
+        assert f"]({target})" in doors
+
+
+TERMS = """lease quorum round vote token fencing drift deadline watchdog driver handshake node
+reservation park parked tick policy delivery holder owner survey doctor outage ttl body beat claim
+conflict extension guard key resource scope sidecar supervisor"""
+"""Of which the code, its log lines and all pages are made."""
+
+
+def test_the_glossary_has_each_term_in_the_order_of_the_alphabet() -> None:
+    words = re.findall(r"^\| ([a-z][\w ,]*) \|", read("docs/glossary.md"), re.M)[1:]
+    assert words == sorted(words)
+    assert {word.strip() for entry in words for word in entry.split(",")} >= set(TERMS.split())
+
+
 def methods(kind: type[Any]) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
@@ -316,7 +356,7 @@ def test_log_names_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize(
     ("page", "heading"),
-    [("docs/guarantees.md", "When you are paged"), ("docs/beat.md", "In the log")],
+    [("docs/runbook.md", "Log lines"), ("docs/beat.md", "In the log")],
 )
 def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) -> None:
     said = [
@@ -347,7 +387,7 @@ def test_reasons_of_a_loss_are_those_of_the_code() -> None:
     assert lost == {"expired", "refused", "max_lifetime"}
     for reason in lost:
         assert f'"{reason}"' in section("docs/settings.md", "Errors")
-        assert f"`{reason}`" in section("docs/guarantees.md", "When you are paged")
+        assert f"`{reason}`" in section("docs/runbook.md", "Log lines")
 
 
 @pytest.mark.parametrize("option", ["on_conflict", "on_unavailable", "on_lost"])
@@ -368,7 +408,17 @@ def test_policies_are_documented(option: str) -> None:
         ("docs/algorithm.md", f"failed round every ttl / {round(1 / watchdog.RETRY_EVERY)}."),
         ("docs/algorithm.md", f"has not answered for {pipeline.STALLED_S:g} s"),
         ("README.md", f"their ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
-        ("docs/guarantees.md", f"{settings.GLOBAL['ttl'].default:g} s, the default"),
+        ("docs/settings.md", f"{settings.GLOBAL['wait'].default:g} s by default"),
+        ("docs/settings.md", f"parks up to {MAX_PARKED:,} messages".replace(",", " ")),
+        (
+            "docs/settings.md",
+            f"a delay of {policy.MIN_PAUSE_S:g} to {policy.MAX_PARKED_PAUSE_S:g} s",
+        ),
+        ("docs/settings.md", f"comes back within {policy.MAX_PARKED_PAUSE_S:g} s, whatever is set"),
+        (
+            "docs/glossary.md",
+            f"{lease.DRIFT_RATE:.0%} and {lease.DRIFT_FLOOR * 1e3:g} ms".replace("%", " %"),
+        ),
         ("docs/beat.md", f"({settings.GLOBAL['node_timeout'].default:g} s)"),
         ("docs/beat.md", f"until the next due time, + {ticks.GRACE_S:g} s"),
         ("docs/beat.md", f"less {ticks.MARGIN_RATE:.0%}".replace("%", " %")),
@@ -389,8 +439,8 @@ def test_the_defaults_in_the_signature_of_redlock() -> None:
     assert f"`Redlock(nodes, {shown})`" in read("docs/settings.md")
 
 
-def test_quorums_named_in_the_index() -> None:
-    quorums = re.findall(r"(\d) of (\d)", read("docs/index.md"))
+def test_quorums_named_in_the_glossary() -> None:
+    quorums = re.findall(r"(\d) of (\d)", read("docs/glossary.md"))
     assert quorums
     for needed, nodes in quorums:
         assert values.quorum_of(int(nodes)) == int(needed)

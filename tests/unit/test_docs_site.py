@@ -100,7 +100,7 @@ def test_a_picture_is_the_one_that_the_script_draws(picture: Any) -> None:
 def test_there_is_no_other_picture_and_each_is_shown_with_words_for_who_cannot_see_it() -> None:
     files = {file.stem for file in (DOCS / "pictures").glob("*.svg")}
     assert files == {"demo", *(picture.name for picture in PICTURES)}  # one is the demo's own
-    names = ("../README.md", "how-it-works.md", "architecture.md")
+    names = ("../README.md", "index.md", "how-it-works.md", "architecture.md")
     pages = "\n".join((DOCS / page).read_text("utf-8") for page in names)
     shown = re.findall(r"^!\[(.{80,})\]\((?:docs/)?pictures/([\w-]+)\.svg\)$", pages, re.M)
     assert {name for _, name in shown} == files
@@ -154,3 +154,38 @@ def luminance(colour: str) -> float:
     parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Path:
+    """A site of two pages, with their Markdown and the map."""
+    for name in ("index", "a"):
+        (tmp_path / f"{name}.html").write_text("<p>")
+    (tmp_path / "index.md").write_text("# Site\n\n[A](a.md#x)\n\n```\n[no](link.md)\n```\n")
+    (tmp_path / "a.md").write_text("# A\n")
+    (tmp_path / "llms.txt").write_text("# Site\n\n> Of two.\n\n## All\n\n- [A](a.md): the first\n")
+    return tmp_path
+
+
+def test_a_site_with_its_markdown_and_its_map_is_right(script: Any, told: Path) -> None:
+    assert script.check_markdown(told) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "wrong"),
+    [
+        ("a.md", None, "a.md is missing: the Markdown of a page"),
+        ("llms.txt", None, "llms.txt is missing"),
+        ("llms.txt", "# Site\n", "llms.txt does not list a.md"),
+        ("a.md", "[b](b.md)", "a.md: 'b.md' leads nowhere"),
+        ("b.html", "<p>", "b.md is missing: the Markdown of a page"),
+    ],
+)
+def test_what_a_reader_of_markdown_would_miss_is_named(
+    script: Any, told: Path, file: str, text: str | None, wrong: str
+) -> None:
+    if text is None:
+        (told / file).unlink()
+    else:
+        (told / file).write_text(text)
+    assert wrong in script.check_markdown(told)

@@ -53,7 +53,7 @@ def test_type_checkers_are_told_what_the_table_says() -> None:
 @pytest.mark.parametrize(("name", "option"), {**GLOBAL, **TASK}.items())
 def test_every_default_passes_its_own_check_and_is_explained(name: str, option: Any) -> None:
     assert option.check(option.default) == option.default
-    assert option.about.endswith(".")
+    assert option.about.endswith(".") and option.change.endswith(".")
 
 
 @pytest.mark.defaults
