@@ -107,8 +107,10 @@ def test_each_command_of_the_rule_is_needed(
 
 def test_another_database_needs_select(node: LocalServer, admin: redis.Redis) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
+    redlock = Redlock([url(node, database=1)])
     with pytest.raises(RedlockError, match="NOPERM"):
-        Redlock([url(node, database=1)]).acquire("order:1")
+        redlock.acquire("order:1")
+    redlock.close()
     admin.execute_command("ACL", "SETUSER", "redlock", "+select")
     redlock = Redlock([url(node, database=1)])
     assert redlock.release(redlock.acquire("order:1"))

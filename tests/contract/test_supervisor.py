@@ -220,6 +220,7 @@ def test_what_a_dead_process_held_is_freed_and_not_before(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     child = child_that_holds(redlock, "r")
+    wait_until(lambda: tokens(servers, "r") == 5, 10.0, "the last nodes have it too")
     work(keeper, 0.3)
     assert tokens(servers, "r") == 5
     os.kill(child, signal.SIGKILL)  # it is not reaped: a zombie is dead
@@ -238,6 +239,7 @@ def test_a_death_is_not_taken_for_that_of_a_process_that_has_just_begun(
     os.kill(dead, signal.SIGKILL)
     os.waitpid(dead, 0)
     living = child_that_holds(redlock, "s")
+    wait_until(lambda: tokens(servers, "s") == 5, 10.0, "the last nodes have it too")
     wait_until(lambda: keeper.run_once() or tokens(servers, "r") == 0, 10.0, "r is free")
     work(keeper, 0.3)
     assert [pid for _block, pid in table.blocks()] == [living]
