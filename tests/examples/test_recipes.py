@@ -77,12 +77,13 @@ def test_one_queued_with_another_scope(server: LocalServer, scope: str, tasks: i
         work.at(*[(7,)] * tasks)  # two: their bodies overlap
 
 
-SECOND = {"countdown=10": "countdown=1"}
+SOON = {"countdown=10": "countdown=2"}
+"""On a busy machine as well, there is less between two calls of a burst."""
 
 
 def test_debounce(server: LocalServer) -> None:
     mails = Work()
-    with running("debounce", server, SECOND, mail=mails) as shop:
+    with running("debounce", server, SOON, mail=mails) as shop:
         *replaced, last = [shop.changed(7, text) for text in "abcd"]
         other = shop.changed(8, "x")
         mails.at((7, "d"), (8, "x"))
@@ -95,12 +96,12 @@ def test_debounce(server: LocalServer) -> None:
 
 def test_debounce_that_keeps_the_first(server: LocalServer) -> None:
     mails = Work(endless=False)
-    change = SECOND | {'    lock_on_duplicate="replace",\n': ""}
+    change = SOON | {'    lock_on_duplicate="replace",\n': ""}
     with running("debounce", server, change, mail=mails) as shop:
         begin = time.monotonic()
         first, *others = [shop.changed(7, text) for text in "abc"]
         assert {other.id for other in others} == {first.id}
-        assert value(first) is None and time.monotonic() - begin >= 1.0
+        assert value(first) is None and time.monotonic() - begin >= 2.0
     assert mails.begun == [(7, "a")]
 
 
@@ -111,7 +112,6 @@ def test_throttle(server: LocalServer) -> None:
     times = {
         "hold_for=60": f"hold_for={period}",
         "retry_backoff_max=5": "retry_backoff=0.3, retry_backoff_max=0.3",
-        "hold_for=300": "hold_for=1",
     }
     mails = Work(endless=False)
 
@@ -124,12 +124,13 @@ def test_throttle(server: LocalServer) -> None:
         pages = [shop.fetch.delay(1, page) for page in range(7)]
         assert value(shop.alarm.delay("web1", "down")) is None
         assert Skipped.of(value(shop.alarm.delay("web1", "down still")))
+        cooling = Redlock.from_app(shop.app).holder("alarm:web1")
+        assert cooling is not None and 200 < cooling.expires_in <= 300
         assert all(isinstance(value(page), OSError) for page in pages)
-        assert value(shop.alarm.delay("web1", "down again")) is None
     let_in.sort()
     apart = [late - early for early, late in zip(let_in, let_in[3:], strict=False)]
     assert len(apart) == 4 and min(apart) > period - 0.05, apart
-    assert mails.begun == [("web1", "down"), ("web1", "down again")]
+    assert mails.begun == [("web1", "down")]
 
 
 def test_at_most_k(server: LocalServer) -> None:

@@ -168,7 +168,8 @@ def compose() -> list[str]:
 def test_one_redis_remembers_what_it_has_on_disk(remembers: bool) -> None:
     lost: list[LeaseLost] = []
     with LocalServer(config=compose() if remembers else ()) as server:
-        redlock, other = Redlock([server.url], ttl=3.0), Redlock([server.url])
+        redlock = Redlock([server.url], ttl=30.0 if remembers else 3.0)
+        other = Redlock([server.url])
         with redlock.lock("order:7", on_lost=lost.append):
             server.restart()
             assert (other.try_acquire("order:7") is None) == remembers
