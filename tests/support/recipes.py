@@ -52,7 +52,9 @@ def code(page: str, server: LocalServer, changes: Mapping[str, str] = {}) -> str
 
 
 @contextlib.contextmanager
-def running(page: str, server: LocalServer, changes: Mapping[str, str] = {}, **names: Any) -> Any:
+def running(
+    page: str, server: LocalServer, changes: Mapping[str, str] = {}, **names: Any
+) -> Iterator[Any]:
     """A page as a module, and a worker with four threads that has its tasks.
 
     Args:
@@ -72,16 +74,15 @@ def running(page: str, server: LocalServer, changes: Mapping[str, str] = {}, **n
             setattr(shop, name, work)
         (app,) = (thing for thing in vars(shop).values() if isinstance(thing, Celery))
         app.conf.broker_transport_options = {"polling_interval": 0.1}  # it also ends as soon
-        with (
-            contextlib.ExitStack() as stack,
-            start_worker(app, pool="threads", concurrency=4, perform_ping_check=False),
-        ):
+        with contextlib.ExitStack() as stack:
+            stack.callback(app.close)
+            stack.callback(app.backend.client.close)
+            stack.callback(Redlock.from_app(app).close)
+            worker = start_worker(app, pool="threads", concurrency=4, perform_ping_check=False)
+            stack.enter_context(worker)
             for work in names.values():
                 stack.callback(work.go)
             yield shop
-        Redlock.from_app(app).close()
-        app.backend.client.close()
-        app.close()
     finally:
         del sys.modules["shop"]
         state._tls.current_app, state.default_app = before
