@@ -30,7 +30,11 @@ COMPUTING = (
 )
 """How the names begin of the files that are one after the other, in this order."""
 
-RABBITMQ = ("tests/canvas/", "tests/worker/test_brokers.py")
+RABBITMQ = (
+    "tests/canvas/",
+    "tests/worker/test_brokers.py",
+    "tests/examples/test_recipes_rabbitmq.py",
+)
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
 
 LONGEST = (

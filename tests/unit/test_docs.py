@@ -33,7 +33,8 @@ from celery_redlock.worker.parking.prefetch import MAX_PARKED
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_redlock"
-PAGES = ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = ["README.md", *(path.relative_to(ROOT).as_posix() for path in DOCS)]
 LINKED = [*PAGES, "CHANGELOG.md"]
 
 
@@ -80,7 +81,8 @@ for page, path, blocks in json.load(sys.stdin):
             sys.path.insert(0, path)
             names = {}
             for code in blocks:
-                names = names if page == "README.md" else {}  # there each goes on with the last
+                if page != "README.md" and "/recipes/" not in page:
+                    names = {}  # there each goes on with the last
                 exec(compile(code, page, "exec"), names)
         except BaseException:
             print(f"{page}: {traceback.format_exc()}", flush=True)
@@ -157,12 +159,15 @@ def slug(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-")
 
 
-def test_every_page_of_the_docs_is_in_the_index_once_in_the_menu_and_once_on_the_map() -> None:
-    menus = re.findall(r"^```\{toctree\}\n(.*?)^```$", read("docs/index.md"), re.M | re.S)
+@pytest.mark.parametrize("index", [page for page in PAGES if page.endswith("/index.md")])
+def test_every_page_is_in_its_index_once_in_the_menu_and_once_on_the_map(index: str) -> None:
+    menus = re.findall(r"^```\{toctree\}\n(.*?)^```$", read(index), re.M | re.S)
     names = [line for menu in menus for line in menu.splitlines() if line and line[0] != ":"]
-    pages = {Path(page).stem for page in PAGES if page.startswith("docs/")} - {"index"}
+    here = (ROOT / index).parent
+    pages = {path.stem for path in here.glob("*.md")} - {"index"}
+    pages |= {f"{path.parent.name}/index" for path in here.glob("*/index.md")}
     assert sorted(names) == sorted(pages)
-    on_the_map = re.findall(r"^- \[[^\]]+\]\(([\w-]+)\.md\)", read("docs/index.md"), re.M)
+    on_the_map = re.findall(r"^- \[[^\]]+\]\(([\w/-]+)\.md\)", read(index), re.M)
     assert on_the_map == names
 
 
@@ -250,7 +255,7 @@ OTHERS = re.findall(
     File Lock ONCE RateLimit REJECTED SETNX SIGKILL ModifyIndex CLOCK_BOOTTIME
     REDLOCK_NODES REDLOCK_TTL REDLOCK_WEB_TOKEN CELERY_BROKER_URL PROMETHEUS_MULTIPROC_DIR
     CELERY_ CELERY_TASK_ALWAYS_EAGER CACHES INSTALLED_APPS TestCase F
-    TimeoutStopSec KillMode RestartSec
+    TimeoutStopSec KillMode RestartSec POST DELETE
     """,
 )
 """Words of votes, Celery, Redis, SQL, HTTP, systemd, Django, other libraries, the environment."""

@@ -1,0 +1,284 @@
+"""The pages of docs/recipes do what they say: the code of each, run with real servers.
+
+Times are shorter than on the pages where a test would have to wait for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import pytest
+from celery import Celery
+
+from celery_redlock import (
+    ConfigurationError,
+    DuplicateTask,
+    Redlock,
+    ResourceHeld,
+    Skipped,
+    current_lease,
+)
+from celery_redlock.config.task_lock import resource_of
+from celery_redlock.server import LocalServer
+from tests.support.recipes import Work, blocks, queued, running, value
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.worker
+
+
+def takes(*arguments: str) -> Any:
+    """A function with these arguments, to be declared as a task."""
+    names: dict[str, Any] = {}
+    exec(f"def function({', '.join(arguments)}): ...", names)
+    return names["function"]
+
+
+def test_one_at_a_time(server: LocalServer) -> None:
+    work, mails = Work(), Work(endless=False)
+    with running("one-at-a-time", server, pay=work, mail=mails) as shop:
+        charges = [shop.charge.delay(7, 50), shop.charge.delay(7, 20), shop.charge.delay(8, 10)]
+        work.at((7, 50), (8, 10))
+        skipped = Skipped.of(value(shop.remind.delay(7)))
+        assert skipped is not None and skipped["resource"] == "order:7"
+        assert Skipped.of(value(shop.remind.delay(9))) is None
+        assert work.begun == [(7, 50), (8, 10)] and mails.begun == [(9,)]
+        work.go()
+        assert [value(charge) for charge in charges] == [None, None, None]
+    assert work.begun[2] == (7, 20)
+
+
+def test_one_queued(server: LocalServer) -> None:
+    work = Work()
+    with running("one-queued", server, build=work) as shop:
+        first = shop.reindex.delay(7)
+        work.at((7,))
+        others = {shop.reindex.delay(7).id for _ in range(10)}
+        assert len(others) == 1 and first.id not in others
+        with pytest.raises(DuplicateTask):
+            shop.reindex.apply_async((7,), lock={"on_duplicate": "raise"})
+        work.go()
+        wait_until(lambda: work.begun == [(7,), (7,)], 10.0, "the second has run")
+        assert value(shop.reindex.AsyncResult(*others)) is None
+    assert len(work.begun) == 2
+
+
+@pytest.mark.parametrize(("scope", "tasks"), [("until_executed", 1), ("until_executing", 2)])
+def test_one_queued_with_another_scope(server: LocalServer, scope: str, tasks: int) -> None:
+    work = Work()
+    change = {"until_and_while_executing": scope}
+    with running("one-queued", server, change, build=work) as shop:
+        first = shop.reindex.delay(7)
+        work.at((7,))
+        ids = {first.id, shop.reindex.delay(7).id}
+        assert len(ids) == tasks
+        work.at(*[(7,)] * tasks)  # two: their bodies overlap
+
+
+SOON = {"countdown=10": "countdown=2"}
+"""On a busy machine as well, there is less between two calls of a burst."""
+
+
+def test_debounce(server: LocalServer) -> None:
+    mails = Work()
+    with running("debounce", server, SOON, mail=mails) as shop:
+        *replaced, last = [shop.changed(7, text) for text in "abcd"]
+        other = shop.changed(8, "x")
+        mails.at((7, "d"), (8, "x"))
+        later = shop.changed(7, "e")  # the one that has begun is left alone
+        mails.go()
+        assert (value(last), value(other), value(later)) == (None, None, None)
+        wait_until(lambda: all(one.state == "REVOKED" for one in replaced), 10.0, "all revoked")
+    assert mails.begun[-1] == (7, "e") and len(mails.begun) == 3
+
+
+def test_debounce_that_keeps_the_first(server: LocalServer) -> None:
+    mails = Work(endless=False)
+    change = SOON | {'    lock_on_duplicate="replace",\n': ""}
+    with running("debounce", server, change, mail=mails) as shop:
+        begin = time.monotonic()
+        first, *others = [shop.changed(7, text) for text in "abc"]
+        assert {other.id for other in others} == {first.id}
+        assert value(first) is None and time.monotonic() - begin >= 2.0
+    assert mails.begun == [(7, "a")]
+
+
+def test_throttle(server: LocalServer) -> None:
+    """Of any four calls that follow each other, the last is let in a period after the first."""
+    period = 1.5
+    let_in: list[float] = []
+    times = {
+        "hold_for=60": f"hold_for={period}",
+        "retry_backoff_max=5": "retry_backoff=0.3, retry_backoff_max=0.3",
+    }
+    mails = Work(endless=False)
+
+    class Fails(Work):
+        def __call__(self, *args: Any) -> Any:
+            let_in.append(current_lease().lease.granted_at)
+            raise OSError("a body that fails holds its place as well")
+
+    with running("throttle", server, times, download=Fails(endless=False), mail=mails) as shop:
+        pages = [shop.fetch.delay(1, page) for page in range(7)]
+        assert value(shop.alarm.delay("web1", "down")) is None
+        assert Skipped.of(value(shop.alarm.delay("web1", "down still")))
+        cooling = Redlock.from_app(shop.app).holder("alarm:web1")
+        assert cooling is not None and 200 < cooling.expires_in <= 300
+        assert all(isinstance(value(page), OSError) for page in pages)
+    let_in.sort()
+    apart = [late - early for early, late in zip(let_in, let_in[3:], strict=False)]
+    assert len(apart) == 4 and min(apart) > period - 0.05, apart
+    assert mails.begun == [("web1", "down")]
+
+
+def test_at_most_k(server: LocalServer) -> None:
+    work = Work()
+    quicker = {"limit=3)\ndef": "limit=3, retry_backoff=0.2, retry_backoff_max=0.2)\ndef"}
+    with running("at-most-k", server, quicker, download=work) as shop:
+        pages = [shop.fetch.delay(1, page) for page in range(5)]
+        wait_until(lambda: len(work.now) == 3, 10.0, "three are at work")
+        assert shop.busy(1) == 3 and shop.busy(2) == 0
+        other = shop.fetch.delay(2, 9)
+        wait_until(lambda: (2, 9) in work.now, 10.0, "another supplier has places of its own")
+        assert len(work.begun) == 4
+        work.go()
+        assert [value(page) for page in [*pages, other]] == [None] * 6
+        for refused in ({"fencing": True}, {"on_conflict": "replace"}):
+            with pytest.raises(ConfigurationError, match="limit"):
+                shop.locked("supplier:<page>", limit=3, **refused)(takes("page"))
+
+
+class Order:
+    """Of a kind that only pickle can send."""
+
+    def __init__(self, pk: int) -> None:
+        self.pk = pk
+
+
+def test_nested_key(server: LocalServer) -> None:
+    with running("nested-key", server) as shop:
+        event = {"order": {"id": 7}}
+        assert resource_of(shop.handle, (event,), {}) == "order:7"
+        assert resource_of(shop.charge, (7,), {}) == "order:7"
+        assert resource_of(shop.ship, (Order(7),), {}) == "order:7"
+        assert resource_of(shop.charge, ("7",), {}) != "order:7"
+        with Redlock([server.url]).lock("order:7"):
+            sent = [shop.handle.delay(event), shop.ship.delay(Order(7))]
+            shop.paid(Order(8))
+            with pytest.raises(ResourceHeld):
+                shop.handle(event)
+            assert not any(one.ready() for one in sent)
+        assert [value(one) for one in sent] == [None, None]
+        assert isinstance(value(shop.handle.delay({})), ConfigurationError)
+        with pytest.raises(ConfigurationError, match="give a function"):
+            shop.locked("order:<order.id>")(takes("order"))
+
+
+def test_two_tasks(server: LocalServer) -> None:
+    payments, refunds = Work(), Work()
+    with running("two-tasks", server, pay=payments, refund=refunds) as shop:
+        charged = shop.charge.delay(7, 50)
+        payments.at((7, 50))
+        cancelled = [shop.cancel.delay(7), shop.cancel.delay(8)]
+        refunds.at((8,))
+        redlock = Redlock.from_app(shop.app)
+        assert redlock.try_acquire("order:7") is None
+        payments.go()
+        assert value(charged) is None  # with what it calls
+        refunds.at((7,), (8,))
+        with pytest.raises(ResourceHeld):
+            redlock.acquire("order:7")
+        refunds.go()
+        assert [value(one) for one in cancelled] == [None, None]
+        shop.by_hand(7)
+        assert refunds.begun == [(8,), (7,), (7,)]
+        for name in ("a", "b"):
+            shared = shop.locked(["order_id"], scope_name="order")(takes("order_id"))
+            assert resource_of(shop.app.task(name=name)(shared), (7,), {}) == "order(order_id=7)"
+
+
+def test_nightly_skips_while_last_nights_run_is_at_work(server: LocalServer) -> None:
+    work = Work()
+    with running("nightly", server, collect=work) as shop:
+        run = shop.rebuild.delay()
+        work.at(())
+        assert Skipped.of(value(shop.rebuild.delay()))
+        work.go()
+        assert Skipped.of(value(run)) is None
+
+
+def test_chord(server: LocalServer) -> None:
+    work = Work()
+    with running("chord", server, pay=work) as shop:
+        settled = shop.settle()
+        wait_until(lambda: {order for order, _ in work.now} == {7, 8}, 10.0, "both are charged")
+        assert len(work.now) == 2
+        surveyed = shop.survey()
+        wait_until(lambda: queued(server) == 0, 10.0, "all members are with the worker")
+        assert len(work.begun) == 2
+        work.go()
+        assert value(settled) == [50, 20, 10]
+        assert set(value(surveyed)) <= {"a", "b", "c"}
+        with Redlock.from_app(shop.app).lock("order:7"):
+            assert value(shop.survey()) == ["c"]
+        assert value(shop.survey.__globals__["settle"]()) == [50, 20, 10]
+
+
+def test_fastapi(server: LocalServer) -> None:
+    work = Work()
+
+    async def ask(method: str, path: str) -> httpx.Response:
+        transport = httpx.ASGITransport(shop.app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            return await client.request(method, path)
+
+    def asked(method: str, path: str) -> httpx.Response:
+        return asyncio.run(ask(method, path))
+
+    with running("fastapi", server, {"wait=1.0": "wait=0.1"}, build=work) as shop:
+        clicks = [asked("POST", "/reports/7") for _ in range(3)]
+        assert {click.status_code for click in clicks} == {202}
+        (task,) = {click.json()["task"] for click in clicks}
+        work.at((7,))
+        held = asked("DELETE", "/reports/7")
+        assert held.status_code == 409 and "host" not in held.text
+        assert asked("DELETE", "/reports/8").status_code == 200
+        work.go()
+        assert value(shop.rebuild.AsyncResult(task)) == 7
+        assert asked("GET", f"/tasks/{task}").json() == {"state": "SUCCESS"}
+        assert asked("DELETE", "/reports/7").status_code == 200
+        assert asked("POST", "/reports/7").json()["task"] != task
+        server.pause()
+        try:
+            assert asked("DELETE", "/reports/7").status_code == 503
+        finally:
+            server.resume()
+
+
+def test_coming_from(server: LocalServer) -> None:
+    work = Work()
+    with running("coming-from", server, work=work) as shop:
+        settled, rebuilt = shop.settle.delay(1, 50), shop.rebuild.delay(2, "en")
+        charged = [shop.charge.delay(3), shop.charge.delay(3)]
+        work.at((1,), (2,), (3,))
+        assert Skipped.of(shop.settle.delay(1, 20).result)
+        assert shop.rebuild.delay(2, "de").id == rebuilt.id
+        work.go()
+        assert [value(one) for one in (settled, rebuilt, *charged)] == [None] * 4
+        assert work.begun.count((3,)) == 2
+
+
+def test_coming_from_takes_another_import_at_first(server: LocalServer) -> None:
+    names: dict[str, Any] = {"__name__": "before", "app": Celery("before", broker=server.url)}
+    for before in blocks("coming-from", "py"):
+        for old in ("once", "singleton"):
+            before = before.replace(f"from celery_{old} ", f"from celery_redlock.compat.{old} ")
+        exec(compile(before, "coming-from.md", "exec"), names)
+    first, graceful = [names["settle"].delay(1, amount) for amount in (50, 20)]
+    assert first.id != graceful.id and (graceful.state, graceful.result) == ("REJECTED", None)
+    assert names["rebuild"].delay(2, "en").id == names["rebuild"].delay(2, "de").id
+    assert queued(server) == 2
+    Redlock.from_app(names["app"]).close()
+    names["app"].close()

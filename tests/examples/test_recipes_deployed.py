@@ -1,0 +1,195 @@
+"""The pages of docs/recipes that are about processes and servers: beats, a helper, a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from celery.beat import PersistentScheduler
+
+from celery_redlock import (
+    LeaseLost,
+    QuorumUnavailable,
+    Redlock,
+)
+from celery_redlock.server import LocalServer
+from tests.support.recipes import ROOT, blocks, celery, code, queued, running, value
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.worker
+
+
+def app_of(text: str) -> Any:
+    """The app of a page, to send with."""
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec(text, names)
+    return names["app"]
+
+
+def test_nightly(server: LocalServer, tmp_path: Path) -> None:
+    """Two beats last sent it the night before last."""
+    text = code("nightly", server)
+    (tmp_path / "shop.py").write_text(text)
+    app = app_of(text)
+    (command,) = blocks("nightly", "sh")
+    _celery, _app, _shop, *arguments, _schedule = shlex.split(command)
+    assert arguments[-1] == "--schedule"
+    beats = []
+    with contextlib.ExitStack() as stack:
+        for name in ("one", "two"):
+            file = str(tmp_path / f"{name}.schedule")
+            schedule = PersistentScheduler(app, schedule_filename=file)
+            schedule.schedule["nightly"].last_run_at = datetime.now(timezone.utc) - timedelta(2)
+            schedule.close()
+            program = celery(tmp_path, name, *arguments, file, "--pidfile=")
+            beats.append(stack.enter_context(program))
+        for beat in beats:
+            beat.said("each tick is sent by one beat", 30.0)
+        refused = re.compile(r"\) (was|is being) sent by ")
+        wait_until(lambda: any(refused.search(beat.text) for beat in beats), 30.0, "one is refused")
+        wait_until(lambda: queued(server), 10.0, "the other has sent it")
+    assert queued(server) == 1, [beat.text for beat in beats]
+    app.close()
+
+
+DJANGO = """
+import django; django.setup()
+from django.db import connection, transaction
+from redis import Redis
+from shop.models import Order
+from shop.tasks import app, charge
+from shop.views import pay
+with connection.schema_editor() as editor:
+    editor.create_model(Order)
+redis = Redis.from_url(app.conf.broker_url)
+try:
+    with transaction.atomic():
+        assert pay(None).status_code == 202
+        raise ZeroDivisionError
+except ZeroDivisionError:
+    assert redis.keys() == [] and not Order.objects.exists()
+with transaction.atomic():
+    pay(None)
+    assert redis.keys() == []
+assert redis.llen("celery") == 2
+assert b"redlock:turnover#reserved" in redis.keys(), redis.keys()
+order = Order.objects.get()
+charge(order.pk)
+assert Order.objects.get().paid
+"""
+
+DJANGO_SETTINGS = """
+SECRET_KEY = "x"
+INSTALLED_APPS = ["shop"]
+DATABASES = {"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}}
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+USE_TZ = True
+"""
+
+
+def test_django_on_commit(server: LocalServer, tmp_path: Path) -> None:
+    tasks, views = blocks("django-on-commit", "py")
+    shop = tmp_path / "shop"
+    shop.mkdir()
+    (shop / "__init__.py").touch()
+    (shop / "settings.py").write_text(DJANGO_SETTINGS)
+    model = "class Order(models.Model):\n    paid = models.BooleanField(default=False)\n"
+    (shop / "models.py").write_text(f"from django.db import models\n{model}")
+    app = f"from celery import Celery\napp = Celery('shop', broker={server.url!r})\n"
+    assert (tasks[:15], views[:15]) == ("# shop/tasks.py", "# shop/views.py")
+    (shop / "tasks.py").write_text(app + tasks)
+    (shop / "views.py").write_text(views)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", DJANGO],
+        env={**os.environ, "PYTHONPATH": paths, "DJANGO_SETTINGS_MODULE": "shop.settings"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_c_call(server: LocalServer, tmp_path: Path) -> None:
+    """In a thread of a worker, a call of one and a half times the ttl; another wants its key."""
+    solve = """def solve(name):
+    import ctypes
+    print("solving")
+    ctypes.PyDLL(None).usleep(4_500_000)  # keeps the GIL, unlike CDLL
+    return name
+"""
+    keeper = 'redlock_keeper = "process"\n'
+    changes = {"def solve(name): ...\n": solve, keeper: f"{keeper}app.conf.redlock_ttl = 3.0\n"}
+    text = code("c-call", server, changes)
+    (tmp_path / "shop.py").write_text(text)
+    app = app_of(text)
+    other = Redlock([server.url])
+    arguments = ("worker", "-P", "threads", "-c", "2", "--without-mingle", "--without-gossip")
+    with celery(tmp_path, "worker", *arguments, "-l", "INFO") as worker:
+        worker.said(" ready.", 30.0)
+        trained = app.tasks["shop.train"].delay("forest")
+        worker.said("solving")
+
+        def alone() -> bool:
+            taken = other.try_acquire("model:forest")
+            assert taken is None or trained.ready(), "another has its lock while it runs"
+            return trained.ready()
+
+        wait_until(alone, 30.0, "it is trained", every=0.05)
+        assert value(trained) == "forest"
+    other.close()
+    app.close()
+
+
+def test_one_redis_is_the_brokers(server: LocalServer) -> None:
+    with running("one-redis", server) as shop:
+        assert value(shop.charge.delay(7)) is None
+        assert Redlock.from_app(shop.app).nodes == (f"127.0.0.1:{server.port}",)
+
+
+def compose() -> list[str]:
+    """What the page gives a server in Compose."""
+    (text,) = blocks("one-redis", "yaml")
+    program, *arguments = shlex.split(yaml.safe_load(text)["services"]["redis"]["command"])
+    assert program == "redis-server"
+    return arguments
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_one_redis_remembers_what_it_has_on_disk(remembers: bool) -> None:
+    lost: list[LeaseLost] = []
+    with LocalServer(config=compose() if remembers else ()) as server:
+        redlock = Redlock([server.url], ttl=30.0 if remembers else 3.0)
+        other = Redlock([server.url])
+        with redlock.lock("order:7", on_lost=lost.append):
+            server.restart()
+            assert (other.try_acquire("order:7") is None) == remembers
+            wait_until(lambda: lost or remembers, 10.0, "the first is told")
+        redlock.close()
+        other.close()
+    assert bool(lost) != remembers
+
+
+def test_one_redis_that_was_just_started_has_no_vote_under_the_guard() -> None:
+    with LocalServer() as server, LocalServer(config=compose()) as durable:
+        for guard, one, grants in (
+            ("uptime", server, False),
+            ("uptime", durable, True),
+            ("off", server, True),
+        ):
+            redlock = Redlock([one.url], restart_guard=guard)
+            if grants:
+                redlock.release(redlock.acquire("order:7"))
+            else:
+                with pytest.raises(QuorumUnavailable, match="it may have forgotten locks"):
+                    redlock.acquire("order:7")
+            redlock.close()
