@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from celery import signals, states
-from celery.exceptions import Retry
+from celery import Task, signals, states
+from celery.exceptions import Retry, TimeLimitExceeded
 
 from ..config.settings import enabled
 from ..config.task_lock import lock_of
@@ -137,19 +137,23 @@ def _same_message(one: Any, other: Any) -> bool:
 def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
     """Free it where Celery acknowledges a message and no signal tells of its end.
 
-    Before 5.7 that is so when a body has raised SystemExit, which it cannot store as a result. And
-    when a message that comes `again` is known to be done (`worker_deduplicate_successful_tasks`):
+    Before 5.7 that is so when a body has raised SystemExit, which it cannot store as a result, and
+    at the hard time limit, as `task_failure` does not say of which request. And when a message that
+    comes `again` is known to be done (`worker_deduplicate_successful_tasks`):
     if its first body's process died just before it was to free the reservation, nobody has.
     """
     on_failure, on_success, app = request.on_failure, request.on_success, request.app
 
-    def failed(*outcome: Any, **more: Any) -> Any:
+    def failed(info: Any, *outcome: Any, **more: Any) -> Any:
+        unheard = _is_time_limit(info)
         try:
-            return on_failure(*outcome, **more)
+            return on_failure(info, *outcome, **more)
         except BaseException:
-            if request.acknowledged:
-                _free(app, note)
+            unheard = True
             raise
+        finally:
+            if unheard and request.acknowledged:
+                _free(app, note)
 
     def succeeded(outcome: Any, **more: Any) -> Any:
         result = on_success(outcome, **more)
@@ -158,3 +162,10 @@ def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
         return result
 
     request.on_failure, request.on_success = failed, succeeded
+
+
+def _is_time_limit(info: Any) -> bool:
+    """Whether a body was killed at its hard time limit, by a Celery that does not say whose."""
+    cause = getattr(info, "exception", None)
+    cause = getattr(cause, "exc", cause)  # billiard wraps it, with its traceback
+    return isinstance(cause, TimeLimitExceeded) and not hasattr(Task, "retry_on_worker_lost")
