@@ -6,7 +6,7 @@ Whatever is in here needs `pip install "celery-redlock[web]"`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
@@ -25,6 +25,7 @@ def make_app(
     token: str | None = None,
     hosts: Sequence[str] | None = None,
     private: bool = False,
+    user: Callable[[dict[str, Any]], str | None] | None = None,
     idle: float | None = 5.0,
     rest: float | None = 600.0,
 ) -> Page:
@@ -39,6 +40,8 @@ def make_app(
         hosts: Names under which the page may be asked for, as `["ops.example.org"]`; a leading dot
             stands for all names below, "*" for any. Those of this machine's loopback if None.
         private: Whether reading needs the token as well.
+        user: Takes the WSGI environ of a request and returns the name of the user who sent it: the
+            log line about a freed lock bears it. None: that line has the address alone.
         idle: Seconds between two looks at the nodes without a reader; None: no looks then.
         rest: Seconds without a reader after which it no longer looks; None: it always does.
 
@@ -62,5 +65,5 @@ def make_app(
         from ..locking.redlock import Redlock
 
         redlock = Redlock.from_app(app)
-    door = Door(token, LOOPBACK if hosts is None else hosts, private)
+    door = Door(token, LOOPBACK if hosts is None else hosts, private, user)
     return Page(Sources(redlock, app, idle=idle, rest=rest), door)

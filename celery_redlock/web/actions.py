@@ -50,7 +50,7 @@ def login(ask: Ask) -> Shown | Response:
     if not ask.door.from_us(request):
         raise Forbidden("This form was sent by another site.")
     if not ask.door.knows(request, request.form.get("token", ""), "form"):
-        logger.warning("the page was given a wrong token, from %s", request.remote_addr)
+        logger.warning("the web dashboard was given a wrong token, from %s", request.remote_addr)
         return Shown({"next": after, "wrong": True}, 403)
     response = redirect(_ours(ask, after), 303)
     ask.door.let_in(request, response)
@@ -103,14 +103,21 @@ def release(ask: Ask) -> Shown | Response:
         return _told(ask, "changed", 409 if confirmed else 200, row=row)
     if not confirmed:
         return _told(ask, "asked", row=row)
+    who, key = ask.door.name_of(request), printable(entry.key)  # unnamed, nothing is freed
     try:
         freed = force_release(ask.sources.redlock, entry, RELEASE_TIMEOUT_S)
     except QuorumUnavailable as error:
+        logger.warning("%s could not be freed for %s: %s", key, who, serializers.failure(error))
         return _told(ask, "unknown", 503, said=serializers.failure(error))
-    key = printable(entry.key)
-    logger.warning("freed from the page, by %s: %s: %s", request.remote_addr, key, freed)
     if freed.outcome != "freed":
+        why = "it was free already" if freed.outcome == "gone" else "another has it now"
+        logger.info("%s was not freed for %s: %s", key, who, why)
         return _told(ask, freed.outcome, 409)
+    owner = entry.owner or "another program"
+    logger.warning(
+        "%s was freed by %s in the web dashboard: token %s of %s, on %d of %d nodes",
+        *(key, who, entry.digest, owner, freed.nodes, entry.total),
+    )
     return _told(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
 
 

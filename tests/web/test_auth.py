@@ -63,7 +63,7 @@ def test_the_log_says_what_was_freed_on_one_line(
     sign_in(client)
     shown = client.get(f"/lock.json?resource={name}").json["entries"][0]["digest"]
     confirm(client, f"/release?resource={name}&kind=lock&slot=1&digest={shown}")
-    (line,) = (r.getMessage() for r in caplog.records if "freed from the page" in r.getMessage())
+    (line,) = (r.getMessage() for r in caplog.records if "was freed by" in r.getMessage())
     assert line.isprintable() and r"order:\x1b[2J\n1" in line
 
 
@@ -77,7 +77,7 @@ def test_what_another_has_meanwhile_is_not_freed(
     redlock.release(lease)
     other = holds("order:1")
     answer = client.post(url, data={"proof": word})
-    assert answer.status_code == 409 and "Another has it now" in answer.text
+    assert answer.status_code == 409 and "Somebody else has it now" in answer.text
     assert redlock.extend(other), "the other still holds it"
     redlock.release(other)
     answer = client.post(url, data={"proof": word})

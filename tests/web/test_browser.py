@@ -84,7 +84,7 @@ def test_it_is_read_searched_and_a_lock_freed_without_any_script(
     assert link.text == "order:1"
     link.click()
     wait_until(lambda: "Timeline" in text(driver), 30, "the lock's own page")
-    driver.find_element("link text", "Free it …").click()
+    driver.find_element("link text", "Free this lock …").click()
     wait_until(lambda: "/login" in driver.current_url, 30, "the token is asked for")
     (field,) = wait_until(lambda: driver.find_elements("id", "token"), 30, "here")
     field.send_keys(SECRET)
@@ -144,7 +144,7 @@ def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> Non
 
     driver.get(site)
     driver.find_element("tag name", "body").send_keys(Keys.TAB)
-    assert driver.switch_to.active_element.text == "Skip to the content"
+    assert driver.switch_to.active_element.text == "Skip to content"
     driver.switch_to.active_element.send_keys(Keys.TAB)
     assert ask(driver, "getComputedStyle(document.activeElement).outlineStyle") == "solid"
     for name in ("header", "nav", "main", "footer"):

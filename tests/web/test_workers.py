@@ -43,22 +43,23 @@ def listens(hearing: Hearing, server: LocalServer) -> None:
         wait_until(client.pubsub_numpat, 30, "Redis knows")
 
 
-def send(app: Celery, name: str = "task-lock-waiting", **fields: Any) -> None:
+def send(app: Celery, kind: str = "task-lock-waiting", /, **fields: Any) -> None:
     with app.connection_for_write() as connection:
-        app.events.Dispatcher(connection, hostname="w@h").send(name, **fields)
+        app.events.Dispatcher(connection, hostname="w@h").send(kind, **fields)
 
 
 HOLDER = {"task": "shop.pay", "task_id": "t1", "pid": 7, "host": "h1"}
 
 
 def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
-    send(app, uuid="a", resource="order:1", holder=HOLDER, waited=2.5)
+    send(app, uuid="a", name="shop.refund", resource="order:1", holder=HOLDER, waited=2.5)
     send(app, "task-lock-lost", uuid="b", resource="order:2", reason="refused", held_for=9.0)
     send(app, "task-succeeded", uuid="c")
     wait_until(lambda: hearing.count >= 2, 30, "both are heard")
     lost, waiting = hearing.heard()
     assert lost["what"] == "lost" and (lost["reason"], lost["seconds"]) == ("refused", 9.0)
-    assert waiting["holder"] == "shop.pay t1 of pid 7 on h1" and waiting["worker"] == "w@h"
+    assert waiting["holder"] == "shop.pay t1, pid 7 on h1" and waiting["worker"] == "w@h"
+    assert waiting["task"] == "shop.refund" and lost["task"] == "", "of a worker that does not say"
     assert [one["task_id"] for one in hearing.heard("order:1")] == ["a"]
     assert hearing.count == 2
 
