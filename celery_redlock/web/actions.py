@@ -17,6 +17,7 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
 from ..survey.force_release import force_release
 from . import serializers
+from .history import who
 from .views import Ask, Shown
 
 __all__ = ["login", "logout", "release", "to_login"]
@@ -103,20 +104,20 @@ def release(ask: Ask) -> Shown | Response:
         return _told(ask, "changed", 409 if confirmed else 200, row=row)
     if not confirmed:
         return _told(ask, "asked", row=row)
-    who, key = ask.door.name_of(request), printable(entry.key)  # unnamed, nothing is freed
+    user, key = ask.door.name_of(request), printable(entry.key)  # unnamed, nothing is freed
     try:
         freed = force_release(ask.sources.redlock, entry, RELEASE_TIMEOUT_S)
     except QuorumUnavailable as error:
-        logger.warning("%s could not be freed for %s: %s", key, who, serializers.failure(error))
+        logger.warning("%s could not be freed for %s: %s", key, user, serializers.failure(error))
         return _told(ask, "unknown", 503, said=serializers.failure(error))
     if freed.outcome != "freed":
         why = "it was free already" if freed.outcome == "gone" else "another has it now"
-        logger.info("%s was not freed for %s: %s", key, who, why)
+        logger.info("%s was not freed for %s: %s", key, user, why)
         return _told(ask, freed.outcome, 409)
-    owner = entry.owner or "another program"
+    holder = printable(who(entry)) or "another program"
     logger.warning(
-        "%s was freed by %s in the web dashboard: token %s of %s, on %d of %d nodes",
-        *(key, who, entry.digest, owner, freed.nodes, entry.total),
+        "%s was freed on %d of %d nodes by %s in the web dashboard; %s had it (token %s)",
+        *(key, freed.nodes, entry.total, user, holder, entry.digest),
     )
     return _told(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
 

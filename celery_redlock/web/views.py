@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .auth import Door
     from .sources import Sources, Waiting
 
-__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]
+__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters", "with_parked"]
 
 MAX_KEY_CHARS = 10_000
 """Of a key that a page looks for: a foreign one may be longer than a lock's name."""
@@ -111,7 +111,7 @@ def locks(ask: Ask) -> Shown:
     rows, queues = ask.sources.rows(seen)
     told, waiting = ask.sources.waiting(), None
     if told is not None:
-        rows, waiting = _with_parked(rows, queues, told)
+        rows, waiting = with_parked(rows, queues, told)
     show = ask.one_of("show", "all", "lock", "reservation", "trouble")
     by = ask.one_of("sort", *serializers.SORTS)
     found = [
@@ -139,7 +139,7 @@ def locks(ask: Ask) -> Shown:
     )
 
 
-def _with_parked(
+def with_parked(
     rows: list[dict[str, Any]], queues: list[dict[str, Any]], told: Waiting
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the rows with the tasks that wait in workers, and how many wait in all.
