@@ -104,19 +104,6 @@ def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Pro
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
-def observe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
-    """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
-    looks, found = read_nodes(addresses, prefix, _read, timeout)
-    whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
-    return [Probe(index, *one) for index, one in enumerate(whole)]
-
-
-def _read(reader: Reader) -> Told:
-    text, facts, denied = introduce(reader)
-    info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
-    return Told(reader.peer, info, facts, denied)
-
-
 def _ask(reader: Reader, prefix: str) -> Told:
     mark, line = (f"{prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
     told, ahead = _read(reader), _ahead(reader)
@@ -128,6 +115,19 @@ def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
     text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed)
     return text, facts, "" if error is None else reason(error)
+
+
+def observe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
+    """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
+    looks, found = read_nodes(addresses, prefix, _read, timeout)
+    whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
+    return [Probe(index, *one) for index, one in enumerate(whole)]
+
+
+def _read(reader: Reader) -> Told:
+    text, facts, denied = introduce(reader)
+    info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
+    return Told(reader.peer, info, facts, denied)
 
 
 def _ahead(reader: Reader) -> float | None:

@@ -29,7 +29,7 @@ def make_app(
     idle: float | None = 5.0,
     rest: float | None = 600.0,
 ) -> Page:
-    """Return the page, as a WSGI app. No node, worker or broker is asked before its first use.
+    """Return the web dashboard as a WSGI app. Nodes, workers and broker are asked on first use.
 
     Args:
         app: The Celery app: its settings name the nodes, its workers tell what waits, its events
@@ -57,10 +57,10 @@ def make_app(
         if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
             raise
         raise ConfigurationError(
-            f'the page needs {error.name}: pip install "celery-redlock[web]"'
+            f'the web dashboard needs {error.name}: pip install "celery-redlock[web]"'
         ) from None
     if (app is None) == (redlock is None):
-        raise ConfigurationError("give the page an app or a redlock: one of the two")
+        raise ConfigurationError("give make_app an app or a redlock: one of the two")
     if redlock is None:
         from ..locking.redlock import Redlock
 

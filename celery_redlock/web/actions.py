@@ -28,8 +28,8 @@ RELEASE_TIMEOUT_S = 3.0
 """After which a node that has not answered counts as silent."""
 KINDS = ("lock", "reservation", "foreign")
 """What an operator may free here. Fences and marks are promises that others rely on."""
-READ_ONLY = "This page is for reading only: it was started without a token."
-NOT_PROVEN = "This form is not of a page of this session: load the page again."
+READ_ONLY = "The dashboard is read-only: it was started without a token."
+NOT_PROVEN = "This form does not belong to your session. Reload the page and try again."
 
 
 def to_login(ask: Ask) -> Response:
@@ -85,14 +85,16 @@ def release(ask: Ask) -> Shown | Response:
     confirmed = request.method == "POST"
     if not ask.door.session(request):
         if confirmed:
-            raise Forbidden("The session is over: sign in again, and look again what holds it.")
+            raise Forbidden("Your session has ended. Sign in, and check again who holds the lock.")
         return to_login(ask)
     if confirmed and not ask.door.proven(request):
         raise Forbidden(NOT_PROVEN)
     kind, digest = request.args.get("kind", "lock"), request.args.get("digest", "")
     slot = request.args.get("slot", 1, type=int)
     if kind not in KINDS or not digest:
-        raise BadRequest("What is to be freed? The link on the lock's own page says it.")
+        raise BadRequest(
+            "The address does not say what to free. Use the button on the lock's page."
+        )
     found = ask.sources.one(ask.resource)
     if isinstance(found, QuorumUnavailable):
         return _told(ask, "unknown", 503, said=serializers.failure(found))

@@ -61,7 +61,7 @@ class Ask:
         if len(name) > MAX_KEY_CHARS:  # each node is asked for all its slots
             raise BadRequest(f"No lock has a name of {len(name)} characters.")
         if not name:
-            raise BadRequest("Which lock? The address of this page names one: ?resource=...")
+            raise BadRequest("The address must name a lock: ?resource=NAME.")
         return name
 
     @property
