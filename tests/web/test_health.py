@@ -8,15 +8,16 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from werkzeug.test import Client
 
-from celery_redlock import Redlock
+from celery_redlock import Redlock, SingletonTask
 from celery_redlock.doctor.probe import Probe, Told
 from celery_redlock.protocol.restart_guard import NodeInfo
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
-from celery_redlock.web import health, make_app
+from celery_redlock.web import health, make_app, sources
 from celery_redlock.web.health import Health, examine
 from tests.support.nodes import lock_url, with_acl_user
 from tests.support.wait import wait_until
@@ -77,6 +78,48 @@ def test_without_one_it_says_how_many_answer_how_many_must_and_how_long_to_wait(
     none = examined(up(5.0), up(20.0), None).no_quorum()
     assert (none["answering"], none["voting"], none["needed"]) == (2, 0, 2)
     assert 25 < none["wait"] < 27, "the second vote counts"
+
+
+def test_the_longest_ttl_of_the_apps_tasks_decides_who_votes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tasks that are not imported yet are, unless all nodes are older than any ttl can be."""
+    app = Celery("shop", set_as_current=False, broker="memory://")
+    app.conf.update(redlock_nodes=["redis://n0", "redis://n1", "redis://n2"])
+    app.conf.update(redlock_restart_guard="uptime", redlock_ttl=10.0)
+    imported: list[str] = []
+
+    def load() -> None:
+        imported.append("tasks")
+
+        @app.task(base=SingletonTask, name="slow", lock_ttl=600.0)
+        def slow() -> None: ...
+
+        app.finalize()
+
+    monkeypatch.setattr(app.loader, "import_default_modules", load)
+    redlock = Redlock.from_app(app)
+    told = [up(2 * DAY)] * 3
+    monkeypatch.setattr(health, "observe", lambda *_given: probes(*told))
+    assert examine(redlock, app, 1.0).votes_in == (0.0,) * 3 and not imported
+    told[0] = up(100.0)
+    left, *others = examine(redlock, app, 1.0).votes_in
+    assert imported and others == [0.0, 0.0] and 500 <= left < 520
+    monkeypatch.setattr(app.loader, "import_default_modules", lambda: 1 / 0)
+    assert examine(redlock, app, 1.0).votes_in[1:] == (0.0, 0.0), "broken tasks hide no node"
+    redlock.close()
+    app.close()
+
+
+def test_what_cannot_be_examined_hides_no_lock(
+    client: Client, holds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    holds("order:1")
+    monkeypatch.setattr(sources, "examine", lambda *_given: 1 / 0)
+    told = client.get("/locks.json").json
+    assert [row["resource"] for row in told["rows"]] == ["order:1"] and told["no_quorum"] is None
+    assert client.get("/nodes").status_code == 200 and "order:1" in client.get("/").text
+    assert "the nodes could not be examined" in caplog.text
 
 
 @pytest.mark.parametrize(

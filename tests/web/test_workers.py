@@ -66,7 +66,7 @@ def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
 
 def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> None:
     for odd in (None, 7, 10**400, [], {"task": []}, EVIL):
-        send(app, uuid=odd, resource=odd, holder=odd, waited=odd, reason=odd)
+        send(app, uuid=odd, name=odd, resource=odd, holder=odd, waited=odd, reason=odd)
     wait_until(lambda: hearing.count == 6, 30, "all are heard")
     assert all(len(str(value)) < 5000 for one in hearing.heard() for value in one.values())
     for number in range(MAX_EVENTS + 10):
