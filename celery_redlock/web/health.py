@@ -76,6 +76,7 @@ class Health:
         answers = probe.look.reachable
         return {
             "answers": answers,
+            "rtt": probe.look.rtt if answers else None,
             "version": _version(probe) if answers else None,
             "uptime": probe.told.facts.uptime if answers else None,
             "votes_in": self.votes_in[index],

@@ -78,8 +78,12 @@ def _holder(holder: Any) -> str:
     """Return the holder in an event, for people."""
     if not isinstance(holder, dict):
         return ""
-    said = {name: _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")}
-    return _text("{task} {task_id}, pid {pid} on {host}".format(**said).strip())
+    task, task_id, pid, host = (
+        _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")
+    )
+    process = f"pid {pid}" if pid else ""
+    where = " on ".join(part for part in (process, host) if part)
+    return _text(", ".join(part for part in (f"{task} {task_id}".strip(), where) if part))
 
 
 def _text(value: Any) -> str:

@@ -216,6 +216,10 @@ def test_without_a_quorum_each_page_says_so_before_all_else(
         assert re.search(FIRST, text), path
         assert "No quorum: no lock can be taken." in text
         assert "2 of 5 nodes answer; 3 must." in text
+    rows = client.get("/nodes.json").json["nodes"]
+    assert [node["answers"] for node in rows] == [True, True, False, False, False]
+    assert all((node["rtt"] is not None) == node["answers"] for node in rows)
+    assert "none since" not in client.get("/nodes").text, "that some are down is a change"
     for server in servers[2:]:
         server.start()
     wait_until(lambda: not client.get("/locks.json").json["no_quorum"], 30, "they are back")

@@ -59,6 +59,8 @@ def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
     lost, waiting = hearing.heard()
     assert lost["what"] == "lost" and (lost["reason"], lost["seconds"]) == ("refused", 9.0)
     assert waiting["holder"] == "shop.pay t1, pid 7 on h1" and waiting["worker"] == "w@h"
+    assert workers._holder({"task": "shop.pay", "host": "h1", "pid": 0}) == "shop.pay, h1"
+    assert workers._holder({}) == workers._holder("odd") == ""
     assert waiting["task"] == "shop.refund" and lost["task"] == "", "of a worker that does not say"
     assert [one["task_id"] for one in hearing.heard("order:1")] == ["a"]
     assert hearing.count == 2
