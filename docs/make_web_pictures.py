@@ -18,6 +18,8 @@ from celery_redlock import Redlock  # noqa: E402
 from celery_redlock.protocol.values import Owner  # noqa: E402
 from celery_redlock.server import LocalServer, start_servers  # noqa: E402
 from celery_redlock.web import make_app  # noqa: E402
+from celery_redlock.web.wsgi import Page  # noqa: E402
+from tests.support.wait import wait_until  # noqa: E402
 from tests.web.browser import browser, look, missing, picture, served  # noqa: E402
 
 PLACE = Path(__file__).with_name("pictures")
@@ -54,6 +56,11 @@ def fill(redlock: Redlock, servers: list[LocalServer]) -> None:
                 node.set("redlock:etl:load", dead, px=21_000)
 
 
+def _one_is_silent(page: Page) -> bool:
+    health = page.sources.health
+    return health is not None and health.answering == 4
+
+
 def main() -> None:
     if missing():
         sys.exit(missing())
@@ -63,10 +70,7 @@ def main() -> None:
         fill(redlock, servers)
         page = make_app(redlock=redlock, token="a-token-of-an-operator", idle=None)
         with served(page) as url, browser() as driver:
-            for name, path, dark in [
-                ("web-locks", "/", False),
-                ("web-lock", "/lock?resource=order:77120", True),
-            ]:
+            for name, path, dark in [("web-locks", "/", False), ("web-nodes", "/nodes", True)]:
                 look(driver, dark=dark, size=SIZE)
                 driver.get(url + path)
                 file = PLACE / f"{name}.png"
@@ -75,6 +79,8 @@ def main() -> None:
                 print(f"{file.name}: {size} bytes")
                 if size > MOST:
                     sys.exit(f"{file.name} is too large")
+                servers[-1].kill()  # for the next picture
+                wait_until(lambda: page.sources.nodes() and _one_is_silent(page), 30, "it is seen")
         page.close()
         redlock.close()
 

@@ -1,7 +1,7 @@
 """What one node says of itself, and what it lets us do: one visit, everything asked at once.
 
-It writes: a few keys with random names, gone in seconds. The only way to find out what a user may
-do is to try, because `ACL DRYRUN` is a right that no user of locks has.
+`probe` writes: a few keys with random names, gone in seconds. The only way to find out what a user
+may do is to try, because `ACL DRYRUN` is a right that no user of locks has. `observe` only reads.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
@@ -22,7 +22,7 @@ from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import Reader, read_nodes
 
-__all__ = ["Probe", "Told", "introduce", "probe", "refused_by"]
+__all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
 
 KEY_TTL_MS = 10_000
 """For which what is tried stays on a node."""
@@ -106,15 +106,28 @@ def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Pro
 
 def _ask(reader: Reader, prefix: str) -> Told:
     mark, line = (f"{prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
-    text, facts, denied = introduce(reader)
-    info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
-    return Told(reader.peer, info, facts, denied, _ahead(reader), *_try(reader, mark, line), mark)
+    told, ahead = _read(reader), _ahead(reader)
+    refused, renamed, writes = _try(reader, mark, line)
+    return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
 
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
     text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed)
     return text, facts, "" if error is None else reason(error)
+
+
+def observe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
+    """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
+    looks, found = read_nodes(addresses, prefix, _read, timeout)
+    whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
+    return [Probe(index, *one) for index, one in enumerate(whole)]
+
+
+def _read(reader: Reader) -> Told:
+    text, facts, denied = introduce(reader)
+    info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
+    return Told(reader.peer, info, facts, denied)
 
 
 def _ahead(reader: Reader) -> float | None:

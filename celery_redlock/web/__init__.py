@@ -6,7 +6,7 @@ Whatever is in here needs `pip install "celery-redlock[web]"`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
@@ -25,10 +25,11 @@ def make_app(
     token: str | None = None,
     hosts: Sequence[str] | None = None,
     private: bool = False,
+    user: Callable[[dict[str, Any]], str | None] | None = None,
     idle: float | None = 5.0,
     rest: float | None = 600.0,
 ) -> Page:
-    """Return the page, as a WSGI app. No node, worker or broker is asked before its first use.
+    """Return the web dashboard as a WSGI app. Nodes, workers and broker are asked on first use.
 
     Args:
         app: The Celery app: its settings name the nodes, its workers tell what waits, its events
@@ -39,6 +40,8 @@ def make_app(
         hosts: Names under which the page may be asked for, as `["ops.example.org"]`; a leading dot
             stands for all names below, "*" for any. Those of this machine's loopback if None.
         private: Whether reading needs the token as well.
+        user: Takes the WSGI environ of a request and returns the name of the user who sent it: the
+            log line about a freed lock bears it. None: that line has the address alone.
         idle: Seconds between two looks at the nodes without a reader; None: no looks then.
         rest: Seconds without a reader after which it no longer looks; None: it always does.
 
@@ -54,13 +57,13 @@ def make_app(
         if (error.name or "").split(".")[0] not in ("jinja2", "markupsafe", "werkzeug"):
             raise
         raise ConfigurationError(
-            f'the page needs {error.name}: pip install "celery-redlock[web]"'
+            f'the web dashboard needs {error.name}: pip install "celery-redlock[web]"'
         ) from None
     if (app is None) == (redlock is None):
-        raise ConfigurationError("give the page an app or a redlock: one of the two")
+        raise ConfigurationError("give make_app an app or a redlock: one of the two")
     if redlock is None:
         from ..locking.redlock import Redlock
 
         redlock = Redlock.from_app(app)
-    door = Door(token, LOOPBACK if hosts is None else hosts, private)
+    door = Door(token, LOOPBACK if hosts is None else hosts, private, user)
     return Page(Sources(redlock, app, idle=idle, rest=rest), door)

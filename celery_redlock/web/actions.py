@@ -17,6 +17,7 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
 from ..survey.force_release import force_release
 from . import serializers
+from .history import who
 from .views import Ask, Shown
 
 __all__ = ["login", "logout", "release", "to_login"]
@@ -27,8 +28,8 @@ RELEASE_TIMEOUT_S = 3.0
 """After which a node that has not answered counts as silent."""
 KINDS = ("lock", "reservation", "foreign")
 """What an operator may free here. Fences and marks are promises that others rely on."""
-READ_ONLY = "This page is for reading only: it was started without a token."
-NOT_PROVEN = "This form is not of a page of this session: load the page again."
+READ_ONLY = "The dashboard is read-only: it was started without a token."
+NOT_PROVEN = "This form does not belong to your session. Reload the page and try again."
 
 
 def to_login(ask: Ask) -> Response:
@@ -50,7 +51,7 @@ def login(ask: Ask) -> Shown | Response:
     if not ask.door.from_us(request):
         raise Forbidden("This form was sent by another site.")
     if not ask.door.knows(request, request.form.get("token", ""), "form"):
-        logger.warning("the page was given a wrong token, from %s", request.remote_addr)
+        logger.warning("the web dashboard was given a wrong token, from %s", request.remote_addr)
         return Shown({"next": after, "wrong": True}, 403)
     response = redirect(_ours(ask, after), 303)
     ask.door.let_in(request, response)
@@ -84,14 +85,16 @@ def release(ask: Ask) -> Shown | Response:
     confirmed = request.method == "POST"
     if not ask.door.session(request):
         if confirmed:
-            raise Forbidden("The session is over: sign in again, and look again what holds it.")
+            raise Forbidden("Your session has ended. Sign in, and check again who holds the lock.")
         return to_login(ask)
     if confirmed and not ask.door.proven(request):
         raise Forbidden(NOT_PROVEN)
     kind, digest = request.args.get("kind", "lock"), request.args.get("digest", "")
     slot = request.args.get("slot", 1, type=int)
     if kind not in KINDS or not digest:
-        raise BadRequest("What is to be freed? The link on the lock's own page says it.")
+        raise BadRequest(
+            "The address does not say what to free. Use the button on the lock's page."
+        )
     found = ask.sources.one(ask.resource)
     if isinstance(found, QuorumUnavailable):
         return _told(ask, "unknown", 503, said=serializers.failure(found))
@@ -103,14 +106,21 @@ def release(ask: Ask) -> Shown | Response:
         return _told(ask, "changed", 409 if confirmed else 200, row=row)
     if not confirmed:
         return _told(ask, "asked", row=row)
+    user, key = ask.door.name_of(request), printable(entry.key)  # unnamed, nothing is freed
     try:
         freed = force_release(ask.sources.redlock, entry, RELEASE_TIMEOUT_S)
     except QuorumUnavailable as error:
+        logger.warning("%s could not be freed for %s: %s", key, user, serializers.failure(error))
         return _told(ask, "unknown", 503, said=serializers.failure(error))
-    key = printable(entry.key)
-    logger.warning("freed from the page, by %s: %s: %s", request.remote_addr, key, freed)
     if freed.outcome != "freed":
+        why = "it was free already" if freed.outcome == "gone" else "another has it now"
+        logger.info("%s was not freed for %s: %s", key, user, why)
         return _told(ask, freed.outcome, 409)
+    holder = printable(who(entry)) or "another program"
+    logger.warning(
+        "%s was freed on %d of %d nodes by %s in the web dashboard; %s had it (token %s)",
+        *(key, freed.nodes, entry.total, user, holder, entry.digest),
+    )
     return _told(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
 
 

@@ -27,13 +27,15 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from werkzeug.exceptions import TooManyRequests
 from werkzeug.wrappers import Request, Response
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.values import printable
 from .serve import host_in, is_known
 
 __all__ = ["Door"]
@@ -45,6 +47,8 @@ MIN_TOKEN_CHARS = 16
 """Anybody who sees a cookie may try tokens on it without asking us."""
 MAX_TRIES, TRIES_WITHIN_S = 10, 60.0
 """Wrong tokens that an address may give, and for how long they are counted."""
+MAX_NAME_CHARS = 200
+"""Of a user's name in the log."""
 MAX_ADDRESSES = 10_000
 """Of which wrong tokens are remembered; of more, those that were wrong longest ago are not."""
 
@@ -57,12 +61,20 @@ class Door:
         hosts: Host names under which the page is served; ".example.org" for all below one. "*"
             serves any name.
         private: Whether reading needs the token as well.
+        user: Names whoever has sent a request, by its WSGI environ; None: nobody is named.
 
     Raises:
-        ConfigurationError: The token cannot be one, or there is none where one is needed.
+        ConfigurationError: One of them cannot be what it is given for, or there is no token where
+            one is needed.
     """
 
-    def __init__(self, token: str | None, hosts: Sequence[str], private: bool) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        hosts: Sequence[str],
+        private: bool,
+        user: Callable[[dict[str, Any]], str | None] | None = None,
+    ) -> None:
         if isinstance(hosts, str) or not hosts or not all(isinstance(h, str) for h in hosts):
             raise ConfigurationError(f"hosts must be a list of host names; it is {hosts!r}")
         if token is not None and (not isinstance(token, str) or len(token) < MIN_TOKEN_CHARS):
@@ -72,7 +84,13 @@ class Door:
             )
         if private and token is None:
             raise ConfigurationError("private=True needs a token: nobody could read the page")
+        if user is not None and not callable(user):
+            raise ConfigurationError(
+                f"user must be a function that takes the WSGI environ of a request and returns a"
+                f" name; it is {user!r}"
+            )
         self.private = private
+        self._user = user
         self._hosts = None if "*" in hosts else [host.lower() for host in hosts]
         self._token = None if token is None else _bytes(token)
         self._lock = threading.Lock()
@@ -181,6 +199,15 @@ class Door:
                 self._over = {one: until for one, until in self._over.items() if until > now}
                 self._over[cookie] = now + SESSION_S
         self._set_cookie(request, response, "", 0)
+
+    def name_of(self, request: Request) -> str:
+        """Return who has sent a request, for the log: the site's name for them, and their address.
+
+        Whatever the site's function raises is raised here.
+        """
+        name = self._user(request.environ) if self._user is not None else None
+        address = request.remote_addr or "an unknown address"
+        return printable(f"{name!s:.{MAX_NAME_CHARS}} at {address}" if name else address)
 
     def _set_cookie(self, request: Request, response: Response, value: str, lasts: int) -> None:
         response.set_cookie(

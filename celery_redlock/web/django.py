@@ -1,6 +1,9 @@
 """The page as a view of a Django project, behind that project's own log-in.
 
-page = as_view(make_app(app, hosts=settings.ALLOWED_HOSTS, token=settings.LOCKS_TOKEN))
+def user(environ):
+    return environ["django.request"].user.get_username()
+
+page = as_view(make_app(app, hosts=settings.ALLOWED_HOSTS, token=settings.LOCKS_TOKEN, user=user))
 urlpatterns = [re_path(r"^locks(?P<path>/.*)$", staff_member_required(page))]
 """
 
@@ -42,6 +45,7 @@ def as_view(page: Page) -> Callable[..., Any]:
             "wsgi.multithread": True,
             "wsgi.multiprocess": True,
             "wsgi.run_once": False,
+            "django.request": request,  # for `make_app(user=...)`
         }
         made = Response.from_app(page, environ, buffered=True)
         answer = http.HttpResponse(made.get_data(), status=made.status_code)

@@ -25,7 +25,9 @@ def seconds(given: float | None) -> str:
         return "no expiry"
     if given < 0:
         return f"-{seconds(-given)}"  # clocks of two hosts differ
-    return f"{given * 1e3:.1f} ms" if given < 0.0995 else span(given)
+    if given >= 0.0995:
+        return span(given)
+    return f"{given * 1e3:.1f} ms" if given >= 0.00095 else f"{given * 1e3:.2f} ms"
 
 
 def clock(at: float) -> str:
@@ -78,6 +80,11 @@ def count(number: int) -> str:
     return f"{number:,}".replace(",", "\u202f")
 
 
+def sentence(text: str) -> str:
+    """Return a text that begins and ends as a sentence does."""
+    return text[:1].upper() + text[1:] + "." * (not text.endswith((".", "?", "!")))
+
+
 def plural(number: int, one: str, many: str = "") -> str:
     """Return `1 lock`, `2 locks`."""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"
@@ -92,4 +99,6 @@ FILTERS: dict[str, Any] = {
     "stop_command": lambda task_id: stop_command(task_id or ""),
     "count": count,
     "plural": plural,
+    "sentence": sentence,
+    "ceil": math.ceil,
 }

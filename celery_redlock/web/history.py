@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ..survey.models import Entry, NodeLook, Survey
 
-__all__ = ["Change", "History", "state_of"]
+__all__ = ["Change", "History", "state_of", "who"]
 
 MAX_CHANGES = 50
 """Kept of one lock, of one node, and of spans in which nothing was seen: a page full."""
@@ -149,7 +149,7 @@ class History:
         self._changes.move_to_end(entry.resource)
         changes.append(
             Change(
-                *(at, self.at, what, entry.kind, entry.slot, _who(entry), entry.digest),
+                *(at, self.at, what, entry.kind, entry.slot, who(entry), entry.digest),
                 nodes=0 if what == "gone" else entry.nodes,
                 total=entry.total,
             )
@@ -158,7 +158,8 @@ class History:
             self._changes.popitem(last=False)
 
 
-def _who(entry: Entry) -> str:
+def who(entry: Entry) -> str:
+    """Return the holder of an entry, for people; empty if it does not say."""
     owner = entry.owner
     if owner is None:
         return ""

@@ -20,6 +20,7 @@ from .refresher import Seen
 
 if TYPE_CHECKING:
     from ..survey.models import Entry, NodeLook, Survey
+    from .health import Health
 
 __all__ = ["SORTS", "change", "entry", "failure", "looked", "matches", "nodes", "page_of"]
 
@@ -57,13 +58,14 @@ def quorum_left(it: Entry) -> float | None:
     return left[it.quorum - 1]
 
 
-def looked(seen: Seen[Survey]) -> dict[str, Any]:
-    """Return which look a page is made of, and how the nodes answered."""
+def looked(seen: Seen[Survey], health: Health | None) -> dict[str, Any]:
+    """Return which look a page is made of, how the nodes answered, and whether a quorum votes."""
     return {
         "at": seen.at or None,
         "age": max(0.0, time.time() - seen.at) if seen.at else None,
         "failure": failure(seen.error) if seen.error else None,
-        "nodes": nodes(seen.what, seen.error),
+        "no_quorum": health.no_quorum() if health is not None else None,
+        "nodes": nodes(seen.what, seen.error, health),
     }
 
 
@@ -74,19 +76,27 @@ def failure(error: Exception) -> str:
     return f"the nodes could not be asked ({type(error).__name__}); the log says more"
 
 
-def nodes(survey: Survey | None, error: Exception | None) -> list[dict[str, Any]]:
-    """Return the nodes, as the last look found them; those of one that failed by their votes."""
-    found: list[tuple[str, bool, str, float | None]]
+def nodes(
+    survey: Survey | None, error: Exception | None, health: Health | None
+) -> list[dict[str, Any]]:
+    """Return the nodes as the last look found them; where it failed, by their votes.
+
+    A node is `reachable` if it told all that it has. One that `answers` may have refused that.
+    """
+    looks: list[tuple[str, bool, str, float | None]]
     if isinstance(error, NotAcquired) and error.votes:
-        found = [(v.node, v.vote is not Vote.SILENT, v.detail, None) for v in error.votes]
+        looks = [(v.node, v.vote is not Vote.SILENT, v.detail, None) for v in error.votes]
     else:
-        looks = survey.looks if survey else ()
-        found = [
-            (it.name, it.reachable, it.error, it.rtt if it.reachable else None) for it in looks
-        ]
+        told = survey.looks if survey else [one.look for one in health.probes] if health else ()
+        looks = [(it.name, it.reachable, it.error, it.rtt if it.reachable else None) for it in told]
+    unknown: dict[str, Any] = {"version": None, "uptime": None, "votes_in": None, "findings": []}
     return [
-        {"name": printable(name), "reachable": reachable, "error": printable(why), "rtt": rtt}
-        for name, reachable, why, rtt in found
+        {
+            **{"name": printable(name), "reachable": reachable, "answers": reachable},
+            **{"error": printable(why), "rtt": rtt},
+            **(health.node(index) if health is not None else unknown),
+        }
+        for index, (name, reachable, why, rtt) in enumerate(looks)
     ]
 
 

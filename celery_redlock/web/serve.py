@@ -58,12 +58,12 @@ def check_bind(host: str, token: str | None, public: bool) -> None:
     """
     if not public and not is_loopback(host):
         raise ConfigurationError(
-            f"other machines can reach {host}: if they are to, say --public, with a token; else"
-            " listen on 127.0.0.1"
+            f"other machines can reach {host}: listen on 127.0.0.1, or allow them with --public and"
+            " a token"
         )
     if public and not token:
         raise ConfigurationError(
-            "other machines are to reach the page (--public), and there is no token: set"
+            "--public lets other machines reach the dashboard, so it needs a token: set"
             " REDLOCK_WEB_TOKEN"
         )
 
@@ -90,7 +90,7 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         from waitress.server import create_server  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         raise ConfigurationError(
-            'serving the page needs waitress: pip install "celery-redlock[web]"'
+            'serving the web dashboard needs waitress: pip install "celery-redlock[web]"'
         ) from None
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst is no news
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

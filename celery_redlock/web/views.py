@@ -11,15 +11,17 @@ from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Request
 
 from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import printable
 from . import serializers
 from .formatting import named_in, quoted
+from .health import NOT_CHECKED
 from .serializers import matches, page_of
 
 if TYPE_CHECKING:
     from .auth import Door
-    from .sources import Sources
+    from .sources import Sources, Waiting
 
-__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]
+__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters", "with_parked"]
 
 MAX_KEY_CHARS = 10_000
 """Of a key that a page looks for: a foreign one may be longer than a lock's name."""
@@ -59,7 +61,7 @@ class Ask:
         if len(name) > MAX_KEY_CHARS:  # each node is asked for all its slots
             raise BadRequest(f"No lock has a name of {len(name)} characters.")
         if not name:
-            raise BadRequest("Which lock? The address of this page names one: ?resource=...")
+            raise BadRequest("The address must name a lock: ?resource=NAME.")
         return name
 
     @property
@@ -107,6 +109,9 @@ def locks(ask: Ask) -> Shown:
     """Show what is held and reserved."""
     seen = ask.sources.nodes()
     rows, queues = ask.sources.rows(seen)
+    told, waiting = ask.sources.waiting(), None
+    if told is not None:
+        rows, waiting = with_parked(rows, queues, told)
     show = ask.one_of("show", "all", "lock", "reservation", "trouble")
     by = ask.one_of("sort", *serializers.SORTS)
     found = [
@@ -118,12 +123,13 @@ def locks(ask: Ask) -> Shown:
     counts = {
         "held": sum(row["kind"] == "lock" and row["held"] for row in rows),
         "reserved": sum(row["kind"] == "reservation" and row["held"] for row in rows),
-        "waiting": sum(row["waiting"] for row in queues),
+        "waiting": waiting,
+        "parked_known": told is not None and told.known,
         "trouble": sum(row["trouble"] for row in rows),
     }
     return Shown(
         {
-            **serializers.looked(seen),
+            **serializers.looked(seen, ask.sources.health),
             "counts": counts,
             "query": ask.query,
             "show": show,
@@ -131,6 +137,25 @@ def locks(ask: Ask) -> Shown:
             **page_of(sorted(found, key=serializers.SORTS[by]), ask.page),
         }
     )
+
+
+def with_parked(
+    rows: list[dict[str, Any]], queues: list[dict[str, Any]], told: Waiting
+) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows with the tasks that wait in workers, and how many wait in all.
+
+    A worker has one place in a queue on the nodes, however many tasks wait in it, and none while it
+    is full. So of one key the larger number counts.
+    """
+    parked = {row["resource"]: told.by_name[printable(row["resource"])] for row in [*rows, *queues]}
+    others = sum(max(0, row["waiting"] - parked[row["resource"]]) for row in queues)
+    more = [
+        {**row, "waiting": parked[row["resource"]]}
+        if row["kind"] == "lock" and row["waiting"] < parked[row["resource"]]
+        else row
+        for row in rows
+    ]
+    return more, told.tasks + others
 
 
 def lock(ask: Ask) -> Shown:
@@ -154,7 +179,8 @@ def lock(ask: Ask) -> Shown:
             "age": 0.0 if survey else None,
             "failure": serializers.failure(error) if error else None,
             "resource": resource,
-            "nodes": serializers.nodes(survey, error),
+            "no_quorum": sources.health.no_quorum() if sources.health else None,
+            "nodes": serializers.nodes(survey, error, sources.health),
             "entries": [serializers.entry(it, survey.looks) for it in survey.entries]
             if survey
             else [],
@@ -186,7 +212,7 @@ def waiters(ask: Ask) -> Shown:
     answered = [one["worker"] for one in told.pop("rows") if not one["error"]]
     return Shown(
         {
-            **serializers.looked(seen),
+            **serializers.looked(seen, ask.sources.health),
             "query": ask.query,
             "lines": page_of(sorted(lines, key=serializers.SORTS["waiting"]), ask.page),
             "workers": {**told, "answered": answered, "without": without},
@@ -196,11 +222,12 @@ def waiters(ask: Ask) -> Shown:
 
 
 def nodes(ask: Ask) -> Shown:
-    """Show the nodes: which of them answer, how fast, how many locks each has."""
+    """Show the nodes: which of them answer and vote, how many locks each has, what is wrong."""
     seen = ask.sources.nodes()
     rows, _queues = ask.sources.rows(seen)
     past = ask.sources.history.of_nodes()
-    facts = serializers.looked(seen)
+    health = ask.sources.health
+    facts = serializers.looked(seen, health)
     fresh = seen.error is None
     for number, node in enumerate(facts["nodes"]):
         votes = [(row["votes"][number], row["held"]) for row in rows] if fresh else []
@@ -209,13 +236,21 @@ def nodes(ask: Ask) -> Shown:
         node["missing"] = missing if fresh and node["reachable"] else None
         node["timeline"] = [serializers.change(it) for it in past.get(node["name"], [])]
     quorum = len(facts["nodes"]) // 2 + 1
-    return Shown({**facts, "quorum": quorum, "watched_since": ask.sources.history.since or None})
+    return Shown(
+        {
+            **facts,
+            "quorum": quorum,
+            "findings": health.findings() if health is not None else [],
+            "not_checked": list(NOT_CHECKED),
+            "watched_since": ask.sources.history.since or None,
+        }
+    )
 
 
 def events(ask: Ask) -> Shown:
-    """Show refusals and losses that workers told of."""
+    """Show which tasks had to wait or have lost their lock, as workers told."""
     ask.sources.nodes()
-    hearing = ask.sources.hearing
+    hearing, health = ask.sources.hearing, ask.sources.health
     show = ask.one_of("show", "all", "waiting", "lost")
     found = [
         one
@@ -224,6 +259,7 @@ def events(ask: Ask) -> Shown:
     ]
     return Shown(
         {
+            "no_quorum": health.no_quorum() if health is not None else None,
             "asked": hearing is not None,
             "listening_since": hearing.since if hearing else None,
             "failure": (hearing.error or None) if hearing else None,

@@ -1,4 +1,4 @@
-"""What the workers tell: what they hold and wait for, when asked; refusals and losses, unasked.
+"""What the workers tell: what they hold and wait for, when asked; who waits and loses, unasked.
 
 Both need an app with a broker, and neither is whole: a worker that is busy, or on the other side of
 a partition, does not answer in time, and events are sent only where that is switched on. So what is
@@ -78,8 +78,12 @@ def _holder(holder: Any) -> str:
     """Return the holder in an event, for people."""
     if not isinstance(holder, dict):
         return ""
-    said = {name: _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")}
-    return _text("{task} {task_id} of pid {pid} on {host}".format(**said).strip())
+    task, task_id, pid, host = (
+        _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")
+    )
+    process = f"pid {pid}" if pid else ""
+    where = " on ".join(part for part in (process, host) if part)
+    return _text(", ".join(part for part in (f"{task} {task_id}".strip(), where) if part))
 
 
 def _text(value: Any) -> str:
@@ -171,7 +175,7 @@ class Hearing:
             "at": _plain("timestamp", event.get("timestamp")) or time.time(),
             "what": "lost" if event.get("type") == "task-lock-lost" else "waiting",
             "resource": _text(event.get("resource", "")),
-            "task": "",
+            "task": _text(event.get("name") or ""),
             "task_id": _text(event.get("uuid") or ""),
             "worker": _text(event.get("hostname") or ""),
             "holder": _holder(event.get("holder")),

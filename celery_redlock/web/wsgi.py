@@ -114,8 +114,8 @@ class Page:
     def _answer(self, request: Request) -> Response:
         if not self.door.serves(request.environ.get("HTTP_HOST", "")):
             return _text(
-                "This page is not served under that host name: make_app(hosts=[...]) or"
-                " --host names those that it is.",
+                "The dashboard is not served under that host name. Name it with --host, or in"
+                " make_app(hosts=[...]).",
                 400,
             )
         try:
@@ -131,8 +131,8 @@ class Page:
         except HTTPException as error:
             return self._failed(ask, error)
         except Exception:
-            logger.exception("a page could not be made")
-            return _text("This page could not be made; the log of the server says why.", 500)
+            logger.exception("a page of the web dashboard could not be rendered")
+            return _text("This page could not be rendered. The server's log says why.", 500)
 
     def _dispatch(self, ask: Ask, endpoint: str) -> Response:
         name = endpoint.removesuffix(".json")
@@ -143,7 +143,7 @@ class Page:
         if not self.door.may_read(ask.request):
             if not as_json and name != "metrics":
                 return actions.to_login(ask)
-            refusal = _text("Authorization: Bearer, with the token, is needed.", 401)
+            refusal = _text("Send the token in a header: Authorization: Bearer TOKEN.", 401)
             refusal.headers["WWW-Authenticate"] = 'Bearer realm="celery_redlock"'
             return refusal
         if name == "metrics":

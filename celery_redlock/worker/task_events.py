@@ -77,8 +77,7 @@ class _Monitor(Listener):
         if due:
             self._post.send(
                 WAITING,
-                uuid=request.id,
-                resource=printable(resource),
+                **_of(request.id, request.task, resource),
                 holder=told(holder.owner if isinstance(holder, Holder) else None),
                 waited=now - first,
             )
@@ -92,19 +91,24 @@ class _Monitor(Listener):
         if first is None and request.get(ATTEMPTS) and ask.owner.task_id == short_id(request.id):
             first = attempts_of(request)["since"]  # it was parked, or has been sent again
         if first is not None:
-            resource = printable(ask.resource)
-            self._post.send(ACQUIRED, uuid=request.id, resource=resource, waited=now - first)
+            said = _of(request.id, request.task, ask.resource)
+            self._post.send(ACQUIRED, **said, waited=now - first)
 
     def lost(self, loss: LeaseLost) -> None:
         if loss.owner is not None and loss.owner.task_id:
             self._post.send(
                 LOST,
-                uuid=loss.owner.task_id,
-                resource=printable(str(loss.resource)),
+                **_of(loss.owner.task_id, loss.owner.task, str(loss.resource)),
                 holder=told(loss.owner),
                 reason=loss.reason,
                 held_for=loss.held_for,
             )
+
+
+def _of(task_id: str, task: str | None, resource: str) -> dict[str, Any]:
+    """Return what each event says: of which task, by id and name, and for what."""
+    name = {"name": printable(task)} if task else {}
+    return {"uuid": task_id, **name, "resource": printable(resource)}
 
 
 def _delivery() -> Any:
@@ -130,7 +134,7 @@ class _Post:
         self._letters: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(MAX_KEPT)
         self._next_log = 0.0
 
-    def send(self, name: str, **fields: Any) -> None:
+    def send(self, name: str, /, **fields: Any) -> None:
         """Have an event sent, soon. Never waits, never raises."""
         with self._lock:
             if self._thread is None:

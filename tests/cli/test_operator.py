@@ -94,10 +94,12 @@ def test_who_looks_can_run_no_script_and_still_sees_the_page(
     page = make_app(redlock=lock)
     try:
         shown = Client(page).get("/lock.json?resource=order:1").get_json()
+        nodes = Client(page).get("/nodes.json").get_json()["nodes"]
     finally:
         page.close()
         lock.close()
     assert [entry["host"] for entry in shown["entries"]] == ["h", None], shown
+    assert nodes[0]["version"] and nodes[0]["reachable"]
     assert admin.acl_log() == []
 
 

@@ -38,7 +38,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     # They may use whatever is below, and none of them another but where it says so.
     "survey": (("protocol", "config", "stores", "locking"), {"redis", "prometheus_client"}),
     "doctor": ((*CELERY, "task", "survey"), {"redis"}),
-    "web": ((*CELERY, "task", "survey"), {"jinja2", "waitress", "werkzeug"}),
+    "web": ((*CELERY, "task", "survey", "doctor"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),
     "demo": ((*CELERY, "task", "survey", "server"), {"celery", "rich"}),
     "testing": ((*CELERY, "task", "survey", "server"), {"celery", "pytest"}),

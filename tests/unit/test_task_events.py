@@ -29,7 +29,7 @@ class Box:
     def __init__(self) -> None:
         self.sent: list[tuple[str, dict[str, Any]]] = []
 
-    def send(self, name: str, **fields: Any) -> None:
+    def send(self, name: str, /, **fields: Any) -> None:
         self.sent.append((name, fields))
 
     @property
@@ -73,7 +73,7 @@ def test_one_that_waits_is_told_once_a_second_at_most(
     assert box.names == ["task-lock-waiting"] * 3 + ["task-lock-acquired"]
     waited = [fields["waited"] for _name, fields in box.sent]
     assert waited == pytest.approx([0.0, 1.0, 2.0, 2.5], abs=0.11)
-    assert {fields["uuid"] for _name, fields in box.sent} == {"the-id"}
+    assert {(fields["uuid"], fields["name"]) for _name, fields in box.sent} == {("the-id", "work")}
     assert box.sent[0][1]["holder"] == {
         **{"task_id": "other-id", "task": "other", "host": "there", "pid": 1}
     }
@@ -113,6 +113,7 @@ def test_a_loss_is_told_of_its_task(redlock: FakeRedlock, app: Any, box: Box) ->
     ((name, fields),) = box.sent
     assert (name, fields["uuid"], fields["resource"]) == ("task-lock-lost", "the-id", "k")
     assert (fields["reason"], fields["held_for"]) == ("refused", 4.0)
+    assert fields["name"] == "charge"
     assert fields["holder"]["task_id"] == "the-id"
 
 

@@ -22,6 +22,7 @@ from tests.support.nodes import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
 Serve = Callable[..., Client]
+FROM = {"REMOTE_ADDR": "192.0.2.7"}
 ASK = "/release?resource=order:1&kind=lock&slot=1&digest="
 
 
@@ -63,8 +64,45 @@ def test_the_log_says_what_was_freed_on_one_line(
     sign_in(client)
     shown = client.get(f"/lock.json?resource={name}").json["entries"][0]["digest"]
     confirm(client, f"/release?resource={name}&kind=lock&slot=1&digest={shown}")
-    (line,) = (r.getMessage() for r in caplog.records if "freed from the page" in r.getMessage())
+    (line,) = (r.getMessage() for r in caplog.records if "was freed on" in r.getMessage())
     assert line.isprintable() and r"order:\x1b[2J\n1" in line
+
+
+@pytest.mark.parametrize(
+    ("user", "named"),
+    [
+        (lambda environ: environ["HTTP_X_USER"], "nodes by ann at 192.0.2.7 in the"),
+        (lambda environ: "\x1b[2J\nroot" + "x" * 500, r"\x1b[2J\nroot" + "x" * 191 + " at"),
+        (lambda environ: None, "nodes by 192.0.2.7 in the"),
+        (None, "nodes by 192.0.2.7 in the"),
+    ],
+)
+def test_the_log_names_the_user_as_the_site_does(
+    serve: Serve, holds: Any, caplog: pytest.LogCaptureFixture, user: Any, named: str
+) -> None:
+    lease = holds("order:1")
+    client = serve(token=SECRET, user=user)
+    sign_in(client)
+    confirm(client, ASK + digest(client), headers={"X-User": "ann"}, environ_base=FROM)
+    (line,) = (r.getMessage() for r in caplog.records if "was freed on" in r.getMessage())
+    assert named in line and line.startswith("redlock:order:1 was freed on 5 of 5 nodes")
+    assert "shop.tasks.pay 6f1c2b, pid 4001 on worker-a had it" in line
+    assert line.isprintable() and lease.token not in line and SECRET not in line
+
+
+def test_a_user_who_cannot_be_named_frees_nothing(
+    serve: Serve, redlock: Redlock, holds: Any
+) -> None:
+    def user(environ: Any) -> str:
+        raise LookupError("the session is of another site")
+
+    holds("order:1")
+    client = serve(token=SECRET, user=user)
+    sign_in(client)
+    url = ASK + digest(client)
+    answer = confirm(client, url)
+    assert answer.status_code == 500 and held(redlock)
+    assert client.get(url).status_code == 200, "to look needs no name"
 
 
 def test_what_another_has_meanwhile_is_not_freed(
@@ -77,7 +115,7 @@ def test_what_another_has_meanwhile_is_not_freed(
     redlock.release(lease)
     other = holds("order:1")
     answer = client.post(url, data={"proof": word})
-    assert answer.status_code == 409 and "Another has it now" in answer.text
+    assert answer.status_code == 409 and "Somebody else has it now" in answer.text
     assert redlock.extend(other), "the other still holds it"
     redlock.release(other)
     answer = client.post(url, data={"proof": word})
@@ -249,6 +287,7 @@ def test_a_form_that_is_too_large_is_not_read(client: Client) -> None:
         ({"private": True}, "needs a token"),
         ({"hosts": "localhost"}, "list of host names"),
         ({"hosts": []}, "list of host names"),
+        ({"user": "ann"}, "user must be a function"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(redlock: Redlock, given: Any, said: str) -> None:

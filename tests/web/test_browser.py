@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 import redis
+from celery import Celery
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.values import Owner
@@ -84,7 +86,7 @@ def test_it_is_read_searched_and_a_lock_freed_without_any_script(
     assert link.text == "order:1"
     link.click()
     wait_until(lambda: "Timeline" in text(driver), 30, "the lock's own page")
-    driver.find_element("link text", "Free it …").click()
+    driver.find_element("link text", "Free this lock …").click()
     wait_until(lambda: "/login" in driver.current_url, 30, "the token is asked for")
     (field,) = wait_until(lambda: driver.find_elements("id", "token"), 30, "here")
     field.send_keys(SECRET)
@@ -130,6 +132,64 @@ def test_every_page_fits_phone_and_desk_and_is_read_in_light_and_dark(
             assert wide[0] <= size[0] and wide[1] == size[0], path
 
 
+def test_without_a_quorum_the_red_line_is_seen_first_and_goes_when_the_nodes_are_back(
+    driver: Any, site: str, servers: list[LocalServer]
+) -> None:
+    look(driver, size=PHONE)
+    driver.get(f"{site}/?refresh=2")
+    ask(driver, "window.stays = true")
+    assert ask(driver, BANNER) is None
+    for server in servers[2:]:
+        server.kill()
+    wait_until(lambda: "No quorum: no lock can be taken" in text(driver), 60, "it comes by itself")
+    assert ask(driver, "window.stays") is True
+    for dark, size in itertools.product((False, True), (PHONE, DESK)):
+        look(driver, dark=dark, size=size)
+        for path in PAGES[:5]:
+            driver.get(site + path)
+            it = ask(driver, BANNER)
+            assert it["text"].startswith("No quorum: no lock can be taken."), path
+            assert "2 of 5 nodes answer; 3 must." in it["text"], path
+            assert it["first"] and it["top"] > 0 and it["bottom"] < size[1] / 2, (path, it)
+            red, green, blue = it["ground"]
+            assert red > 150 and red > green + 90 and red > blue + 90, (path, it)
+            assert ask(driver, WIDTH) <= size[0], path
+        assert ask(driver, CONTRAST) == [], dark
+    driver.get(f"{site}/nodes?refresh=2")
+    assert ask(driver, BANNER) is not None
+    for server in servers[2:]:
+        server.start()
+    wait_until(lambda: ask(driver, BANNER) is None, 60, "it goes by itself")
+
+
+def test_an_event_names_its_task_on_a_phone_too(driver: Any, server: LocalServer) -> None:
+    app = Celery("page", broker=server.url, set_as_current=False)
+    app.conf.redlock_nodes = [server.url]
+    page = make_app(app, idle=None)
+    hearing = page.sources.hearing
+    assert hearing is not None
+    task = "shop.tasks.billing.of_a_module_with_a_long_name.capture_payment"
+    try:
+        with served(page) as url:
+            look(driver, size=PHONE)
+            driver.get(f"{url}/events")
+            assert "redlock_events = True" in text(driver), "what an empty list means"
+            for kind, name in [("task-lock-waiting", task), ("task-lock-lost", LONG)]:
+                hearing._hear({"type": kind, "uuid": "6f1c", "resource": LONG, "name": name})
+            for size, dark in itertools.product((PHONE, DESK), (False, True)):
+                look(driver, size=size, dark=dark)
+                driver.get(f"{url}/events")
+                assert ask(driver, WIDTH) <= size[0]
+                assert ask(driver, CONTRAST) == [], dark
+                cells = driver.find_elements("css selector", "td[data-label=Task]")
+                assert [cell.is_displayed() for cell in cells] == [True, True]
+                assert task in cells[1].text.replace("\n", "") and "6f1c" in cells[1].text
+                assert "Waiting" in text(driver) and "Refus" not in text(driver)
+    finally:
+        page.close()
+        app.close()
+
+
 def test_on_a_phone_a_row_is_a_card_and_still_a_table_to_listen_to(driver: Any, site: str) -> None:
     look(driver, size=PHONE)
     driver.get(site)
@@ -144,7 +204,7 @@ def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> Non
 
     driver.get(site)
     driver.find_element("tag name", "body").send_keys(Keys.TAB)
-    assert driver.switch_to.active_element.text == "Skip to the content"
+    assert driver.switch_to.active_element.text == "Skip to content"
     driver.switch_to.active_element.send_keys(Keys.TAB)
     assert ask(driver, "getComputedStyle(document.activeElement).outlineStyle") == "solid"
     for name in ("header", "nav", "main", "footer"):
@@ -155,6 +215,17 @@ def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> Non
     assert scopes == []
 
 
+WIDTH = "document.documentElement.scrollWidth"
+BANNER = """(() => {
+  const it = document.querySelector('main .banner.stop');
+  if (!it) return null;
+  const seen = [...document.querySelectorAll('main *')].find((one) => one.innerText?.trim());
+  const ground = document.createElement('canvas').getContext('2d');
+  ground.fillStyle = getComputedStyle(it).backgroundColor; ground.fillRect(0, 0, 1, 1);
+  const {top, bottom} = it.getBoundingClientRect();
+  return {text: it.innerText.trim(), top, bottom, first: seen.contains(it),
+    ground: [...ground.getImageData(0, 0, 1, 1).data].slice(0, 3)};
+})()"""
 GROUND = "getComputedStyle(document.body).backgroundColor"
 UNNAMED = """[...document.querySelectorAll('input:not([type=hidden], [hidden])')]
     .filter((it) => !it.labels.length).map((it) => it.outerHTML)"""

@@ -13,9 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flask import session
 from werkzeug.test import Client
 
+from celery_redlock import Redlock
+from celery_redlock.protocol.values import token_digest
 from celery_redlock.server import LocalServer
+from tests.support.nodes import told_all
+from tests.web.conftest import proof
 
 ROOT = Path(__file__).parents[2]
 NODES = '["redis://redis-1", "redis://redis-2", "redis://redis-3"]'
@@ -43,9 +48,37 @@ def mounted(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Itera
     names["celery_app"].close()
 
 
+FREE = "/locks/release?resource=order:1&kind=lock&slot=1&digest="
+
+
+def hold(servers: list[LocalServer]) -> str:
+    """Have a lock be held that is to be freed; return the digest of its token."""
+    redlock = Redlock([server.url for server in servers], restart_guard="off")
+    lease = redlock.acquire("order:1", ttl=600)
+    told_all(redlock)
+    redlock.close()
+    return token_digest(lease.token)
+
+
+def who_freed(caplog: pytest.LogCaptureFixture) -> str:
+    lines = [record.getMessage() for record in caplog.records]
+    (line,) = (line for line in lines if line.startswith("redlock:order:1 was freed"))
+    return re.search(r"by (.*) in the web dashboard", line)[1]
+
+
 @pytest.mark.parametrize("mounted", ["Flask"], indirect=True)
-def test_in_flask(mounted: dict[str, Any]) -> None:
-    client = Client(mounted["site"])
+def test_in_flask(
+    mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = mounted["site"]
+    site.secret_key = "x"
+
+    @site.get("/log-in")
+    def log_in() -> str:
+        session["user"] = "ann"
+        return "in"
+
+    client = Client(site)
     shown = client.get("/locks/", base_url=f"http://{HOST}")
     assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
     assert client.get("/locks/nodes.json", base_url=f"http://{HOST}").json["quorum"] == 3
@@ -59,10 +92,28 @@ def test_in_flask(mounted: dict[str, Any]) -> None:
     assert let_in.location == "/locks/nodes" and "Path=/locks/" in let_in.headers["Set-Cookie"]
     assert "Sign out" in client.get("/locks/", base_url=f"http://{HOST}").text
 
+    client.get("/log-in", base_url=f"http://{HOST}")
+    url = FREE + hold(servers)
+    data = {"proof": proof(client.get(url, base_url=f"http://{HOST}"))}
+    from_there = {"REMOTE_ADDR": "192.0.2.7"}
+    freed = client.post(url, base_url=f"http://{HOST}", data=data, environ_base=from_there)
+    assert "Freed" in freed.text and who_freed(caplog) == "ann at 192.0.2.7"
+
 
 @pytest.mark.parametrize("mounted", ["FastAPI"], indirect=True)
-def test_in_fastapi(mounted: dict[str, Any]) -> None:
+def test_in_fastapi(
+    mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+) -> None:
     import httpx
+    from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
+    from starlette.middleware.authentication import AuthenticationMiddleware
+
+    class Anybody(AuthenticationBackend):
+        async def authenticate(self, conn: Any) -> Any:
+            return AuthCredentials(), SimpleUser("ann")
+
+    mounted["site"].add_middleware(AuthenticationMiddleware, backend=Anybody())
+    url = FREE + hold(servers)
 
     async def visit() -> None:
         way = httpx.ASGITransport(mounted["site"])
@@ -74,18 +125,23 @@ def test_in_fastapi(mounted: dict[str, Any]) -> None:
             assert "Sign out" in (await client.get("/locks/")).text
             other = await client.get("/locks/", headers={"Host": "evil.example"})
             assert other.status_code == 400
+            data = {"proof": proof(await client.get(url))}
+            assert "Freed" in (await client.post(url, data=data)).text
 
     asyncio.run(visit())
+    assert who_freed(caplog).startswith("ann at ")
 
 
 DJANGO = """
-import sys, types, json
+import io, json, logging, re, sys, types
 import django
 from django.conf import settings
 
 def staff(get_response):
     def middleware(request):
-        request.user = types.SimpleNamespace(is_staff="HTTP_X_STAFF" in request.META)
+        request.user = types.SimpleNamespace(
+            is_staff="HTTP_X_STAFF" in request.META, get_username=lambda: "ann"
+        )
         return get_response(request)
     return middleware
 
@@ -107,13 +163,21 @@ settings.configure(
 django.setup()
 exec(compile(sys.argv[1], "docs/web.md", "exec"), urls.__dict__)
 from django.test import Client
+log = io.StringIO()
 client = Client(enforce_csrf_checks=True, HTTP_HOST="ops.example.org")
 outside = client.get("/locks/")
 staff = {"HTTP_X_STAFF": "1"}
 shown = client.get("/locks/", **staff)
 data = {"token": "a-token-of-an-operator", "next": "lock?resource=a%2Fb"}
 let_in = client.post("/locks/login", data, HTTP_ORIGIN="http://ops.example.org", **staff)
+url = "/locks/release?resource=order:1&kind=lock&slot=1&digest=" + sys.argv[2]
+word = re.search('name="proof" value="([0-9a-f]+)"', client.get(url, **staff).content.decode())[1]
+logging.basicConfig(stream=log, level=logging.WARNING)
+staff |= {"HTTP_ORIGIN": "http://ops.example.org", "REMOTE_ADDR": "192.0.2.7"}
+freed = client.post(url, {"proof": word}, **staff)
 print(json.dumps({
+    "freed": "Freed" in freed.content.decode(),
+    "by": re.search("by (.*) in the web dashboard", log.getvalue())[1],
     "outside": outside.status_code,
     "status": shown.status_code,
     "style": 'href="/locks/static/style.css"' in shown.content.decode(),
@@ -133,7 +197,7 @@ def test_in_django(servers: list[LocalServer]) -> None:
         'Celery("shop")', 'Celery("shop", broker="memory://")'
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", DJANGO, code],
+        [sys.executable, "-W", "error", "-c", DJANGO, code, hold(servers)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -141,6 +205,8 @@ def test_in_django(servers: list[LocalServer]) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {
+        "freed": True,
+        "by": "ann at 192.0.2.7",
         "outside": 302,
         "status": 200,
         "style": True,

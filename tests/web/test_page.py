@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from html.parser import HTMLParser
 from typing import Any
 
@@ -16,6 +17,8 @@ from celery_redlock.protocol.values import Owner, printable
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.formatting import named_in, quoted
+from celery_redlock.web.sources import Waiting
+from celery_redlock.web.views import with_parked
 from celery_redlock.web.wsgi import Page
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
@@ -93,7 +96,7 @@ def test_fewer_than_a_quorum_are_not_called_held_and_silent_nodes_leave_it_open(
     row = wait_until(seen, 30, "the page notices")
     assert row["state"] == "unsure"
     assert row["votes"] == ["has", "has", "none", "silent", "silent"]
-    assert "Cannot tell" in Text(client.get("/").text).seen
+    assert "Uncertain" in Text(client.get("/").text).seen
 
 
 def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
@@ -113,7 +116,7 @@ def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
     assert [row["resource"] for row in told["rows"]] == ["order:1"]
     assert [node["reachable"] for node in told["nodes"]] == [True, True, False, False, False]
     seen = Text(client.get("/").text).seen
-    assert "could not tell what is held" in seen and "Below is what was seen at" in seen
+    assert "You see the state of" in seen and "It may have changed since" in seen
     one = client.get("/lock.json?resource=order:1").json
     assert one["failure"] and one["entries"] == []
     assert "Free:" not in Text(client.get("/lock?resource=order:1").text).seen
@@ -133,6 +136,42 @@ def test_search_is_over_key_task_id_and_host(client: Client, holds: Any) -> None
         assert [row["resource"] for row in answer["rows"]] == found, query
 
 
+def test_a_lock_named_like_a_turn_is_a_lock(client: Client, holds: Any) -> None:
+    """An old release kept its turns under such names; they are nobody's reservation."""
+    holds("order:1#turn")
+    (row,) = rows(client)
+    assert (row["resource"], row["kind"]) == ("order:1#turn", "lock")
+    assert rows(client, "/locks.json?show=reservation") == []
+    assert client.get("/locks.json").json["counts"]["reserved"] == 0
+
+
+def queued(name: str, waiting: int) -> dict[str, Any]:
+    return {"resource": name, "kind": "line", "waiting": waiting}
+
+
+def test_tasks_that_wait_in_workers_are_counted_with_the_queues() -> None:
+    """Of one key the larger number: a worker has one place for all that it has parked, or none."""
+    shown = [{"resource": name, "kind": "lock", "waiting": n} for name, n in (("a", 1), ("b", 4))]
+    shown.append({"resource": "a", "kind": "reservation", "waiting": 0})
+    queues = [queued("a", 1), queued("b", 4), queued("c", 2)]
+    told = Waiting(Counter({"a": 3, "b": 2, "d": 1, "e": 1}), 6, True)  # one waits for d and e
+    more, count = with_parked(shown, queues, told)
+    assert [row["waiting"] for row in more] == [3, 4, 0]
+    assert count == 6 + 2 + 2, "the tasks, and of b and c those that no worker has told of"
+    assert with_parked(shown, queues, Waiting(Counter(), 0, False)) == (shown, 7)
+    assert [row["waiting"] for row in shown] == [1, 4, 0], "what others are shown is as it was"
+
+
+def test_without_workers_to_ask_no_number_of_waiting_tasks_is_shown(
+    client: Client, holds: Any
+) -> None:
+    holds("order:1")
+    assert client.get("/locks.json").json["counts"]["waiting"] is None
+    text = client.get("/").text
+    assert "sort=waiting" not in text and 'data-label="Waiting"' not in text
+    assert "<dt>Waiting</dt>" not in text and "tasks that wait inside workers" not in text
+
+
 def test_who_stands_in_line_is_counted(client: Client, redlock: Redlock, holds: Any) -> None:
     holds("order:1")
     line = "redlock:order:1#line"
@@ -144,7 +183,7 @@ def test_who_stands_in_line_is_counted(client: Client, redlock: Redlock, holds: 
     assert row["resource"] == "order:1" and row["waiting"] == 2 and row["held_for"] >= 5
     assert told["workers"]["asked"] is False
     assert rows(client)[0]["waiting"] == 2
-    assert "2 waiters in its queue" in Text(client.get("/lock?resource=order:1").text).seen
+    assert "2 waiters in the queue" in Text(client.get("/lock?resource=order:1").text).seen
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=printable)
@@ -171,7 +210,7 @@ def test_any_key_survives_a_link(name: str) -> None:
 
 
 def test_a_free_lock_is_called_free_and_a_link_to_no_key_is_no_crash(client: Client) -> None:
-    assert "Free: no node" in Text(client.get("/lock?resource=nobody").text).seen
+    assert "Free: none of the nodes" in Text(client.get("/lock?resource=nobody").text).seen
     assert client.get("/lock.json?resource=nobody").json["entries"] == []
     for query in ("", "resource=", "resource=%ff%fe", "resource=%ED%A0", "%=&;&resource"):
         assert client.get(f"/lock?{query}").status_code in (200, 400)
@@ -216,7 +255,7 @@ def test_the_timeline_says_what_was_seen_and_since_when(client: Client, redlock:
     gone = client.get("/lock.json?resource=order:1").json["timeline"][0]
     assert gone["after"] < gone["at"] and "pid 7 on h" in gone["who"]
     seen = Text(client.get("/lock?resource=order:1").text).seen
-    assert "Watching began" in seen and "between" in seen and "Gone" in seen
+    assert "Watching began" in seen and "between" in seen and "Freed or expired" in seen
 
 
 def test_every_page_says_the_same_as_its_json_and_no_token(client: Client, holds: Any) -> None:

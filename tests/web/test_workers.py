@@ -43,29 +43,32 @@ def listens(hearing: Hearing, server: LocalServer) -> None:
         wait_until(client.pubsub_numpat, 30, "Redis knows")
 
 
-def send(app: Celery, name: str = "task-lock-waiting", **fields: Any) -> None:
+def send(app: Celery, kind: str = "task-lock-waiting", /, **fields: Any) -> None:
     with app.connection_for_write() as connection:
-        app.events.Dispatcher(connection, hostname="w@h").send(name, **fields)
+        app.events.Dispatcher(connection, hostname="w@h").send(kind, **fields)
 
 
 HOLDER = {"task": "shop.pay", "task_id": "t1", "pid": 7, "host": "h1"}
 
 
 def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
-    send(app, uuid="a", resource="order:1", holder=HOLDER, waited=2.5)
+    send(app, uuid="a", name="shop.refund", resource="order:1", holder=HOLDER, waited=2.5)
     send(app, "task-lock-lost", uuid="b", resource="order:2", reason="refused", held_for=9.0)
     send(app, "task-succeeded", uuid="c")
     wait_until(lambda: hearing.count >= 2, 30, "both are heard")
     lost, waiting = hearing.heard()
     assert lost["what"] == "lost" and (lost["reason"], lost["seconds"]) == ("refused", 9.0)
-    assert waiting["holder"] == "shop.pay t1 of pid 7 on h1" and waiting["worker"] == "w@h"
+    assert waiting["holder"] == "shop.pay t1, pid 7 on h1" and waiting["worker"] == "w@h"
+    assert workers._holder({"task": "shop.pay", "host": "h1", "pid": 0}) == "shop.pay, h1"
+    assert workers._holder({}) == workers._holder("odd") == ""
+    assert waiting["task"] == "shop.refund" and lost["task"] == "", "of a worker that does not say"
     assert [one["task_id"] for one in hearing.heard("order:1")] == ["a"]
     assert hearing.count == 2
 
 
 def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> None:
     for odd in (None, 7, 10**400, [], {"task": []}, EVIL):
-        send(app, uuid=odd, resource=odd, holder=odd, waited=odd, reason=odd)
+        send(app, uuid=odd, name=odd, resource=odd, holder=odd, waited=odd, reason=odd)
     wait_until(lambda: hearing.count == 6, 30, "all are heard")
     assert all(len(str(value)) < 5000 for one in hearing.heard() for value in one.values())
     for number in range(MAX_EVENTS + 10):
@@ -114,12 +117,30 @@ def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
     assert wait["waited"] is None and "secret" not in wait and len(wait["task"]) < 5000
 
 
+def test_where_no_worker_answers_and_no_event_has_come_the_page_says_what_that_means(
+    app: Celery, server: LocalServer
+) -> None:
+    app.conf.redlock_nodes = [server.url]
+    page = make_app(app, idle=None)
+    try:
+        client = Client(page)
+        assert client.get("/locks.json").json["counts"]["waiting"] == 0
+        told = client.get("/").text
+        assert "No worker has answered: tasks that wait inside workers are not counted." in told
+        assert "<dt>Waiting</dt>" in told
+        empty = client.get("/events").text
+        assert "No event yet" in empty and "redlock_events = True" in empty
+    finally:
+        page.close()
+
+
 @pytest.mark.worker
 def test_a_page_tells_what_real_workers_wait_for(tmp_path: Any) -> None:
     with start_servers(4, config=with_acl_user()) as (*nodes, broker):
         cluster = Cluster(nodes, broker, tmp_path, redlock_events=True)
         app = Celery("page", broker=broker.url, set_as_current=False)
         app.conf.update(cluster.conf, broker_url=broker.url)
+        app.conf.redlock_nodes = [node.url for node in nodes]  # that user may list no keys
         page = make_app(app, idle=None)
         hearing = page.sources.hearing
         assert hearing is not None
@@ -128,29 +149,52 @@ def test_a_page_tells_what_real_workers_wait_for(tmp_path: Any) -> None:
         try:
             client.get("/")
             wait_until(lambda: hearing.since, 60, "it listens")
-            with cluster.worker("-c", "1", "-P", "threads"):
+            with cluster.worker("-c", "1", "-P", "threads", "-E"):
                 with cluster.redlock.lock(key):
                     sent = cluster.send("work", "page")
+                    others = [cluster.send("work", "page") for _ in range(2)]
+
+                    def of_it(rows: Any) -> Any:
+                        return next((one for one in rows if one["task_id"] == sent.id), None)
 
                     def waits() -> Any:
-                        return client.get("/waiters.json").json["waits"]["rows"]
+                        return of_it(client.get("/waiters.json").json["waits"]["rows"])
 
-                    (wait,) = wait_until(waits, 60, "the worker tells who waits", every=0.2)
-                    assert wait["resource"] == key and wait["task_id"] == sent.id
-                    one = client.get("/lock.json", query_string={"resource": key}).json
-                    (said,) = one["workers"]["rows"]
-                    assert said["what"] == "waits" and said["where"] == wait["where"]
+                    wait = wait_until(waits, 60, "the worker tells who waits", every=0.2)
+                    assert wait["resource"] == key
 
-                    def refused() -> Any:
-                        return client.get("/events.json").json["rows"]
+                    def one_lock() -> Any:
+                        one = client.get("/lock.json", query_string={"resource": key}).json
+                        return of_it(one["workers"]["rows"])
 
-                    refusal = wait_until(refused, 60, "the refusal is heard", every=0.2)[-1]
-                    assert refusal["what"] == "waiting" and refusal["task_id"] == sent.id
-                    assert refusal["resource"] == key
-                    for path in ("/waiters", "/events", f"/lock?resource={key}"):
+                    said = wait_until(one_lock, 60, "so does the lock's own page", every=0.2)
+                    assert said["what"] == "waits" and said["where"] in ("parked", "slot")
+
+                    def event() -> Any:
+                        return of_it(client.get("/events.json").json["rows"])
+
+                    told = wait_until(event, 60, "that it waits is heard", every=0.2)
+                    assert (told["what"], told["resource"]) == ("waiting", key)
+                    assert told["task"] == "tests.worker.tasks.work"
+                    text = client.get("/events").text
+                    assert "Waiting</span>" in text and "Refused" not in text
+                    assert told["task"] in text
+
+                    def counted() -> Any:
+                        told = client.get("/locks.json").json
+                        (row,) = (row for row in told["rows"] if row["resource"] == key)
+                        assert row["nodes"] == 3
+                        return told["counts"]["waiting"] == row["waiting"] == 3
+
+                    # Their worker has one place in the queue.
+                    wait_until(counted, 60, "all three are counted", every=0.2)
+                    assert client.get("/locks.json").json["counts"]["parked_known"]
+                    for path in ("/", "/waiters", "/events", f"/lock?resource={key}"):
                         text = client.get(path).text
-                        assert key in text and not TOKEN.search(text) and sent.id in text
-                cluster.result(sent, 30)
+                        assert key in text and not TOKEN.search(text)
+                        assert path == "/" or sent.id in text
+                for one in (sent, *others):
+                    cluster.result(one, 30)
         finally:
             page.close()
             app.close()

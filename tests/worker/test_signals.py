@@ -138,6 +138,7 @@ def test_monitors_see_who_waits_in_its_pool_slot(
         **{"task_id": first.id, "task": f"{TASKS}.fenced", "host": "", "pid": run.pid}
     }
     assert event["waited"] >= 0.0
+    assert event["name"] == f"{TASKS}.policy_wait"
     assert event["hostname"] == watch.wait("task-received", sent.id)["hostname"]
     assert "token" not in str(event)
     cluster.tell(key)
@@ -157,6 +158,7 @@ def test_monitors_see_who_is_parked_once(
     sent = cluster.send("work", key)
     event = watch.wait("task-lock-waiting", sent.id)
     assert event["resource"] == f"k:{key}"
+    assert event["name"] == f"{TASKS}.work"
     assert event["holder"]["task_id"] == first.id
     assert event["holder"]["pid"] == run.pid
     assert watch.state.tasks[sent.id].state == "LOCK-WAITING"
@@ -184,6 +186,7 @@ def test_of_a_lock_that_is_lost(cluster: Cluster, worker: Worker, watch: Watch, 
     assert released.detail["held"] is False
     event = watch.wait("task-lock-lost", sent.id)
     assert (event["resource"], event["reason"]) == (f"k:{key}", "refused")
+    assert event["name"] == f"{TASKS}.short_ttl"
     assert event["held_for"] > 0.0
     assert (event["holder"]["task_id"], event["holder"]["pid"]) == (sent.id, run.pid)
     assert event["hostname"] == watch.wait("task-received", sent.id)["hostname"]

@@ -5,18 +5,21 @@
   const late = document.createElement("p");
   late.className = "banner bad";
   late.setAttribute("role", "alert");
-  late.textContent = "This page cannot be fetched again: what stands here is getting old.";
+  late.textContent = "The dashboard does not answer: what you see is getting old.";
 
   const again = async () => {
     if (!document.hidden) {
       try {
         const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
         const text = await answer.text();
-        const fresh = new DOMParser().parseFromString(text, "text/html").getElementById("live");
+        const page = new DOMParser().parseFromString(text, "text/html");
+        const fresh = page.getElementById("live");
         const old = document.getElementById("live");
         if (!answer.ok || answer.redirected || !fresh) throw new Error(String(answer.status));
         const at = old.contains(document.activeElement) && document.activeElement.href;
         old.replaceWith(document.adoptNode(fresh));
+        const alert = document.getElementById("alert");
+        alert.replaceWith(document.adoptNode(page.getElementById("alert")));
         if (at) [...fresh.querySelectorAll("a")].find((a) => a.href === at)?.focus();
         late.remove();
       } catch {

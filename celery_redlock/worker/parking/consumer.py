@@ -229,7 +229,8 @@ class Parking(bootsteps.StartStopStep):
                 pid = here.worker_pid or 0
                 holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            request.send_event(WAITING, resource=printable(resource), holder=holder, waited=waited)
+            told_of = {"name": printable(request.name), "resource": printable(resource)}
+            request.send_event(WAITING, **told_of, holder=holder, waited=waited)
         logger.info(
             "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),

@@ -1,0 +1,157 @@
+"""What the nodes say of themselves: who answers, who has a vote, and what the doctor finds.
+
+By INFO alone: nothing is written to a node, so the doctor's checks that have to write are not made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..config.checks import DAY
+from ..doctor.nodes import examine_nodes
+from ..doctor.probe import Probe, observe
+from ..doctor.report import Finding, merged
+from ..doctor.tasks import ttls_of
+from ..doctor.votes import guard_of, voteless
+from ..protocol.values import printable, quorum_of
+
+if TYPE_CHECKING:
+    from ..locking.redlock import Redlock
+
+__all__ = ["NOT_CHECKED", "Health", "examine"]
+
+NOT_CHECKED = ("rights", "writes", "clock")
+"""Checks of the doctor that need more than INFO."""
+SAID_ELSEWHERE = ("quorum",)
+"""What stands at the top of each page already."""
+MAX_VERSION_CHARS = 32
+"""Of what a server calls itself: it may call itself anything."""
+
+
+@dataclass(frozen=True)
+class Health:
+    """How the nodes are.
+
+    Attributes:
+        probes: What each node has told, in the order of the nodes.
+        votes_in: Seconds until each of them has a vote, 0.0 if it has; None if it does not answer,
+            or will have none as it is.
+        found: What the doctor finds, node by node.
+    """
+
+    probes: tuple[Probe, ...]
+    votes_in: tuple[float | None, ...]
+    found: tuple[Finding, ...]
+
+    @property
+    def answering(self) -> int:
+        """How many nodes answer."""
+        return sum(probe.look.reachable for probe in self.probes)
+
+    def no_quorum(self) -> dict[str, Any] | None:
+        """Return how many nodes answer and vote, and how many must; None if a quorum has a vote.
+
+        `wait` is the seconds until a quorum votes, if the nodes that answer only need time.
+        """
+        needed = quorum_of(len(self.probes))
+        left = sorted(seconds for seconds in self.votes_in if seconds is not None)
+        voting = left.count(0.0)
+        if voting >= needed:
+            return None
+        return {
+            "nodes": len(self.probes),
+            "answering": self.answering,
+            "voting": voting,
+            "needed": needed,
+            "wait": left[needed - 1] if len(left) >= needed else None,
+        }
+
+    def node(self, index: int) -> dict[str, Any]:
+        """Return what is known of one node, for its row."""
+        probe = self.probes[index]
+        answers = probe.look.reachable
+        return {
+            "answers": answers,
+            "rtt": probe.look.rtt if answers else None,
+            "version": _version(probe) if answers else None,
+            "uptime": probe.told.facts.uptime if answers else None,
+            "votes_in": self.votes_in[index],
+            "findings": [_said(one) for one in self.found if probe.name in _places(one)],
+        }
+
+    def findings(self) -> list[dict[str, Any]]:
+        """Return what the doctor finds, the worst first; one that several nodes share, once."""
+        return [_said(one) for one in merged(self.found)]
+
+
+def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
+    """Ask the nodes how they are, and the doctor what that means.
+
+    Args:
+        redlock: Whose nodes.
+        app: Whose ttls and restart guard count; None: those of `redlock`.
+        timeout: Seconds without an answer after which a node counts as silent.
+    """
+    probes = observe(redlock.client.addresses, redlock.prefix, timeout)
+    if app is not None:
+        guard = guard_of(app, len(probes))
+    else:
+        guard = "uptime" if redlock.client.guard.on else None
+    ttls = _ttls(redlock, app, probes, guard)
+    found = [
+        one
+        for one in examine_nodes(probes, redlock.prefix, ttls, guard)
+        if one.check not in (*NOT_CHECKED, *SAID_ELSEWHERE)
+    ]
+    return Health(tuple(probes), tuple(_votes_in(probes, ttls, guard)), tuple(found))
+
+
+def _ttls(
+    redlock: Redlock, app: Any, probes: Sequence[Probe], guard: str | None
+) -> Sequence[float]:
+    """Return the ttls in use. Tasks are only loaded where they decide who votes."""
+    if app is None:
+        return [redlock.ttl]
+    if any(voteless(probe.told.facts, [DAY], guard) for probe in probes if probe.look.reachable):
+        with contextlib.suppress(Exception):  # `celery redlock doctor` says what is broken there
+            app.loader.import_default_modules()
+    return ttls_of(app) or [redlock.ttl]
+
+
+def _votes_in(
+    probes: Sequence[Probe], ttls: Sequence[float], guard: str | None
+) -> list[float | None]:
+    seen: set[str] = set()
+    found: list[float | None] = []
+    for probe in probes:
+        facts = probe.told.facts
+        twin = facts.run_id in seen
+        seen |= {facts.run_id} - {""}
+        fit = probe.look.reachable and not facts.misfit and not twin
+        left = voteless(facts, ttls, guard) if fit else None
+        found.append(left if left is None or math.isfinite(left) else None)
+    return found
+
+
+def _version(probe: Probe) -> str | None:
+    """Return what a server calls itself, as `Valkey 8.1.0` or `Redis 7.0.15`."""
+    info = probe.told.info
+    for name, key in (("Valkey", "valkey_version"), ("Redis", "redis_version")):
+        if said := info.get(key, "").strip():
+            return f"{name} {printable(said)[:MAX_VERSION_CHARS]}"
+    return None
+
+
+def _places(finding: Finding) -> list[str]:
+    """Return the nodes that a finding names."""
+    return finding.where.replace(" and ", ", ").split(", ")
+
+
+def _said(finding: Finding) -> dict[str, Any]:
+    """Return a finding as plain data; nodes may have had a say in its words."""
+    data = asdict(finding)
+    return {name: printable(data[name]) for name in ("level", "check", "where", "what", "fix")}
