@@ -281,7 +281,7 @@ def test_the_code_on_a_page_is_that_of_its_example(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
     found = re.findall(r"^```py\n(.*?)^```$", text, re.M | re.S)
     sources = [path.read_text("utf-8") for path in EXAMPLES.rglob("*.py")]
-    assert len(found) >= 4
+    assert len(found) >= 2
     for block in found:
         assert any(block in source for source in sources), block
 
