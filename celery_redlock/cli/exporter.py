@@ -14,6 +14,7 @@ import click
 
 from .context import PROBLEM, Site, on_site
 from .options import listen_option, timeout_option
+from .waiting import parked_in
 
 __all__ = ["command", "guarded"]
 
@@ -53,7 +54,7 @@ def command(
     """
     from ..survey.exporter import exposition, figures, make_registry
 
-    registry = make_registry(site.redlock, cache=cache, timeout=timeout)
+    registry = make_registry(site.redlock, cache=cache, timeout=timeout, parked=parked_in(site.app))
     if once or site.as_json:
         text = "" if site.as_json else exposition(registry).rstrip()
         site.say(figures(registry) if site.as_json else None, text)

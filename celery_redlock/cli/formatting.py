@@ -12,33 +12,8 @@ from ..protocol.values import Owner, printable
 from ..survey.durations import span
 from ..survey.models import Entry, NodeLook, Survey
 
-__all__ = ["COLUMNS", "PARKED", "counted", "described", "lines", "name_of", "owner_text", "row"]
-__all__ += ["say_away", "state_of", "waits_said"]
-
-COLUMNS: tuple[str, ...] = (
-    *("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on each", "fence"),
-    "in line",
-)
-"""Of a table of entries; see `row`."""
-PARKED = (
-    "a worker is one in line, however many tasks wait parked in it: show KEY, or"
-    " celery -A APP inspect redlock"
-)
-
-
-def row(entry: Entry) -> list[str]:
-    """Return an entry as a line of a table."""
-    owner = entry.owner
-    return [
-        name_of(entry),
-        *((owner.task or "-", owner.task_id or "-") if owner else ("-", "-")),
-        *((owner.host, str(owner.pid)) if owner else ("-", "-")),
-        "-" if entry.held_for is None else span(entry.held_for),
-        f"{entry.nodes}/{entry.total}" + state_of(entry),
-        " ".join("-" if ttl is None else _short(ttl) for ttl in entry.ttls),
-        "-" if entry.fence is None else str(entry.fence),
-        str(entry.waiting),
-    ]
+__all__ = ["counted", "described", "lines", "name_of", "owner_text", "say_away", "state_of"]
+__all__ += ["ttl_text", "waits_said"]
 
 
 def name_of(entry: Entry) -> str:
@@ -90,7 +65,10 @@ def _left(ttl: float | None, look: NodeLook) -> str:
     return "has no ttl: it never expires" if ttl == math.inf else f"{ttl:.1f} s left"
 
 
-def _short(ttl: float) -> str:
+def ttl_text(ttl: float | None) -> str:
+    """Return a ttl on one node, short; `-` where the key is not there."""
+    if ttl is None:
+        return "-"
     return "never" if ttl == math.inf else f"{ttl:.0f}" if ttl >= 10 else f"{ttl:.1f}"
 
 

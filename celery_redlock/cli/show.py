@@ -12,11 +12,9 @@ from ..survey.snapshot import look_at, resource_of
 from .context import PROBLEM, Site, on_site
 from .formatting import described, lines, say_away, waits_said
 from .options import timeout_option
+from .waiting import NO_APP, WORKERS_TIMEOUT_S
 
 __all__ = ["command"]
-
-WORKERS_TIMEOUT_S = 1.0
-"""To wait for workers: always the whole time, as nobody knows how many there are."""
 
 
 @click.command("show")
@@ -42,7 +40,7 @@ def command(site: Site, key: str, timeout: float) -> int:
 def _waits(site: Site, resource: str) -> tuple[list[dict[str, Any]], str]:
     """Return which tasks wait in the workers, unknown to the nodes; and why that is not known."""
     if site.app is None:
-        return [], "tasks that wait parked in workers are not seen without their app: -A APP"
+        return [], NO_APP
     from ..doctor.workers import waiting_for
 
     return waiting_for(site.app, [resource], WORKERS_TIMEOUT_S)

@@ -17,6 +17,7 @@ from ..survey.models import Entry, Survey
 from .context import NO_QUORUM, Site, as_json, on_site
 from .formatting import name_of, owner_text, state_of
 from .options import Choice, choosing
+from .waiting import look_with_parked
 
 __all__ = ["Changes", "command"]
 
@@ -45,15 +46,16 @@ def command(site: Site, choice: Choice, interval: float, count: int | None) -> i
         with _screen(site) as show:
             while True:
                 seen: Survey | str
+                began = time.monotonic()
                 try:
-                    seen = choice.survey(redlock)
+                    seen, _unasked = look_with_parked(site, lambda: choice.survey(redlock))
                 except QuorumUnavailable as error:
                     seen = str(error)
                 show(seen)
                 looks += 1
                 if looks == count:
                     return NO_QUORUM if isinstance(seen, str) else 0
-                time.sleep(interval)
+                time.sleep(max(0.0, began + interval - time.monotonic()))
     except KeyboardInterrupt:
         return 0
 
@@ -65,7 +67,7 @@ def _screen(site: Site) -> AbstractContextManager[Callable[[Survey | str], None]
         except ImportError:  # no rich
             pass
         else:
-            return screen()
+            return screen(waiters=site.app is not None)
     return nullcontext(Changes(site.as_json))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
+from ..survey.waiting import waits_told
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, run, some, unchecked, warning, wrong
 
@@ -16,8 +17,6 @@ VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
 MAX_ERROR_CHARS = 200
 """Of what a worker says instead of its settings: whoever reaches the broker can answer."""
-MAX_WAITED_S = 1e12
-"""No task waits for as long: a number beyond it is nonsense, or infinite."""
 
 
 def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
@@ -59,15 +58,10 @@ def waiting_for(
     found = [
         {**wait, "worker": worker}
         for worker, reply in replies.items()
-        for wait in (reply["waits"] if isinstance(reply.get("waits"), list) else ())
-        if _makes_sense(wait) and wait.get("resource") in resources
+        for wait in waits_told(reply)
+        if wait["resource"] in resources
     ]
     return sorted(found, key=lambda wait: -float(wait["waited"])), unasked
-
-
-def _makes_sense(wait: Any) -> bool:
-    waited = wait.get("waited") if isinstance(wait, Mapping) else None
-    return isinstance(waited, (int, float)) and 0 <= waited < MAX_WAITED_S
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
