@@ -92,6 +92,7 @@ def _explain(
 ) -> int | None:
     from ..doctor.workers import waiting_for
     from ..survey.snapshot import look_at
+    from ..survey.waiting import count_parked
     from .verdict import Call
 
     call = Call.of(task, lock, args, kwargs)
@@ -107,7 +108,8 @@ def _explain(
                 site.redlock.holder(name, timeout=timeout)
         except QuorumUnavailable as error:
             refusal = error
-        waits, unasked = waiting_for(site.app, call.resources, timeout)
+        waits, parked, unasked = waiting_for(site.app, call.resources, timeout)
+        surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
     published, run = call.verdicts(entries, refusal)
     keys = [site.redlock.prefix + name for name in call.resources]
@@ -140,5 +142,5 @@ def _state(surveys: Sequence[Survey]) -> list[str]:
             if entry.kind in ("lock", "reservation", "foreign"):
                 said += described(entry, survey)
                 if entry.waiting:
-                    said.append(f"  {entry.waiting} stand in line for it")
+                    said.append(f"  waiting for it: {entry.waiting}")
     return said or ["free: nobody holds or reserves it"]

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
-from ..survey.waiting import waits_told
+from ..survey.waiting import Parked, waits_told
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, run, some, unchecked, warning, wrong
 
@@ -50,8 +50,11 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
 
 def waiting_for(
     app: Any, resources: Collection[str], timeout: float
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the tasks that wait in the workers for some resources; and why that is not known."""
+) -> tuple[list[dict[str, Any]], Parked, str]:
+    """Return the tasks that wait in the workers for some resources, and those that are parked.
+
+    And why that is not known; empty if it is.
+    """
     replies, unasked = ask(app, timeout)
     if not replies and not unasked:
         unasked = f"waiting tasks in workers are not known: none answered within {timeout:g} s"
@@ -61,7 +64,8 @@ def waiting_for(
         for wait in waits_told(reply)
         if wait["resource"] in resources
     ]
-    return sorted(found, key=lambda wait: -float(wait["waited"])), unasked
+    found.sort(key=lambda wait: -float(wait["waited"]))
+    return found, Parked.of(replies.values()), unasked
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:

@@ -193,7 +193,7 @@ def test_show_tells_all_of_one_key(cli: Cli, admins: Nodes, servers: list[LocalS
         f"done: {mark[:-5]} on 5 of 5 nodes",
     ):
         assert part in by_name.stdout
-    assert re.search(r"in line: 2, for 1 min \d+ s, 1\d s", by_name.stdout)
+    assert re.search(r"waiting: 2, for 1 min \d+ s, 1\d s", by_name.stdout)
     assert not TOKEN.search(by_name.stdout)
 
 
