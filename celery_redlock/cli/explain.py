@@ -36,7 +36,9 @@ EXAMPLES: dict[type, tuple[str, str]] = {
 @timeout_option(1.0, "Seconds to wait for nodes and workers.")
 @on_site
 def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> int | None:
-    """Explain which key a call of TASK gets, who has it, and what the call would do now.
+    """Explain what a call of TASK would do now.
+
+    Which key it gets, who has that, and whether it would wait, run, fail or be skipped.
 
     ARGS is a JSON array: explain shop.charge '[17, 250]'. Nothing is sent and nothing is taken.
     """

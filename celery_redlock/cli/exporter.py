@@ -47,7 +47,9 @@ CLIENT_TIMEOUT_S = 10.0
 def command(
     site: Site, *, listen: tuple[str, int], cache: float, timeout: float, hosts: Any, once: bool
 ) -> int | None:
-    """Export gauges for Prometheus: held locks, waiting tasks, nodes, keys without a ttl.
+    """Export gauges for Prometheus.
+
+    Held locks, waiting tasks (with an app), nodes, keys without a ttl.
 
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.

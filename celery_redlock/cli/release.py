@@ -42,10 +42,11 @@ TAKEN_BACK = (
 def command(
     site: Site, key: str, *, force: bool, reservation: bool, slot: int | None, timeout: float
 ) -> int:
-    """Free KEY: the very token that is shown, and nothing that came after it.
+    """Free one key whose holder is dead.
 
-    It shows the holder and asks; without a terminal to ask on it refuses, unless --force is given.
-    The holder is not stopped by it: see what is said before the question.
+    It frees the very token that it has shown, and nothing that came after it. It shows the holder
+    and asks; without a terminal to ask on it refuses, unless --force is given. The holder is not
+    stopped by it: see what is said before the question.
 
     Exit code 0: it is free, by this or already; 1: there was nothing to free; 3: too few nodes
     answered; 4: not freed, because the answer was no or another holds it meanwhile.

@@ -23,7 +23,9 @@ __all__ = ["command"]
 @timeout_option()
 @on_site
 def command(site: Site, key: str, timeout: float) -> int:
-    """Show all that is known of KEY, given with or without the prefix.
+    """Show all that is known of one key.
+
+    KEY may be given with or without the prefix.
 
     Its holder, what each node says, its reservation, its fencing token and its waiters; with an app
     also the tasks that wait in its workers, which have a second to answer.

@@ -37,7 +37,10 @@ class Tally:
 @timeout_option()
 @on_site
 def command(site: Site, match: str, timeout: float) -> None:
-    """Count locks, reservations and waiters by task, what is odd, and how fast nodes answer."""
+    """Count locks and reservations by task.
+
+    And waiters (with an app), what is odd, and how fast the nodes answer.
+    """
     redlock, known = site.redlock, site.app is not None
     seen, unasked = look_with_parked(
         site, lambda: survey(redlock, match, kinds=USUAL_KINDS, timeout=timeout)

@@ -45,9 +45,10 @@ def command(
     private: bool,
     public: bool,
 ) -> None:
-    """Serve a page: what is held, who waits, how the nodes vote, what went wrong lately.
+    """Serve the web dashboard.
 
-    It is for reading only unless there is a token.
+    What is held, who waits, how the nodes vote, what went wrong lately. It is for reading only
+    unless there is a token.
     """
     from ..web import make_app
     from ..web.serve import check_bind, is_loopback, names_for, serve
