@@ -121,7 +121,7 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
     sentence, without a traceback; with --json as `{"error": ...}` on stdout.
     """
 
-    @click.option("--json", "as_json", is_flag=True, help="For programs: JSON on stdout.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
     @nodes_options
     @click.pass_obj
     @functools.wraps(command)

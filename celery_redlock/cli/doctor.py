@@ -13,7 +13,7 @@ __all__ = ["command"]
 
 
 @click.command("doctor")
-@click.option("--strict", is_flag=True, help="Warnings are wrong as well, for the exit code.")
+@click.option("--strict", is_flag=True, help="Count warnings as wrong, for the exit code.")
 @timeout_option(2.0, "Seconds to wait for nodes, broker and workers.")
 @on_site
 def command(site: Site, strict: bool, timeout: float) -> int | None:

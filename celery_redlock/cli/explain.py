@@ -32,7 +32,7 @@ EXAMPLES: dict[type, tuple[str, str]] = {
 @click.command("explain")
 @click.argument("task")
 @click.argument("args", default="[]", metavar="[ARGS]")
-@click.option("--kwargs", default="{}", metavar="JSON", help="Keyword arguments, a JSON object.")
+@click.option("--kwargs", default="{}", metavar="JSON", help="Keyword arguments, as a JSON object.")
 @timeout_option(1.0, "Seconds to wait for nodes and workers.")
 @on_site
 def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> int | None:

@@ -42,7 +42,7 @@ ORDERS: dict[str, Callable[[Entry], Any]] = {
     show_default=True,
     help="age: longest held first; ttl: first to expire first; waiting: longest queue first.",
 )
-@click.option("--wide", is_flag=True, help="All columns, uncut, whatever the terminal's width.")
+@click.option("--wide", is_flag=True, help="Show all columns, uncut, at any width.")
 @on_site
 def command(site: Site, choice: Choice, sort: str, wide: bool) -> None:
     """List locks that are held, and reservations.

@@ -34,9 +34,9 @@ TAKEN_BACK = (
 
 @click.command("release")
 @click.argument("key")
-@click.option("--force", is_flag=True, help="Do not ask.")
-@click.option("--reservation", is_flag=True, help="The reservation, not the lock.")
-@click.option("--slot", type=click.IntRange(min=1), help="Which, of a lock with a limit.")
+@click.option("--force", is_flag=True, help="Free it without asking.")
+@click.option("--reservation", is_flag=True, help="Free the reservation, not the lock.")
+@click.option("--slot", type=click.IntRange(min=1), help="Which holder's, of a lock with a limit.")
 @timeout_option()
 @on_site
 def command(

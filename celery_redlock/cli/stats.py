@@ -33,7 +33,7 @@ class Tally:
 
 
 @click.command("stats")
-@click.option("--match", default="*", metavar="GLOB", help="Only resources whose whole name fits.")
+@click.option("--match", default="*", metavar="GLOB", help="Count only resources whose name fits.")
 @timeout_option()
 @on_site
 def command(site: Site, match: str, timeout: float) -> None:

@@ -30,9 +30,9 @@ __all__ = ["Changes", "command"]
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks at the nodes.",
+    help="Seconds between two looks at the nodes.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Looks; without it until Ctrl-C.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
 @on_site
 def command(site: Site, choice: Choice, interval: float, count: int | None) -> int:
     """Show held locks, refreshed live (Ctrl-C to quit).

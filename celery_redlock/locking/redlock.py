@@ -149,7 +149,7 @@ class Redlock:
             driver.connect(timeout, rest=timeout)
             self.client.answering = sum(node.channel.up for node in driver.nodes)
             warnings += [
-                f"node {node.name} cannot be one and has no vote: {node.misfit}"
+                f"node {node.name} is not usable and has no vote: {node.misfit}"
                 for node in driver.nodes
                 if node.misfit
             ]

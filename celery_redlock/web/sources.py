@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import QuorumUnavailable
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, survey
+from ..survey.waiting import Parked
 from . import serializers
 from .history import History
 from .refresher import Fresh, Seen
-from .workers import Hearing, ask
+from .workers import Hearing, ask, parked
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -55,7 +58,9 @@ class Sources:
         self._rows: tuple[Survey | None, list[dict[str, Any]]] = (None, [])
         self._workers: Fresh[list[dict[str, Any]]] | None = None
         self.hearing: Hearing | None = None
+        self.parked: Callable[[], Parked] | None = None
         if app is not None:
+            self.parked = partial(parked, app, WORKERS_TIMEOUT_S)
             self._workers = Fresh(lambda: ask(app, WORKERS_TIMEOUT_S), every=WORKERS_EVERY_S)
             self.hearing = Hearing(app)
 

@@ -113,7 +113,10 @@ def test_parking_with_a_long_visibility_timeout(conf: dict[str, Any], is_found: 
 )
 def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], words: str) -> None:
     app = shop(["redis://127.0.0.1:1/0"])
-    app.task(name="shop.odd", shared=False, **options)(lambda order_id: None)
+
+    def body(order_id: int) -> None: ...
+
+    app.task(name="shop.odd", shared=False, **options)(body)
     code, report = examined(Site(app=app))
     wrong = [one for one in report["findings"] if one["check"] == "configuration"]
     assert code == 1 and wrong[0]["what"].startswith(words)

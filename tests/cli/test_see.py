@@ -416,6 +416,15 @@ def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(
     assert code == 0 and "host" not in plain and task_id not in plain
 
 
+def test_a_bench_says_what_it_compares_with(cli: Cli) -> None:
+    said = cli("bench", "--seconds", "0.2").stdout
+    assert re.search(
+        r"an acquire or a release takes \d+\.\d times as long as a bare round trip \(one PTTL\)"
+        r" to 3 of 5 nodes, which takes \d+\.\d+ ms\n",
+        said,
+    )
+
+
 def test_a_bench_measures_and_leaves_nothing(cli: Cli, admins: Nodes) -> None:
     result = cli("bench", "--seconds", "0.3", "--concurrency", "2", "--json")
     assert result.exit_code == 0, result.output

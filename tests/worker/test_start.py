@@ -192,11 +192,11 @@ def test_a_replica_or_a_member_of_a_cluster(cluster: Cluster) -> None:
     config = ["--replicaof", "127.0.0.1", str(master.port)]
     with LocalServer(config=config) as replica:
         line = node_refusal(cluster, [master.url, replica.url])
-        assert f"node 127.0.0.1:{replica.port} cannot be one: it is a replica" in line
+        assert f"node 127.0.0.1:{replica.port} is not usable: it is a replica" in line
         assert f"of 127.0.0.1:{master.port}" in line
     with LocalServer(config=["--cluster-enabled", "yes"]) as member:
         line = node_refusal(cluster, [member.url])
-        assert f"node 127.0.0.1:{member.port} cannot be one: it is a member of a Redis" in line
+        assert f"node 127.0.0.1:{member.port} is not usable: it is a member of a Redis" in line
 
 
 def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
