@@ -238,6 +238,8 @@ def test_what_nodes_do_not_see_is_said_not_to_be_counted(
             assert "waiting" not in cli(command).stdout  # without the app nobody knows
         (entry,) = json.loads(with_app("ls", "--json").stdout)["entries"]
         assert (entry["waiting"], entry["waits"]) == (1, [75.0])
+        (line,) = with_app("watch", "--json", "--count", "1").stdout.splitlines()
+        assert json.loads(line)["entry"]["waiting"] == 1
     told = with_app("show", "order:1", "--json")
     assert told.exit_code == 0  # nobody has it, but tasks wait
     assert [wait["task_id"] for wait in json.loads(told.stdout)["waits"]] == ["early", "late"]
@@ -414,6 +416,17 @@ def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(
         whole = rf"order:{order} +shop\.orders\.charge +8c1f02d0 +\d+ d \d+ h +5/5"
         assert re.search(whole, plain), plain
     assert code == 0 and "host" not in plain and task_id not in plain
+    text, code = on_terminal(
+        program(servers, "ls"), lambda text: "2 locks" in text, end=False, columns=80
+    )
+    head, *locks, total = text.splitlines()[:4]  # then perhaps that the nodes are new
+    assert code == 0 and head.startswith("key") and total == "2 locks" and len(head) <= 80
+    for line, order in zip(locks, ("12345", "67890"), strict=True):
+        assert line.startswith(f"order:{order}  shop.orders.charge  8c1f02d0") and len(line) <= 80
+    wide, code = on_terminal(
+        program(servers, "ls", "--wide"), lambda text: "2 locks" in text, end=False, columns=80
+    )
+    assert code == 0 and task_id in wide and owner.host in wide
 
 
 def test_a_bench_says_what_it_compares_with(cli: Cli) -> None:
