@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..protocol.values import Owner, printable
+from ..protocol.values import Owner, of_nodes, printable
 from ..survey.durations import span
 from ..survey.models import Entry, NodeLook, Survey
 
@@ -45,7 +45,7 @@ def described(entry: Entry, seen: Survey) -> list[str]:
     since = "" if entry.held_for is None else f" for {span(entry.held_for)}"
     who = owner_text(entry.owner, entry.digest)
     said = [
-        f"{entry.kind}{slot}: {who},{since} on {entry.nodes} of {entry.total} nodes"
+        f"{entry.kind}{slot}: {who},{since} on {of_nodes(entry.nodes, entry.total)}"
         f"{state_of(entry)}"
     ]
     nodes = list(zip(entry.ttls, seen.looks, strict=True))

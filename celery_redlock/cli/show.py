@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ..protocol.values import of_nodes
 from ..survey.durations import span
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of
@@ -64,7 +65,7 @@ def _said(seen: Survey, resource: str) -> list[str]:
             first = ", ".join(map(span, entry.waits))
             said.append(f"  waiting: {entry.waiting}" + (f", for {first}" if first else ""))
         elif entry.kind == "mark":
-            said.append(f"  done: {entry.resource} on {entry.nodes} of {entry.total} nodes")
+            said.append(f"  done: {entry.resource} on {of_nodes(entry.nodes, entry.total)}")
         else:
             said += [f"  {line}" for line in described(entry, seen)]
     return said

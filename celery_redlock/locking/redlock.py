@@ -16,7 +16,7 @@ from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Resources, checked_names
-from ..protocol.values import Holder, Owner
+from ..protocol.values import Holder, Owner, of_nodes
 from ..runtime.clock import monotonic
 from ..stores.redis.address import NodeSpec, parse_nodes
 from ..stores.redis.driver import Driver
@@ -252,7 +252,7 @@ class Redlock:
             emit("extended", renewed)
             return renewed
         if claim.held(monotonic()):
-            said = f"{ballot.yes} of {len(self.nodes)} nodes confirmed the extension in time"
+            said = f"{of_nodes(ballot.yes, len(self.nodes))} confirmed the extension in time"
             raise self.client.refused(outcome.unavailable(lease.resource, ballot, self.nodes, said))
         raise LeaseLost(
             f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
