@@ -71,7 +71,7 @@ class Site:
                 )
         return self._redlock
 
-    def name(self, nodes: str | None, prefix: str | None) -> None:
+    def take_nodes(self, nodes: str | None, prefix: str | None) -> None:
         """Take the nodes, and the prefix of the keys, from the command line.
 
         Args:
@@ -129,7 +129,7 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
         site: Site, /, as_json: bool, nodes: str | None, prefix: str | None, **given: Any
     ) -> None:
         site.as_json = as_json
-        site.name(nodes, prefix)
+        site.take_nodes(nodes, prefix)
         try:
             code = command(site, **given)
         except ConfigurationError as error:

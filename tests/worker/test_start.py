@@ -143,29 +143,46 @@ def test_a_wrong_option_in_task_annotations_is_one_line(
     assert line.startswith(f"celery_redlock: {task}: {words}"), line
 
 
-@pytest.mark.parametrize("command", ["worker", "beat"])
-def test_a_wrong_option_in_task_annotations_of_tasks_that_are_made_late(
-    tmp_path: Path, command: str
-) -> None:
+def late_shop(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a `celery` command with an app whose tasks are made after it was imported."""
     (tmp_path / "late_shop.py").write_text(
         "from celery import Celery\n"
         "from celery_redlock import SingletonTask\n"
         "app = Celery('shop', broker='memory://')\n"
+        "app.conf.redlock_nodes = ['redis://127.0.0.1:1/0']\n"
         "app.conf.task_annotations = {'shop.charge': {'lock_ttl': 'ten'}}\n"
         "@app.task(name='shop.charge', base=SingletonTask)\n"
         "def charge(): ...\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "celery", "-A", "late_shop", command],
-        **dict(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=READY),
-        **dict(capture_output=True, text=True),
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "late_shop", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=READY,
+        capture_output=True,
+        text=True,
     )
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_a_wrong_option_in_task_annotations_of_tasks_that_are_made_late(
+    tmp_path: Path, command: str
+) -> None:
+    done = late_shop(tmp_path, command)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == (
         "celery_redlock: shop.charge: lock_ttl must be a number of seconds >= 0.02; it is 'ten'"
         " (from task_annotations)"
     )
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_the_doctor_finds_it_beside_all_else(tmp_path: Path) -> None:
+    """Our own commands are not ended by it."""
+    done = late_shop(tmp_path, "redlock", "doctor", "--timeout", "0.3")
+    assert done.returncode == 1 and "Traceback" not in done.stderr + done.stdout
+    assert "WRONG      configuration: tasks: shop.charge: lock_ttl must be" in done.stdout
+    assert "WRONG      quorum: 1 node: " in done.stdout
 
 
 # -- Nodes that are none, and nodes that may not vote yet
