@@ -41,6 +41,12 @@ def command(site: Site, choice: Choice, interval: float, count: int | None) -> i
     back between two looks is not seen. Exit code 3 if too few nodes answered the last look.
     """
     redlock = site.redlock
+
+    def look() -> Survey:
+        if not (site.as_json or sys.stdout.isatty()):  # lines do not say how many wait
+            return choice.survey(redlock)
+        return look_with_parked(site, lambda: choice.survey(redlock))[0]
+
     looks = 0
     try:
         with _screen(site) as show:
@@ -48,7 +54,7 @@ def command(site: Site, choice: Choice, interval: float, count: int | None) -> i
                 seen: Survey | str
                 began = time.monotonic()
                 try:
-                    seen, _unasked = look_with_parked(site, lambda: choice.survey(redlock))
+                    seen = look()
                 except QuorumUnavailable as error:
                     seen = str(error)
                 show(seen)
