@@ -22,8 +22,9 @@ import click
 
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
-from ..protocol.values import Vote, printable
+from ..protocol.values import printable
 from ..stores.redis.address import parse_nodes
+from .formatting import lines, without_quorum
 
 __all__ = ["BOTH", "NO_QUORUM", "PROBLEM", "REFUSED", "Site", "as_json", "load_app"]
 __all__ += ["nodes_options", "on_site", "table"]
@@ -94,16 +95,10 @@ class Site:
 
     def fail_without_quorum(self, error: QuorumUnavailable) -> int:
         """Print which nodes do not answer, a line each; return the exit code."""
-        text = str(error)
-        if error.votes and not self.as_json:
-            head = text.removesuffix(", ".join(map(str, error.votes))).removesuffix(": ")
-            click.echo(printable(head), err=True)
-            for vote in error.votes:
-                silent = vote.vote is Vote.SILENT
-                said = f"does not answer: {vote.detail}" if silent else "answers"
-                click.echo(printable(f"node {vote.node} {said}"), err=True)
-            return NO_QUORUM
-        return self.fail(text, NO_QUORUM)
+        if self.as_json:
+            return self.fail(str(error), NO_QUORUM)
+        click.echo(lines(*without_quorum(error)), err=True)
+        return NO_QUORUM
 
     def fail(self, message: str, code: int, **data: Any) -> int:
         """Print why nothing was found, for programs as JSON; return the exit code."""

@@ -12,7 +12,7 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from .context import NO_QUORUM, PROBLEM, Site, on_site, table
-from .formatting import described, lines, waits_said
+from .formatting import described, lines, waits_said, without_quorum
 from .options import timeout_option
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _explain(
         "error": str(refusal) if refusal else "",
     }
     said = [f"task  {task.name}", *(f"key   {key}" for key in keys), f"made  {call.rule}", ""]
-    said += _state(surveys) if refusal is None else [str(refusal)]
+    said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += [*waits_said(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), call.options))
     return NO_QUORUM if refusal else None

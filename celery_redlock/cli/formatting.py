@@ -8,12 +8,13 @@ from typing import Any
 
 import click
 
-from ..protocol.values import Owner, of_nodes, printable
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import NOT_WAITED_FOR, Owner, Vote, of_nodes, printable
 from ..survey.durations import span
 from ..survey.models import Entry, NodeLook, Survey
 
 __all__ = ["counted", "described", "lines", "name_of", "owner_text", "say_away", "state_of"]
-__all__ += ["ttl_text", "waits_said"]
+__all__ += ["ttl_text", "waits_said", "without_quorum"]
 
 
 def name_of(entry: Entry) -> str:
@@ -81,6 +82,17 @@ def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
         for wait in waits
     ]
     return said + ([f"  ({unasked})"] if unasked else [])
+
+
+def without_quorum(error: QuorumUnavailable) -> list[str]:
+    """Return what an error says, and a line for each node."""
+    votes = ", ".join(map(str, error.votes))
+    said = [str(error).removesuffix(votes).removesuffix(": ")]
+    for vote in error.votes:
+        answer = f"does not answer: {vote.detail}" if vote.vote is Vote.SILENT else "answers"
+        answer = "was not waited for" if vote.detail == NOT_WAITED_FOR else answer
+        said.append(f"node {vote.node} {answer}")
+    return said
 
 
 def counted(count: int, noun: str) -> str:
