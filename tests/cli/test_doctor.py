@@ -319,4 +319,5 @@ def test_leaks_and_what_others_write_under_our_prefix(
 
 def test_every_check_is_in_the_docs() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
-    assert re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M)[: len(CHECKS)] == list(CHECKS)
+    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M)
+    assert list(dict.fromkeys(rows))[: len(CHECKS)] == list(CHECKS)  # some have several rows
