@@ -97,7 +97,10 @@ class SingletonTask(BaseTask):
     def annotate(cls) -> None:
         """Set what `task_annotations` says of this task, its lock's options included."""
         super().annotate()
-        cls._declare(given_to_all(cls.app))
+        try:
+            cls._declare(given_to_all(cls.app))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error} (from task_annotations)") from None
 
     @classmethod
     def _declare(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:

@@ -10,9 +10,10 @@ import importlib
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from ..worker import remote_control
-from .context import Site, load_app
+from .context import BOTH, Site, load_app, nodes_options
 
 __all__ = ["main", "redlock"]
 
@@ -56,18 +57,14 @@ def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
     context_settings={**HELP_OPTIONS, "auto_envvar_prefix": "REDLOCK"},
 )
 @click.option("-A", "--app", "app", metavar="APP", help="The Celery app, as for celery -A.")
-@click.option(
-    "--nodes",
-    metavar="URL[,URL...]",
-    help="The nodes, where there is no app. On the command line, others on this machine can see"
-    " their passwords: better set REDLOCK_NODES in the environment.",
-)
-@click.option("--prefix", help="What the keys on the nodes begin with; without an app.")
+@nodes_options
 @click.version_option(package_name="celery-redlock")
 @click.pass_context
 def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | None) -> None:
     """See, explain, free and measure the locks of tasks."""
-    if app and nodes:
-        raise click.UsageError("give --app or --nodes, not both: an app names its own nodes")
-    urls = [url.strip() for url in nodes.split(",") if url.strip()] if nodes else None
-    ctx.obj = Site(app=load_app(app) if app else None, nodes=urls, prefix=prefix)
+    ctx.obj = site = Site()
+    if app:
+        if nodes and ctx.get_parameter_source("nodes") is not ParameterSource.ENVIRONMENT:
+            raise click.UsageError(BOTH)
+        nodes, site.app = None, load_app(app)
+    site.take_nodes(nodes or None, prefix)

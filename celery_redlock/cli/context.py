@@ -23,11 +23,15 @@ import click
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import printable
+from ..stores.redis.address import parse_nodes
+from .formatting import lines, without_quorum
 
-__all__ = ["NO_QUORUM", "PROBLEM", "REFUSED", "Site", "as_json", "load_app", "on_site", "table"]
+__all__ = ["BOTH", "NO_QUORUM", "PROBLEM", "REFUSED", "Site", "as_json", "load_app"]
+__all__ += ["nodes_options", "on_site", "table"]
 
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
+BOTH = "give --app or --nodes, not both: an app names its own nodes"
 
 
 @dataclass
@@ -68,9 +72,33 @@ class Site:
                 )
         return self._redlock
 
+    def take_nodes(self, nodes: str | None, prefix: str | None) -> None:
+        """Take the nodes, and the prefix of the keys, from the command line.
+
+        Args:
+            nodes: Their URLs, with commas between; None for those that are known already.
+            prefix: The prefix; None for that which is known already.
+
+        Raises:
+            click.UsageError: An app is known, or a URL cannot be understood.
+        """
+        if nodes is not None and self.app is not None:
+            raise click.UsageError(BOTH)
+        if nodes is not None:
+            self.nodes = [url.strip() for url in nodes.split(",") if url.strip()]
+            _check(self.nodes)
+        self.prefix = self.prefix if prefix is None else prefix
+
     def say(self, data: Any, text: str) -> None:
         """Print what was found: `data` as JSON for a program, else `text`."""
         click.echo(as_json(data, indent=2) if self.as_json else text)
+
+    def fail_without_quorum(self, error: QuorumUnavailable) -> int:
+        """Print which nodes do not answer, a line each; return the exit code."""
+        if self.as_json:
+            return self.fail(str(error), NO_QUORUM)
+        click.echo(lines(*without_quorum(error)), err=True)
+        return NO_QUORUM
 
     def fail(self, message: str, code: int, **data: Any) -> int:
         """Print why nothing was found, for programs as JSON; return the exit code."""
@@ -88,21 +116,39 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
     sentence, without a traceback; with --json as `{"error": ...}` on stdout.
     """
 
-    @click.option("--json", "as_json", is_flag=True, help="For programs: JSON on stdout.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    @nodes_options
     @click.pass_obj
     @functools.wraps(command)
-    def run(site: Site, /, as_json: bool, **given: Any) -> None:
+    def run(
+        site: Site, /, as_json: bool, nodes: str | None, prefix: str | None, **given: Any
+    ) -> None:
         site.as_json = as_json
+        site.take_nodes(nodes, prefix)
         try:
             code = command(site, **given)
         except ConfigurationError as error:
             code = site.fail(f"cannot work: {error}", USAGE)
         except QuorumUnavailable as error:
-            code = site.fail(str(error), NO_QUORUM)
+            code = site.fail_without_quorum(error)
         if code:
             sys.exit(code)
 
     return run
+
+
+def nodes_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command, or a group of them, with --nodes and --prefix."""
+    nodes = click.option(
+        "--nodes",
+        metavar="URL[,URL...]",
+        help="The nodes, where there is no app. Others on this machine can see their passwords on"
+        " the command line: better set REDLOCK_NODES in the environment.",
+    )
+    prefix = click.option(
+        "--prefix", metavar="TEXT", help="What the keys on the nodes begin with, without an app."
+    )
+    return nodes(prefix(command))
 
 
 def load_app(name: str) -> Any:
@@ -120,6 +166,22 @@ def load_app(name: str) -> Any:
         raise click.UsageError(
             f"cannot load the app {name!r}: {type(error).__name__}: {error}"
         ) from None
+
+
+def _check(nodes: Sequence[str]) -> None:
+    """Check each URL by itself, so that all that are wrong are said at once, a line each.
+
+    Raises:
+        click.UsageError: One of them cannot be understood.
+    """
+    wrong = []
+    for number, url in enumerate(nodes, 1):
+        try:
+            parse_nodes([url])
+        except ConfigurationError as error:
+            wrong.append(f"node {number} of --nodes: {str(error).partition(': ')[2]}")
+    if wrong:
+        raise click.UsageError("\n".join(wrong))
 
 
 def as_json(data: Any, indent: int | None = None) -> str:

@@ -13,11 +13,13 @@ __all__ = ["command"]
 
 
 @click.command("doctor")
-@click.option("--strict", is_flag=True, help="Warnings are wrong as well, for the exit code.")
+@click.option("--strict", is_flag=True, help="Count warnings as wrong, for the exit code.")
 @timeout_option(2.0, "Seconds to wait for nodes, broker and workers.")
 @on_site
 def command(site: Site, strict: bool, timeout: float) -> int | None:
-    """Find what is wrong with nodes, settings, tasks and workers, each with what to do about it.
+    """Find what is wrong, and say what to do about it.
+
+    It looks at nodes, settings, tasks and workers; without an app, at the nodes alone.
 
     Exit code 1 if something is wrong. Keys with random names are written on the nodes, and gone in
     ten seconds.
@@ -25,14 +27,18 @@ def command(site: Site, strict: bool, timeout: float) -> int | None:
     from ..doctor import examine
 
     app = site.app
+    made: ConfigurationError | None = None
     if app is not None:
-        app.loader.import_default_modules()
-        app.finalize()
+        try:
+            app.loader.import_default_modules()
+            app.finalize()
+        except ConfigurationError as error:
+            made = error
     lock: Redlock | ConfigurationError
     try:
         lock = site.redlock
     except ConfigurationError as error:
         lock = error
-    report = examine(lock, app, timeout)
+    report = examine(lock, app, timeout, made)
     site.say(report.data(strict), report.text())
     return PROBLEM if report.bad(strict) else None

@@ -12,7 +12,7 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from .context import NO_QUORUM, PROBLEM, Site, on_site, table
-from .formatting import described, lines, waits_said
+from .formatting import described, lines, waits_said, without_quorum
 from .options import timeout_option
 
 if TYPE_CHECKING:
@@ -32,11 +32,13 @@ EXAMPLES: dict[type, tuple[str, str]] = {
 @click.command("explain")
 @click.argument("task")
 @click.argument("args", default="[]", metavar="[ARGS]")
-@click.option("--kwargs", default="{}", metavar="JSON", help="Keyword arguments, a JSON object.")
+@click.option("--kwargs", default="{}", metavar="JSON", help="Keyword arguments, as a JSON object.")
 @timeout_option(1.0, "Seconds to wait for nodes and workers.")
 @on_site
 def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> int | None:
-    """Explain which key a call of TASK gets, who has it, and what the call would do now.
+    """Explain what a call of TASK would do now.
+
+    Which key it gets, who has that, and whether it would wait, run, fail or be skipped.
 
     ARGS is a JSON array: explain shop.charge '[17, 250]'. Nothing is sent and nothing is taken.
     """
@@ -92,6 +94,7 @@ def _explain(
 ) -> int | None:
     from ..doctor.workers import waiting_for
     from ..survey.snapshot import look_at
+    from ..survey.waiting import count_parked
     from .verdict import Call
 
     call = Call.of(task, lock, args, kwargs)
@@ -107,7 +110,8 @@ def _explain(
                 site.redlock.holder(name, timeout=timeout)
         except QuorumUnavailable as error:
             refusal = error
-        waits, unasked = waiting_for(site.app, call.resources, timeout)
+        waits, parked, unasked = waiting_for(site.app, call.resources, timeout)
+        surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
     published, run = call.verdicts(entries, refusal)
     keys = [site.redlock.prefix + name for name in call.resources]
@@ -127,7 +131,7 @@ def _explain(
         "error": str(refusal) if refusal else "",
     }
     said = [f"task  {task.name}", *(f"key   {key}" for key in keys), f"made  {call.rule}", ""]
-    said += _state(surveys) if refusal is None else [str(refusal)]
+    said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += [*waits_said(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), call.options))
     return NO_QUORUM if refusal else None
@@ -140,5 +144,5 @@ def _state(surveys: Sequence[Survey]) -> list[str]:
             if entry.kind in ("lock", "reservation", "foreign"):
                 said += described(entry, survey)
                 if entry.waiting:
-                    said.append(f"  {entry.waiting} stand in line for it")
+                    said.append(f"  waiting for it: {entry.waiting}")
     return said or ["free: nobody holds or reserves it"]

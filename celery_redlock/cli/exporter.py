@@ -14,6 +14,7 @@ import click
 
 from .context import PROBLEM, Site, on_site
 from .options import listen_option, timeout_option
+from .waiting import parked_in
 
 __all__ = ["command", "guarded"]
 
@@ -24,13 +25,13 @@ CLIENT_TIMEOUT_S = 10.0
 
 
 @click.command("exporter")
-@listen_option(9467, "Where Prometheus asks, at /metrics. Whoever can reach it can read it.")
+@listen_option(9467, "Where to serve /metrics. Anyone who can reach it can read it.")
 @click.option(
     "--cache",
     type=click.FloatRange(min=0),
     default=5.0,
     show_default=True,
-    help="Seconds for which a look at the nodes is good, at least.",
+    help="Seconds for which a look at the nodes is shown again, at least.",
 )
 @timeout_option(help="Seconds after which a node that has not told all is down.")
 @click.option(
@@ -38,22 +39,24 @@ CLIENT_TIMEOUT_S = 10.0
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name under which it may be asked, as prom.example.org, or .example.org for all below;"
-    " again for more. Addresses, and names without a dot, always may.",
+    help="Answer under this host name, too: prom.example.org, or .example.org for all below it;"
+    " repeat it for more. Addresses, and names without a dot, are always answered.",
 )
-@click.option("--once", is_flag=True, help="Print the metrics once, and end. --json does so too.")
+@click.option("--once", is_flag=True, help="Print the metrics once, and end; so does --json.")
 @on_site
 def command(
     site: Site, *, listen: tuple[str, int], cache: float, timeout: float, hosts: Any, once: bool
 ) -> int | None:
-    """Export gauges for Prometheus: held locks, waiting tasks, nodes, keys without a ttl.
+    """Export gauges for Prometheus.
+
+    Held locks, waiting tasks (with an app), nodes, keys without a ttl.
 
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.
     """
     from ..survey.exporter import exposition, figures, make_registry
 
-    registry = make_registry(site.redlock, cache=cache, timeout=timeout)
+    registry = make_registry(site.redlock, cache=cache, timeout=timeout, parked=parked_in(site.app))
     if once or site.as_json:
         text = "" if site.as_json else exposition(registry).rstrip()
         site.say(figures(registry) if site.as_json else None, text)

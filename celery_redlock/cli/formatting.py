@@ -8,37 +8,13 @@ from typing import Any
 
 import click
 
-from ..protocol.values import Owner, printable
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.values import NOT_WAITED_FOR, Owner, Vote, of_nodes, printable
 from ..survey.durations import span
 from ..survey.models import Entry, NodeLook, Survey
 
-__all__ = ["COLUMNS", "PARKED", "counted", "described", "lines", "name_of", "owner_text", "row"]
-__all__ += ["say_away", "state_of", "waits_said"]
-
-COLUMNS: tuple[str, ...] = (
-    *("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl on each", "fence"),
-    "in line",
-)
-"""Of a table of entries; see `row`."""
-PARKED = (
-    "a worker is one in line, however many tasks wait parked in it: show KEY, or"
-    " celery -A APP inspect redlock"
-)
-
-
-def row(entry: Entry) -> list[str]:
-    """Return an entry as a line of a table."""
-    owner = entry.owner
-    return [
-        name_of(entry),
-        *((owner.task or "-", owner.task_id or "-") if owner else ("-", "-")),
-        *((owner.host, str(owner.pid)) if owner else ("-", "-")),
-        "-" if entry.held_for is None else span(entry.held_for),
-        f"{entry.nodes}/{entry.total}" + state_of(entry),
-        " ".join("-" if ttl is None else _short(ttl) for ttl in entry.ttls),
-        "-" if entry.fence is None else str(entry.fence),
-        str(entry.waiting),
-    ]
+__all__ = ["counted", "described", "lines", "name_of", "owner_text", "say_away", "state_of"]
+__all__ += ["ttl_text", "waits_said", "without_quorum"]
 
 
 def name_of(entry: Entry) -> str:
@@ -70,7 +46,7 @@ def described(entry: Entry, seen: Survey) -> list[str]:
     since = "" if entry.held_for is None else f" for {span(entry.held_for)}"
     who = owner_text(entry.owner, entry.digest)
     said = [
-        f"{entry.kind}{slot}: {who},{since} on {entry.nodes} of {entry.total} nodes"
+        f"{entry.kind}{slot}: {who},{since} on {of_nodes(entry.nodes, entry.total)}"
         f"{state_of(entry)}"
     ]
     nodes = list(zip(entry.ttls, seen.looks, strict=True))
@@ -90,7 +66,10 @@ def _left(ttl: float | None, look: NodeLook) -> str:
     return "has no ttl: it never expires" if ttl == math.inf else f"{ttl:.1f} s left"
 
 
-def _short(ttl: float) -> str:
+def ttl_text(ttl: float | None) -> str:
+    """Return a ttl on one node, short; `-` where the key is not there."""
+    if ttl is None:
+        return "-"
     return "never" if ttl == math.inf else f"{ttl:.0f}" if ttl >= 10 else f"{ttl:.1f}"
 
 
@@ -103,6 +82,17 @@ def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
         for wait in waits
     ]
     return said + ([f"  ({unasked})"] if unasked else [])
+
+
+def without_quorum(error: QuorumUnavailable) -> list[str]:
+    """Return what an error says, and a line for each node."""
+    votes = ", ".join(map(str, error.votes))
+    said = [str(error).removesuffix(votes).removesuffix(": ")]
+    for vote in error.votes:
+        answer = f"does not answer: {vote.detail}" if vote.vote is Vote.SILENT else "answers"
+        answer = "was not waited for" if vote.detail == NOT_WAITED_FOR else answer
+        said.append(f"node {vote.node} {answer}")
+    return said
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,18 +14,13 @@ from rich.text import Text
 
 from ..protocol.values import printable
 from ..survey.models import Survey
-from .formatting import COLUMNS, counted, row
+from .formatting import counted
+from .lock_table import lock_table
 
 __all__ = ["rich_table", "screen"]
 
-WIDE_COLUMNS = 120
-"""Of a terminal that has room for all columns of the table."""
-NARROW = ("key", "task", "task id", "held for", "nodes")
-"""The columns that are shown where there is no room for all."""
-SHORT_ID_CHARS = 8
-"""Of a task's id there: enough to find it."""
-OTHER_LINES = 5
-"""Of the screen: the clock, the table's head and rule, the notes' last line, and the cursor's."""
+OTHER_LINES = 4
+"""Of the screen: the clock, the table's head, the notes' last line, and the cursor's."""
 
 
 def rich_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -39,14 +34,18 @@ def rich_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 @contextmanager
-def screen() -> Iterator[Callable[[Survey | str], None]]:
-    """Show each survey in place of the one before, or why there is none; the last one stays."""
+def screen(*, waiters: bool) -> Iterator[Callable[[Survey | str], None]]:
+    """Show each survey in place of the one before, or why there is none; the last one stays.
+
+    Args:
+        waiters: Whether it is known how many wait.
+    """
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
-        yield lambda seen: live.update(_page(seen, console.size), refresh=True)
+        yield lambda seen: live.update(_page(seen, console.size, waiters), refresh=True)
 
 
-def _page(seen: Survey | str, size: ConsoleDimensions) -> RenderableType:
+def _page(seen: Survey | str, size: ConsoleDimensions, waiters: bool) -> RenderableType:
     if isinstance(seen, str):
         return Text(printable(seen), style="red")
     clock = time.strftime("%H:%M:%S", time.localtime(seen.at))
@@ -60,11 +59,9 @@ def _page(seen: Survey | str, size: ConsoleDimensions) -> RenderableType:
     room = max(1, size.height - OTHER_LINES - len(notes))
     if more := by_age[room:]:
         notes.append(Text(f"and {len(more)} more, held for less long: see ls"))
-    shown = [dict(zip(COLUMNS, map(printable, row(entry)), strict=True)) for entry in by_age[:room]]
-    columns = COLUMNS
-    if size.width < WIDE_COLUMNS:
-        columns = NARROW
-        for cells in shown:
-            cells["task id"] = cells["task id"][:SHORT_ID_CHARS]
-    table = rich_table(columns, [[cells[name] for name in columns] for cells in shown])
-    return Group(head, *notes, *([table] if shown else []))
+    if by_age:
+        lines = lock_table(by_age[:room], size.width, waiters=waiters)
+        notes += [Text(lines[0], style="bold"), *map(Text, lines[1:])]
+    for line in notes:
+        line.no_wrap, line.overflow = True, "ellipsis"
+    return Group(head, *notes)

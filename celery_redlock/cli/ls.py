@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +14,13 @@ from typing import Any
 import click
 
 from ..config.options import GLOBAL
+from ..protocol.values import printable
 from ..survey.models import Entry
-from .context import Site, on_site, table
-from .formatting import COLUMNS, PARKED, counted, row, say_away
+from .context import Site, on_site
+from .formatting import counted, say_away
+from .lock_table import lock_table
 from .options import Choice, choosing
+from .waiting import look_with_parked
 
 __all__ = ["command"]
 
@@ -37,9 +42,13 @@ ORDERS: dict[str, Callable[[Entry], Any]] = {
     show_default=True,
     help="age: longest held first; ttl: first to expire first; waiting: longest queue first.",
 )
+@click.option("--wide", is_flag=True, help="Show all columns, uncut, at any width.")
 @on_site
-def command(site: Site, choice: Choice, sort: str) -> None:
+def command(site: Site, choice: Choice, sort: str, wide: bool) -> None:
     """List locks that are held, and reservations.
+
+    One line each. On a terminal that is too narrow columns are left out, in this order: fence, pid,
+    host, ttl, task id, waiting, held for, task. A pipe gets all of them, as with --wide.
 
     A snapshot. Exit code 0, also if there are none; 3 if too few nodes answer.
     """
@@ -48,19 +57,21 @@ def command(site: Site, choice: Choice, sort: str) -> None:
     redlock = site.redlock
     with ThreadPoolExecutor(1) as pool:  # a node that hangs costs the timeout once
         told = pool.submit(ask, redlock, choice.timeout)
-        seen = choice.survey(redlock)
+        seen, unasked = look_with_parked(site, lambda: choice.survey(redlock))
         left = votes_in(told.result(), len(redlock.nodes), site.app)
     seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
     say_away(seen)
     said = ["nothing is held"]
     if seen.entries:
         kinds = Counter(entry.kind for entry in seen.entries)
-        said = [table(COLUMNS, map(row, seen.entries))]
+        fit = sys.stdout.isatty() and not wide
+        width = shutil.get_terminal_size().columns if fit else None
+        said = lock_table(seen.entries, width, waiters=site.app is not None)
         said += [", ".join(_counted(count, kind) for kind, count in kinds.items())]
-        said += [PARKED] if site.app is not None else []
+        said += [printable(unasked)] if site.app is not None and unasked else []
     if left is not None:
         said.append(_voteless(left, site))
-    site.say({**seen.data(), "votes_in": left}, "\n".join(said))
+    site.say({**seen.data(), "votes_in": left, "unasked": unasked}, "\n".join(said))
 
 
 def _counted(count: int, kind: str) -> str:

@@ -34,7 +34,7 @@ SECONDS = _Seconds(min=0.01, max=3600.0)
 
 
 def timeout_option(
-    default: float = 3.0, help: str = "Without an answer, after which a node counts as away."
+    default: float = 3.0, help: str = "Seconds without an answer after which a node counts as away."
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Decorate a command with --timeout SECONDS."""
     return click.option(
@@ -95,17 +95,19 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
         "--match",
         default="*",
         metavar="GLOB",
-        help="Only resources whose whole name fits, without the prefix: 'order:*'.",
+        help="Show only resources whose whole name fits, without the prefix: 'order:*'.",
     )
-    @click.option("--task", metavar="GLOB", help="Only what tasks hold whose name fits: 'shop.*'.")
+    @click.option(
+        "--task", metavar="GLOB", help="Show only what tasks of this name hold: 'shop.*'."
+    )
     @click.option(
         "--kind",
         "kinds",
         type=click.Choice(KINDS),
         multiple=True,
-        help="Only these; as often as you like. Else: lock, reservation and foreign.",
+        help="Show only this kind; repeat it for more. Default: lock, reservation, foreign.",
     )
-    @click.option("--all", "everything", is_flag=True, help="All kinds.")
+    @click.option("--all", "everything", is_flag=True, help="Show all kinds.")
     @timeout_option()
     @functools.wraps(command)
     def chosen(**given: Any) -> Any:

@@ -34,18 +34,19 @@ TAKEN_BACK = (
 
 @click.command("release")
 @click.argument("key")
-@click.option("--force", is_flag=True, help="Do not ask.")
-@click.option("--reservation", is_flag=True, help="The reservation, not the lock.")
-@click.option("--slot", type=click.IntRange(min=1), help="Which, of a lock with a limit.")
+@click.option("--force", is_flag=True, help="Free it without asking.")
+@click.option("--reservation", is_flag=True, help="Free the reservation, not the lock.")
+@click.option("--slot", type=click.IntRange(min=1), help="Which holder's, of a lock with a limit.")
 @timeout_option()
 @on_site
 def command(
     site: Site, key: str, *, force: bool, reservation: bool, slot: int | None, timeout: float
 ) -> int:
-    """Free KEY: the very token that is shown, and nothing that came after it.
+    """Free one key whose holder is dead.
 
-    It shows the holder and asks; without a terminal to ask on it refuses, unless --force is given.
-    The holder is not stopped by it: see what is said before the question.
+    It frees the very token that it has shown, and nothing that came after it. It shows the holder
+    and asks; without a terminal to ask on it refuses, unless --force is given. The holder is not
+    stopped by it: see what is said before the question.
 
     Exit code 0: it is free, by this or already; 1: there was nothing to free; 3: too few nodes
     answered; 4: not freed, because the answer was no or another holds it meanwhile.

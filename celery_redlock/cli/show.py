@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
+from ..protocol.values import of_nodes
 from ..survey.durations import span
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of
+from ..survey.waiting import Parked, count_parked
 from .context import PROBLEM, Site, on_site
 from .formatting import described, lines, say_away, waits_said
 from .options import timeout_option
+from .waiting import NO_APP, WORKERS_TIMEOUT_S
 
 __all__ = ["command"]
-
-WORKERS_TIMEOUT_S = 1.0
-"""To wait for workers: always the whole time, as nobody knows how many there are."""
 
 
 @click.command("show")
@@ -24,25 +24,29 @@ WORKERS_TIMEOUT_S = 1.0
 @timeout_option()
 @on_site
 def command(site: Site, key: str, timeout: float) -> int:
-    """Show all that is known of KEY, given with or without the prefix.
+    """Show all that is known of one key.
 
-    Who holds it, what each node says, its reservation, its fencing token, who stands in line; with
-    an app also which tasks wait in its workers, which are given a second to answer.
+    KEY may be given with or without the prefix.
+
+    Its holder, what each node says, its reservation, its fencing token and its waiters; with an app
+    also the tasks that wait in its workers, which have a second to answer.
+
     Exit code 1 if no node and no worker knows anything of it; 3 if too few nodes answer.
     """
     resource = resource_of(site.redlock, key)
     seen = look_at(site.redlock, resource, timeout)
     say_away(seen)
-    waits, unasked = _waits(site, resource)
+    waits, parked, unasked = _waits(site, resource)
+    seen = count_parked(seen, parked)
     data = {**seen.data(), "resource": resource, "waits": waits, "unasked": unasked}
     site.say(data, lines(*_said(seen, resource), *waits_said(waits, unasked)))
     return 0 if seen.entries or waits else PROBLEM
 
 
-def _waits(site: Site, resource: str) -> tuple[list[dict[str, Any]], str]:
+def _waits(site: Site, resource: str) -> tuple[list[dict[str, Any]], Parked, str]:
     """Return which tasks wait in the workers, unknown to the nodes; and why that is not known."""
     if site.app is None:
-        return [], "tasks that wait parked in workers are not seen without their app: -A APP"
+        return [], Parked(), NO_APP
     from ..doctor.workers import waiting_for
 
     return waiting_for(site.app, [resource], WORKERS_TIMEOUT_S)
@@ -59,9 +63,9 @@ def _said(seen: Survey, resource: str) -> list[str]:
             said.append(f"  fencing token last granted: {entry.fence}")
         elif entry.kind == "line":
             first = ", ".join(map(span, entry.waits))
-            said.append(f"  in line: {entry.waiting}" + (f", for {first}" if first else ""))
+            said.append(f"  waiting: {entry.waiting}" + (f", for {first}" if first else ""))
         elif entry.kind == "mark":
-            said.append(f"  done: {entry.resource} on {entry.nodes} of {entry.total} nodes")
+            said.append(f"  done: {entry.resource} on {of_nodes(entry.nodes, entry.total)}")
         else:
             said += [f"  {line}" for line in described(entry, seen)]
     return said

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 import click
 
+from ..protocol.values import printable
 from ..survey.durations import span
 from ..survey.models import Entry
 from ..survey.snapshot import survey
 from .context import Site, on_site, table
-from .formatting import PARKED, counted, say_away
+from .formatting import counted, say_away
 from .options import USUAL_KINDS, timeout_option
+from .waiting import look_with_parked
 
 __all__ = ["command"]
 
@@ -31,12 +33,18 @@ class Tally:
 
 
 @click.command("stats")
-@click.option("--match", default="*", metavar="GLOB", help="Only resources whose whole name fits.")
+@click.option("--match", default="*", metavar="GLOB", help="Count only resources whose name fits.")
 @timeout_option()
 @on_site
 def command(site: Site, match: str, timeout: float) -> None:
-    """Count locks, reservations and waiters by task, what is odd, and how fast nodes answer."""
-    seen = survey(site.redlock, match, kinds=USUAL_KINDS, timeout=timeout)
+    """Count locks and reservations by task.
+
+    And waiters (with an app), what is odd, and how fast the nodes answer.
+    """
+    redlock, known = site.redlock, site.app is not None
+    seen, unasked = look_with_parked(
+        site, lambda: survey(redlock, match, kinds=USUAL_KINDS, timeout=timeout)
+    )
     say_away(seen)
     tallies = _tallies(seen.entries)
     splits = sum(entry.split for entry in seen.entries)
@@ -49,11 +57,13 @@ def command(site: Site, match: str, timeout: float) -> None:
         "leaks": leaks,
         "foreign": foreign,
         "nodes": [look.data() for look in seen.looks],
+        "unasked": unasked,
     }
     rows = [
         (
-            *(task or "(no task)", tally.locks, tally.reservations, tally.waiting),
+            *(task or "(no task)", tally.locks, tally.reservations),
             "-" if tally.oldest is None else span(tally.oldest),
+            *((tally.waiting,) if known else ()),
         )
         for task, tally in tallies.items()
     ]
@@ -61,13 +71,13 @@ def command(site: Site, match: str, timeout: float) -> None:
         (look.name, f"{look.rtt * 1e3:.2f} ms" if look.reachable else "-", look.error)
         for look in seen.looks
     ]
-    columns = ("task", "locks", "reservations", "in line", "oldest")
+    columns = ("task", "locks", "reservations", "oldest", *(("waiting",) if known else ()))
     odd = f"{counted(splits, 'split vote')}, {counted(leaks, 'key')} without a ttl, {foreign} not"
     parts = [
         table(columns, rows) if rows else "nothing is held",
         f"{odd} of ours",
         table(("node", "round trip", "error"), nodes),
-        *([PARKED] if site.app is not None else []),
+        *([printable(unasked)] if known and unasked else []),
     ]
     site.say(data, "\n\n".join(parts))
 

@@ -146,9 +146,9 @@ class Call:
             free = "" if how.limit == 1 else f" ({how.limit - len(busy)} of {how.limit} slots free)"
             return Verdict("run", f"runs as soon as it is delivered: the key is free{free}")
         met = self._refused(ResourceHeld("held"))
-        for_ever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
-        if for_ever:
-            where = f"another program's {for_ever[0]} has no ttl, and stands in its way forever;"
+        forever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
+        if forever:
+            where = f"another program's {forever[0]} has no ttl, and is in its way forever;"
             return Verdict(met.outcome, f"{where} it {met.text}")
         return met
 

@@ -17,6 +17,7 @@ from ..survey.models import Entry, Survey
 from .context import NO_QUORUM, Site, as_json, on_site
 from .formatting import name_of, owner_text, state_of
 from .options import Choice, choosing
+from .waiting import look_with_parked
 
 __all__ = ["Changes", "command"]
 
@@ -29,9 +30,9 @@ __all__ = ["Changes", "command"]
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Between two looks at the nodes.",
+    help="Seconds between two looks at the nodes.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Looks; without it until Ctrl-C.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
 @on_site
 def command(site: Site, choice: Choice, interval: float, count: int | None) -> int:
     """Show held locks, refreshed live (Ctrl-C to quit).
@@ -40,20 +41,27 @@ def command(site: Site, choice: Choice, interval: float, count: int | None) -> i
     back between two looks is not seen. Exit code 3 if too few nodes answered the last look.
     """
     redlock = site.redlock
+
+    def look() -> Survey:
+        if not (site.as_json or sys.stdout.isatty()):  # lines do not say how many wait
+            return choice.survey(redlock)
+        return look_with_parked(site, lambda: choice.survey(redlock))[0]
+
     looks = 0
     try:
         with _screen(site) as show:
             while True:
                 seen: Survey | str
+                began = time.monotonic()
                 try:
-                    seen = choice.survey(redlock)
+                    seen = look()
                 except QuorumUnavailable as error:
                     seen = str(error)
                 show(seen)
                 looks += 1
                 if looks == count:
                     return NO_QUORUM if isinstance(seen, str) else 0
-                time.sleep(interval)
+                time.sleep(max(0.0, began + interval - time.monotonic()))
     except KeyboardInterrupt:
         return 0
 
@@ -65,7 +73,7 @@ def _screen(site: Site) -> AbstractContextManager[Callable[[Survey | str], None]
         except ImportError:  # no rich
             pass
         else:
-            return screen()
+            return screen(waiters=site.app is not None)
     return nullcontext(Changes(site.as_json))
 
 

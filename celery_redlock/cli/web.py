@@ -13,27 +13,26 @@ __all__ = ["command"]
 
 
 @click.command("web")
-@listen_option(8933, "Where the page is. Port 0: one that is free.")
+@listen_option(8933, "Where to serve the page. Port 0 picks a free one.")
 @click.option(
     "--host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="A name under which it may be asked for, besides localhost and the address; again for"
-    " more.",
+    help="Answer under this host name, too, besides localhost and the address; repeat it for more.",
 )
 @click.option(
     "--token",
     envvar="REDLOCK_WEB_TOKEN",
-    help="Lets those who know it free locks: at least 16 characters. On the command line, others on"
-    " this machine can see it: better set REDLOCK_WEB_TOKEN in the environment.",
+    help="Let those who know it free locks; at least 16 characters. Others on this machine can see"
+    " it on the command line: better set REDLOCK_WEB_TOKEN in the environment.",
 )
-@click.option("--private", is_flag=True, help="Reading needs the token as well.")
+@click.option("--private", is_flag=True, help="Ask for the token for reading, too.")
 @click.option(
     "--public",
     is_flag=True,
-    help="Let other machines reach it, at that address or through a proxy. Needs a token, for"
-    " reading as well.",
+    help="Let other machines reach it, at that address or through a proxy. It needs a token, for"
+    " reading, too.",
 )
 @on_site
 def command(
@@ -45,9 +44,10 @@ def command(
     private: bool,
     public: bool,
 ) -> None:
-    """Serve a page: what is held, who waits, how the nodes vote, what went wrong lately.
+    """Serve the web dashboard.
 
-    It is for reading only unless there is a token.
+    What is held, who waits, how the nodes vote, what went wrong lately. It is for reading only
+    unless there is a token.
     """
     from ..web import make_app
     from ..web.serve import check_bind, is_loopback, names_for, serve

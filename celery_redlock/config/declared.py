@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -89,14 +90,33 @@ def wrap(task_class: Any = Task) -> None:
 
     @functools.wraps(original)
     def bind(cls: Any, app: Any) -> Any:
-        if not cls.__bound__:
-            refuse_unread(cls)  # annotations are set next, and may hide what was declared
-        bound = original(cls, app)
-        refuse_unread(cls, given_to_all(app))
+        try:
+            if not cls.__bound__:
+                refuse_unread(cls)  # annotations are set next, and may hide what was declared
+            bound = original(cls, app)
+            refuse_unread(cls, given_to_all(app))
+        except ConfigurationError as error:
+            _end_command(error)
+            raise
         return bound
 
     bind.__redlock__ = True  # type: ignore[attr-defined]
     task_class.bind = classmethod(bind)
+
+
+def _end_command(error: ConfigurationError) -> None:
+    """End a `celery` command, such as `celery worker`, with one line that says what is wrong.
+
+    Celery makes its tasks while it imports the app, or before a worker's first signal. What is
+    raised there would be printed with its traceback.
+    """
+    click: Any = sys.modules.get("click")
+    context = click.get_current_context(silent=True) if click is not None else None
+    root = context.find_root() if context is not None else None
+    # Our own commands say themselves what is wrong.
+    if root is not None and root.command.name == "celery" and root.invoked_subcommand != "redlock":
+        click.echo(f"celery_redlock: {error}", err=True)
+        raise SystemExit(1)
 
 
 def _is_locked(function: Any) -> bool:

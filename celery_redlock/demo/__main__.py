@@ -1,45 +1,49 @@
-"""`python -m celery_redlock.demo`: local servers, a worker, two beats, faults, a verdict."""
+"""`python -m celery_redlock.demo`, which is `celery-redlock demo`: the demonstration's options."""
 
 from __future__ import annotations
 
-import argparse
-import logging
 import sys
 from pathlib import Path
 
-from celery_redlock.demo.display import make_display
-from celery_redlock.demo.scenario import run
-from celery_redlock.demo.shutdown import leave_on_signals
-from celery_redlock.protocol.errors import RedlockError
+import click
+
+__all__ = ["command"]
 
 
-def main() -> int:
-    """Run it; see `--help`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plain", action="store_true", help="plain lines on a terminal as well")
-    parser.add_argument(
-        "--timeline",
-        type=Path,
-        default=Path("demo-timeline.svg"),
-        help="where to write the picture (default: %(default)s)",
-    )
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep journals and log there")
-    parser.add_argument(
-        "--without-locks", action="store_true", help="switch the locks off, and see it fail"
-    )
-    options = parser.parse_args()
+@click.command("demo", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--plain", is_flag=True, help="Print plain lines on a terminal as well.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(),
+    metavar="DIR",
+    help="Where to write the picture, demo-timeline.svg; the current directory unless given.",
+)
+@click.option("--keep", is_flag=True, help="Leave journals and logs there as well.")
+@click.option("--without-locks", is_flag=True, help="Switch the locks off, and see it fail.")
+def command(plain: bool, out: Path, keep: bool, without_locks: bool) -> None:
+    """Run the demonstration on local servers.
+
+    It starts servers, a worker and two beats, sends a flood of tasks, kills some of the processes,
+    and judges what happened: in about a minute. Exit code 1 if a lock or a tick did not hold.
+    """
+    import logging
+
+    from celery_redlock.demo.display import make_display
+    from celery_redlock.demo.scenario import run
+    from celery_redlock.demo.shutdown import leave_on_signals
+    from celery_redlock.protocol.errors import RedlockError
 
     # The worker's log tells of dead nodes; here they are no news.
     logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
 
     leave_on_signals()
     try:
-        display = make_display(options.plain)
-        return run(display, options.timeline, options.keep, locks=not options.without_locks)
+        sys.exit(run(make_display(plain), out, keep=keep, locks=not without_locks))
     except RedlockError as error:
-        print(f"the demonstration cannot start: {error}", file=sys.stderr)
-        return 1
+        click.echo(f"the demonstration cannot start: {error}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

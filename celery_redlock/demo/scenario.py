@@ -17,6 +17,7 @@ from celery_redlock.server import start_servers
 
 __all__ = ["play", "run"]
 
+PICTURE = "demo-timeline.svg"
 WITHOUT_QUORUM_S = 3.0
 """Long enough to see that nothing starts: every charge retries at least once within 2 s."""
 
@@ -42,13 +43,13 @@ def play(stage: Stage) -> None:
     stage.until(lambda: len(stage.story.done()) >= CHARGES, 40.0, "all charges to be done")
 
 
-def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bool = True) -> int:
+def run(display: Display, out: Path, *, keep: bool = False, locks: bool = True) -> int:
     """Play the script, and judge what happened.
 
     Args:
         display: Shows it.
-        timeline: Where to write the picture.
-        keep: Where to leave the journal and the logs; nowhere if None.
+        out: The directory to write the picture into; it is made if it does not exist.
+        keep: Whether to leave the journals and the logs there, too.
         locks: False: without any lock, to see the verdict fail.
 
     Returns:
@@ -72,13 +73,14 @@ def run(display: Display, timeline: Path, keep: Path | None = None, *, locks: bo
         stage.stop_worker_and_beats()
         story = Story.of(Reader(directory).new())
         verdict = judge(story)
-        if keep is not None:
-            others = shutil.ignore_patterns("pymp-*")
-            shutil.copytree(directory, keep, ignore=others, dirs_exist_ok=True)
         display.verdict(verdict, failure)
         try:
-            draw(story, verdict, timeline)
-            display.say(f"timeline: {timeline.resolve()}")
+            out.mkdir(parents=True, exist_ok=True)
+            if keep:
+                others = shutil.ignore_patterns("pymp-*")
+                shutil.copytree(directory, out, ignore=others, dirs_exist_ok=True)
+            draw(story, verdict, out / PICTURE)
+            display.say(f"timeline: {(out / PICTURE).resolve()}")
         except OSError as error:
             display.say(f"no timeline: {error}")
         if verdict.ok and not failure:

@@ -27,15 +27,21 @@ if TYPE_CHECKING:
 __all__ = ["CHECKS", "Finding", "Report", "examine"]
 
 
-def examine(redlock: Redlock | ConfigurationError, app: Any, timeout: float = 2.0) -> Report:
+def examine(
+    redlock: Redlock | ConfigurationError,
+    app: Any,
+    timeout: float = 2.0,
+    unmade: ConfigurationError | None = None,
+) -> Report:
     """Look at everything.
 
     Args:
         redlock: The lock over its nodes; or why there is none.
         app: The Celery app; None leaves its checks out.
         timeout: Seconds to wait for a node, and for the workers.
+        unmade: Why the tasks of the app could not all be made; the others are looked at.
     """
-    findings: list[Finding] = []
+    findings: list[Finding] = [] if unmade is None else [broken("tasks", unmade)]
     skipped: Sequence[str] = () if app is not None else NEED_APP
     looks: list[NodeLook] = []
     with ThreadPoolExecutor(thread_name_prefix="celery_redlock doctor") as pool:
@@ -54,6 +60,9 @@ def examine(redlock: Redlock | ConfigurationError, app: Any, timeout: float = 2.
         if app is not None:
             jobs += [start(examine_tasks, app), start(examine_workers, app, timeout)]
         findings += [finding for job in jobs for finding in job.result()]
+    away = {look.name for look in looks if not look.reachable}
+    # That the keys of such a node cannot be read is no news.
+    findings = [one for one in findings if one.check != "leaks" or one.where not in away]
     return Report(merged(findings), tuple(skipped), tuple(looks))
 
 

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from ..protocol.values import quorum_of
+from ..protocol.values import are_needed, of_nodes, quorum_of
 from .probe import Probe, Told, refused_by
 from .report import Finding, run, unchecked, warning, wrong
+from .tls import certificate_trouble, speaks_tls
 from .votes import voteless
 
 __all__ = ["examine_nodes"]
@@ -43,7 +44,7 @@ def examine_nodes(
         guard: What the restart guard does, see `guard_of`; None where that is not known.
     """
     site = _Site(probes, prefix, ttls, guard)
-    yield from run(OF_ALL, f"{len(probes)} nodes", site)
+    yield from run(OF_ALL, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
     for probe in probes:
         checks = OF_ONE if probe.look.reachable else OF_SILENT
         if probe.told.denied:
@@ -65,19 +66,19 @@ def _quorum(site: _Site) -> Iterator[Finding]:
     left = sorted(voteless(facts, site.ttls, site.guard) for facts in voting)
     if len(answering) < needed:
         yield wrong(
-            f"no quorum: {len(answering)} of {count} nodes answer, {needed} are needed:"
+            f"no quorum: {of_nodes(len(answering), count)} answer, {are_needed(needed)}:"
             " nothing can be locked",
             "bring nodes back until a quorum answers, whichever; tasks then go on by themselves",
         )
     elif len(fit) < needed:
         yield wrong(
-            f"no quorum: {len(fit)} of {count} nodes are independent masters, {needed} are needed:"
+            f"no quorum: {of_nodes(len(fit), count)} are independent masters, {are_needed(needed)}:"
             " no worker starts, and nothing can be locked",
             "name their masters in redlock_nodes, and each server once",
         )
     elif left[needed - 1]:
         yield wrong(
-            f"no quorum: {left.count(0.0)} of {count} nodes have a vote, {needed} are needed:"
+            f"no quorum: {of_nodes(left.count(0.0), count)} have a vote, {are_needed(needed)}:"
             " nothing can be locked, because the others were started a short time ago and may have"
             " forgotten locks",
             f"wait {math.ceil(left[needed - 1])} s; tasks then go on by themselves",
@@ -138,12 +139,13 @@ OF_ALL = {"quorum": _quorum, "even": _even, "twins": _twins, "hosts": _hosts}
 # -- One that does not answer ----------------------------------------------------------------------
 
 
-def _not_let_in(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _not_let_in(probe: Probe, site: _Site) -> Iterator[Finding]:
     if command := refused_by(probe.look.error):
+        words = " ".join(dict.fromkeys((f"+{command}", *_lacking(probe.told, site))))
         yield wrong(
-            f"the user {probe.user!r} may not connect as locks do: {probe.look.error}",
-            f"ACL SETUSER {probe.user} +{command}",
-            hides=("reachable", *OF_NODES),
+            f"the user {probe.user!r} lacks {words}, and may not connect as locks do",
+            f"ACL SETUSER {probe.user} {words}",
+            hides=("reachable", *OF_KEYS, *OF_NODES),
         )
 
 
@@ -151,12 +153,20 @@ def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
     why = probe.look.error
     if refused_by(why):
         return
+    what, fix = f"it gives no answer: {why}", "start it, or open the way to it"
+    trouble = certificate_trouble(why) if speaks_tls(probe.address) else None
     if why.startswith("AUTH") or "NOAUTH" in why or "WRONGPASS" in why:
+        what = f"it refuses us: {why}"
         fix = "put the right user and password into its URL in redlock_nodes"
-        yield wrong(f"it refuses us: {why}", fix, hides=OF_NODES)
-    else:
-        fix = "start it, or open the way to it; until then it has no vote"
-        yield wrong(f"it gives no answer: {why}", fix, hides=OF_NODES)
+    elif probe.speaks == "TLS":
+        what = "it speaks TLS on this port, and is asked without"
+        fix = "write rediss:// in redlock_nodes, or name its port without TLS"
+    elif probe.speaks:
+        what = "it does not speak TLS on this port, and is asked in TLS"
+        fix = "write redis:// in redlock_nodes, or name its port with TLS (tls-port)"
+    elif trouble is not None:
+        what, fix = trouble
+    yield wrong(what, f"{fix}; until then it has no vote", hides=(*OF_KEYS, *OF_NODES))
 
 
 OF_SILENT = {"rights": _not_let_in, "reachable": _unreachable}
@@ -166,9 +176,9 @@ OF_SILENT = {"rights": _not_let_in, "reachable": _unreachable}
 
 
 def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
-    told, ours = probe.told, {"~": f"~{site.prefix}*", "&": f"&{site.prefix}*"}
+    told = probe.told
     if told.refused:
-        words = " ".join(ours.get(word, word) for word in told.refused)
+        words = " ".join(_lacking(told, site))
         needed = any(told.refused.values())
         cost = "locks cannot be taken and given back" if needed else "waiting is slower without"
         yield (wrong if needed else warning)(
@@ -183,14 +193,22 @@ def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
         )
 
 
+def _lacking(told: Told, site: _Site) -> list[str]:
+    """Return the words of an ACL rule that a node's user lacks."""
+    keys, channels = f"~{site.prefix}*", f"&{site.prefix}*"
+    ours = {"~": keys, "&": channels}
+    ours |= {"reset~": f"resetkeys {keys}", "reset&": f"resetchannels {channels}"}
+    return [ours.get(word, word) for word in told.refused]
+
+
 def _writes(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    if probe.told.writes:
+    if probe.told.writes and not probe.told.facts.cluster:  # a cluster takes none of single keys
         what = f"it takes no writes: {probe.told.writes}"
         yield wrong(what, "give it memory or disk, whichever it lacks")
 
 
 def _cannot_write(told: Told) -> bool:
-    return "+set" in told.refused or "~" in told.refused
+    return bool({"+set", "~"} & told.refused.keys())
 
 
 def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
@@ -208,7 +226,7 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
         yield wrong(what, "name its master in redlock_nodes, and no replica")
     if told.facts.cluster:
         what = "it is a member of a Redis Cluster"
-        yield wrong(what, "use independent servers with cluster-enabled no")
+        yield wrong(what, "use independent servers with cluster-enabled no", hides=("writes",))
 
 
 def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
@@ -293,6 +311,8 @@ OF_ONE = {
     "clock": _clock,
     "ttl": _ttl,
 }
+OF_KEYS = ("leaks", "prefix")
+"""Checks of the keys on a node: see `keys.py`."""
 OF_INFO = ("version", "eviction", "restart")
 """Checks that INFO alone can answer, besides that of the role."""
 OF_NODES = ("twins", "hosts", *OF_ONE)

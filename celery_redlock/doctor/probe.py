@@ -10,6 +10,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from ..stores.redis.handshake import INFO, read_info
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import Reader, read_nodes
+from .tls import other_protocol
 
 __all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
 
@@ -28,6 +30,10 @@ KEY_TTL_MS = 10_000
 """For which what is tried stays on a node."""
 NEEDED = ("set", "get", "del", "pexpire", "pttl", "eval", "evalsha")
 """Commands without which there is no lock; without the others waiting is slower."""
+NAMING = "client|setname"
+"""The command by which a connection gives itself a name."""
+OF_KEYS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
+"""Commands that are tried on a key."""
 NOTHING = NodeInfo()
 
 
@@ -41,10 +47,14 @@ class Told:
         facts: What the restart guard makes of it.
         denied: Why INFO is refused; empty if it is not.
         ahead: Seconds that its clock is ahead of ours; None if it does not say.
-        refused: What its user may not do: the word of an ACL rule, and whether locks need it.
+        refused: What its user may not do: the word of an ACL rule, and whether locks need it. `~`
+            and `&` stand for our keys and channels; `reset~` and `reset&` for these where it is not
+            known whether they are refused.
         renamed: Commands that it does not know.
         writes: Why it takes no writes; empty if it does.
         mark: A key that was written there, and nowhere else.
+        unnamed: Whether it refused the name that connections of locks give themselves, and was
+            asked without. A lock is not.
     """
 
     peer: str = ""
@@ -56,6 +66,7 @@ class Told:
     renamed: Sequence[str] = ()
     writes: str = ""
     mark: bytes = b""
+    unnamed: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +79,7 @@ class Probe:
         look: How it answered.
         told: What it told; nothing if it did not answer.
         twins: Indexes of others at which our mark for this one was found.
+        speaks: What it speaks that it was not asked in, if it did not answer; see `tls.py`.
     """
 
     index: int
@@ -75,6 +87,7 @@ class Probe:
     look: NodeLook
     told: Told
     twins: tuple[int, ...] = ()
+    speaks: str = ""
 
     @property
     def name(self) -> str:
@@ -90,18 +103,37 @@ class Probe:
 def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
     looks, found = read_nodes(addresses, prefix, lambda reader: _ask(reader, prefix), timeout)
+    unnamed = [n for n, look in enumerate(looks) if refused_by(look.error) == NAMING]
+    if unnamed:  # what else the user may not do is to be known at once
+        there = [_without_name(addresses[n]) for n in unnamed]
+        _looks, rest = read_nodes(there, prefix, lambda reader: _ask(reader, prefix), timeout)
+        for n, one in zip(unnamed, rest, strict=True):
+            found[n] = replace(one or Told(), unnamed=True)
     told = [one or Told() for one in found]
-    there: list[Sequence[bytes] | None] = [None] * len(addresses)
+    seen_at: list[Sequence[bytes] | None] = [None] * len(addresses)
     if any(one.denied for one in told):
         # INFO tells no run_id, but what was written to one address is found at the other.
         marks = [one.mark for one in told if one.mark]
-        _looks, there = read_nodes(addresses, prefix, lambda reader: _kept(reader, marks), timeout)
+        _looks, seen_at = read_nodes(
+            addresses, prefix, lambda reader: _kept(reader, marks), timeout
+        )
     twins = [
         tuple(n for n, one in enumerate(told) if n != here and one.mark in (seen or ()))
-        for here, seen in enumerate(there)
+        for here, seen in enumerate(seen_at)
     ]
-    whole = zip(addresses, looks, told, twins, strict=True)
+    with ThreadPoolExecutor() as pool:
+        speaks = pool.map(lambda address, look: _other(address, look, timeout), addresses, looks)
+    whole = zip(addresses, looks, told, twins, speaks, strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]
+
+
+def _without_name(address: Address) -> Address:
+    return replace(address, arguments={**address.arguments, "client_name": None})
+
+
+def _other(address: Address, look: NodeLook, timeout: float) -> str:
+    silent = not look.reachable and not refused_by(look.error)
+    return other_protocol(address, timeout) if silent else ""
 
 
 def _ask(reader: Reader, prefix: str) -> Told:
@@ -170,6 +202,11 @@ def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], lis
                 renamed.append(name)
             elif name == "set" and not isinstance(reply, ReadOnlyError):
                 writes = reason(reply)
+    # Whoever may use no command of a kind is not told whether keys or channels are refused as well.
+    if {"+publish", "+subscribe"} <= refused.keys():
+        refused["reset&"] = False
+    if {f"+{name}" for name in OF_KEYS} <= refused.keys():
+        refused["reset~"] = True
     return refused, renamed, writes
 
 

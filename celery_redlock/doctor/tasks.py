@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
-from ..config.settings import read_settings
+from ..config.settings import enabled, read_settings
 from ..config.task_lock import lock_of
 from ..messages.broker import unacknowledged_for
-from ..messages.policy import check_rejecting
+from ..messages.policy import check_rejecting, parkable
 from ..protocol.errors import ConfigurationError
 from .report import Finding, broken, run, warning, wrong
 
@@ -37,6 +38,7 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
     broker = _broker(app)
     if broker.driver == "amqp":
         yield from run({"queues": _queues}, "queues", app)
+    yield from run({"visibility": _stranded}, "broker", app, broker)
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
         try:
@@ -86,6 +88,28 @@ def _queues(app: Any) -> Iterator[Finding]:
                 "use a topic exchange, so that RabbitMQ holds them",
                 where=name,
             )
+
+
+def _stranded(app: Any, broker: _Broker) -> Iterator[Finding]:
+    """Find a visibility timeout that is longer than the default, where tasks wait in workers."""
+    visible = broker.visible or 0.0
+    if broker.driver == "redis" and visible > REDIS_VISIBILITY_S and _parks(app):
+        yield warning(
+            f"a worker that is killed keeps what it had prefetched, and waiting tasks with a"
+            f" countdown, for {visible:g} s (visibility_timeout). What it had parked comes back"
+            " within three minutes",
+            "set broker_transport_options = {'visibility_timeout': ...} to a little more than the"
+            " longest task takes",
+        )
+
+
+def _parks(app: Any) -> bool:
+    """Whether tasks of an app wait in its workers, rather than with the broker."""
+    locks = [lock for task in app.tasks.values() if (lock := lock_of(task)) is not None]
+    with contextlib.suppress(ConfigurationError):  # another check finds that
+        parking = enabled(app.conf) and app.conf.get("redlock_parking", True)
+        return bool(parking) and any(parkable(lock.options(app)) for lock in locks)
+    return False
 
 
 def _acks(task: Any, options: TaskOptions, _broker: _Broker) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
+from ..survey.waiting import Parked, waits_told
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, run, some, unchecked, warning, wrong
 
@@ -16,8 +17,6 @@ VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
 MAX_ERROR_CHARS = 200
 """Of what a worker says instead of its settings: whoever reaches the broker can answer."""
-MAX_WAITED_S = 1e12
-"""No task waits for as long: a number beyond it is nonsense, or infinite."""
 
 
 def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
@@ -51,23 +50,22 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
 
 def waiting_for(
     app: Any, resources: Collection[str], timeout: float
-) -> tuple[list[dict[str, Any]], str]:
-    """Return the tasks that wait in the workers for some resources; and why that is not known."""
+) -> tuple[list[dict[str, Any]], Parked, str]:
+    """Return the tasks that wait in the workers for some resources, and those that are parked.
+
+    And why that is not known; empty if it is.
+    """
     replies, unasked = ask(app, timeout)
     if not replies and not unasked:
         unasked = f"waiting tasks in workers are not known: none answered within {timeout:g} s"
     found = [
         {**wait, "worker": worker}
         for worker, reply in replies.items()
-        for wait in (reply["waits"] if isinstance(reply.get("waits"), list) else ())
-        if _makes_sense(wait) and wait.get("resource") in resources
+        for wait in waits_told(reply)
+        if wait["resource"] in resources
     ]
-    return sorted(found, key=lambda wait: -float(wait["waited"])), unasked
-
-
-def _makes_sense(wait: Any) -> bool:
-    waited = wait.get("waited") if isinstance(wait, Mapping) else None
-    return isinstance(waited, (int, float)) and 0 <= waited < MAX_WAITED_S
+    found.sort(key=lambda wait: -float(wait["waited"]))
+    return found, Parked.of(replies.values()), unasked
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:

@@ -78,6 +78,7 @@ class LockClient:
         self.registry = registry
         self.guard = RestartGuard(guarded, ttl, node_logger.warning)
         self.checked = False
+        self.answering: int | None = None  # nodes, when they were checked last
         self.start_afresh()
         instances.add(self)
 

@@ -16,7 +16,7 @@ from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Resources, checked_names
-from ..protocol.values import Holder, Owner
+from ..protocol.values import Holder, Owner, of_nodes
 from ..runtime.clock import monotonic
 from ..stores.redis.address import NodeSpec, parse_nodes
 from ..stores.redis.driver import Driver
@@ -147,8 +147,9 @@ class Redlock:
         driver = Driver(client.addresses, client.prefix, client.guard.saying(warnings.append))
         try:
             driver.connect(timeout, rest=timeout)
+            self.client.answering = sum(node.channel.up for node in driver.nodes)
             warnings += [
-                f"node {node.name} cannot be one and has no vote: {node.misfit}"
+                f"node {node.name} is not usable and has no vote: {node.misfit}"
                 for node in driver.nodes
                 if node.misfit
             ]
@@ -251,7 +252,7 @@ class Redlock:
             emit("extended", renewed)
             return renewed
         if claim.held(monotonic()):
-            said = f"{ballot.yes} of {len(self.nodes)} nodes confirmed the extension in time"
+            said = f"{of_nodes(ballot.yes, len(self.nodes))} confirmed the extension in time"
             raise self.client.refused(outcome.unavailable(lease.resource, ballot, self.nodes, said))
         raise LeaseLost(
             f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",

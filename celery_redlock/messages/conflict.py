@@ -255,4 +255,27 @@ def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:
     if how == "reject":
         logger.info("%s is rejected: %s", message.called, refusal)
         raise Reject(str(refusal), requeue=False)
+    _expect(message.task, refusal)
     raise refusal
+
+
+class _OfDelivery(type):
+    """Makes `isinstance` true for the refusals of deliveries alone.
+
+    What a body lets escape, of another lock that it wanted, is not expected.
+    """
+
+    def __instancecheck__(cls, error: object) -> bool:
+        return isinstance(error, NotAcquired) and error.ends_delivery
+
+
+class _Refusal(metaclass=_OfDelivery):
+    """Stands in `Task.throws`."""
+
+
+def _expect(task: Any, refusal: NotAcquired) -> None:
+    """Have Celery log a refusal in one line at level INFO, without a traceback."""
+    refusal.ends_delivery = True
+    given = task.throws if isinstance(task.throws, tuple) else (task.throws,)
+    if _Refusal not in given:
+        task.throws = (*given, _Refusal)

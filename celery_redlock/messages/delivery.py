@@ -123,6 +123,8 @@ class Delivery:
         if action.gives_up or how != action.do:
             level = logging.ERROR if how == "raise" else logging.WARNING
             logger.log(level, "%s gives up after %.1f s: %s", message.called, stuck, refusal)
+        elif isinstance(refusal, QuorumUnavailable):
+            logger.warning("%s fails, because it cannot be locked: %s", message.called, refusal)
         return end(message, how, refusal)
 
     # -- The lock ---------------------------------------------------------------------------------

@@ -60,10 +60,13 @@ class NotAcquired(RedlockError):
 
     Attributes:
         votes: What each node answered, one per node.
+        ends_delivery: Whether a task fails with it because its own lock was refused: by
+            `on_conflict="raise"`, say.
     """
 
     __module__ = "celery_redlock"
     votes: tuple[NodeVote, ...] = ()
+    ends_delivery: bool = False
 
 
 class ResourceHeld(NotAcquired):

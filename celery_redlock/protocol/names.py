@@ -28,11 +28,11 @@ Resources = str | Sequence[str]
 """A name, or several of which a claim gets all or none."""
 
 _OURS = {
-    re.escape(FENCE_SUFFIX): "the key of a fencing token",
-    re.escape(RESERVED_SUFFIX): "the key of a reservation",
-    re.escape(LINE_SUFFIX): "the queue of waiters",
-    re.escape(MARK_SUFFIX): "the mark of a task that is done",
-    re.escape(SLOT_SUFFIX) + "[0-9]+": "one of the slots of a lock with a limit",
+    re.escape(FENCE_SUFFIX): "fencing tokens",
+    re.escape(RESERVED_SUFFIX): "reservations",
+    re.escape(LINE_SUFFIX): "queues of waiters",
+    re.escape(MARK_SUFFIX): "marks of tasks that are done",
+    re.escape(SLOT_SUFFIX) + "[0-9]+": "the slots of locks with a limit",
 }
 
 
@@ -66,10 +66,10 @@ def _checked(name: str) -> str:
         )
     if "#" in name:
         for suffix, what in _OURS.items():
-            if re.search(suffix + r"\Z", name):
+            if found := re.search(suffix + r"\Z", name):
                 raise ConfigurationError(
-                    f"a resource may not be named {name!r}: names ending so are reserved for"
-                    f" {what}; give it another end"
+                    f"a resource may not be named {name!r}: names ending in {found[0]!r} are"
+                    f" reserved for {what}; choose another name"
                 )
     if len(name) > MAX_NAME_CHARS:
         raise ConfigurationError(

@@ -15,7 +15,16 @@ from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER
 from .restart_guard import Doubt
 from .round import Held, Round, Verb
-from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, token_digest
+from .values import (
+    NOT_WAITED_FOR,
+    Holder,
+    NodeVote,
+    Owner,
+    Vote,
+    are_needed,
+    of_nodes,
+    token_digest,
+)
 
 __all__ = [
     "all_held",
@@ -35,7 +44,7 @@ __all__ = [
 def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
     """Return the error for an attempt that was not granted, from the round that decided."""
     if ballot.verb is Verb.FENCE and ballot.yes < ballot.quorum:
-        told = f"{ballot.yes} of {len(nodes)} nodes confirmed its fencing token in time"
+        told = f"{of_nodes(ballot.yes, len(nodes))} confirmed its fencing token in time"
         return unavailable(resource, ballot, nodes, told)
     if ballot.yes + ballot.no < ballot.quorum:
         return unavailable(resource, ballot, nodes)
@@ -60,10 +69,10 @@ def unavailable(
     resource: str, ballot: Round, nodes: Sequence[str], what: str = ""
 ) -> QuorumUnavailable:
     """Return the error for a round that no quorum answered, or not as was needed (`what`)."""
-    what = what or f"{ballot.silent} of {len(nodes)} nodes gave no answer that counts"
+    what = what or f"{of_nodes(ballot.silent, len(nodes))} gave no answer that counts"
     votes = _votes(ballot, nodes)
     return QuorumUnavailable(
-        f"{resource}: {what}; {ballot.quorum} are needed: " + ", ".join(map(str, votes)),
+        f"{resource}: {what}; {are_needed(ballot.quorum)}: " + ", ".join(map(str, votes)),
         resource=resource,
         votes=votes,
         retry_after=_retry_after(ballot),

@@ -125,7 +125,7 @@ class NodeInfo:
     def misfit(self) -> str:
         """Why it cannot be a node, whatever the other nodes are; empty if it can."""
         if self.role not in ("", "master"):
-            return f"it is a replica (READONLY) of {self.master}; name its master"
+            return f"it is a replica (READONLY) of {self.master}; configure its master instead"
         if self.scripts:
             return f"it runs no scripts, so no lock could be given back there: {self.scripts}"
         if self.cluster:

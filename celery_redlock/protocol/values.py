@@ -16,7 +16,9 @@ __all__ = [
     "Query",
     "QueueEntry",
     "Vote",
+    "are_needed",
     "names_of",
+    "of_nodes",
     "printable",
     "quorum_of",
     "shown",
@@ -27,6 +29,16 @@ __all__ = [
 def quorum_of(nodes: int) -> int:
     """How many of `nodes` masters are a quorum: more than half."""
     return nodes // 2 + 1
+
+
+def are_needed(count: int) -> str:
+    """`1 is needed`, `2 are needed`."""
+    return f"{count} {'is' if count == 1 else 'are'} needed"
+
+
+def of_nodes(count: int, total: int) -> str:
+    """`0 of 1 node`, `2 of 3 nodes`."""
+    return f"{count} of {total} node{'' if total == 1 else 's'}"
 
 
 def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:

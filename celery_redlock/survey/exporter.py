@@ -16,12 +16,14 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import Owner, Vote, printable, quorum_of
 from .models import KINDS, Survey
 from .snapshot import survey
+from .waiting import Parked, count_parked
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -49,9 +51,9 @@ GAUGES = {
     "held": ("Locks that a quorum of nodes has", "task"),
     "reserved": ("Reservations that a quorum has", "task"),
     "oldest_hold_seconds": ("For how long the oldest lock has been held", "task"),
-    "waiting": ("Waiters, by the task that holds what they wait for", "task"),
-    "longest_line": ("Waiters for one key, at most", "task"),
-    "oldest_wait_seconds": ("For how long the first of a queue has waited", "task"),
+    "waiting": ("Tasks and blocks that wait, by the task that holds what they wait for", "task"),
+    "longest_line": ("The most waiters that one key has", "task"),
+    "oldest_wait_seconds": ("How long the longest waiter has waited", "task"),
     "locks_on_nodes": ("Locks, by how many nodes have them", "nodes"),
     "split": ("Keys for which the nodes have several tokens, none a quorum", ""),
     "foreign_keys": ("Keys below the prefix that are not of this library", ""),
@@ -70,10 +72,20 @@ class Nodes:
         redlock: Whose nodes and prefix.
         cache: Seconds for which a survey is good.
         timeout: Seconds after which a node that has not told all counts as down.
+        parked: Asks the workers of an app; None where no app is known. Then nothing is said of who
+            waits, because the nodes do not know the tasks that are parked in workers.
     """
 
-    def __init__(self, redlock: Redlock, *, cache: float = CACHE_S, timeout: float = 3.0) -> None:
+    def __init__(
+        self,
+        redlock: Redlock,
+        *,
+        cache: float = CACHE_S,
+        timeout: float = 3.0,
+        parked: Callable[[], Parked] | None = None,
+    ) -> None:
         self._redlock = redlock
+        self._parked = parked
         self._cache = cache
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -100,22 +112,32 @@ class Nodes:
             yield from _gauges(_of_nodes({v.node: v.vote is Vote.YES for v in found.votes}))
         elif found is not None:
             yield from _gauges(_of_nodes({look.name: look.reachable for look in found.looks}))
-            yield from _gauges(_of_entries(found))
+            yield from _gauges(_of_entries(found, waiters=self._parked is not None))
 
     def _look(self) -> None:
         self._found = None
+        with ThreadPoolExecutor(1, "celery_redlock workers") as pool:
+            asked = pool.submit(self._parked) if self._parked is not None else None
+            try:
+                found = self._survey()
+                if asked is not None:
+                    found = count_parked(found, asked.result(), prefix=self._redlock.prefix)
+                self._found = found
+            except QuorumUnavailable as error:
+                self._found = error
+                self._errors += 1
+            except Exception:
+                # Whoever asks is to be told what is known, and that something is wrong.
+                logger.exception("could not look at the nodes")
+                self._errors += 1
+        self._at = time.monotonic()
+
+    def _survey(self) -> Survey:
         began = time.monotonic()
         try:
-            self._found = survey(self._redlock, kinds=KINDS, timeout=self._timeout)
-        except QuorumUnavailable as error:
-            self._found = error
-            self._errors += 1
-        except Exception:
-            # Whoever asks is to be told what is known, and that something is wrong.
-            logger.exception("could not look at the nodes")
-            self._errors += 1
-        self._at = time.monotonic()
-        self._took = self._at - began
+            return survey(self._redlock, kinds=KINDS, timeout=self._timeout)
+        finally:
+            self._took = time.monotonic() - began
 
 
 def _of_nodes(up: Mapping[str, bool]) -> Values:
@@ -123,7 +145,7 @@ def _of_nodes(up: Mapping[str, bool]) -> Values:
     return {"nodes": len(up), "quorum_up": enough, "node_up": up}
 
 
-def _of_entries(found: Survey) -> Values:
+def _of_entries(found: Survey, *, waiters: bool) -> Values:
     locks = [entry for entry in found.entries if entry.kind == "lock"]
     owned = [e for e in found.entries if e.kind in ("lock", "reservation") and e.held]
     holders = {entry.resource: entry.owner for entry in reversed(locks)}
@@ -149,6 +171,8 @@ def _of_entries(found: Survey) -> Values:
             at_least("longest_line", task, entry.waiting)
             at_least("oldest_wait_seconds", task, max(entry.waits, default=0.0))
 
+    if not waiters:
+        del counts["waiting"], largest["longest_line"], largest["oldest_wait_seconds"]
     on_nodes = Counter(entry.nodes for entry in locks)
     reached = {look.name: (n, look) for n, look in enumerate(found.looks) if look.reachable}
     return {
@@ -200,7 +224,7 @@ def _errors(count: int) -> Any:
     return CounterMetricFamily("celery_redlock_survey_errors", text, value=count)
 
 
-def make_registry(redlock: Redlock, **options: float) -> Any:
+def make_registry(redlock: Redlock, **options: Any) -> Any:
     """Return a registry of prometheus_client with the gauges of `Nodes` and nothing else.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import Owner, quorum_of, token_digest
+from ..protocol.values import Owner, are_needed, of_nodes, quorum_of, token_digest
 from .models import Entry, NodeLook
 from .reader import read_nodes, to_bytes
 
@@ -66,8 +66,8 @@ def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed
     silent = tuple(node.name for node in looks if not node.reachable)
     if total - len(silent) < needed:
         raise QuorumUnavailable(
-            f"{entry.key}: {total - len(silent)} of {total} nodes told what they have; {needed} are"
-            f" needed, and nothing was done: {', '.join(silent)} did not",
+            f"{entry.key}: {of_nodes(total - len(silent), total)} told what they have;"
+            f" {are_needed(needed)}, and nothing was done: {', '.join(silent)} did not",
             resource=entry.resource,
         )
     token = next((token for token in tokens if token and _is_shown(entry, token)), None)
@@ -92,7 +92,7 @@ def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed
         freed = 0  # a quorum says that it was not there any more: given back, expired, followed
     if total - len(rest) < needed:
         raise QuorumUnavailable(
-            f"{entry.key}: freed on {freed} of {total} nodes; {', '.join(rest)} did not free it,"
+            f"{entry.key}: freed on {of_nodes(freed, total)}; {', '.join(rest)} did not free it,"
             " because they did not answer or the user lacks the right; there it stays until its"
             " ttl is over",
             resource=entry.resource,

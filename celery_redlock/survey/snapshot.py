@@ -24,7 +24,7 @@ from ..protocol.commands import (
 )
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import mark_of
-from ..protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
+from ..protocol.values import NodeVote, Owner, Vote, are_needed, of_nodes, quorum_of, token_digest
 from .models import KINDS, Entry, NodeLook, Rival, Survey
 from .reader import FOREIGN, QUEUE, KeyValue, Reader, read_nodes, to_bytes, to_text
 
@@ -181,15 +181,16 @@ def _need_quorum(looks: Sequence[NodeLook]) -> None:
     reached, quorum = sum(node.reachable for node in looks), quorum_of(len(looks))
     if reached >= quorum:
         return
-    said = ", ".join(f"{node.name} {node.error or 'answered'}" for node in looks)
+    votes = [
+        NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
+        for node in looks
+    ]
     forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
     hint = "; docs/cli.md has the ACL rule for users who only look" if forbidden else ""
     raise QuorumUnavailable(
-        f"{reached} of {len(looks)} nodes told what they have; {quorum} are needed: {said}{hint}",
-        votes=[
-            NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
-            for node in looks
-        ],
+        f"{of_nodes(reached, len(looks))} told what they have; {are_needed(quorum)}{hint}: "
+        + ", ".join(map(str, votes)),
+        votes=votes,
     )
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, survey
+from ..survey.waiting import Parked
 from . import serializers
 from .health import Health, examine
 from .history import History
 from .refresher import Fresh, Seen
-from .workers import Hearing, ask
+from .workers import Hearing, ask, parked
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -77,7 +80,9 @@ class Sources:
         self._rows: tuple[Survey | None, list[dict[str, Any]]] = (None, [])
         self._workers: Fresh[list[dict[str, Any]]] | None = None
         self.hearing: Hearing | None = None
+        self.parked: Callable[[], Parked] | None = None
         if app is not None:
+            self.parked = partial(parked, app, WORKERS_TIMEOUT_S)
             self._workers = Fresh(lambda: ask(app, WORKERS_TIMEOUT_S), every=WORKERS_EVERY_S)
             self.hearing = Hearing(app)
 

@@ -15,8 +15,9 @@ from collections import deque
 from typing import Any
 
 from ..protocol.values import printable
+from ..survey.waiting import Parked
 
-__all__ = ["EVENTS", "Hearing", "ask"]
+__all__ = ["EVENTS", "Hearing", "ask", "parked"]
 
 logger = logging.getLogger("celery_redlock.web")
 
@@ -44,6 +45,17 @@ def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
         for name, said in reply.items()
     ]
     return sorted(told, key=lambda one: str(one["worker"]))
+
+
+def parked(app: Any, timeout: float = 1.0) -> Parked:
+    """Return the tasks that wait parked in the workers; none, if the broker is away."""
+    try:
+        replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
+    except Exception:
+        logger.debug("cannot ask the workers", exc_info=True)
+        return Parked()
+    each = [said for reply in replies if isinstance(reply, dict) for said in reply.values()]
+    return Parked.of(said for said in each if isinstance(said, dict))
 
 
 def _answer(name: Any, said: Any) -> dict[str, Any]:

@@ -180,7 +180,8 @@ class Page:
 
             with self._once:
                 if self._registry is None:
-                    self._registry = make_registry(self.sources.redlock)
+                    parked = self.sources.parked
+                    self._registry = make_registry(self.sources.redlock, parked=parked)
         except (ConfigurationError, ModuleNotFoundError):
             return _text(
                 'Metrics need prometheus_client: pip install "celery-redlock[prometheus]"', 404

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
+    from .parking.consumer import Parking
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
 
@@ -65,6 +66,7 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
         "tasks": tasks_of(app),
         "holds": holds,
         "waits": list(_waits(state.consumer, holds)) if takes_locks else [],
+        "queued": _queued(state.consumer) if takes_locks else [],
     }
 
 
@@ -105,18 +107,22 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     from celery.worker import state
 
-    from ..messages.headers import short_id
-    from .parking.consumer import Parking
+    from ..messages.headers import attempts_of, short_id
 
-    parking = getattr(consumer, "on_task_request", None)
     waiting: dict[str, tuple[Any, str, float, str]] = {}
-    if isinstance(parking, Parking):
-        for parked in parking.admission.parked():
-            waiting[parked.request.id] = (parked.request, parked.resource, parked.since, "parked")
     now = time.time()
     holding = {hold["task_id"] for hold in holds}
+    # In the order of their way: what goes on meanwhile is found at its next place.
+    parking = _parking(consumer)
+    if parking is not None:
+        for parked in parking.admission.parked():
+            waiting[parked.request.id] = (parked.request, parked.resource, parked.since, "parked")
+        for request, resource in parking.admission.running():
+            attempts = attempts_of(request.request_dict)
+            # Sent on to the pool, which has no slot for it yet.
+            if attempts.get("parked") and request.time_start is None:
+                waiting.setdefault(request.id, (request, resource, attempts["since"], "parked"))
     for request in list(state.active_requests):
-        # One may have gone to the pool since we looked at the parked.
         if short_id(request.id) not in holding and request.id not in waiting:
             wanted = _wanted(request)
             if wanted:
@@ -131,6 +137,19 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
             "holder": holders.get(resource),
             "where": where,
         }
+
+
+def _queued(consumer: Any) -> list[str]:
+    """The resources in whose queues on the nodes this worker stands, once for all it has parked."""
+    parking = _parking(consumer)
+    return parking.dispatcher.queued() if parking is not None else []
+
+
+def _parking(consumer: Any) -> Parking | None:
+    from .parking.consumer import Parking
+
+    parking = getattr(consumer, "on_task_request", None)
+    return parking if isinstance(parking, Parking) else None
 
 
 def _wanted(request: Any) -> str:

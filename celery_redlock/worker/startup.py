@@ -112,12 +112,21 @@ def announce(sender: Any = None, **_signal: Any) -> None:
         return
     redlock = Redlock.from_app(app)
     nodes = redlock.nodes
-    logger.info(
-        "tasks are locked on %d node%s (%s), quorum %d, ttl %g s, keeper %s, restart guard %s",
-        *(len(nodes), "" if len(nodes) == 1 else "s", ", ".join(nodes), quorum_of(len(nodes))),
-        *(redlock.ttl, app.conf.get("redlock_keeper", "thread")),
-        "on" if redlock.client.guard.on else "off",
-    )
+    several, quorum = "" if len(nodes) == 1 else "s", quorum_of(len(nodes))
+    answer = redlock.client.answering
+    if answer is not None and answer < quorum:
+        logger.warning(
+            "%d node%s, %d answer%s: nothing can be locked until %d %s (%s)",
+            *(len(nodes), several, answer, "s" if answer == 1 else ""),
+            *(quorum, "does" if quorum == 1 else "do", ", ".join(nodes)),
+        )
+    else:
+        logger.info(
+            "tasks are locked on %d node%s (%s), quorum %d, ttl %g s, keeper %s, restart guard %s",
+            *(len(nodes), several, ", ".join(nodes), quorum),
+            *(redlock.ttl, app.conf.get("redlock_keeper", "thread")),
+            "on" if redlock.client.guard.on else "off",
+        )
     while _warnings:
         logger.warning("%s", _warnings.pop(0))
     if app.conf.get("redlock_nodes") is None:

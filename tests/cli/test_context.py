@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import click
 import pytest
+from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock.cli import main, redlock
@@ -26,6 +28,56 @@ def test_help_names_every_command(group: click.Group) -> None:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         assert command is not None and name in output
+
+
+@pytest.mark.parametrize("group", [main, redlock], ids=lambda group: group.name)
+def test_help_fits_80_columns_and_cuts_no_sentence(group: click.Group) -> None:
+    texts = [["--help"], *([name, "--help"] for name in group.list_commands(click.Context(group)))]
+    for arguments in texts:
+        result = CliRunner().invoke(group, arguments, obj=None, env={"COLUMNS": "80"})
+        assert result.exit_code == 0, result.output
+        # The metavar of --nodes alone says that there may be more.
+        assert "..." not in result.output.replace("[,URL...]", "").replace("[ARGS]...", "")
+        assert all(len(line) <= 80 for line in result.output.splitlines())
+
+
+def test_nodes_may_stand_before_the_command_and_after_it() -> None:
+    one, other = "redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0"
+    nodes = ["--nodes", f"{one},{other}", "--prefix", "p:"]
+    said = [CliRunner().invoke(main, arguments) for arguments in (
+        [*nodes, "ls"], ["ls", *nodes], ["--nodes", "redis://127.0.0.1:3/0", "ls", *nodes],
+    )]  # fmt: skip
+    for result in said:
+        assert result.exit_code == 3
+        assert result.stderr == said[0].stderr
+    both = CliRunner().invoke(redlock, ["ls", *nodes], obj=SimpleNamespace(app=Celery("shop")))
+    assert both.exit_code == 2 and "not both" in both.output
+    after = CliRunner().invoke(main, ["ls", *nodes], env={"REDLOCK_NODES": "redis://10.0.0.9/0"})
+    assert after.stderr == said[0].stderr
+
+
+def test_an_app_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = Celery("shop", set_as_current=False)
+    app.conf.redlock_nodes = ["redis://127.0.0.1:4/0"]
+    monkeypatch.setattr("celery_redlock.cli.load_app", lambda _name: app)
+    monkeypatch.setenv("REDLOCK_NODES", "redis://127.0.0.1:1/0")
+    assert "node 127.0.0.1:4 does" in CliRunner().invoke(main, ["-A", "shop", "ls"]).stderr
+
+
+def test_a_node_has_a_line_of_its_own_in_what_is_wrong_with_nodes() -> None:
+    away = CliRunner().invoke(main, ["ls", "--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2"])
+    head, first, second = away.stderr.splitlines()
+    assert head == "0 of 2 nodes told what they have; 2 are needed"
+    assert first.startswith("node 127.0.0.1:1 does not answer: ")
+    assert second.startswith("node 127.0.0.1:2 does not answer: ")
+    alone = CliRunner().invoke(main, ["ls", "--nodes", "redis://127.0.0.1:1"])
+    assert alone.stderr.splitlines()[0] == "0 of 1 node told what they have; 1 is needed"
+    wrong = "host:6379,redis://127.0.0.1:1,http://host,redis://user:SECRET/x@host:1/0"
+    result = CliRunner().invoke(main, ["--nodes", wrong, "ls"])
+    said = result.stderr.partition("Error: ")[2].splitlines()
+    assert result.exit_code == 2 and "SECRET" not in result.output
+    assert [line.partition(": ")[0] for line in said] == [f"node {n} of --nodes" for n in (1, 3, 4)]
+    assert "write redis://host:6379" in said[0] and "'http'" in said[1]
 
 
 @pytest.mark.parametrize(

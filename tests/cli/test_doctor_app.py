@@ -86,6 +86,43 @@ def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
         assert (found.level, found.check, found.where) == expected
 
 
+@pytest.mark.parametrize(
+    ("conf", "is_found"),
+    [
+        (visible(7200), True),
+        (visible(3600), False),
+        ({}, False),
+        (visible(7200) | {"redlock_parking": False}, False),
+        (MEMORY | visible(7200), False),
+    ],
+    ids=str,
+)
+def test_parking_with_a_long_visibility_timeout(conf: dict[str, Any], is_found: bool) -> None:
+    found = [one for one in examine_tasks(site(**conf)) if one.where == "broker"]
+    assert len(found) == is_found
+    for one in found:
+        assert (one.level, one.check) == ("warning", "visibility") and "7200 s" in one.what
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"lock_ttl": 9}, "shop.odd: nothing reads lock_ttl, because the task takes no lock"),
+        ({"base": SingletonTask, "lock_tll": 9}, "shop.odd: there is no option lock_tll; did you"),
+    ],
+)
+def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], words: str) -> None:
+    app = shop(["redis://127.0.0.1:1/0"])
+
+    def body(order_id: int) -> None: ...
+
+    app.task(name="shop.odd", shared=False, **options)(body)
+    code, report = examined(Site(app=app))
+    wrong = [one for one in report["findings"] if one["check"] == "configuration"]
+    assert code == 1 and wrong[0]["what"].startswith(words)
+    assert "reachable" in {one["check"] for one in report["findings"]}  # it looks on
+
+
 def answer(app: Celery, **changed: Any) -> dict[str, Any]:
     """What a worker with this app would answer."""
     settings = {**settings_of(app), **changed}

@@ -29,6 +29,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey import exporter
 from celery_redlock.survey.exporter import exposition, make_registry
+from celery_redlock.survey.waiting import Parked
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -52,9 +53,11 @@ def nodes(admins: list[redis.Redis]) -> Nodes:
     return admins[:3]
 
 
-def shown(redlock: Redlock) -> Callable[..., float | None]:
+def shown(
+    redlock: Redlock, parked: Callable[[], Parked] | None = Parked
+) -> Callable[..., float | None]:
     """What a scrape shows now."""
-    registry = make_registry(redlock, cache=0, timeout=LONG)
+    registry = make_registry(redlock, cache=0, timeout=LONG, parked=parked)
 
     def value(name: str, **labels: str) -> float | None:
         found: float | None = registry.get_sample_value(f"celery_redlock_{name}", labels)
@@ -95,6 +98,25 @@ def test_waiters_and_for_how_long(redlock: Redlock) -> None:
     redlock.release(lease)
     for thread in threads:
         thread.join()
+
+
+def test_parked_tasks_wait_and_without_an_app_nobody_is_said_to(
+    redlock: Redlock, nodes: Nodes
+) -> None:
+    for node in nodes:
+        node.zadd("redlock:r#line", {"worker:1": 1.0})
+    waits = [{"resource": name, "waited": 9.0, "where": "parked"} for name in "rrrq"]
+    told = Parked.of([{"waits": waits, "queued": ["r"]}])
+    charge = {"task": "shop.charge"}
+    with redlock.lock("r", owner=CHARGE):
+        see = shown(redlock, parked=lambda: told)
+        assert (see("waiting", **charge), see("longest_line", **charge)) == (3, 3)
+        assert see("oldest_wait_seconds", task="") == 9
+        assert see("waiting", task="") == 1  # for what is free: it is about to be taken
+        see = shown(redlock, parked=None)
+        assert see("held", **charge) == 1
+        for name in ("waiting", "longest_line", "oldest_wait_seconds"):
+            assert see(name, **charge) is None
 
 
 def test_on_how_many_nodes_a_lock_is_and_what_is_split(redlock: Redlock, nodes: Nodes) -> None:

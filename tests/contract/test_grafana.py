@@ -24,6 +24,7 @@ from celery_redlock.protocol.commands import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers
 from celery_redlock.survey.exporter import exposition, make_registry
+from celery_redlock.survey.waiting import Parked
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "grafana/celery-redlock.json").read_text("utf-8"))
@@ -75,7 +76,7 @@ def exposed() -> Iterator[Exposed]:
                     token = CHARGE.token("0" * 32, 1.0)
                     client.set(f"redlock:q{RESERVED_SUFFIX}", token, px=60_000)
                     client.zadd("redlock:r#line", {"somebody": 1.0})
-            texts = [exposition(make_registry(redlock, timeout=30.0))]
+            texts = [exposition(make_registry(redlock, timeout=30.0, parked=Parked))]
             redlock.close()
         texts.append(generate_latest(installed.registry).decode())
     finally:

@@ -229,8 +229,8 @@ def test_a_replica_is_refused(lock: Callable[..., Redlock]) -> None:
         follow(replica, master)
         redlock = lock([master, replica])
         words = (
-            rf"node 127\.0\.0\.1:{replica.port} cannot be one: it is a replica"
-            rf" \(READONLY\) of 127\.0\.0\.1:{master.port}; name its master"
+            rf"node 127\.0\.0\.1:{replica.port} is not usable: it is a replica"
+            rf" \(READONLY\) of 127\.0\.0\.1:{master.port}; configure its master instead"
         )
         for ask in (redlock.check, lambda: redlock.acquire("r"), lambda: redlock.holder("r")):
             with pytest.raises(ConfigurationError, match=words):
@@ -272,7 +272,7 @@ def test_a_node_that_becomes_a_replica_is_silent_and_loud(
         wait_until(is_back, 10, "it is back")
         errors = [r.getMessage() for r in log.records if r.levelno == logging.ERROR]
         (error,) = errors
-        assert f"node 127.0.0.1:{servers[0].port} cannot be one: it is a replica" in error
+        assert f"node 127.0.0.1:{servers[0].port} is not usable: it is a replica" in error
         assert f"node 127.0.0.1:{servers[0].port} was a replica, met 0 s ago" in log.text
 
 
@@ -287,7 +287,7 @@ def test_one_server_under_two_names_is_refused(
     with LocalServer(config=config) as server, start_servers(1) as (another,):
         nodes = [server, another, f"unix://{path}"]
         names = rf"(127\.0\.0\.1:{server.port}|{re.escape(path)})"
-        words = rf"node {names} cannot be one: it is the same server as {names}, and would vote"
+        words = rf"node {names} is not usable: it is the same server as {names}, and would vote"
 
         def refusal(ask: Callable[[Redlock], object]) -> str:
             try:
@@ -353,7 +353,7 @@ def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
         assert redlock.check() == []
         follow(third, durable[0])
         redlock.release(redlock.acquire("r"))
-        wait_until(lambda: "cannot be one: it is a replica" in log.text, 5, "it is said")
+        wait_until(lambda: "is not usable: it is a replica" in log.text, 5, "it is said")
         promote(third)
 
 

@@ -277,12 +277,12 @@ def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_star
         three = [old[0], old[1], replicas[0]]
         redlock = lock(three)
         (warning,) = redlock.check()
-        assert "cannot be one and has no vote: it is a replica (READONLY) of" in warning
+        assert "is not usable and has no vote: it is a replica (READONLY) of" in warning
         redlock.release(redlock.acquire("r"))
         unchecked = lock(three)
         unchecked.release(unchecked.acquire("r", wait=5.0))
         errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
-        assert any(f":{replicas[0].port} cannot be one: it is a replica" in e for e in errors)
+        assert any(f":{replicas[0].port} is not usable: it is a replica" in e for e in errors)
         for ask in ("check", "connect"):
             with pytest.raises(ConfigurationError, match="it is a replica"):
                 getattr(lock([old[0], *replicas]), ask)()

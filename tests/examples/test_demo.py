@@ -32,7 +32,6 @@ class Demo:
         self.temporary = directory / "tmp"
         self.temporary.mkdir()
         self.directory = directory
-        self.timeline = directory / "demo-timeline.svg"
         self.output = directory / "output"
         self._mark = uuid.uuid4().hex
 
@@ -91,7 +90,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 
 def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
-    process = demo.start("--keep", "kept")
+    process = demo.start("--out", "kept/here", "--keep")
     assert process.wait(timeout=60) == 0, demo.said()
     said = demo.said()
     assert "bodies of one order that overlapped .......... 0\n" in said
@@ -99,12 +98,13 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     assert "bodies killed in the middle .................. 2\n" in said
     assert "ticks sent twice ............................. 0\n" in said
     assert "ticks sent without a quorum .................. 0\n" in said
-    assert str(demo.timeline) in said
+    timeline = demo.directory / "kept" / "here" / "demo-timeline.svg"
+    assert str(timeline) in said
     assert "Traceback" not in said
     kept = [path.read_text("utf-8", "replace") for path in demo.directory.rglob("kept/**/*.*")]
     assert len(kept) > 2 and not any(TOKEN.search(text) for text in [said, *kept])
 
-    story = Story.of(Reader(demo.directory / "kept").new())
+    story = Story.of(Reader(timeline.parent).new())
     assert {body.task for body in story.bodies} >= story.sent.keys()
     assert max(judge(story).blocked) < 1.0  # seconds; by its ttl alone it would be about three
     ((since, until),) = story.dark()
@@ -117,7 +117,7 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     assert ticks.counts[dead] > 0  # it had sent some, and the other one went on
     assert sum(tick.sent > at for tick in story.ticks.values()) > 5
 
-    texts = [text.text or "" for text in ElementTree.parse(demo.timeline).iter() if text.text]
+    texts = [text.text or "" for text in ElementTree.parse(timeline).iter() if text.text]
     assert sum(", pid " in text for text in texts) == len(story.bodies)
 
     assert demo.processes() == []
@@ -169,7 +169,7 @@ def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
     ],
 )
 def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str, told: str) -> None:
-    process = demo.start("--timeline", "/nowhere/timeline.svg")
+    process = demo.start("--out", "/proc/nowhere")
     demo.until_it_works()
     demo.kill(process, command)
     assert process.wait(timeout=15) == 1

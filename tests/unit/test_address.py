@@ -144,3 +144,14 @@ def test_what_may_hold_a_password_is_not_repeated() -> None:
         with pytest.raises(ConfigurationError) as caught:
             one(url)
         assert SECRET not in str(caught.value)
+
+
+def test_each_wrong_node_of_a_list_is_named() -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        parse_nodes(["http://a", "redis://b", 7, "c:1"], "redlock_nodes")  # type: ignore[list-item]
+    said = str(raised.value).split("; redlock_nodes")
+    assert [one.removeprefix("redlock_nodes").split(":")[0] for one in said] == [
+        "[0]",
+        "[2]",
+        "[3]",
+    ]

@@ -177,14 +177,14 @@ def test_nodes_that_are_none_end_the_beat(
     redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
     def check() -> list[str]:
-        raise ConfigurationError("node a:1 cannot be one: it is a replica")
+        raise ConfigurationError("node a:1 is not usable: it is a replica")
 
     monkeypatch.setattr(redlock, "check", check)
     service = beat(redlock_nodes=NODES)
     with pytest.raises(SystemExit) as raised:
         guard(service)
     assert raised.value.code == 1
-    assert caplog.messages == ["celery_redlock: node a:1 cannot be one: it is a replica"]
+    assert caplog.messages == ["celery_redlock: node a:1 is not usable: it is a replica"]
     assert not is_guarded(service)
 
 

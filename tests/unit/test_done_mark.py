@@ -294,7 +294,7 @@ def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare
 
 
 def test_nobody_may_give_such_a_name(redlock: FakeRedlock) -> None:
-    with pytest.raises(ConfigurationError, match="the mark of a task that is done"):
+    with pytest.raises(ConfigurationError, match="reserved for marks of tasks that are done"):
         redlock.acquire("x#done")
 
 

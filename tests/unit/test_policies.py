@@ -5,6 +5,7 @@ Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these 
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from celery_redlock import (
 )
 from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
+from celery_redlock.messages.conflict import end
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
@@ -424,3 +426,18 @@ def test_a_message_is_sent_again_in_the_words_it_came_in(
     assert again.options.get("serializer") == serializer
     deliver(declare("retry"), **{RECEIPT: "forged"})
     assert sent[1].options.get("serializer") is None
+
+
+@pytest.mark.parametrize("throws", [(), (KeyError,), KeyError])
+def test_only_the_refusal_of_a_delivery_is_expected(throws: Any) -> None:
+    """What a body raises of another lock that it wanted keeps its traceback in the log."""
+    task = SimpleNamespace(throws=throws)
+    for kind in (ResourceHeld, QuorumUnavailable):
+        refusal = kind("r is held")
+        with pytest.raises(kind):
+            end(SimpleNamespace(task=task, called="t[1]"), "raise", refusal)  # type: ignore[arg-type]
+        assert isinstance(refusal, task.throws)
+        assert isinstance(pickle.loads(pickle.dumps(refusal)), task.throws)
+        assert not isinstance(kind("another is held"), task.throws)
+    assert not isinstance(ValueError(), task.throws)
+    assert isinstance(KeyError(), task.throws) is (throws != ())

@@ -527,7 +527,7 @@ def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:
 
 
 def test_no_resource_may_have_the_name_of_a_reservation(redlock: FakeRedlock) -> None:
-    with pytest.raises(ConfigurationError, match="the key of a reservation"):
+    with pytest.raises(ConfigurationError, match="are reserved for reservations"):
         redlock.acquire("order:1#reserved")
 
 

@@ -74,6 +74,18 @@ def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
     assert len(cluster.runs(key)) == 2
 
 
+def test_a_task_fails_in_one_line(cluster: Cluster, worker: Worker, key: str) -> None:
+    """At level INFO, without a traceback."""
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send("conflict_raise", key)
+        with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
+            cluster.result(sent)
+        worker.said(f"conflict_raise[{sent.id}] raised expected: ResourceHeld(")
+        lines = [line for line in worker.text.splitlines() if sent.id in line]
+        assert [line.split(": ", 1)[1].split("/")[0] for line in lines] == ["INFO", "INFO"]
+        assert "Traceback" not in worker.text.partition(sent.id)[2]
+
+
 def test_users_headers_and_options_survive(cluster: Cluster, worker: Worker, key: str) -> None:
     """A task that is sent again for want of its lock is the same message in all else."""
     with cluster.redlock.lock(f"k:{key}"):

@@ -299,7 +299,7 @@ def test_a_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> 
         worker = Worker(cluster, ("-c", "1"), {"redlock_nodes": [mute.url]})
         try:
             assert worker.ended(READY) != 0
-            assert f"127.0.0.1:{mute.port} cannot be one: it runs no scripts" in worker.text
+            assert f"127.0.0.1:{mute.port} is not usable: it runs no scripts" in worker.text
         finally:
             worker.kill()
 

@@ -75,6 +75,21 @@ def shown(cluster: Cluster, resource: str) -> str:
     return wait_until(show, READY, "the worker answers show")
 
 
+def waiting(cluster: Cluster, resource: str) -> int:
+    """How many wait for it, as `ls` says once the worker has answered it."""
+    app = Celery("tests.worker.operator", set_as_current=False)
+    app.conf.update(cluster.conf, redlock_nodes=[node.url for node in cluster.nodes])
+    site = SimpleNamespace(app=app)
+
+    def ask() -> dict[str, Any] | None:
+        said = json.loads(CliRunner().invoke(redlock, ["ls", "--json"], obj=site).stdout)
+        return None if said["unasked"] else said
+
+    said = wait_until(ask, READY, "the worker answers ls")
+    assert said is not None
+    return next(one["waiting"] for one in said["entries"] if one["resource"] == resource)
+
+
 def compared(app: Celery) -> list[Finding]:
     """What the doctor finds, once the worker has answered it."""
     answered: list[list[Finding]] = []
@@ -118,6 +133,8 @@ def test_a_worker_tells_what_it_holds_and_waits_for(cluster: Cluster, key: str, 
         assert waits[patient.id]["holder"] is None  # nobody of this worker
         assert all(wait["waited"] >= 0 for wait in waits.values())
         if name == "prefork":
+            # The worker stands in line as well, once: it is no waiter besides.
+            wait_until(lambda: waiting(cluster, f"k:{key}") == 1, 10.0, "one waits")
             assert f"parked): {TASKS}.work {parked.id}" in shown(cluster, f"k:{key}")
             seen = as_an_operator_sees(cluster, node)
             assert seen["holds"][0]["task_id"] == held.id

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ import pytest
 
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.cluster import READY, Cluster
-from tests.support.worker import Worker
+from tests.support.worker import ROOT, Worker
 
 pytestmark = pytest.mark.worker
 
@@ -103,10 +106,83 @@ def test_disabled(cluster: Cluster, key: str) -> None:
 def test_workers_start_without_their_nodes(cluster: Cluster, key: str) -> None:
     """Nodes that are away are no setting that cannot work: tasks wait for them."""
     with cluster.worker("-c", "1", redlock_nodes=["redis://127.0.0.1:1/0"]) as worker:
+        why = "1 node, 0 answer: nothing can be locked until 1 does (127.0.0.1:1)"
+        assert why in worker.text and "tasks are locked on" not in worker.text
         sent = cluster.send("work", key)
         worker.said(f"work[{sent.id}] waits (unavailable, attempt 1")
         assert cluster.runs(key) == []
         cluster.client.delete("celery")
+
+
+def test_a_worker_without_a_quorum_does_not_say_that_tasks_are_locked(cluster: Cluster) -> None:
+    there, *away = cluster.nodes[0].url, "redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0"
+    with cluster.worker("-c", "1", redlock_nodes=[there, *away]) as worker:
+        (line,) = [one for one in worker.text.splitlines() if "nothing can be locked" in one]
+        assert "WARNING/MainProcess" in line
+        assert "3 nodes, 1 answers: nothing can be locked until 2 do (127.0.0.1:" in line
+        assert "tasks are locked on" not in worker.text
+    with cluster.worker("-c", "1", redlock_nodes=[there, cluster.nodes[1].url, away[0]]) as worker:
+        assert "tasks are locked on 3 nodes" in worker.text
+
+
+@pytest.mark.parametrize(
+    ("task", "option", "value", "words"),
+    [
+        ("tests.worker.tasks.work", "lock_ttl", "ten", "lock_ttl must be a number of seconds"),
+        ("tests.worker.tasks.work", "lock_tll", 10, "there is no option lock_tll; did you mean"),
+        ("tests.worker.tasks.left", "lock_ttl", 10, "nothing reads lock_ttl, because"),
+    ],
+)
+def test_a_wrong_option_in_task_annotations_is_one_line(
+    cluster: Cluster, task: str, option: str, value: Any, words: str
+) -> None:
+    """Tasks are made while the app is imported here; below, when the worker begins."""
+    said = refusal(cluster, task_annotations={task: {option: value}})
+    assert "Traceback" not in said
+    (line,) = [line for line in said.splitlines() if "celery_redlock: " in line]
+    assert line.startswith(f"celery_redlock: {task}: {words}"), line
+
+
+def late_shop(tmp_path: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a `celery` command with an app whose tasks are made after it was imported."""
+    (tmp_path / "late_shop.py").write_text(
+        "from celery import Celery\n"
+        "from celery_redlock import SingletonTask\n"
+        "app = Celery('shop', broker='memory://')\n"
+        "app.conf.redlock_nodes = ['redis://127.0.0.1:1/0']\n"
+        "app.conf.task_annotations = {'shop.charge': {'lock_ttl': 'ten'}}\n"
+        "@app.task(name='shop.charge', base=SingletonTask)\n"
+        "def charge(): ...\n"
+    )
+    return subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "late_shop", *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=READY,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("command", ["worker", "beat"])
+def test_a_wrong_option_in_task_annotations_of_tasks_that_are_made_late(
+    tmp_path: Path, command: str
+) -> None:
+    done = late_shop(tmp_path, command)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "celery_redlock: shop.charge: lock_ttl must be a number of seconds >= 0.02; it is 'ten'"
+        " (from task_annotations)"
+    )
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_the_doctor_finds_it_beside_all_else(tmp_path: Path) -> None:
+    """Our own commands are not ended by it."""
+    done = late_shop(tmp_path, "redlock", "doctor", "--timeout", "0.3")
+    assert done.returncode == 1 and "Traceback" not in done.stderr + done.stdout
+    assert "WRONG      configuration: tasks: shop.charge: lock_ttl must be" in done.stdout
+    assert "WRONG      quorum: 1 node: " in done.stdout
 
 
 # -- Nodes that are none, and nodes that may not vote yet
@@ -133,11 +209,11 @@ def test_a_replica_or_a_member_of_a_cluster(cluster: Cluster) -> None:
     config = ["--replicaof", "127.0.0.1", str(master.port)]
     with LocalServer(config=config) as replica:
         line = node_refusal(cluster, [master.url, replica.url])
-        assert f"node 127.0.0.1:{replica.port} cannot be one: it is a replica" in line
+        assert f"node 127.0.0.1:{replica.port} is not usable: it is a replica" in line
         assert f"of 127.0.0.1:{master.port}" in line
     with LocalServer(config=["--cluster-enabled", "yes"]) as member:
         line = node_refusal(cluster, [member.url])
-        assert f"node 127.0.0.1:{member.port} cannot be one: it is a member of a Redis" in line
+        assert f"node 127.0.0.1:{member.port} is not usable: it is a member of a Redis" in line
 
 
 def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:

@@ -98,6 +98,11 @@ def test_raise_and_run(cluster: Cluster, worker: Worker, key: str, majority_dead
     for node in cluster.nodes[:3]:  # it names each node's reason
         assert f"127.0.0.1:{node.port} silent (" in str(raised.value)
     assert cluster.runs(key) == []
+    worker.said(f"unavailable_raise[{sent.id}] raised expected: QuorumUnavailable(")
+    lines = [line for line in worker.text.splitlines() if sent.id in line]
+    assert [line.split(": ", 1)[1].split("/")[0] for line in lines[1:]] == ["WARNING", "INFO"]
+    assert f"[{sent.id}] fails, because it cannot be locked: k:{key}: " in lines[1]
+    assert "Traceback" not in worker.text.partition(sent.id)[2]
     sent = cluster.send("unavailable_run", key)
     assert cluster.result(sent) == {"retries": 0, "id": sent.id}
     assert len(cluster.runs(key)) == 1

@@ -96,7 +96,8 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
         setting: What to call `specs` in an error.
 
     Raises:
-        ConfigurationError: None is given, one cannot be understood, or two are the same server.
+        ConfigurationError: None is given, some cannot be understood (the text names each of them),
+            or two are the same server.
     """
     if isinstance(specs, (str, bytes, Mapping)) or not isinstance(specs, Sequence):
         raise ConfigurationError(
@@ -105,7 +106,14 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
         )
     if not specs:
         raise ConfigurationError(f"{setting} is empty: name one or more independent Redis masters")
-    addresses = tuple(_parse(spec, f"{setting}[{i}]") for i, spec in enumerate(specs))
+    addresses, wrong = [], []
+    for index, spec in enumerate(specs):
+        try:
+            addresses.append(_parse(spec, f"{setting}[{index}]"))
+        except ConfigurationError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise ConfigurationError("; ".join(wrong))
     seen: dict[str, int] = {}
     for index, address in enumerate(addresses):
         first = seen.setdefault(_same_server(address), index)
@@ -114,7 +122,7 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
                 f"{setting}[{first}] and {setting}[{index}] are the same server,"
                 f" {address.name}: it would vote twice; name each master once"
             )
-    return addresses
+    return tuple(addresses)
 
 
 def _parse(spec: object, where: str) -> Address:

@@ -47,7 +47,8 @@ class Connections:
         addresses: Where they are.
         prefix: What keys begin with.
         guard: Knows which of them may vote; None for all.
-        strict: Refuse to begin where a node cannot be one; else it is silent. May be changed.
+        strict: Refuse to begin where too few nodes are usable; else these are silent. May be
+            changed.
         node_timeout: How long the first operation waits for nodes that hang; seconds.
     """
 
@@ -127,7 +128,7 @@ class Connections:
             unfit = {node.index for node in misfits} | {node.twin for node in misfits} - {None}
             if self.strict and not self._ready and len(self.nodes) - len(unfit) < quorum:
                 self._settle()
-                whys = [f"node {node.name} cannot be one: {node.misfit}" for node in misfits]
+                whys = [f"node {node.name} is not usable: {node.misfit}" for node in misfits]
                 raise ConfigurationError("; ".join(whys))
             self._ready = True
         self._settle()

@@ -98,7 +98,7 @@ class Node:
         """Keep it silent because it is no node, or the `twin` of another, until it is one."""
         connection.disconnect()
         if why != self.misfit:
-            self.reports.log(logging.ERROR, f"node {self.name} cannot be one: {why}")
+            self.reports.log(logging.ERROR, f"node {self.name} is not usable: {why}")
         self.misfit, self.twin = why, twin
         self.channel.unreachable(why)
         self.reports.failed("unsuitable")

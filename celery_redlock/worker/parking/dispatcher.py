@@ -133,6 +133,10 @@ class ParkingDispatcher:
         """A delivery was given to the pool: stand in the queue again, for the next one."""
         self._ask(resource, self._queue)
 
+    def queued(self) -> list[str]:
+        """Return the resources in whose queues on the nodes this worker stands."""
+        return [one.resource for one in list(self._watched.values()) if one.queued is not None]
+
     def close(self) -> None:
         """Leave all queues, soon: this worker asks for nothing any more."""
         self._closing = True

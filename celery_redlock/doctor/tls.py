@@ -1,0 +1,74 @@
+"""Why a node gives no answer: only one side speaks TLS, or a certificate is not accepted."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import ssl
+
+from redis.connection import SSLConnection, UnixDomainSocketConnection
+
+from ..stores.redis.address import Address
+
+__all__ = ["certificate_trouble", "other_protocol", "speaks_tls"]
+
+PLAIN_ANSWERS = (b"+", b"-")
+"""What a Redis begins its answer to PING with."""
+
+
+def speaks_tls(address: Address) -> bool:
+    """Return whether TLS is to be spoken with a node."""
+    return issubclass(address.connection_class, SSLConnection)
+
+
+def other_protocol(address: Address, timeout: float) -> str:
+    """Return what a silent node speaks that it is not asked in: "TLS", "plain Redis", or "".
+
+    Args:
+        address: The node. Nothing is sent to it but PING, or a TLS handshake.
+        timeout: Seconds to wait for it.
+    """
+    if issubclass(address.connection_class, UnixDomainSocketConnection):
+        return ""
+    where = (
+        str(address.arguments.get("host", "localhost")),
+        int(address.arguments.get("port", 6379)),
+    )
+    with contextlib.suppress(OSError), socket.create_connection(where, timeout) as plain:
+        plain.settimeout(timeout)
+        if speaks_tls(address):
+            plain.sendall(b"PING\r\n")
+            return "plain Redis" if plain.recv(1) in PLAIN_ANSWERS else ""
+        return "TLS" if _shakes_hands(plain) else ""
+    return ""
+
+
+def _shakes_hands(plain: socket.socket) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        context.wrap_socket(plain).close()
+    except ssl.SSLError as error:
+        return "ALERT" in str(error)  # it speaks TLS, and wants something that we do not have
+    return True
+
+
+def certificate_trouble(why: str) -> tuple[str, str] | None:
+    """Return what is wrong with a certificate and what to do, from why a node was not reached.
+
+    None if that is not the reason.
+    """
+    if found := re.search(r"certificate verify failed: (.*?)\.? ?(\(_ssl|$)", why):
+        said = found[1]
+        if "mismatch" in said or "not valid for" in said:
+            fix = "name it in redlock_nodes as its certificate does, or give it one for this name"
+            return f"its certificate is for another name: {said}", fix
+        if "expired" in said or "not yet valid" in said:
+            return f"its certificate is not valid now: {said}", "renew it, and check both clocks"
+        fix = "add ?ssl_ca_certs=PATH to its URL, the certificate of the authority that signed it"
+        return f"its certificate is not trusted: {said}", fix
+    if re.search(r"EOF occurred in violation|ALERT|alert", why):
+        fix = "add ?ssl_certfile=PATH&ssl_keyfile=PATH to its URL, if it wants to see a certificate"
+        return f"it ends the TLS handshake: {why}", fix
+    return None
