@@ -155,16 +155,21 @@ def test_it_says_what_a_call_would_do_and_who_holds(
 ) -> None:
     owner = Owner("host", 42, task_id="t-1", task="shop.other")
     with redlock.lock("order:17", owner=owner):
-        # A quorum has it; the last node may be told a moment later.
-        wait_until(lambda: look(redlock, "order:17")[0].nodes == 3, 20.0, "all nodes have it")
-        data = told(app, f"shop.{name}", "[17]")
-        text = call(app, f"shop.{name}", "[17]").output
+
+        def whole() -> tuple[dict[str, Any], str] | None:
+            """Of all three nodes: on a busy machine one may be late for `--timeout`."""
+            data = told(app, f"shop.{name}", "[17]")
+            text = call(app, f"shop.{name}", "[17]").output
+            held = [one["nodes"] for one in data["entries"] if one["resource"] == "order:17"]
+            return (data, text) if held == [3] and "on 3 of 3 nodes" in text else None
+
+        data, text = wait_until(whole, 20.0, "all nodes tell")
     assert data["run"]["outcome"] == outcome
     assert words in data["run"]["text"] and data["run"]["text"] in text
     held = next(entry for entry in data["entries"] if entry["resource"] == "order:17")
     assert (held["task"], held["task_id"], held["pid"]) == ("shop.other", "t-1", 42)
-    assert held["nodes"] == 3 and held["held_for"] >= 0
-    assert "lock: shop.other t-1, pid 42 on host, " in text and "on 3 of 3 nodes" in text
+    assert held["held_for"] >= 0
+    assert "lock: shop.other t-1, pid 42 on host, " in text
 
 
 def test_parking_that_is_switched_off_is_not_promised(
