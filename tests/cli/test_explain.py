@@ -17,7 +17,6 @@ from celery_redlock.config.task_lock import resources_of
 from celery_redlock.messages.reservation import claim_for, give_up, take
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.survey.snapshot import look
 from tests.support.wait import wait_until
 
 
