@@ -315,7 +315,8 @@ def test_one_server_under_two_names_is_found_without_info(
                 client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split())
         urls = [f"redis://lock:SECRET@127.0.0.1:{node.port}" for node in (server, one, two)]
         redlock = lock([urls[0], urls[1], f"unix://lock:SECRET@{path}"])
-        for ask in (lambda: redlock.connect(30.0), lambda: redlock.acquire("r")):
+        connect = redlock.client.driver.connect  # waits for all three: a quorum is no twin yet
+        for ask in (lambda: connect(30.0, rest=30.0), lambda: redlock.acquire("r")):
             with pytest.raises(ConfigurationError, match="is the same server as") as refusal:
                 ask()
             assert path in str(refusal.value)
