@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import printable
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, survey
-from ..survey.waiting import Parked
+from ..survey.waiting import Parked, count_parked
 from . import serializers
 from .health import Health, examine
 from .history import History
 from .refresher import Fresh, Seen
-from .workers import Hearing, ask, parked
+from .workers import Hearing, ask
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
-__all__ = ["Sources", "Waiting"]
+__all__ = ["Sources"]
 
 logger = logging.getLogger("celery_redlock.web")
 
@@ -42,20 +38,6 @@ WORKERS_EVERY_S = 3.0
 """Between two questions to the workers: each of them has to answer."""
 WORKERS_GOOD_S = 10.0
 """For which their answers are good enough to count with; a page waits for newer ones."""
-
-
-class Waiting(NamedTuple):
-    """The tasks that wait in the workers.
-
-    Attributes:
-        by_name: How many wait for each resource, by its name as a log has it.
-        tasks: How many wait in all; one that waits for several resources counts once.
-        known: Whether a worker has answered lately; else nothing is counted.
-    """
-
-    by_name: Counter[str]
-    tasks: int
-    known: bool
 
 
 class Sources:
@@ -77,13 +59,11 @@ class Sources:
         self.health: Health | None = None
         """How the nodes were at the last look; None before the first."""
         self._nodes = Fresh(self._look, idle=idle, rest=rest, then=self._keep)
-        self._rows: tuple[Survey | None, list[dict[str, Any]]] = (None, [])
-        self._workers: Fresh[list[dict[str, Any]]] | None = None
+        self._rows: tuple[Survey | None, Parked | None, list[dict[str, Any]]] = (None, None, [])
+        self._workers: Fresh[tuple[list[dict[str, Any]], Parked]] | None = None
         self.hearing: Hearing | None = None
-        self.parked: Callable[[], Parked] | None = None
         if app is not None:
-            self.parked = partial(parked, app, WORKERS_TIMEOUT_S)
-            self._workers = Fresh(lambda: ask(app, WORKERS_TIMEOUT_S), every=WORKERS_EVERY_S)
+            self._workers = Fresh(self._ask, every=WORKERS_EVERY_S)
             self.hearing = Hearing(app)
 
     def _look(self) -> Survey:
@@ -111,12 +91,20 @@ class Sources:
             self.hearing.start()
         return self._nodes.get(PAGE_WAIT_S)
 
-    def rows(self, seen: Seen[Survey]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the entries of a look, as the pages show them, and the wait queues."""
-        found, rows = self._rows
-        if found is not seen.what and seen.what is not None:  # they are made once a look
-            rows = [serializers.entry(it, seen.what.looks) for it in seen.what.entries]
-            self._rows = (seen.what, rows)
+    def rows(
+        self, seen: Seen[Survey], parked: Parked | None = None
+    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Return the entries of a look, as the pages show them, and the wait queues.
+
+        Tasks that are `parked` count as waiting.
+        """
+        if seen.what is None:
+            return [], []
+        found, counted, rows = self._rows
+        if found is not seen.what or counted is not parked:  # they are made once a look
+            survey = self.counted(seen.what, parked)
+            rows = [serializers.entry(it, survey.looks) for it in survey.entries]
+            self._rows = (seen.what, parked, rows)
         queues = [row for row in rows if row["kind"] == "line"]
         return [row for row in rows if row["kind"] != "line"], queues
 
@@ -127,30 +115,40 @@ class Sources:
         except QuorumUnavailable as error:
             return error
 
+    def counted(self, seen: Survey, parked: Parked | None) -> Survey:
+        """Return a survey in which parked tasks count as waiting, and have a queue of their own."""
+        if parked is None:
+            return seen
+        return count_parked(seen, parked, prefix=self.redlock.prefix)
+
     def workers(self, patience: float = 0.0) -> dict[str, Any]:
         """Return what the workers said when they were asked last."""
         if self._workers is None:
             return {"asked": False, "at": None, "failure": None, "rows": []}
         seen = self._workers.get(patience)
         error = type(seen.error).__name__ if seen.error else None
-        return {"asked": True, "at": seen.at or None, "failure": error, "rows": seen.what or []}
+        rows = seen.what[0] if seen.what else []
+        return {"asked": True, "at": seen.at or None, "failure": error, "rows": rows}
 
-    def waiting(self) -> Waiting | None:
-        """Return the tasks that wait in the workers; None if there are no workers to ask."""
+    def parked(self) -> Parked | None:
+        """Return the tasks that wait parked in the workers; None if none has answered lately."""
         if self._workers is None:
             return None
-        told = self.workers(0.0)
-        if not told["failure"] and self._is_old(told):
-            told = self.workers(PAGE_WAIT_S)
-        if told["failure"] or self._is_old(told):
-            return Waiting(Counter(), 0, False)
-        waits = [row["resource"] or "" for one in told["rows"] for row in one["waits"]]
-        by_name = Counter(printable(name) for names in waits for name in names.split(" + "))
-        return Waiting(by_name, len(waits), any(not one["error"] for one in told["rows"]))
+        seen = self._workers.get(0.0)
+        if seen.error is None and self._is_old(seen):
+            seen = self._workers.get(PAGE_WAIT_S)
+        if seen.what is None or seen.error is not None or self._is_old(seen):
+            return None
+        rows, parked = seen.what
+        return parked if any(not one["error"] for one in rows) else None
+
+    def _ask(self) -> tuple[list[dict[str, Any]], Parked]:
+        rows = ask(self.app, WORKERS_TIMEOUT_S)
+        return rows, Parked.of(rows)
 
     @staticmethod
-    def _is_old(told: dict[str, Any]) -> bool:
-        return (told["at"] or 0.0) < time.time() - WORKERS_GOOD_S
+    def _is_old(seen: Seen[Any]) -> bool:
+        return seen.at < time.time() - WORKERS_GOOD_S
 
     def close(self) -> None:
         """Look and listen no more."""

@@ -11,7 +11,6 @@ from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Request
 
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import printable
 from . import serializers
 from .formatting import named_in, quoted
 from .health import NOT_CHECKED
@@ -19,9 +18,9 @@ from .serializers import matches, page_of
 
 if TYPE_CHECKING:
     from .auth import Door
-    from .sources import Sources, Waiting
+    from .sources import Sources
 
-__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters", "with_parked"]
+__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]
 
 MAX_KEY_CHARS = 10_000
 """Of a key that a page looks for: a foreign one may be longer than a lock's name."""
@@ -108,10 +107,9 @@ class Shown:
 def locks(ask: Ask) -> Shown:
     """Show what is held and reserved."""
     seen = ask.sources.nodes()
-    rows, queues = ask.sources.rows(seen)
-    told, waiting = ask.sources.waiting(), None
-    if told is not None:
-        rows, waiting = with_parked(rows, queues, told)
+    parked = ask.sources.parked()
+    rows, queues = ask.sources.rows(seen, parked)
+    waiting = sum(row["waiting"] for row in queues) if ask.sources.app is not None else None
     show = ask.one_of("show", "all", "lock", "reservation", "trouble")
     by = ask.one_of("sort", *serializers.SORTS)
     found = [
@@ -124,7 +122,7 @@ def locks(ask: Ask) -> Shown:
         "held": sum(row["kind"] == "lock" and row["held"] for row in rows),
         "reserved": sum(row["kind"] == "reservation" and row["held"] for row in rows),
         "waiting": waiting,
-        "parked_known": told is not None and told.known,
+        "parked_known": parked is not None,
         "trouble": sum(row["trouble"] for row in rows),
     }
     return Shown(
@@ -139,39 +137,21 @@ def locks(ask: Ask) -> Shown:
     )
 
 
-def with_parked(
-    rows: list[dict[str, Any]], queues: list[dict[str, Any]], told: Waiting
-) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows with the tasks that wait in workers, and how many wait in all.
-
-    A worker has one place in a queue on the nodes, however many tasks wait in it, and none while it
-    is full. So of one key the larger number counts.
-    """
-    parked = {row["resource"]: told.by_name[printable(row["resource"])] for row in [*rows, *queues]}
-    others = sum(max(0, row["waiting"] - parked[row["resource"]]) for row in queues)
-    more = [
-        {**row, "waiting": parked[row["resource"]]}
-        if row["kind"] == "lock" and row["waiting"] < parked[row["resource"]]
-        else row
-        for row in rows
-    ]
-    return more, told.tasks + others
-
-
 def lock(ask: Ask) -> Shown:
     """Show all that is known of one lock."""
     resource, sources = ask.resource, ask.sources
     sources.nodes()  # so that it is watched from now on
     found = sources.one(resource)
     error = found if isinstance(found, QuorumUnavailable) else None
-    survey = None if isinstance(found, QuorumUnavailable) else found
+    parked = sources.parked()
+    survey = None if isinstance(found, QuorumUnavailable) else sources.counted(found, parked)
     hearing, told = sources.hearing, sources.workers()
     workers = [
         {"worker": one["worker"], "what": what, **row}
         for one in told["rows"]
         for what in ("holds", "waits")
         for row in one[what]
-        if resource in (row["resource"] or "").split(" + ")
+        if resource in (row["resource"], *(row["resource"] or "").split(" + "))
     ]
     return Shown(
         {
@@ -181,9 +161,14 @@ def lock(ask: Ask) -> Shown:
             "resource": resource,
             "no_quorum": sources.health.no_quorum() if sources.health else None,
             "nodes": serializers.nodes(survey, error, sources.health),
-            "entries": [serializers.entry(it, survey.looks) for it in survey.entries]
+            "entries": [
+                serializers.entry(it, survey.looks)
+                for it in survey.entries
+                if it.kind != "line" or it.resource == resource  # others are parked, too
+            ]
             if survey
             else [],
+            "parked_known": parked is not None,
             "timeline": [serializers.change(it) for it in sources.history.of(resource)],
             "watched_since": sources.history.since or None,
             "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
@@ -194,10 +179,11 @@ def lock(ask: Ask) -> Shown:
 
 
 def waiters(ask: Ask) -> Shown:
-    """Show what waits: queues on the nodes, and what workers say."""
+    """Show how many wait for each key, and the tasks that workers say are waiting."""
     seen = ask.sources.nodes()
     told = ask.sources.workers(WAITERS_PATIENCE_S)
-    _rows, queues = ask.sources.rows(seen)
+    parked = ask.sources.parked()
+    _rows, queues = ask.sources.rows(seen, parked)
     lines = [row for row in queues if row["waiting"] and matches(row, ask.query)]
     waits = [
         {"worker": one["worker"], **row}
@@ -215,6 +201,7 @@ def waiters(ask: Ask) -> Shown:
             **serializers.looked(seen, ask.sources.health),
             "query": ask.query,
             "lines": page_of(sorted(lines, key=serializers.SORTS["waiting"]), ask.page),
+            "parked_known": parked is not None,
             "workers": {**told, "answered": answered, "without": without},
             "waits": page_of(waits, ask.page),
         }

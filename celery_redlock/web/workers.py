@@ -15,9 +15,8 @@ from collections import deque
 from typing import Any
 
 from ..protocol.values import printable
-from ..survey.waiting import Parked
 
-__all__ = ["EVENTS", "Hearing", "ask", "parked"]
+__all__ = ["EVENTS", "Hearing", "ask"]
 
 logger = logging.getLogger("celery_redlock.web")
 
@@ -36,7 +35,10 @@ NUMBERS = ("held_for", "remaining", "waited", "timestamp", "pid", "fencing_token
 
 
 def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
-    """Return what each worker says that it holds and waits for; takes `timeout` seconds."""
+    """Return what each worker says that it holds and waits for; takes `timeout` seconds.
+
+    Names are as the nodes have them, not escaped: any character may be in them.
+    """
     replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
     told = [
         _answer(name, said)
@@ -45,17 +47,6 @@ def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
         for name, said in reply.items()
     ]
     return sorted(told, key=lambda one: str(one["worker"]))
-
-
-def parked(app: Any, timeout: float = 1.0) -> Parked:
-    """Return the tasks that wait parked in the workers; none, if the broker is away."""
-    try:
-        replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
-    except Exception:
-        logger.debug("cannot ask the workers", exc_info=True)
-        return Parked()
-    each = [said for reply in replies if isinstance(reply, dict) for said in reply.values()]
-    return Parked.of(said for said in each if isinstance(said, dict))
 
 
 def _answer(name: Any, said: Any) -> dict[str, Any]:
@@ -69,12 +60,18 @@ def _answer(name: Any, said: Any) -> dict[str, Any]:
         "error": error,
         "holds": [] if error else _rows(said.get("holds"), HOLDS),
         "waits": [] if error else _rows(said.get("waits"), WAITS),
+        "queued": [] if error else _names(said.get("queued")),
     }
 
 
 def _rows(rows: Any, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [{name: _plain(name, row.get(name)) for name in fields} for row in found]
+
+
+def _names(names: Any) -> list[str]:
+    found = names if isinstance(names, list) else []
+    return [_text(name) for name in found if isinstance(name, str)]
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -17,6 +17,7 @@ from werkzeug.wrappers import Request, Response
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError
+from ..survey.waiting import Parked
 from . import actions, views
 from .formatting import FILTERS
 from .views import Ask, Shown
@@ -180,13 +181,16 @@ class Page:
 
             with self._once:
                 if self._registry is None:
-                    parked = self.sources.parked
+                    parked = self._parked if self.sources.app is not None else None
                     self._registry = make_registry(self.sources.redlock, parked=parked)
         except (ConfigurationError, ModuleNotFoundError):
             return _text(
                 'Metrics need prometheus_client: pip install "celery-redlock[prometheus]"', 404
             )
         return Response(exposition(self._registry), content_type=METRICS)
+
+    def _parked(self) -> Parked:
+        return self.sources.parked() or Parked()
 
     def _failed(self, ask: Ask, error: HTTPException) -> Response:
         if isinstance(error, RequestRedirect):

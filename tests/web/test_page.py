@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from html.parser import HTMLParser
 from typing import Any
 
@@ -17,8 +16,6 @@ from celery_redlock.protocol.values import Owner, printable
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.formatting import named_in, quoted
-from celery_redlock.web.sources import Waiting
-from celery_redlock.web.views import with_parked
 from celery_redlock.web.wsgi import Page
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
@@ -143,23 +140,6 @@ def test_a_lock_named_like_a_turn_is_a_lock(client: Client, holds: Any) -> None:
     assert (row["resource"], row["kind"]) == ("order:1#turn", "lock")
     assert rows(client, "/locks.json?show=reservation") == []
     assert client.get("/locks.json").json["counts"]["reserved"] == 0
-
-
-def queued(name: str, waiting: int) -> dict[str, Any]:
-    return {"resource": name, "kind": "line", "waiting": waiting}
-
-
-def test_tasks_that_wait_in_workers_are_counted_with_the_queues() -> None:
-    """Of one key the larger number: a worker has one place for all that it has parked, or none."""
-    shown = [{"resource": name, "kind": "lock", "waiting": n} for name, n in (("a", 1), ("b", 4))]
-    shown.append({"resource": "a", "kind": "reservation", "waiting": 0})
-    queues = [queued("a", 1), queued("b", 4), queued("c", 2)]
-    told = Waiting(Counter({"a": 3, "b": 2, "d": 1, "e": 1}), 6, True)  # one waits for d and e
-    more, count = with_parked(shown, queues, told)
-    assert [row["waiting"] for row in more] == [3, 4, 0]
-    assert count == 6 + 2 + 2, "the tasks, and of b and c those that no worker has told of"
-    assert with_parked(shown, queues, Waiting(Counter(), 0, False)) == (shown, 7)
-    assert [row["waiting"] for row in shown] == [1, 4, 0], "what others are shown is as it was"
 
 
 def test_without_workers_to_ask_no_number_of_waiting_tasks_is_shown(

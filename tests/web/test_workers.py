@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +11,10 @@ import redis
 from celery import Celery
 from werkzeug.test import Client
 
+from celery_redlock.keys.canonical import text_of
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.web import make_app, workers
+from celery_redlock.web.formatting import quoted
 from celery_redlock.web.workers import MAX_EVENTS, Hearing, ask
 from tests.support.cluster import Cluster
 from tests.support.nodes import TOKEN, with_acl_user
@@ -97,10 +100,10 @@ def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
             good = {"resource": "r", "task": EVIL, "waited": float("nan"), "secret": "x"}
             odd = {"resource": 7, "task_id": 8, "pid": 10**400, "held_for": 10**400}
             return [
-                {"b@h": {"holds": [odd], "waits": [good, "no row"]}},
+                {"b@h": {"holds": [odd], "waits": [good, "no row"], "queued": ["r", 7, EVIL]}},
                 {"a@h": {"error": EVIL}},
                 {"c@h": None},
-                {"d@h": {"holds": "none", "waits": None}},
+                {"d@h": {"holds": "none", "waits": None, "queued": {}}},
                 "no reply",
             ]
 
@@ -109,7 +112,8 @@ def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
 
     a, b, c, d = ask(App())
     assert len(a["error"]) < 5000 and c["error"] and not d["error"]
-    assert d["holds"] == d["waits"] == []
+    assert d["holds"] == d["waits"] == d["queued"] == a["queued"] == []
+    assert b["queued"][0] == "r" and len(b["queued"]) == 2 and len(b["queued"][1]) < 5000
     (hold,) = b["holds"]
     assert (hold["resource"], hold["task_id"]) == ("7", "8"), "names are text"
     assert hold["pid"] is None and hold["held_for"] is None
@@ -145,14 +149,15 @@ def test_a_page_tells_what_real_workers_wait_for(tmp_path: Any) -> None:
         hearing = page.sources.hearing
         assert hearing is not None
         client = Client(page)
-        key = "k:page"
+        name = "page + \x1b[31m"
+        key = f"k:{text_of(name, 0)}"  # with spaces, and of the rest what can be printed
         try:
             client.get("/")
             wait_until(lambda: hearing.since, 60, "it listens")
             with cluster.worker("-c", "1", "-P", "threads", "-E"):
                 with cluster.redlock.lock(key):
-                    sent = cluster.send("work", "page")
-                    others = [cluster.send("work", "page") for _ in range(2)]
+                    sent = cluster.send("work", name)
+                    others = [cluster.send("work", name) for _ in range(2)]
 
                     def of_it(rows: Any) -> Any:
                         return next((one for one in rows if one["task_id"] == sent.id), None)
@@ -184,13 +189,15 @@ def test_a_page_tells_what_real_workers_wait_for(tmp_path: Any) -> None:
                         told = client.get("/locks.json").json
                         (row,) = (row for row in told["rows"] if row["resource"] == key)
                         assert row["nodes"] == 3
-                        return told["counts"]["waiting"] == row["waiting"] == 3
+                        one = client.get("/lock.json", query_string={"resource": key}).json
+                        lines = [e["waiting"] for e in one["entries"] if e["kind"] == "line"]
+                        return [told["counts"]["waiting"], row["waiting"], *lines] == [3, 3, 3]
 
                     # Their worker has one place in the queue.
                     wait_until(counted, 60, "all three are counted", every=0.2)
                     assert client.get("/locks.json").json["counts"]["parked_known"]
-                    for path in ("/", "/waiters", "/events", f"/lock?resource={key}"):
-                        text = client.get(path).text
+                    for path in ("/", "/waiters", "/events", f"/lock?resource={quoted(key)}"):
+                        text = html.unescape(client.get(path).text)
                         assert key in text and not TOKEN.search(text)
                         assert path == "/" or sent.id in text
                 for one in (sent, *others):
