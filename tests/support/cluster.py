@@ -327,5 +327,5 @@ def steal(cluster: Cluster, key: str) -> None:
     """What no program should do: on a majority the key is another's, in mid-body."""
     for node in cluster.nodes[:3]:
         with redis.Redis(port=node.port) as client:
-            assert client.delete(f"redlock:k:{key}") == 1
-            client.set(f"redlock:k:{key}", "a thief", px=20_000)
+            # In one step: in between, an extension would set it again, and count.
+            assert client.set(f"redlock:k:{key}", "a thief", px=20_000, xx=True)
