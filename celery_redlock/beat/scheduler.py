@@ -19,6 +19,7 @@ from typing import Any
 from celery.schedules import schedstate
 
 from ..config.settings import given_names, read_settings
+from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import quorum_of
@@ -251,10 +252,15 @@ def guard(sender: Any = None, **_signal: Any) -> None:
 
 def _guard(scheduler: Any) -> None:
     app = scheduler.app
-    if not given_names(app.conf):
+    settings = read_settings(app) if given_names(app.conf) else None
+    if settings is None or not settings.beat:
+        if app.conf.get("redlock_beat") is None and any(map(lock_of, app.tasks.values())):
+            logger.info(
+                "every beat sends every tick: where several run, set redlock_beat = True, or"
+                " redlock_nodes, and each tick is sent once"
+            )
         return
-    settings = read_settings(app)
-    if not settings.beat or isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
+    if isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
         return
     if not settings.enabled:
         logger.warning("redlock_enabled is False: every beat sends every tick")

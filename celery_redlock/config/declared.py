@@ -67,6 +67,17 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> None:
                 )
 
 
+def check_bound(task: Any) -> None:
+    """Check the key of a task that is `@locked` and `bind=True`: its `self` is no argument.
+
+    Raises:
+        ConfigurationError: It does not fit.
+    """
+    function = inspect.getattr_static(task, "run")
+    if _is_locked(function) and not isinstance(function, staticmethod):
+        function.__redlock__.check(task.name, function, bound=True)
+
+
 def refuse_second_lock(name: str, function: Any) -> None:
     """Refuse to lock what `@locked` has locked already: which key would be the task's?"""
     if _is_locked(function):
@@ -95,6 +106,7 @@ def wrap(task_class: Any = Task) -> None:
                 refuse_unread(cls)  # annotations are set next, and may hide what was declared
             bound = original(cls, app)
             refuse_unread(cls, given_to_all(app))
+            check_bound(cls)
         except ConfigurationError as error:
             _end_command(error)
             raise

@@ -133,8 +133,8 @@ class Settings(_Shared):
         checks.nodes,
         "The independent Redis masters that hold the locks: URLs, clients or mappings of"
         " connection arguments. `None` means one node: the broker, if that is a Redis.",
-        "Always set it in production: [three or five](operating.md#how-many) survive the loss of"
-        " a server. All programs must name the same nodes.",
+        "Set it to have [three or five](operating.md#how-many), which survive the loss of a server."
+        " All programs must name the same nodes.",
     )
     prefix: str = _option(
         "redlock:",
@@ -166,9 +166,10 @@ class Settings(_Shared):
         " up for longer than the longest ttl in use, because it may have forgotten locks; with"
         " `appendfsync always` it votes at once. `off`: it votes. `auto`: `uptime` with three"
         " nodes or more, else `off`. See [the restart guard](guarantees.md#the-restart-guard).",
-        "Set it to `off` in tests, in CI and in Docker Compose, where servers have just been"
-        " started and nothing of value can be forgotten, or if your locks only save work. `uptime`"
-        " guards one node too, at the price of a ttl without locks after each of its starts.",
+        "With three nodes or more, set it to `off` in tests, in CI and in Docker Compose, where"
+        " servers have just been started and nothing of value can be forgotten, or if your locks"
+        " only save work. `uptime` guards one node too, at the price of a ttl without locks after"
+        " each of its starts.",
     )
     enabled: bool = _option(
         True,
@@ -198,7 +199,8 @@ class Settings(_Shared):
         checks.or_none(checks.flag),
         "Send each tick of a periodic task once, however many beats run. `None`: only if"
         " `redlock_nodes` is set.",
-        "Set it to `False` if another program sees to it that one beat runs.",
+        "Set it to `True` if several beats run and `redlock_nodes` is not set. Set it to `False` if"
+        " another program sees to it that one beat runs.",
     )
     beat_on_unavailable: str = _option(
         "hold",

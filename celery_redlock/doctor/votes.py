@@ -30,7 +30,9 @@ def guard_of(app: Any, nodes: int) -> str | None:
     guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
     if guarded(guard, nodes):
         return "uptime"
-    return None if guard == "auto" else guard  # nobody can switch on more with so few nodes
+    if guard == "auto" and (app is None or nodes == 2):
+        return None  # not known; or of two that forget one at a time, the other still says no
+    return "off"
 
 
 def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float:

@@ -226,6 +226,17 @@ def test_nodes_that_were_just_started_have_no_vote(healthy: list[str], count: in
     assert ("1 of 3 nodes have a vote, 2 are needed" in first["what"]) is (count == 2)
 
 
+@pytest.mark.parametrize(
+    ("conf", "warned"), [({}, True), ({"redlock_restart_guard": "uptime"}, False)], ids=str
+)
+def test_one_node_forgets_unless_it_is_guarded(conf: dict[str, Any], warned: bool) -> None:
+    with start_servers(1, config=HOSTS) as (fresh,):
+        _code, report = examined(Site(app=shop([url(fresh, 1)], **conf)))
+    restart = found(report, "warning").get("restart", {}).get("what", "")
+    assert ("if it restarts it forgets its locks, and votes at once" in restart) is warned
+    assert "restart" not in report["fine"] or not warned
+
+
 def test_an_append_only_file_of_which_nothing_is_told(servers: list[LocalServer]) -> None:
     for server in servers:
         command(server, "ACL", "SETUSER", "close", *ACL_RULE, *EVERYTHING)

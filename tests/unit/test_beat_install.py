@@ -10,7 +10,7 @@ from celery import Celery
 from celery.beat import Scheduler
 from celery.signals import beat_init
 
-from celery_redlock import ConfigurationError, install
+from celery_redlock import ConfigurationError, install, locked
 from celery_redlock.beat.scheduler import SchedulerAdapter, guard
 from celery_redlock.locking.redlock import Redlock
 from tests.support.fake_lock import FakeRedlock
@@ -88,6 +88,23 @@ def test_a_beat_that_begins_without_a_quorum_says_so_at_once(
     (said,) = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
     assert said.startswith(words)
     assert said.count("silent (dead)") == 3
+
+
+@pytest.mark.parametrize(
+    ("conf", "hinted"),
+    [({}, True), ({"redlock_ttl": 10.0}, True), ({"redlock_beat": False}, False)],
+)
+def test_a_beat_that_is_not_guarded_says_so_where_tasks_are_locked(
+    conf: dict[str, Any], hinted: bool, caplog: Log
+) -> None:
+    def charge() -> None: ...
+
+    service = beat(**conf)
+    service.scheduler.app.task(name="shop.charge", shared=False)(locked("r")(charge))
+    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
+        guard(service)
+    assert not is_guarded(service)
+    assert ("set redlock_beat = True" in caplog.text) is hinted
 
 
 def test_an_app_without_a_name_is_warned(caplog: Log) -> None:

@@ -34,6 +34,15 @@ def declare(app: Any, function: Any = charge, **options: Any) -> Any:
     return app.task(name="shop.charge", shared=False, **options)(function)
 
 
+@pytest.mark.parametrize("template", ["a:<self>", "a:<order>"])
+def test_a_bound_task_s_own_argument_is_no_part_of_its_key(app: Any, template: str) -> None:
+    def bound(self: Any, order_id: int) -> None: ...
+
+    app.task(name="shop.bound", bind=True, shared=False)(locked("a:<order_id>")(bound))
+    with pytest.raises(ConfigurationError, match=r"unknown name '(self|order)'; the names are: "):
+        app.task(name="shop.wrong", bind=True, shared=False, lazy=False)(locked(template)(bound))
+
+
 def refused(app: Any, *words: str) -> None:
     """Finalizing the app ends with it, the doctor says it, and a worker does not start."""
     with pytest.raises(ConfigurationError) as caught:
