@@ -79,8 +79,8 @@ def _quorum(site: _Site) -> Iterator[Finding]:
     elif left[needed - 1]:
         yield wrong(
             f"no quorum: {of_nodes(left.count(0.0), count)} have a vote, {are_needed(needed)}:"
-            " nothing can be locked, because the others were started a short time ago and may have"
-            " forgotten locks",
+            " a process that starts now can lock nothing, because the others were started a short"
+            " time ago, or were replicas once, and may have forgotten locks",
             f"wait {math.ceil(left[needed - 1])} s; tasks then go on by themselves",
         )
 
@@ -270,10 +270,16 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         yield unchecked("its INFO does not tell when it was started", "look at its configuration")
     elif left := voteless(facts, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
+        fix = "wait; or give nodes appendonly yes and appendfsync always"
+        if facts.history:
+            fix = (
+                "restart it, with its data on disk, while all others have a vote: until then each"
+                " process that starts gives it none for a ttl"
+            )
         yield warning(
             f"it {since}: it may have forgotten locks, and workers that meet it give it no vote"
             f" for {left:.0f} s",
-            "wait; or give nodes appendonly yes and appendfsync always",
+            fix,
         )
 
 
