@@ -42,6 +42,16 @@ NEEDED = ("celery_redlock", "redis")
 """What it imports, and does not come with Python."""
 
 
+_SPAWNING = threading.RLock()
+"""No thread forks while another starts a sidecar: the child would inherit the pipe that the start
+waits for, and it would wait for as long as the child lives."""
+os.register_at_fork(
+    before=_SPAWNING.acquire,
+    after_in_parent=_SPAWNING.release,
+    after_in_child=_SPAWNING.release,
+)
+
+
 class Sidecar:
     """The client's end: starts the sidecar, and starts it again if it dies.
 
@@ -54,7 +64,8 @@ class Sidecar:
         self._table = table
         self._config = json.dumps({"fd": table.fd, **config}).encode() + b"\n"
         self._closed = threading.Event()
-        self._process = self._spawn()
+        with _SPAWNING:
+            self._process = self._spawn()
         threading.Thread(target=self._restart, name="celery_redlock sidecar", daemon=True).start()
 
     def close(self) -> None:
@@ -101,7 +112,8 @@ class Sidecar:
                 return
             delay = min(2 * delay, MAX_RESTART_DELAY_S)
             try:
-                self._process = self._spawn()
+                with _SPAWNING:
+                    self._process = self._spawn()
             except OSError as error:  # no memory, too many processes or files: that may pass
                 logger.error("cannot start the helper process that keeps the locks: %s", error)
 

@@ -1,9 +1,13 @@
-"""What a helper process imports: nothing that somebody has put into the working directory."""
+"""How a helper process is started: what it imports, and beside forks of other threads."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -68,3 +72,37 @@ def test_what_we_have_from_the_working_directory_is_found_last(
     monkeypatch.setattr(sys, "path", ["", str(home), "lib", "/somewhere"])
     path = sidecar._path()
     assert path[0] == "/somewhere" and str(home) in path[1:] and not {"", "lib"} & set(path)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # there are threads: so be it
+def test_a_fork_waits_until_a_helper_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its child would have the pipe that tells of the start, for as long as it lives."""
+    starting, go, forked = threading.Event(), threading.Event(), threading.Event()
+    popen = subprocess.Popen
+
+    def slowly(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
+        starting.set()
+        assert go.wait(20)
+        return popen(*args, **options)
+
+    def fork() -> None:
+        if (child := os.fork()) == 0:
+            os._exit(0)
+        forked.set()
+        os.waitpid(child, 0)
+
+    monkeypatch.setattr(subprocess, "Popen", slowly)
+    made: list[Sidecar] = []
+    config = {"nodes": ["redis://127.0.0.1:1"], "prefix": "redlock:", "node_timeout": 0.25}
+    start = threading.Thread(target=lambda: made.append(Sidecar(SharedLeaseTable(1), config)))
+    start.start()
+    assert starting.wait(20)
+    other = threading.Thread(target=fork)
+    other.start()
+    assert not forked.wait(0.3)  # a fork takes a millisecond
+    go.set()
+    other.join(20)
+    start.join(20)
+    assert forked.is_set()
+    made[0].close()
+    made[0]._process.wait(20)
