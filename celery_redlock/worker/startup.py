@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from celery import _state, signals
@@ -28,6 +28,8 @@ from . import remote_control
 __all__ = ["install"]
 
 logger = logging.getLogger("celery_redlock.worker")
+
+HOUR_S = 3600.0
 
 _warnings: list[str] = []
 """What the check of the nodes has found, until there is a log to write it to."""
@@ -52,7 +54,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
             return
         redlock = Redlock.from_app(app)
         # Before the pool is forked: the children know what we know of the nodes.
-        _warnings[:] = redlock.check(ttl=max(ttls))
+        _warnings[:] = [*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)]
         redlock.client.registry.begin()
         redlock.client.registry.offer()
         from . import refresh, task_events
@@ -75,6 +77,19 @@ def _longest_ttl(task: Any) -> float:
         raise ConfigurationError(f"{task.name}: {error}") from None
     check_rejecting(task, options)
     return max(options.ttl, options.hold_for)
+
+
+def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
+    """Warn of ttls of more than an hour, once each: a dead worker's lock stays for so long."""
+    locks = ((task, lock_of(task)) for task in tasks)
+    ttls = {lock.options(task.app).ttl: task.name for task, lock in locks if lock is not None}
+    for ttl, name in sorted(ttls.items()):
+        if ttl > HOUR_S:
+            yield (
+                f"{name}: a ttl of {ttl:g} s keeps the lock of a dead worker for {ttl / HOUR_S:.1f}"
+                f" hours. It is in seconds: do you mean {ttl / 1000:g}? Leases are extended while"
+                " bodies run"
+            )
 
 
 def supervise(sender: Any = None, **_signal: Any) -> None:

@@ -13,6 +13,7 @@ from celery import Celery, Task, _state, shared_task
 from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.config.task_lock import lock_of
 from celery_redlock.doctor.tasks import examine_tasks
+from celery_redlock.worker import startup
 from celery_redlock.worker.startup import check
 
 
@@ -41,6 +42,17 @@ def test_a_bound_task_s_own_argument_is_no_part_of_its_key(app: Any, template: s
     app.task(name="shop.bound", bind=True, shared=False)(locked("a:<order_id>")(bound))
     with pytest.raises(ConfigurationError, match=r"unknown name '(self|order)'; the names are: "):
         app.task(name="shop.wrong", bind=True, shared=False, lazy=False)(locked(template)(bound))
+
+
+@pytest.mark.parametrize(("ttl", "likely"), [(30, False), (3600, False), (30_000, True)])
+def test_a_ttl_of_hours_is_likely_in_milliseconds(app: Any, ttl: float, likely: bool) -> None:
+    """It works; so a worker that starts only warns."""
+    task = declare(app, locked("a:<order_id>", ttl=ttl)(charge))
+    said = "".join(startup._likely_milliseconds([task]))
+    assert (
+        "shop.charge: a ttl of 30000 s keeps the lock of a dead worker for 8.3 h" in said
+    ) is likely
+    assert ("do you mean 30?" in said) is likely
 
 
 def refused(app: Any, *words: str) -> None:
