@@ -77,17 +77,26 @@ def test_soft_time_limit_while_waiting_for_the_lock(
 
 
 def test_soft_time_limit_at_any_moment(cluster: Cluster, worker: Worker, key: str) -> None:
-    """Struck while taking the lock, in the body or while giving it back: nothing stays held."""
+    """Struck while taking the lock, in the body or while giving it back: nothing stays held.
+
+    A task that is struck in Celery's own code, outside of its body, never has a result.
+    """
     limits = [0.001 + 0.0004 * i for i in range(40)]
     sent = [
         cluster.send("work", f"{key}{i}", 0.004, soft_time_limit=limit)
         for i, limit in enumerate(limits)
     ]
-    for i, one in enumerate(sent):
-        # A child that is struck between two tasks dies, and Celery looks for the second for 10 s.
-        assert cluster.state(one, 30.0) in ("SUCCESS", "FAILURE")
-        cluster.free(f"{key}{i}")
     cluster.settled()
+    inspect = cluster.app.control.inspect(timeout=1.0)
+
+    def at_rest() -> bool:
+        told = (inspect.active(), inspect.reserved())
+        return None not in told and not any(tasks for one in told for tasks in one.values())
+
+    # A child that is struck between two tasks dies, and Celery looks for the second for 10 s.
+    wait_until(at_rest, 40.0, "the worker has nothing in hand")
+    for i in range(len(sent)):
+        cluster.free(f"{key}{i}")
 
 
 def test_a_body_of_three_times_its_ttl_keeps_its_lock(
