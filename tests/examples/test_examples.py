@@ -136,7 +136,9 @@ def fencing(environment: dict[str, str], place: Path = EXAMPLES) -> str:
         text=True,
         timeout=120,
     )
-    assert result.stderr == ""
+    # Its ttl is short, and so is its patience: a busy machine may keep it waiting.
+    late = r"(node \S+ (does not \w+: no answer within .*|can \w+ again)\n)*"
+    assert re.fullmatch(late, result.stderr), result.stderr
     return result.stdout
 
 
