@@ -41,8 +41,8 @@ POOLS: dict[str, tuple[str, ...]] = {
     "two": ("-c", "2", "--max-tasks-per-child", "60"),
     HELPED: ("-P", "threads", "-c", "4"),
 }
-"""The workers, and what they are started with. Children seldom end, as Celery itself may leave a task
-for 5 s with one that has just done so; a mutant and a test of the supervisor see to that."""
+"""The workers, and what they are started with. Children seldom end, as Celery itself may leave a
+task for 5 s with one that has just done so; a mutant and a test of the supervisor see to that."""
 MORE_POOLS: dict[str, tuple[str, ...]] = {
     **POOLS,
     "two": ("--autoscale", "3,1", "--max-tasks-per-child", "40"),
