@@ -39,7 +39,9 @@ def takes(*arguments: str) -> Any:
 def test_one_at_a_time(server: LocalServer) -> None:
     work, mails = Work(), Work(endless=False)
     with running("one-at-a-time", server, pay=work, mail=mails) as shop:
-        charges = [shop.charge.delay(7, 50), shop.charge.delay(7, 20), shop.charge.delay(8, 10)]
+        charges = [shop.charge.delay(7, 50)]
+        work.at((7, 50))
+        charges += [shop.charge.delay(7, 20), shop.charge.delay(8, 10)]
         work.at((7, 50), (8, 10))
         skipped = Skipped.of(value(shop.remind.delay(7)))
         assert skipped is not None and skipped["resource"] == "order:7"
