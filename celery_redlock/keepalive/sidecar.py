@@ -64,8 +64,7 @@ class Sidecar:
         self._table = table
         self._config = json.dumps({"fd": table.fd, **config}).encode() + b"\n"
         self._closed = threading.Event()
-        with _SPAWNING:
-            self._process = self._spawn()
+        self._spawn()
         threading.Thread(target=self._restart, name="celery_redlock sidecar", daemon=True).start()
 
     def close(self) -> None:
@@ -79,19 +78,19 @@ class Sidecar:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-c", START, __name__, *_path()],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            pass_fds=(self._table.fd,),
-            start_new_session=True,  # Ctrl-C at a terminal is for the worker
-        )
+    def _spawn(self) -> None:
+        with _SPAWNING:  # a fork that follows knows the process, and closes its input: see `forked`
+            self._process = process = subprocess.Popen(
+                [sys.executable, "-I", "-c", START, __name__, *_path()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(self._table.fd,),
+                start_new_session=True,  # Ctrl-C at a terminal is for the worker
+            )
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # dead already: then it is started again
             process.stdin.write(self._config)
             process.stdin.flush()
-        return process
 
     def _restart(self) -> None:
         """Start another sidecar each time that one ends."""
@@ -112,8 +111,7 @@ class Sidecar:
                 return
             delay = min(2 * delay, MAX_RESTART_DELAY_S)
             try:
-                with _SPAWNING:
-                    self._process = self._spawn()
+                self._spawn()
             except OSError as error:  # no memory, too many processes or files: that may pass
                 logger.error("cannot start the helper process that keeps the locks: %s", error)
 

@@ -147,7 +147,7 @@ class Redlock:
         driver = Driver(client.addresses, client.prefix, client.guard.saying(warnings.append))
         try:
             driver.connect(timeout, rest=timeout)
-            self.client.answering = sum(node.channel.up for node in driver.nodes)
+            client.answering = sum(node.channel.up for node in driver.nodes)
             warnings += [
                 f"node {node.name} is not usable and has no vote: {node.misfit}"
                 for node in driver.nodes
