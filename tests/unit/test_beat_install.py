@@ -6,7 +6,7 @@ import logging
 from typing import Any
 
 import pytest
-from celery import Celery
+from celery import Celery, _state
 from celery.beat import Scheduler
 from celery.signals import beat_init
 
@@ -22,7 +22,8 @@ OWN = ["tick", "is_due", "apply_entry", "apply_async", "_when"]
 
 @pytest.fixture(autouse=True)
 def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
-    """Whatever the settings say: fake nodes."""
+    """Whatever the settings say: fake nodes; and no tasks that other tests share with every app."""
+    monkeypatch.setattr(_state, "_on_app_finalizers", set())
     made = FakeRedlock(monkeypatch)
     monkeypatch.setattr(Redlock, "from_app", lambda app: made)
     return made
