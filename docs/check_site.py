@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
     wrong += check_markdown(site)
     for line in wrong:
         print(line, file=sys.stderr)
-    print(f"{looked_at} links, {len(wrong)} of them wrong")
+    print(f"{looked_at} links, {len(wrong)} of them wrong; open {site / 'index.html'}")
     return 1 if wrong else 0
 
 

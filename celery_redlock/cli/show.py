@@ -18,6 +18,9 @@ from .waiting import NO_APP, WORKERS_TIMEOUT_S
 
 __all__ = ["command"]
 
+SPELLING = """a text such as "7", "a b" or "a@b" is quoted: 'order:"a b"'; explain prints it"""
+"""What a key typed by hand most often lacks."""
+
 
 @click.command("show")
 @click.argument("key")
@@ -54,7 +57,10 @@ def _waits(site: Site, resource: str) -> tuple[list[dict[str, Any]], Parked, str
 
 def _said(seen: Survey, resource: str) -> list[str]:
     if not seen.entries:
-        return [f"{resource}: no node knows anything of it; it is free"]
+        return [
+            f"{resource}: no node knows anything of it; it is free",
+            f"  is the key spelt as the locks are? {SPELLING}",
+        ]
     said = [resource]
     if not any(entry.kind in ("lock", "tick", "foreign") for entry in seen.entries):
         said.append("  no node has a lock of it: it is free")

@@ -24,8 +24,10 @@ from celery_redlock import Redlock, SingletonTask
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.cli.ls import command as ls
+from celery_redlock.cli.show import SPELLING
 from celery_redlock.cli.watch import Changes
 from celery_redlock.doctor.votes import votes_in
+from celery_redlock.keys.canonical import text_of
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.restart_guard import NodeInfo
 from celery_redlock.protocol.values import Owner
@@ -256,6 +258,8 @@ def test_what_nodes_do_not_see_is_said_not_to_be_counted(
 def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:
     result = cli("show", "order:1")
     assert result.exit_code == 1 and "it is free" in result.output
+    assert SPELLING in result.output
+    assert all(text_of(text) in SPELLING for text in ("7", "a b", "a@b"))
     assert json.loads(cli("show", "order:1", "--json").stdout)["entries"] == []
 
 

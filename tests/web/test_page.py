@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from html.parser import HTMLParser
 from typing import Any
@@ -117,6 +118,16 @@ def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
     one = client.get("/lock.json?resource=order:1").json
     assert one["failure"] and one["entries"] == []
     assert "Free:" not in Text(client.get("/lock?resource=order:1").text).seen
+
+
+def test_what_was_never_seen_is_not_counted_as_nothing(
+    serve: Any, servers: list[LocalServer]
+) -> None:
+    for server in servers[2:]:
+        server.kill()
+    seen = Text(serve().get("/").text).seen
+    assert "No quorum" in seen and "Nothing is held" not in seen
+    assert re.search(r"(Held|Reserved|attention)\s+0", seen) is None
 
 
 def test_search_is_over_key_task_id_and_host(client: Client, holds: Any) -> None:
