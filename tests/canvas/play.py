@@ -276,6 +276,7 @@ class Stage:
             test_log=str(path / "bodies.log"),
             redlock_retry_backoff=0.1,
             redlock_retry_backoff_max=0.2,
+            redlock_node_timeout=1.0,  # 48 slots start at once: a late node is not a lost one
         )
         self.app = tasks.make_app(self.cluster.conf)
         self.waves: dict[str, list[Play]] = {}

@@ -98,7 +98,8 @@ def test_a_canvas_comes_to_its_end(
 ) -> None:
     plays = stage.wave(policy.name, policy, wanted(USUAL[(*where, policy.name)]))
     (play,) = (play for play in plays if (play.cell, play.around) == (cell, around))
-    assert not play.wrong()
+    wrong = play.wrong()
+    assert not wrong, wrong  # as a message: what pytest shows of a comparison is cut
     play.lift()
 
 
