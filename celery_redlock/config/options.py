@@ -164,8 +164,9 @@ class Settings(_Shared):
         checks.one_of(Literal["auto", "uptime", "off"]),
         "Whether a node that has just been started may vote. `uptime`: it has no vote until it is"
         " up for longer than the longest ttl in use, because it may have forgotten locks; with"
-        " `appendfsync always` it votes at once. `off`: it votes. `auto`: `uptime` with three"
-        " nodes or more, else `off`. See [the restart guard](guarantees.md#the-restart-guard).",
+        " `appendfsync always` it votes at once, from its second start on. `off`: it votes. `auto`:"
+        " `uptime` with three nodes or more, else `off`. See [the restart"
+        " guard](guarantees.md#the-restart-guard).",
         "With three nodes or more, set it to `off` in tests, in CI and in Docker Compose, where"
         " servers have just been started and nothing of value can be forgotten, or if your locks"
         " only save work. `uptime` guards one node too, at the price of a ttl without locks after"

@@ -253,7 +253,7 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
     facts = probe.told.facts
-    if site.guard is None or facts.durable:
+    if site.guard is None or (site.guard == "off" and facts.durable):
         return
     if facts.appends and not facts.fsync:
         yield unchecked(
@@ -270,7 +270,8 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         yield unchecked("its INFO does not tell when it was started", "look at its configuration")
     elif left := voteless(facts, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
-        fix = "wait; or give nodes appendonly yes and appendfsync always"
+        had = "as it has" if facts.durable else "with"
+        fix = f"wait; {had} appendonly yes and appendfsync always, its next restart costs nothing"
         if facts.history:
             fix = (
                 "restart it, with its data on disk, while all others have a vote: until then each"

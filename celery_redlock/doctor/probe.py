@@ -16,7 +16,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
-from ..protocol.restart_guard import NodeInfo
+from ..protocol.node_info import NodeInfo
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import INFO, read_info
 from ..stores.redis.resp import reason
@@ -145,7 +145,7 @@ def _ask(reader: Reader, prefix: str) -> Told:
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
-    text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed)
+    text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed, reader.prefix)
     return text, facts, "" if error is None else reason(error)
 
 

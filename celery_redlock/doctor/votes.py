@@ -9,7 +9,8 @@ from typing import Any
 from ..config.checks import DAY
 from ..config.options import GLOBAL, guarded
 from ..locking.redlock import Redlock
-from ..protocol.restart_guard import NodeInfo, RestartGuard
+from ..protocol.node_info import NodeInfo
+from ..protocol.restart_guard import RestartGuard
 from ..protocol.values import quorum_of
 from ..survey.reader import read_nodes
 from .probe import introduce

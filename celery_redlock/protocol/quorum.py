@@ -15,9 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .claim import Claim
+from .commands import DURABLE_KEY
 from .lease import FENCE_LIMIT
 from .round import Round, Steps, Verb
-from .values import Query, QueueEntry, Vote
+from .values import Durable, Query, QueueEntry, Vote
 
 __all__ = [
     "FENCE_AHEAD",
@@ -28,6 +29,7 @@ __all__ = [
     "leave",
     "line_up",
     "look",
+    "mark_durable",
     "peek",
     "release",
     "undo",
@@ -44,6 +46,13 @@ might be larger than the next."""
 def look(node: int, now: float) -> Round:
     """Make the round that asks one node about itself, ahead of a request."""
     round_ = Round(Verb.LOOK, [Query((), node + 1)], now, 0.0, (node,))
+    round_.closed = True
+    return round_
+
+
+def mark_durable(node: int, now: float, seconds: float) -> Round:
+    """Make the round that marks one node as durable, for so many seconds so far."""
+    round_ = Round(Verb.MARK, [Durable((DURABLE_KEY,), node + 1, seconds)], now, 0.0, (node,))
     round_.closed = True
     return round_
 

@@ -29,7 +29,9 @@ was granted at its address:
    was swapped out and is met there again is a stranger: it does not know what the other granted
    meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
    else every client would be without nodes for a span whenever its idle connections are closed.
-6. A server that says that it writes everything through is exempt from rule 1, and from no other.
+6. A server that writes everything through is exempt from rule 1, and from no other, where a mark in
+   its data shows that it has done so for a span (`#durable`). What it says of itself does not
+   show that its data came back with it: its directory may be another than before, or empty.
 
 The rest is configuration: replicas, cluster members and one server under two names are no
 independent masters.
@@ -40,97 +42,27 @@ Pure: facts and the time come in, verdicts go out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from .lease import drift
+from .node_info import NodeInfo
 
-__all__ = ["ALWAYS", "LOOK_AFTER_S", "Doubt", "Memory", "NodeInfo", "RestartGuard", "Trust"]
+__all__ = ["ALWAYS", "LOOK_AFTER_S", "Doubt", "Memory", "RestartGuard", "Trust"]
 
 ALWAYS = -math.inf
 """Began: so long ago, or with such a memory, that nothing is forgotten."""
 
-LOOK_AFTER_S = 0.005
+LOOK_AFTER_S = 0.001
 """How long after the last write that proved it a master a node is asked again: less than it takes
-to become a replica, to load another's data and to be promoted (16 ms at least were seen on one
-machine)."""
+to become a replica, to load another's data and to be promoted (3 ms at least were seen: two empty
+servers on one machine)."""
 
 BACKLOG_S = 3600.0
 """How long a promoted server without replicas remembers that it was one, at least
 (`repl-backlog-ttl`, as servers have it by default)."""
 
-NO_REPLICATION_ID = "0" * 40
 ANOTHER = "is another server than before, met"
-
-
-@dataclass(frozen=True, slots=True)
-class NodeInfo:
-    """What a node says of itself.
-
-    Attributes:
-        run_id: Names one run of one server; empty if it does not say.
-        uptime: Whole seconds since it was started; None if it does not say.
-        role: "master" or "slave"; empty if it does not say.
-        master: Of a replica: `host:port` of its master.
-        cluster: Whether it is a member of a Redis Cluster.
-        history: The replication id it had before it was promoted; empty if it never was.
-        replication: Its replication id; empty if it does not say.
-        appends: Whether it has an append-only file.
-        fsync: When that is written through to the disk; empty if it does not say.
-        eviction: Its `maxmemory-policy`; empty if it does not say.
-        scripts: Why it runs no scripts; empty if it does.
-        denied: Why it does not tell us anything; empty if it does.
-        twin: Index of a node that is this same server, as a nonce has shown; None if none is.
-    """
-
-    run_id: str = ""
-    uptime: float | None = None
-    role: str = ""
-    master: str = ""
-    cluster: bool = False
-    history: str = ""
-    replication: str = ""
-    appends: bool = False
-    fsync: str = ""
-    eviction: str = ""
-    scripts: str = ""
-    denied: str = ""
-    twin: int | None = None
-
-    @classmethod
-    def of(cls, info: str, fsync: str = "") -> NodeInfo:
-        """Read the text of an INFO reply."""
-        said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-        uptime = said.get("uptime_in_seconds", "")
-        history = said.get("master_replid2", NO_REPLICATION_ID)
-        return cls(
-            run_id=said.get("run_id", ""),
-            uptime=float(uptime) if uptime.isdecimal() and len(uptime) < 16 else None,
-            role=said.get("role", ""),
-            master=f"{said.get('master_host', '?')}:{said.get('master_port', '?')}",
-            cluster=said.get("cluster_enabled") == "1",
-            history="" if history == NO_REPLICATION_ID else history,
-            replication=said.get("master_replid", ""),
-            appends=said.get("aof_enabled") == "1",
-            fsync=fsync,
-            eviction=said.get("maxmemory_policy", ""),
-        )
-
-    @property
-    def durable(self) -> bool:
-        """Whether a crash costs it nothing. What a promoted replica never got, it never had."""
-        return self.appends and self.fsync == "always" and not self.history
-
-    @property
-    def misfit(self) -> str:
-        """Why it cannot be a node, whatever the other nodes are; empty if it can."""
-        if self.role not in ("", "master"):
-            return f"it is a replica (READONLY) of {self.master}; configure its master instead"
-        if self.scripts:
-            return f"it runs no scripts, so no lock could be given back there: {self.scripts}"
-        if self.cluster:
-            return "it is a member of a Redis Cluster (cluster_enabled:1), no independent master"
-        return ""
 
 
 class Doubt(str):
@@ -205,8 +137,6 @@ class RestartGuard:
         before = self._met.get(index)
         if before is not None and before.same(facts):
             before.facts, before.heard = facts, now
-            if facts.durable and before.what == "started":
-                before.began = ALWAYS  # rule 6: it may tell now what it could not before
             return before  # rule 5
         # Both ends of the uptime are cut to whole seconds: it may be off by one, either way.
         started = now - max(0.0, facts.uptime - 1.0)
@@ -220,13 +150,15 @@ class RestartGuard:
             met.what = "may have been a replica, seen"  # rule 4
         elif before is not None and started <= before.heard:
             met.what = ANOTHER  # rule 3
-        elif facts.durable:
-            met.began = ALWAYS  # rule 6
         elif before is None or asked - facts.uptime - 1.0 > before.heard:
             met.began = started  # rule 1; else 3, for all that whole seconds tell
         if facts.run_id or facts.replication:
             self._met[index] = met
         return met
+
+    def knows(self, index: int, memory: Memory) -> bool:
+        """Return whether this memory was met last at the address."""
+        return self._met.get(index) is memory
 
     def heard(self, index: int, memory: Memory, now: float) -> None:
         """Note when a memory last answered us at an address, before another is met there."""
@@ -240,8 +172,9 @@ class RestartGuard:
     def doubt(self, memory: Memory, now: float) -> Doubt | None:
         """Return why the vote of a node does not count at `now`, for people; None if it counts."""
         left = memory.began + self.span - now
-        if left <= 0:
-            return None
+        facts = memory.facts
+        if left <= 0 or (memory.what == "started" and facts.durable and facts.mark >= self.span):
+            return None  # the second by rule 6
         doubt = Doubt(
             f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
             f" and has no vote for another {left:.1f} s"
@@ -324,6 +257,24 @@ class Trust:
         """Take in that it was."""
         self._asked = now
 
+    def to_mark(self, now: float) -> float:
+        """Return for how many seconds it is to be marked as durable, once; 0.0 if it is not.
+
+        It is where it has been so for a span, and no mark shows that yet (rule 6).
+        """
+        memory, facts, span = self.memory, self.memory.facts, self._guard.span
+        if not facts.durable or facts.mark >= span or not ALWAYS < memory.began + span <= now:
+            return 0.0
+        memory.facts = replace(facts, mark=now - memory.began)
+        return memory.facts.mark
+
+    def still(self, sent: float, text: str, now: float) -> bool:
+        """Return whether it says to that what it said before, and then take that in."""
+        if not (self.memory.facts.still(text) and self._guard.knows(self._index, self.memory)):
+            return False
+        self._proved, self.unsure, self.memory.heard = max(self._proved, sent), "", now
+        return True
+
     def told(self, sent: float, said: NodeInfo, now: float) -> str:
         """Take in what it says to that; return why it cannot be a node any more, if it cannot.
 
@@ -368,11 +319,6 @@ def _why(memory: Memory) -> str:
         return "It was a replica once; nobody knows when it was promoted."
     if facts.appends and not facts.fsync:
         return "It has an append-only file, but does not say if it is appendfsync always."
+    if facts.durable:
+        return "It is appendfsync always: once it has its vote, later restarts cost it nothing."
     return "Only one that is configured with appendonly yes and appendfsync always needs none."
-
-
-def fsync_of(config: Mapping[str, str]) -> str:
-    """Return when the append-only file is written through, from `CONFIG GET *appendfsync*`."""
-    if config.get("no-appendfsync-on-rewrite", "no") != "no":
-        return "not while it is rewritten"
-    return config.get("appendfsync", "")

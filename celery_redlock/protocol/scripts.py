@@ -185,3 +185,8 @@ end
 return 1"""
     % _GET
 )
+
+# Without a ttl: it is of the data, and stays as long as that does.
+MARK = b"""\
+redis.call('SET', KEYS[1], ARGV[1])
+return 1"""

@@ -201,6 +201,17 @@ class QueueEntry(Query):
     since: int
 
 
+@dataclass(frozen=True, slots=True)
+class Durable(Query):
+    """The mark of a node that is durable.
+
+    Attributes:
+        seconds: For how long it has been.
+    """
+
+    seconds: float
+
+
 def token_digest(token: str) -> str:
     """A short name of a token that is safe to log."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:8]

@@ -95,19 +95,21 @@ class Reader:
     """Reads one node, over one connection.
 
     Attributes:
+        prefix: What our keys begin with.
         heard: When it last answered; seconds of the monotonic clock.
         by_script: Whether values were read by the script: this user may not read wait queues.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, prefix: str) -> None:
         self._connection = connection
+        self.prefix = prefix
         self.heard = monotonic()
         self.by_script = False
 
-    def scan(self, prefix: str, head: str) -> dict[str, bytes]:
+    def scan(self, head: str) -> dict[str, bytes]:
         """Return the keys that begin with prefix and `head`, by their names without the prefix."""
-        start = to_bytes(prefix)
-        pattern = _glob_escaped(to_bytes(prefix + head)) + b"*"
+        start = to_bytes(self.prefix)
+        pattern = _glob_escaped(to_bytes(self.prefix + head)) + b"*"
         found: dict[str, bytes] = {}
         cursor = b"0"
         while True:
@@ -166,9 +168,9 @@ class Reader:
                 found[name] = KeyValue(QUEUE, seconds_left(left), count, scored)
         return found
 
-    def rtt(self, key: bytes) -> float:
+    def rtt(self) -> float:
         """Return the seconds that a question takes which costs a node nothing."""
-        taken = []
+        key, taken = to_bytes(self.prefix), []
         for _ in range(RTT_SAMPLES):
             begun = monotonic()
             self.ask([("PTTL", key)])  # to be refused takes as long
@@ -203,8 +205,8 @@ class _NodeThread(threading.Thread, Generic[T]):
         self, address: Address, prefix: str, query: Callable[[Reader], T], timeout: float
     ) -> None:
         super().__init__(name=f"celery_redlock read {address.name}", daemon=True)
-        self._address, self._query, self._timeout = address, query, timeout
-        self._key = to_bytes(prefix)
+        self._address, self._prefix = address, prefix
+        self._query, self._timeout = query, timeout
         self._reader: Reader | None = None
         self._begun = monotonic()
         self.result: T | None = None
@@ -220,8 +222,8 @@ class _NodeThread(threading.Thread, Generic[T]):
                 parser_class=_Parser,
             )
             connection.connect()
-            self._reader = reader = Reader(connection)
-            rtt = reader.rtt(self._key)
+            self._reader = reader = Reader(connection, self._prefix)
+            rtt = reader.rtt()
             self.result, self.look = self._query(reader), NodeLook(name, True, "", rtt)
         except redis.TimeoutError:
             pass  # `look` says so already

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..config.checks import MAX_SLOTS
 from ..protocol.commands import (
     DONE,
+    DURABLE_KEY,
     FENCE_SUFFIX,
     LINE_SUFFIX,
     MARK_SUFFIX,
@@ -53,8 +54,8 @@ _SUFFIXES = {
     LINE_SUFFIX: "line",
 }
 _SPECIAL = re.compile(r"[\\*?\[]")
-_NONCE = re.compile(r"nonce:[0-9a-f]{32}\Z")
-"""A node's, from a handshake (`handshake.py`): gone in a minute, and nobody's lock."""
+_OF_NODES = re.compile(rf"(nonce:[0-9a-f]{{32}}|{DURABLE_KEY})\Z")
+"""What a handshake writes (`handshake.py`), of a node and not of a lock."""
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
 """What a beat writes where a delivery has its stamp."""
 _FORBIDDEN = re.compile("permission|can't run this command")
@@ -98,11 +99,11 @@ def survey(
     fits = re.compile(fnmatch.translate(_as_fnmatch(match))).match
 
     def query(reader: Reader) -> NodeData:
-        keys = reader.scan(redlock.prefix, head)
+        keys = reader.scan(head)
         read = set()
         for name in keys:
             resource, kind, _slot = _parse(name)
-            if fits(resource) and not _NONCE.match(name) and wanted & _may_be(kind):
+            if fits(resource) and not _OF_NODES.match(name) and wanted & _may_be(kind):
                 read.add(name)
                 if kind == "lock":  # is shown with these
                     read |= {resource + FENCE_SUFFIX, resource + LINE_SUFFIX}

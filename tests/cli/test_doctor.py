@@ -21,7 +21,7 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
 from tests.cli.clinic import DURABLE, HOSTS, Forger, examined, found, shop, url
-from tests.support.nodes import ACL_RULE, with_acl_user
+from tests.support.nodes import ACL_RULE, mark_durable, with_acl_user
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(
@@ -43,6 +43,7 @@ def servers() -> Iterator[list[LocalServer]]:
 @pytest.fixture
 def healthy(servers: list[LocalServer]) -> Iterator[list[str]]:
     """The nodes of a site with which nothing is wrong."""
+    mark_durable(servers)
     yield [url(server, host) for host, server in enumerate(servers, 1)]
     for server in servers:
         with redis.Redis(port=server.port) as client:

@@ -29,7 +29,7 @@ from celery_redlock.cli.watch import Changes
 from celery_redlock.doctor.votes import votes_in
 from celery_redlock.keys.canonical import text_of
 from celery_redlock.protocol.names import mark_of
-from celery_redlock.protocol.restart_guard import NodeInfo
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey.durations import span

@@ -13,7 +13,8 @@ import pytest
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
-from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.node_info import NodeInfo
+from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes

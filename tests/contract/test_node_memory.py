@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,10 +15,11 @@ import pytest
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.conftest import as_new
-from tests.support.nodes import DURABLE, admin, told_all
+from tests.support.nodes import DURABLE, admin, mark_durable, told_all
 from tests.support.nodes import GUARDED_TTL as TTL
 from tests.support.wait import wait_until
 
@@ -40,8 +42,9 @@ def three_durable() -> Iterator[list[LocalServer]]:
 
 @pytest.fixture
 def durable(three_durable: list[LocalServer]) -> list[LocalServer]:
-    """Servers that may vote as soon as they are started; empty."""
+    """Servers that may vote as soon as they are started; empty but for the mark of that."""
     as_new(three_durable)
+    mark_durable(three_durable)
     return three_durable
 
 
@@ -177,23 +180,43 @@ def test_the_longest_ttl_counts(lock: Callable[..., Redlock], longer: str) -> No
             redlock.acquire("r", ttl=TTL)
 
 
-def test_a_durable_node_votes_at_once(
-    durable: list[LocalServer], lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+def test_a_durable_node_votes_at_once_from_its_second_start_on(
+    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
 ) -> None:
-    redlock = lock(durable, ttl=30.0)
-    lease = redlock.acquire("r")
-    for server in durable:
-        server.restart()
-    with pytest.raises(ResourceHeld):  # they have forgotten nothing
-        lock(durable, ttl=30.0).acquire("r")
-    assert redlock.release(redlock.extend(lease))
-    assert not [text for text in log.messages if "vote" in text or "forgotten" in text]
+    """As long as its data comes back with it: a directory that is empty is its first start."""
+    with start_servers(3, config=DURABLE) as servers:
+        short = lock(servers)
+        short.release(wait_until(lambda: try_it(short), 10, "they have been up for a span"))
+        time.sleep(2 * LOOK_AFTER_S)
+        short.release(short.acquire("r"))  # it looks at them again, and marks them
+        told_all(short)
+        for server in servers:
+            server.restart()
+        log.clear()
+        redlock = lock(servers)
+        lease = redlock.acquire("r")
+        for server in servers:
+            server.restart()
+        with pytest.raises(ResourceHeld):  # they have forgotten nothing
+            lock(servers).acquire("r")
+        assert redlock.release(redlock.extend(lease))
+        assert not [text for text in log.messages if "vote" in text or "forgotten" in text]
+        assert votes(lock(servers, ttl=30.0)).count(Vote.SILENT) >= 2  # no span of theirs is shown
+        lease = redlock.acquire("r")
+        for server in servers[1:]:
+            with admin(server, text=True) as client:
+                shutil.rmtree(Path(client.config_get("dir")["dir"]) / "appendonlydir")
+            server.restart()
+        with pytest.raises(QuorumUnavailable, match="it may have forgotten locks"):
+            lock(servers).acquire("r")
+        assert not lease.lost
 
 
 def test_a_durable_node_that_may_not_say_so_counts_as_forgetful(
     lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
 ) -> None:
     with LocalServer(config=DURABLE) as server:
+        mark_durable([server])
         with admin(server, text=True) as client:
             client.execute_command("ACL", "SETUSER", "lock", *NO_INFO.split(), "+info")
         redlock = lock([f"redis://lock:SECRET@127.0.0.1:{server.port}"])
@@ -350,6 +373,7 @@ def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
 ) -> None:
     """A worker has been checked at its start. Its children do not fail a task for what is later."""
     with LocalServer(config=DURABLE) as third:
+        mark_durable([third])
         redlock = lock([durable[0], durable[1], third])
         assert redlock.check() == []
         follow(third, durable[0])
@@ -361,6 +385,7 @@ def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
 def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCaptureFixture) -> None:
     config = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru", *DURABLE]
     with LocalServer(config=config) as server:
+        mark_durable([server])
         redlock = lock([server])
         redlock.release(redlock.acquire("r"))
         (line,) = [text for text in log.messages if "evict" in text]
@@ -372,6 +397,7 @@ def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCapt
 def test_a_node_is_asked_about_itself_once_a_connection(lock: Callable[..., Redlock]) -> None:
     """The guard costs nothing per operation."""
     with LocalServer(config=DURABLE) as server, admin(server, text=True) as client:
+        mark_durable([server])
 
         def asked() -> int:
             stats = client.info("commandstats")

@@ -16,7 +16,7 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
-from tests.support.nodes import DURABLE, admin
+from tests.support.nodes import DURABLE, admin, mark_durable
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -91,6 +91,7 @@ def test_a_durable_one_has_none_either(
     lock: Callable[..., Redlock],
 ) -> None:
     with start_servers(4, config=DURABLE) as servers, proxies(servers[:3]) as nodes:
+        mark_durable(servers)
         wait_until(lambda: min(map(uptime, servers)) > 2, 10, "they are older than our answers")
         redlock = lock(nodes, ttl=30.0)
         redlock.release(redlock.acquire("r"))

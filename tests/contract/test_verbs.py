@@ -16,7 +16,7 @@ from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import commands, quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
-from celery_redlock.protocol.restart_guard import NodeInfo
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.round import VERBS, Verb
 from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores.redis import address, connections

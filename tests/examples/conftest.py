@@ -10,12 +10,14 @@ import pytest
 
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.example import EXAMPLES
+from tests.support.nodes import DURABLE, mark_durable
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[LocalServer]]:
     """Nodes that may vote as soon as they are started: the examples leave the restart guard on."""
-    with start_servers(5, config=["--appendonly", "yes", "--appendfsync", "always"]) as five:
+    with start_servers(5, config=DURABLE) as five:
+        mark_durable(five)
         yield five
 
 

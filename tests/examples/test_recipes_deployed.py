@@ -22,6 +22,7 @@ from celery_redlock import (
     Redlock,
 )
 from celery_redlock.server import LocalServer
+from tests.support.nodes import mark_durable
 from tests.support.recipes import ROOT, blocks, celery, code, queued, running, value
 from tests.support.wait import wait_until
 
@@ -181,6 +182,7 @@ def test_one_redis_remembers_what_it_has_on_disk(remembers: bool) -> None:
 
 def test_one_redis_that_was_just_started_has_no_vote_under_the_guard() -> None:
     with LocalServer() as server, LocalServer(config=compose()) as durable:
+        mark_durable([durable])
         for guard, one, grants in (
             ("uptime", server, False),
             ("uptime", durable, True),

@@ -281,7 +281,7 @@ class _Checker:
         memory = self._memory.setdefault((process, event.node, event.link), _Memory())
         if event.run and memory.run and event.run != memory.run:
             memory.other_until = memory.heard
-        memory.run, memory.durable = event.run or memory.run, event.durable
+        memory.run, memory.mark = event.run or memory.run, event.mark
         # Both ends of an uptime are cut to whole seconds.
         memory.started = event.now - event.uptime - 1.0 if event.uptime is not None else -math.inf
 
@@ -320,13 +320,11 @@ class _Memory:
     heard: float = -math.inf
     other_until: float = -math.inf
     started: float = -math.inf
-    durable: bool = False
+    mark: float = 0.0
 
     def doubt(self, now: float, ttl: float) -> str:
         """Why it has no vote for certain, of a lock of this ttl."""
-        if self.durable:
-            return ""
-        if now < self.started + ttl:
+        if now < self.started + ttl > self.mark:
             return f"it started at {self.started:.3f} at the earliest"
         if now < self.other_until + ttl:
             return f"another server was there until {self.other_until:.3f} at least"

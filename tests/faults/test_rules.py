@@ -117,10 +117,8 @@ def _revived() -> Trace:
     ]
 
 
-def _met(run: str, at: float, uptime: float, *, durable: bool = False) -> Trace:
-    return [
-        (A, Event(at, "met", n, now=at, run=run, uptime=uptime, durable=durable)) for n in range(3)
-    ]
+def _met(run: str, at: float, uptime: float, *, mark: float = 0.0) -> Trace:
+    return [(A, Event(at, "met", n, now=at, run=run, uptime=uptime, mark=mark)) for n in range(3)]
 
 
 def _grant_counted_from_the_answer() -> Trace:
@@ -178,7 +176,7 @@ def test_what_is_no_breach() -> None:
     peek = heard(A, "peek", "x", 4.0, 4.1)
     late = [*_met("r", 1.0, 99.0), *peek, *_met("other", 4.5, 50.0), *lease(A, "t", 6.2)]
     assert broken(late, END) == []
-    forgets_nothing = [*_met("r", 1.0, 0.0, durable=True), *lease(A, "t", 1.1)]
+    forgets_nothing = [*_met("r", 1.0, 0.0, mark=60.0), *lease(A, "t", 1.1)]
     assert broken(forgets_nothing, END) == []
     assert broken([*_met("r", 1.0, 0.0), *lease(A, "t", 1.1)], END, guard=False) == []
     silent = heard(A, "acquire", "t", 1.0, 1.1, "sss", doubt=True)

@@ -10,8 +10,9 @@ from unittest import mock
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard
+from celery_redlock.protocol.restart_guard import ALWAYS, Memory, RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world import keeper as keeper_module
 from tests.sim.world.keeper import LeaseRecord, LeaseSupervisor, SharedLeaseTable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import Redlock
+from celery_redlock.protocol.commands import DURABLE_KEY
 from celery_redlock.server import LocalServer
 from tests.support.wait import wait_until
 
@@ -25,7 +27,7 @@ ACL_RULE = _RULE[1].split()
 
 
 DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-"""The `config` of a server that forgets nothing."""
+"""The `config` of a server that forgets nothing; see `mark_durable`."""
 GUARDED_TTL = 2.0
 """Seconds: of locks whose restart guard is on, where a test waits until a node votes again."""
 TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
@@ -35,6 +37,16 @@ TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
 def with_acl_user() -> list[str]:
     """The `config` of a server that knows the user of the docs' ACL rule."""
     return ["--user", "redlock", *ACL_RULE]
+
+
+def mark_durable(servers: Iterable[LocalServer]) -> None:
+    """Have servers that were just started vote, as `DURABLE` ones whose data came back with them.
+
+    Under the ACL rule of the docs as well: it lets us write this key.
+    """
+    for server in servers:
+        with admin(server) as client:
+            client.set(f"redlock:{DURABLE_KEY}", "1000000.000")
 
 
 def lock_url(server: LocalServer, database: int = 0) -> str:

@@ -26,7 +26,8 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.lease import Lease, drift
-from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.node_info import NodeInfo
+from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver

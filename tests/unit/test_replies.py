@@ -18,9 +18,10 @@ from celery_redlock.protocol import outcome
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import MAX_TTL_S, decode, encode
 from celery_redlock.protocol.errors import NodeError
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import look
-from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.quorum import look, mark_durable
+from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.protocol.values import QueueEntry, Vote
 from celery_redlock.stores.redis.address import parse_nodes
@@ -241,6 +242,8 @@ def test_a_parser_waits_no_longer_for_all_than_it_should(
 def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
     if verb is Verb.LOOK:
         return look(0, 100.0)
+    if verb is Verb.MARK:
+        return mark_durable(0, 100.0, 60.0)
     resources = tuple(f"r{n}" for n in range(names))
     if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
         return Round(verb, [QueueEntry(resources, len(NODES), "process:1", 1)], 100.0, 0.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import drift
-from celery_redlock.protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard, fsync_of
+from celery_redlock.protocol.node_info import NodeInfo, fsync_of
+from celery_redlock.protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 
@@ -111,25 +113,60 @@ def test_a_restart_since_the_last_answer_counts_from_the_start(guard: RestartGua
     assert met(guard, new, NOW, (FRESH, NOW - 102.0)).began == NOW - 99.0
 
 
-def test_a_durable_node_is_trusted_at_once(guard: RestartGuard) -> None:
-    keeps = replace(FRESH, appends=True, fsync="always")
-    assert met(guard, keeps, NOW).began == ALWAYS
+def test_a_durable_node_whose_mark_came_back_with_it_is_trusted_at_once(
+    guard: RestartGuard,
+) -> None:
+    span = TTL + drift(TTL)
+    keeps = replace(FRESH, appends=True, fsync="always", mark=span)
+    memory = met(guard, keeps, NOW)
+    assert not guard.doubt(memory, NOW)
     for forgets in (
+        replace(keeps, mark=0.0),  # its directory is empty
+        replace(keeps, mark=span - 0.01),  # marked by somebody whose locks are shorter
         replace(keeps, fsync="everysec"),
         replace(keeps, fsync=""),
         replace(keeps, appends=False),
         replace(keeps, history="f" * 40),
     ):
         assert guard.doubt(met(guard, forgets, NOW), NOW)
+    guard.expect(2 * TTL)
+    assert guard.doubt(memory, NOW)
+
+
+@pytest.mark.parametrize(
+    ("changed", "marked"),
+    [
+        ({}, True),
+        ({"mark": 29.0}, True),
+        ({"mark": TTL + drift(TTL)}, False),  # it is already
+        ({"fsync": "everysec"}, False),
+        ({"appends": False}, False),
+        ({"history": "f" * 40}, False),
+        ({"uptime": None}, False),
+    ],
+    ids=str,
+)
+def test_a_node_is_marked_once_when_it_has_been_durable_for_a_span(
+    guard: RestartGuard, changed: dict[str, Any], marked: bool
+) -> None:
+    trust = Trust(guard, 0)
+    facts = replace(FRESH, **{"appends": True, "fsync": "always", "uptime": 5.0} | changed)
+    trust.connected(facts, NOW, NOW)
+    earned = NOW - 4.0 + TTL + drift(TTL)
+    assert trust.to_mark(earned - 0.01) == 0
+    assert trust.to_mark(earned + 20.0) == pytest.approx(20 + TTL + drift(TTL) if marked else 0.0)
+    assert trust.to_mark(earned + 20.0) == 0
 
 
 def test_a_durable_node_keeps_what_it_was_told_and_no_other_server_knows_it(
     guard: RestartGuard,
 ) -> None:
-    keeps = replace(FRESH, appends=True, fsync="always")
+    keeps = replace(FRESH, appends=True, fsync="always", mark=1e6)
     again = replace(keeps, run_id="again", uptime=3.0)
-    assert met(guard, again, NOW, (keeps, NOW - 2.5)).began == ALWAYS  # whole seconds
-    assert met(guard, replace(again, uptime=9.0), NOW, (keeps, NOW - 2.5)).began == NOW
+    memory = met(guard, again, NOW, (keeps, NOW - 2.5))
+    assert not guard.doubt(memory, NOW)  # whole seconds
+    another = met(guard, replace(again, uptime=9.0), NOW, (keeps, NOW - 2.5))
+    assert another.began == NOW and guard.doubt(another, NOW)
 
 
 @pytest.mark.parametrize(
@@ -196,11 +233,31 @@ def test_the_old_one_still_answers_over_another_connection(guard: RestartGuard) 
     guard.heard(0, old, NOW + 20)
     assert new.began == NOW + 20
     # An answer of before its start says nothing.
-    keeps = replace(FRESH, appends=True, fsync="always")
-    old = guard.meet(1, keeps, NOW, NOW)
-    new = guard.meet(1, replace(keeps, run_id="again", uptime=1.0), NOW + 10, NOW + 10)
+    old = guard.meet(1, FRESH, NOW, NOW)
+    new = guard.meet(1, replace(FRESH, run_id="again", uptime=1.0), NOW + 10, NOW + 10)
     guard.heard(1, old, NOW + 5)
-    assert new.began == ALWAYS
+    assert new.began == NOW + 10 and new.what == "started"
+
+
+def test_who_says_the_same_as_before_is_still_a_master(guard: RestartGuard) -> None:
+    """Told by the text alone: this is read ahead of nearly every request."""
+    said = "role:{}\r\nmaster_replid:{}\r\nmaster_replid2:{}\r\nmaster_repl_offset:7\r\n"
+    a, b, none = "a" * 40, "b" * 40, "0" * 40
+    trust = Trust(guard, 0)
+    trust.connected(replace(FRESH, uptime=1e6, replication=a), NOW, NOW)
+    for role, replication, history, still in (
+        ("master", a, none, True),
+        ("slave", a, none, False),
+        ("master", b, none, False),
+        ("master", a, b, False),
+    ):
+        assert trust.still(NOW + 1, said.format(role, replication, history), NOW + 1) is still
+    old, text = trust.memory, said.format("master", a, none)
+    assert trust.told(NOW + 2, NodeInfo.of(said.format("master", b, a)), NOW + 2) == ""
+    assert trust.memory is not old and not trust.still(NOW + 3, text, NOW + 3)
+    other = Trust(guard, 0)  # over another connection, the one before answers
+    other.connected(old.facts, NOW + 3, NOW + 3)
+    assert not trust.still(NOW + 4, said.format("master", b, a), NOW + 4)
 
 
 def test_who_has_a_new_history_was_a_replica(guard: RestartGuard) -> None:

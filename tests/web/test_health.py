@@ -13,7 +13,7 @@ from werkzeug.test import Client
 
 from celery_redlock import Redlock, SingletonTask
 from celery_redlock.doctor.probe import Probe, Told
-from celery_redlock.protocol.restart_guard import NodeInfo
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from ...protocol.errors import ConfigurationError, NodeError
-from ...protocol.restart_guard import NodeInfo, RestartGuard
+from ...protocol.node_info import NodeInfo
+from ...protocol.restart_guard import RestartGuard
 from ...protocol.values import quorum_of
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent

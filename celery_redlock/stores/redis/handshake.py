@@ -7,14 +7,16 @@ server: each of them gets a nonce, a key with a random name, and looks for the o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ...protocol.commands import request
+from ...protocol.commands import DURABLE_KEY, request
 from ...protocol.errors import NodeError
-from ...protocol.restart_guard import NodeInfo, fsync_of
+from ...protocol.node_info import NodeInfo, fsync_of
 from .resp import reason
 
 __all__ = ["INFO", "ask", "introduce", "read_info"]
@@ -25,17 +27,22 @@ INFO = tuple(
 )
 SCRIPTS = (request(b"EVAL", b"return 1", b"0"), request(b"EVALSHA", b"0" * 40, b"0"))
 """Without them a lock could be taken and not be given back."""
+SECONDS = re.compile(rb"\d{1,12}\.\d{3}")
+"""What the mark of a durable node says."""
 NONCE_LIFE_MS = b"60000"
 """Nodes that are reached within this time are told apart."""
 
 
-def introduce(connection: Any, *, index: int, nonces: Sequence[str], guarded: bool) -> NodeInfo:
+def introduce(
+    connection: Any, *, index: int, nonces: Sequence[str], prefix: str, guarded: bool
+) -> NodeInfo:
     """Ask a node about itself, over a connection of redis-py.
 
     Args:
         connection: The connection.
         index: Which of the nodes it is.
         nonces: A key per node, known to us alone.
+        prefix: What our keys begin with.
         guarded: Whether it matters if the node keeps what it has acknowledged.
 
     Raises:
@@ -45,9 +52,8 @@ def introduce(connection: Any, *, index: int, nonces: Sequence[str], guarded: bo
     for reply in (evaluated, by_digest):
         if isinstance(reply, ResponseError) and _forbidden(reply):
             return NodeInfo(scripts=reason(reply))
-    _info, facts, error = read_info(
-        sections, (lambda requests: ask(connection, requests)) if guarded else None
-    )
+    asking = partial(ask, connection) if guarded else None
+    _info, facts, error = read_info(sections, asking, prefix)
     if error is None:
         return facts
     if not _forbidden(error):
@@ -65,13 +71,15 @@ def introduce(connection: Any, *, index: int, nonces: Sequence[str], guarded: bo
 
 
 def read_info(
-    sections: Sequence[Any], ask: Callable[[Sequence[bytes]], list[Any]] | None
+    sections: Sequence[Any], ask: Callable[[Sequence[bytes]], list[Any]] | None, prefix: str
 ) -> tuple[str, NodeInfo, ResponseError | None]:
     """Read the replies to `INFO`: their text, what the guard makes of it, or why they are refused.
 
     Args:
         sections: The replies.
-        ask: Asks, too, when an append-only file is written through; None if that does not matter.
+        ask: Asks, too, when an append-only file is written through, and if the mark of that is
+            there; None if that does not matter.
+        prefix: What our keys begin with.
     """
     for reply in sections:
         if isinstance(reply, ResponseError):
@@ -79,10 +87,17 @@ def read_info(
     text = "\n".join(map(_text, sections))
     facts = NodeInfo.of(text)
     if ask is not None and facts.appends:
-        (config,) = ask([request(b"CONFIG", b"GET", b"*appendfsync*")])
+        config, mark = ask(
+            [
+                request(b"CONFIG", b"GET", b"*appendfsync*"),
+                request(b"GET", (prefix + DURABLE_KEY).encode()),
+            ]
+        )
         if not isinstance(config, ResponseError):
             words = [_text(word) for word in config]
-            facts = NodeInfo.of(text, fsync_of(dict(zip(words[::2], words[1::2], strict=True))))
+            fsync = fsync_of(dict(zip(words[::2], words[1::2], strict=True)))
+            is_ours = isinstance(mark, bytes) and SECONDS.fullmatch(mark)
+            facts = NodeInfo.of(text, fsync, float(mark) if is_ours else 0.0)
     return text, facts, None
 
 

@@ -18,9 +18,10 @@ from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, Re
 from ...events import heard_nodes
 from ...protocol.commands import FOREIGN, decode, encode
 from ...protocol.errors import NodeError
+from ...protocol.node_info import NodeInfo
 from ...protocol.pipeline import Pipeline
-from ...protocol.quorum import look
-from ...protocol.restart_guard import ALWAYS, Memory, NodeInfo, RestartGuard, Trust
+from ...protocol.quorum import look, mark_durable
+from ...protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
 from ...protocol.round import Round, Verb
 from ...runtime.complaints import refuses
 from ...runtime.polling import WAITS
@@ -91,7 +92,13 @@ class Node:
         It blocks: call it without the driver's lock.
         """
         return self._address.connect(
-            partial(introduce, index=self.index, nonces=self._nonces, guarded=self._guard.on)
+            partial(
+                introduce,
+                index=self.index,
+                nonces=self._nonces,
+                prefix=self._prefix,
+                guarded=self._guard.on,
+            )
         )
 
     def refuse(self, connection: Any, why: str, twin: int | None) -> None:
@@ -270,7 +277,7 @@ class Node:
                 round_.silence(self.index, str(error))
                 raise
             if round_.verb is Verb.LOOK:
-                self._looked(round_.sent, NodeInfo.of(answer), now)
+                self._looked(round_.sent, answer, now)
             else:
                 self._answer(round_, answer, now)
 
@@ -344,12 +351,16 @@ class Node:
     def _look_again(self, now: float) -> None:
         if self.channel.up and not self.channel.stalled(now):
             self._trust.asked_again(now)
-            round_ = look(self.index, now)
-            self.channel.unanswered.append(round_)
-            self.unsent += encode(round_, self._prefix)
+            rounds = [look(self.index, now)]
+            if seconds := self._trust.to_mark(now):
+                rounds.append(mark_durable(self.index, now, seconds))
+            self.channel.unanswered += rounds
+            self.unsent += b"".join([encode(round_, self._prefix) for round_ in rounds])
 
-    def _looked(self, sent: float, said: NodeInfo, now: float) -> None:
-        misfit = self._trust.told(sent, said, now)
+    def _looked(self, sent: float, text: str, now: float) -> None:
+        if self._trust.still(sent, text, now):
+            return
+        misfit = self._trust.told(sent, NodeInfo.of(text), now)
         if misfit:
             self.reports.complain(None, misfit)
             self._drop(misfit)  # what it is, is asked on a new connection

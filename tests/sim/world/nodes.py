@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.restart_guard import NodeInfo, Trust
+from celery_redlock.protocol.restart_guard import Trust
 from celery_redlock.protocol.round import Round
 from celery_redlock.testing.fakes import FakeNode
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 from celery_redlock.keepalive.watchdog import Schedule, Watched
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.quorum import look
-from celery_redlock.protocol.restart_guard import NodeInfo, RestartGuard
+from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from tests.sim.world.nodes import Connection, Link
 from tests.sim.world.operation import Operation, Struck

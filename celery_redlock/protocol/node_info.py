@@ -1,0 +1,96 @@
+"""What a node says of itself: the fields of INFO that decide whether it may be a node, and vote."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["NodeInfo", "fsync_of"]
+
+NO_REPLICATION_ID = "0" * 40
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """What a node says of itself.
+
+    Attributes:
+        run_id: Names one run of one server; empty if it does not say.
+        uptime: Whole seconds since it was started; None if it does not say.
+        role: "master" or "slave"; empty if it does not say.
+        master: Of a replica: `host:port` of its master.
+        cluster: Whether it is a member of a Redis Cluster.
+        history: The replication id it had before it was promoted; empty if it never was.
+        replication: Its replication id; empty if it does not say.
+        appends: Whether it has an append-only file.
+        fsync: When that is written through to the disk; empty if it does not say.
+        mark: The seconds that `DURABLE_KEY` says; 0.0 without.
+        eviction: Its `maxmemory-policy`; empty if it does not say.
+        scripts: Why it runs no scripts; empty if it does.
+        denied: Why it does not tell us anything; empty if it does.
+        twin: Index of a node that is this same server, as a nonce has shown; None if none is.
+    """
+
+    run_id: str = ""
+    uptime: float | None = None
+    role: str = ""
+    master: str = ""
+    cluster: bool = False
+    history: str = ""
+    replication: str = ""
+    appends: bool = False
+    fsync: str = ""
+    mark: float = 0.0
+    eviction: str = ""
+    scripts: str = ""
+    denied: str = ""
+    twin: int | None = None
+
+    @classmethod
+    def of(cls, info: str, fsync: str = "", mark: float = 0.0) -> NodeInfo:
+        """Read the text of an INFO reply."""
+        said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+        uptime = said.get("uptime_in_seconds", "")
+        history = said.get("master_replid2", NO_REPLICATION_ID)
+        return cls(
+            run_id=said.get("run_id", ""),
+            uptime=float(uptime) if uptime.isdecimal() and len(uptime) < 16 else None,
+            role=said.get("role", ""),
+            master=f"{said.get('master_host', '?')}:{said.get('master_port', '?')}",
+            cluster=said.get("cluster_enabled") == "1",
+            history="" if history == NO_REPLICATION_ID else history,
+            replication=said.get("master_replid", ""),
+            appends=said.get("aof_enabled") == "1",
+            fsync=fsync,
+            mark=mark,
+            eviction=said.get("maxmemory_policy", ""),
+        )
+
+    def still(self, text: str) -> bool:
+        """Whether it is said, as lines of an INFO reply, that it is a master as before."""
+        history = self.history or NO_REPLICATION_ID
+        lines = ("role:master", f"master_replid:{self.replication}", f"master_replid2:{history}")
+        return all(f"{line}\r\n" in text for line in lines)
+
+    @property
+    def durable(self) -> bool:
+        """Whether a crash costs it nothing. What a promoted replica never got, it never had."""
+        return self.appends and self.fsync == "always" and not self.history
+
+    @property
+    def misfit(self) -> str:
+        """Why it cannot be a node, whatever the other nodes are; empty if it can."""
+        if self.role not in ("", "master"):
+            return f"it is a replica (READONLY) of {self.master}; configure its master instead"
+        if self.scripts:
+            return f"it runs no scripts, so no lock could be given back there: {self.scripts}"
+        if self.cluster:
+            return "it is a member of a Redis Cluster (cluster_enabled:1), no independent master"
+        return ""
+
+
+def fsync_of(config: Mapping[str, str]) -> str:
+    """Return when the append-only file is written through, from `CONFIG GET *appendfsync*`."""
+    if config.get("no-appendfsync-on-rewrite", "no") != "no":
+        return "not while it is rewritten"
+    return config.get("appendfsync", "")
