@@ -273,10 +273,7 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         had = "as it has" if facts.durable else "with"
         fix = f"wait; {had} appendonly yes and appendfsync always, its next restart costs nothing"
         if facts.history:
-            fix = (
-                "restart it, with its data on disk, while all others have a vote: until then each"
-                " process that starts gives it none for a ttl"
-            )
+            fix = "have a worker use it for so long: it leaves a mark there for all others"
         yield warning(
             f"it {since}: it may have forgotten locks, and workers that meet it give it no vote"
             f" for {left:.0f} s",

@@ -16,7 +16,7 @@ from .scripts import FOREIGN as FOREIGN
 
 if TYPE_CHECKING:
     from .round import Round
-    from .values import Durable
+    from .values import Mark
 
 __all__ = [
     *("DONE", "FENCE_SUFFIX", "FOREIGN", "LINE_SUFFIX", "MARK_SUFFIX", "RESERVED_SUFFIX"),
@@ -33,9 +33,9 @@ MARK_SUFFIX = "#done"
 """Ends the key that marks a delivery as done, likewise."""
 LINE_SUFFIX = "#line"
 """Ends the key of a resource's wait queue (`wait_queue.py`), likewise."""
-DURABLE_KEY = "#durable"
-"""Names the mark of a node that is durable; no resource's name may end so. It has no ttl, and says
-for how many seconds the run of the server that wrote it had been up, with all written through."""
+TRUSTED_KEY = "#trusted"
+"""Names the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6): for how
+many seconds it had been known by then, and as what. No ttl. No resource's name may end so."""
 QUEUE_LIFE_MS = b"60000"
 """After which a wait queue is forgotten; every waiter that tries renews it."""
 FENCE_LIFE_MS = b"%d" % (7 * 86_400_000)
@@ -78,8 +78,8 @@ def request(*words: bytes) -> bytes:
 LOOK = request(b"INFO", b"replication")
 
 
-def mark_values(mark: Durable) -> tuple[bytes, ...]:
-    return (b"%.3f" % mark.seconds,)
+def mark_values(mark: Mark) -> tuple[bytes, ...]:
+    return (_bytes(mark.text),)
 
 
 def _eval(script: bytes, keys: Sequence[bytes], *values: bytes) -> bytes:

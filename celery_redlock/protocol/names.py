@@ -11,12 +11,12 @@ import re
 from collections.abc import Sequence
 
 from .commands import (
-    DURABLE_KEY,
     FENCE_SUFFIX,
     LINE_SUFFIX,
     MARK_SUFFIX,
     RESERVED_SUFFIX,
     SLOT_SUFFIX,
+    TRUSTED_KEY,
 )
 from .errors import ConfigurationError
 from .values import Owner, names_of, shown
@@ -39,7 +39,7 @@ _OURS = {
     re.escape(RESERVED_SUFFIX): "reservations",
     re.escape(LINE_SUFFIX): "queues of waiters",
     re.escape(MARK_SUFFIX): "marks of tasks that are done",
-    re.escape(DURABLE_KEY): "the marks of nodes that are durable",
+    re.escape(TRUSTED_KEY): "the marks of nodes that are trusted",
     re.escape(SLOT_SUFFIX) + "[0-9]+": "the slots of locks with a limit",
 }
 

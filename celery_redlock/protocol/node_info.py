@@ -24,7 +24,7 @@ class NodeInfo:
         replication: Its replication id; empty if it does not say.
         appends: Whether it has an append-only file.
         fsync: When that is written through to the disk; empty if it does not say.
-        mark: The seconds that `DURABLE_KEY` says; 0.0 without.
+        mark: What `TRUSTED_KEY` says there: seconds, and `memory`; empty if nothing.
         eviction: Its `maxmemory-policy`; empty if it does not say.
         scripts: Why it runs no scripts; empty if it does.
         denied: Why it does not tell us anything; empty if it does.
@@ -40,14 +40,14 @@ class NodeInfo:
     replication: str = ""
     appends: bool = False
     fsync: str = ""
-    mark: float = 0.0
+    mark: str = ""
     eviction: str = ""
     scripts: str = ""
     denied: str = ""
     twin: int | None = None
 
     @classmethod
-    def of(cls, info: str, fsync: str = "", mark: float = 0.0) -> NodeInfo:
+    def of(cls, info: str, fsync: str = "", mark: str = "") -> NodeInfo:
         """Read the text of an INFO reply."""
         said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         uptime = said.get("uptime_in_seconds", "")
@@ -76,6 +76,23 @@ class NodeInfo:
     def durable(self) -> bool:
         """Whether a crash costs it nothing. What a promoted replica never got, it never had."""
         return self.appends and self.fsync == "always" and not self.history
+
+    @property
+    def memory(self) -> str:
+        """Names this run of this server, with the history that it has."""
+        return f"{self.run_id} {self.replication} {self.history}"
+
+    @property
+    def trusted(self) -> float:
+        """For how many seconds it has been known, as its mark says; 0.0 if that tells nothing.
+
+        What is durable takes its mark from run to run, if one that was durable has left it. What
+        was promoted is meant by it as long as it is the same run, with the same history.
+        """
+        seconds, _, memory = self.mark.partition(" ")
+        had_history = not memory.endswith(" ")
+        told = not had_history if self.durable else self.history and memory == self.memory
+        return float(seconds or 0) if told else 0.0
 
     @property
     def misfit(self) -> str:

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .claim import Claim
-from .commands import DURABLE_KEY
+from .commands import TRUSTED_KEY
 from .lease import FENCE_LIMIT
 from .round import Round, Steps, Verb
-from .values import Durable, Query, QueueEntry, Vote
+from .values import Mark, Query, QueueEntry, Vote
 
 __all__ = [
     "FENCE_AHEAD",
@@ -29,7 +29,7 @@ __all__ = [
     "leave",
     "line_up",
     "look",
-    "mark_durable",
+    "mark",
     "peek",
     "release",
     "undo",
@@ -50,9 +50,9 @@ def look(node: int, now: float) -> Round:
     return round_
 
 
-def mark_durable(node: int, now: float, seconds: float) -> Round:
-    """Make the round that marks one node as durable, for so many seconds so far."""
-    round_ = Round(Verb.MARK, [Durable((DURABLE_KEY,), node + 1, seconds)], now, 0.0, (node,))
+def mark(node: int, now: float, text: str) -> Round:
+    """Make the round that leaves a mark on one node, for the next to meet it."""
+    round_ = Round(Verb.MARK, [Mark((TRUSTED_KEY,), node + 1, text)], now, 0.0, (node,))
     round_.closed = True
     return round_
 

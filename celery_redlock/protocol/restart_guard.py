@@ -16,6 +16,7 @@ was granted at its address:
 
 1. It was started no later than its uptime says: what it forgot was granted before that.
 2. A promoted replica was met now. Nobody knows when it was promoted, nor what never reached it.
+   Who has known it for a span marks it (`TRUSTED_KEY`): others have met it as long ago as that.
 3. A run that was up before the run before it last answered here is not that server come back but
    another, met now: up to now somebody may have been granted a lock by the other. (One that was
    started after that answer counts as a restart, by rule 1; for all we can see, it is one.)
@@ -30,8 +31,8 @@ was granted at its address:
    meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
    else every client would be without nodes for a span whenever its idle connections are closed.
 6. A server that writes everything through is exempt from rule 1, and from no other, where a mark in
-   its data shows that it has done so for a span (`#durable`). What it says of itself does not
-   show that its data came back with it: its directory may be another than before, or empty.
+   its data shows that it has done so for a span. What it says of itself does not show that its
+   data came back with it: its directory may be another than before, or empty.
 
 The rest is configuration: replicas, cluster members and one server under two names are no
 independent masters.
@@ -143,6 +144,8 @@ class RestartGuard:
         met = Memory(facts, now, heard=now, started=started)
         if facts.history:
             met.what = "was a replica, met"  # rule 2
+            if before is None:  # else 5
+                met.began = now - facts.trusted
         elif before is not None and before.facts.run_id == facts.run_id:
             if self.span < BACKLOG_S:
                 before.facts, before.heard = facts, now
@@ -173,7 +176,7 @@ class RestartGuard:
         """Return why the vote of a node does not count at `now`, for people; None if it counts."""
         left = memory.began + self.span - now
         facts = memory.facts
-        if left <= 0 or (memory.what == "started" and facts.durable and facts.mark >= self.span):
+        if left <= 0 or (memory.what == "started" and facts.trusted >= self.span):
             return None  # the second by rule 6
         doubt = Doubt(
             f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
@@ -257,15 +260,17 @@ class Trust:
         """Take in that it was."""
         self._asked = now
 
-    def to_mark(self, now: float) -> float:
-        """Return for how many seconds it is to be marked as durable, once; 0.0 if it is not.
+    def to_mark(self, now: float) -> str:
+        """Return what is to be left there for others, once; empty if nothing.
 
-        It is where it has been so for a span, and no mark shows that yet (rule 6).
+        It is where it has been durable, or a promoted replica, for a span, and no mark shows that.
         """
         memory, facts, span = self.memory, self.memory.facts, self._guard.span
-        if not facts.durable or facts.mark >= span or not ALWAYS < memory.began + span <= now:
-            return 0.0
-        memory.facts = replace(facts, mark=now - memory.began)
+        if not (facts.durable or facts.history) or facts.trusted >= span:
+            return ""
+        if not ALWAYS < memory.began + span <= now:
+            return ""
+        memory.facts = replace(facts, mark=f"{now - memory.began:.3f} {facts.memory}")
         return memory.facts.mark
 
     def still(self, sent: float, text: str, now: float) -> bool:

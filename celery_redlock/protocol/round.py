@@ -305,7 +305,7 @@ Verb.DEQUEUE = Verb("leave", on_keys(scripts.DEQUEUE, LINE_SUFFIX), can_wait=Tru
 Verb.HAND_ON = Verb("pass", on_keys(scripts.HAND_ON), can_wait=True)
 # Tell whether it still is a master. Only the request behind it waits for the answer.
 Verb.LOOK = Verb("tell its role", lambda *_: LOOK, commands.looked)
-# Say in the node's own data that it has been durable for so long (`restart_guard.py`, rule 6).
+# Leave word in the node's own data that it has earned its vote (`restart_guard.py`).
 Verb.MARK = Verb("mark", on_keys(scripts.MARK, values=commands.mark_values))
 
 VERBS = tuple(row for row in vars(Verb).values() if isinstance(row, Verb))

@@ -202,14 +202,14 @@ class QueueEntry(Query):
 
 
 @dataclass(frozen=True, slots=True)
-class Durable(Query):
-    """The mark of a node that is durable.
+class Mark(Query):
+    """The mark of a node that has earned its vote.
 
     Attributes:
-        seconds: For how long it has been.
+        text: What it says (`node_info.py`).
     """
 
-    seconds: float
+    text: str
 
 
 def token_digest(token: str) -> str:

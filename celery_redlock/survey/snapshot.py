@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..config.checks import MAX_SLOTS
 from ..protocol.commands import (
     DONE,
-    DURABLE_KEY,
     FENCE_SUFFIX,
     LINE_SUFFIX,
     MARK_SUFFIX,
     RESERVED_SUFFIX,
     SLOT_SUFFIX,
+    TRUSTED_KEY,
     base_of,
 )
 from ..protocol.errors import QuorumUnavailable
@@ -54,7 +54,7 @@ _SUFFIXES = {
     LINE_SUFFIX: "line",
 }
 _SPECIAL = re.compile(r"[\\*?\[]")
-_OF_NODES = re.compile(rf"(nonce:[0-9a-f]{{32}}|{DURABLE_KEY})\Z")
+_OF_NODES = re.compile(rf"(nonce:[0-9a-f]{{32}}|{TRUSTED_KEY})\Z")
 """What a handshake writes (`handshake.py`), of a node and not of a lock."""
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
 """What a beat writes where a delivery has its stamp."""

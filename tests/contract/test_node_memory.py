@@ -271,6 +271,10 @@ def test_a_promoted_replica_is_treated_like_a_restart(lock: Callable[..., Redloc
         with pytest.raises(QuorumUnavailable, match=r"was a replica, met 0 s ago.* no vote for"):
             redlock.acquire("r")
         redlock.release(wait_until(lambda: try_it(redlock), 10, "it is trusted"))
+        time.sleep(2 * LOOK_AFTER_S)
+        redlock.release(redlock.acquire("r"))  # it looks at it again, and marks it
+        script = lock([replica], ttl=0.5)
+        script.release(script.acquire("r"))
 
 
 def test_a_node_that_becomes_a_replica_is_silent_and_loud(

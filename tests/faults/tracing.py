@@ -144,7 +144,7 @@ def install() -> None:
         run = short(facts.run_id) if facts.run_id else ""
         write(
             "met", node=node.index, link=link(node.channel), now=now, run=run,
-            uptime=facts.uptime or 0.0, mark=facts.mark if facts.durable else 0.0,
+            uptime=facts.uptime or 0.0, mark=facts.trusted,
         )  # fmt: skip
 
     count, lose = Claim._count, Claim.lose

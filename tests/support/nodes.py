@@ -13,7 +13,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import Redlock
-from celery_redlock.protocol.commands import DURABLE_KEY
+from celery_redlock.protocol.commands import TRUSTED_KEY
 from celery_redlock.server import LocalServer
 from tests.support.wait import wait_until
 
@@ -46,7 +46,7 @@ def mark_durable(servers: Iterable[LocalServer]) -> None:
     """
     for server in servers:
         with admin(server) as client:
-            client.set(f"redlock:{DURABLE_KEY}", "1000000.000")
+            client.set(f"redlock:{TRUSTED_KEY}", "1000000.000   ")
 
 
 def lock_url(server: LocalServer, database: int = 0) -> str:

@@ -20,7 +20,7 @@ from celery_redlock.protocol.commands import MAX_TTL_S, decode, encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.pipeline import Pipeline
-from celery_redlock.protocol.quorum import look, mark_durable
+from celery_redlock.protocol.quorum import look, mark
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.protocol.values import QueueEntry, Vote
@@ -243,7 +243,7 @@ def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
     if verb is Verb.LOOK:
         return look(0, 100.0)
     if verb is Verb.MARK:
-        return mark_durable(0, 100.0, 60.0)
+        return mark(0, 100.0, "60.000 a b ")
     resources = tuple(f"r{n}" for n in range(names))
     if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
         return Round(verb, [QueueEntry(resources, len(NODES), "process:1", 1)], 100.0, 0.0)

@@ -117,12 +117,13 @@ def test_a_durable_node_whose_mark_came_back_with_it_is_trusted_at_once(
     guard: RestartGuard,
 ) -> None:
     span = TTL + drift(TTL)
-    keeps = replace(FRESH, appends=True, fsync="always", mark=span)
+    keeps = replace(FRESH, appends=True, fsync="always", mark=f"{span}   ")
     memory = met(guard, keeps, NOW)
     assert not guard.doubt(memory, NOW)
     for forgets in (
-        replace(keeps, mark=0.0),  # its directory is empty
-        replace(keeps, mark=span - 0.01),  # marked by somebody whose locks are shorter
+        replace(keeps, mark=""),  # its directory is empty
+        replace(keeps, mark=f"{span} r x " + "f" * 40),  # by one who knew it promoted
+        replace(keeps, mark=f"{span - 0.01}   "),  # marked by somebody whose locks are shorter
         replace(keeps, fsync="everysec"),
         replace(keeps, fsync=""),
         replace(keeps, appends=False),
@@ -137,31 +138,33 @@ def test_a_durable_node_whose_mark_came_back_with_it_is_trusted_at_once(
     ("changed", "marked"),
     [
         ({}, True),
-        ({"mark": 29.0}, True),
-        ({"mark": TTL + drift(TTL)}, False),  # it is already
+        ({"mark": "29.000 another run "}, True),
+        ({"mark": f"{TTL + drift(TTL)} another run "}, False),  # it is already
         ({"fsync": "everysec"}, False),
         ({"appends": False}, False),
-        ({"history": "f" * 40}, False),
+        ({"history": "f" * 40, "mark": f"{TTL + drift(TTL)} another run "}, True),
         ({"uptime": None}, False),
     ],
     ids=str,
 )
-def test_a_node_is_marked_once_when_it_has_been_durable_for_a_span(
+def test_a_node_is_marked_once_when_it_has_been_known_for_a_span(
     guard: RestartGuard, changed: dict[str, Any], marked: bool
 ) -> None:
     trust = Trust(guard, 0)
     facts = replace(FRESH, **{"appends": True, "fsync": "always", "uptime": 5.0} | changed)
     trust.connected(facts, NOW, NOW)
-    earned = NOW - 4.0 + TTL + drift(TTL)
-    assert trust.to_mark(earned - 0.01) == 0
-    assert trust.to_mark(earned + 20.0) == pytest.approx(20 + TTL + drift(TTL) if marked else 0.0)
-    assert trust.to_mark(earned + 20.0) == 0
+    began = NOW if facts.history else NOW - 4.0
+    earned = began + TTL + drift(TTL)
+    assert not trust.to_mark(earned - 0.01)
+    mark = f"{20 + TTL + drift(TTL):.3f} abc  {facts.history}"
+    assert trust.to_mark(earned + 20.0) == (mark if marked else "")
+    assert not trust.to_mark(earned + 20.0)
 
 
 def test_a_durable_node_keeps_what_it_was_told_and_no_other_server_knows_it(
     guard: RestartGuard,
 ) -> None:
-    keeps = replace(FRESH, appends=True, fsync="always", mark=1e6)
+    keeps = replace(FRESH, appends=True, fsync="always", mark="1000000.000   ")
     again = replace(keeps, run_id="again", uptime=3.0)
     memory = met(guard, again, NOW, (keeps, NOW - 2.5))
     assert not guard.doubt(memory, NOW)  # whole seconds
@@ -196,6 +199,24 @@ def test_a_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard)
     again = replace(promoted, history="e" * 40)
     assert guard.meet(0, again, NOW + 70, NOW + 70).began == NOW + 70
     assert guard.meet(1, again, NOW + 80, NOW + 80).began == NOW + 80
+
+
+def test_a_promoted_replica_that_somebody_has_known_for_long_is_marked(guard: RestartGuard) -> None:
+    promoted = replace(FRESH, uptime=1e6, replication="a" * 40, history="f" * 40)
+    known = replace(promoted, mark=f"31.000 {promoted.memory}")
+    assert guard.meet(0, known, NOW, NOW).began == NOW - 31
+    for index, stranger in enumerate(
+        (
+            replace(known, history="e" * 40),
+            replace(known, run_id="other"),
+            replace(known, replication="b" * 40),
+        ),
+        1,
+    ):
+        assert guard.meet(index, stranger, NOW, NOW).began == NOW
+    # Away in between, it does not know what another granted meanwhile.
+    guard.meet(0, replace(FRESH, run_id="other", uptime=1e6), NOW + 5, NOW + 5)
+    assert guard.meet(0, known, NOW + 9, NOW + 9).began == NOW + 9
 
 
 def test_another_server_at_the_address_may_have_forgotten_all(guard: RestartGuard) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ...protocol.commands import DURABLE_KEY, request
+from ...protocol.commands import TRUSTED_KEY, request
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo, fsync_of
 from .resp import reason
@@ -27,8 +27,8 @@ INFO = tuple(
 )
 SCRIPTS = (request(b"EVAL", b"return 1", b"0"), request(b"EVALSHA", b"0" * 40, b"0"))
 """Without them a lock could be taken and not be given back."""
-SECONDS = re.compile(rb"\d{1,12}\.\d{3}")
-"""What the mark of a durable node says."""
+MARK = re.compile(r"\d{1,12}\.\d{3}( \w{0,40}){3}")
+"""What `TRUSTED_KEY` says; anything else there is not ours."""
 NONCE_LIFE_MS = b"60000"
 """Nodes that are reached within this time are told apart."""
 
@@ -77,8 +77,8 @@ def read_info(
 
     Args:
         sections: The replies.
-        ask: Asks, too, when an append-only file is written through, and if the mark of that is
-            there; None if that does not matter.
+        ask: Asks, too, when an append-only file is written through, and if there is a mark; None
+            if that does not matter.
         prefix: What our keys begin with.
     """
     for reply in sections:
@@ -86,18 +86,17 @@ def read_info(
             return "", NodeInfo(), reply
     text = "\n".join(map(_text, sections))
     facts = NodeInfo.of(text)
-    if ask is not None and facts.appends:
+    if ask is not None and (facts.appends or facts.history):
         config, mark = ask(
             [
                 request(b"CONFIG", b"GET", b"*appendfsync*"),
-                request(b"GET", (prefix + DURABLE_KEY).encode()),
+                request(b"GET", (prefix + TRUSTED_KEY).encode()),
             ]
         )
-        if not isinstance(config, ResponseError):
-            words = [_text(word) for word in config]
-            fsync = fsync_of(dict(zip(words[::2], words[1::2], strict=True)))
-            is_ours = isinstance(mark, bytes) and SECONDS.fullmatch(mark)
-            facts = NodeInfo.of(text, fsync, float(mark) if is_ours else 0.0)
+        words = [] if isinstance(config, ResponseError) else [_text(word) for word in config]
+        fsync = fsync_of(dict(zip(words[::2], words[1::2], strict=True)))
+        mark = _text(mark) if isinstance(mark, bytes) else ""
+        facts = NodeInfo.of(text, fsync, mark if MARK.fullmatch(mark) else "")
     return text, facts, None
 
 

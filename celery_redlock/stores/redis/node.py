@@ -20,7 +20,7 @@ from ...protocol.commands import FOREIGN, decode, encode
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
 from ...protocol.pipeline import Pipeline
-from ...protocol.quorum import look, mark_durable
+from ...protocol.quorum import look, mark
 from ...protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
 from ...protocol.round import Round, Verb
 from ...runtime.complaints import refuses
@@ -352,8 +352,8 @@ class Node:
         if self.channel.up and not self.channel.stalled(now):
             self._trust.asked_again(now)
             rounds = [look(self.index, now)]
-            if seconds := self._trust.to_mark(now):
-                rounds.append(mark_durable(self.index, now, seconds))
+            if text := self._trust.to_mark(now):
+                rounds.append(mark(self.index, now, text))
             self.channel.unanswered += rounds
             self.unsent += b"".join([encode(round_, self._prefix) for round_ in rounds])
 
