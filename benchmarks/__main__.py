@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    beside,
     celery_rate,
     faults,
     hot,
@@ -40,6 +41,7 @@ SECTIONS = (
     "signals",
     "listing",
     "import",
+    "beside",
 )
 
 
@@ -103,6 +105,9 @@ def main() -> None:
         if "listing" in chosen:
             figures = listing.measure(urls, rounds=3 if quick else 11)
             report("listing", figures, listing.show(figures))
+    if "beside" in chosen and not quick:
+        figures = beside.measure()
+        report("beside", figures, beside.show(figures))
     if "import" in chosen:
         figures = imports.measure(5 if quick else 15)
         report("import", figures, imports.show(figures))
