@@ -54,9 +54,17 @@ def command(
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.
     """
+    from ..doctor.votes import ask, votes_in
     from ..survey.exporter import exposition, figures, make_registry
 
-    registry = make_registry(site.redlock, cache=cache, timeout=timeout, parked=parked_in(site.app))
+    redlock = site.redlock
+    registry = make_registry(
+        redlock,
+        cache=cache,
+        timeout=timeout,
+        parked=parked_in(site.app),
+        votes_in=lambda: votes_in(ask(redlock, timeout), len(redlock.nodes), site.app),
+    )
     if once or site.as_json:
         text = "" if site.as_json else exposition(registry).rstrip()
         site.say(figures(registry) if site.as_json else None, text)

@@ -46,6 +46,10 @@ GAUGES = {
     "survey_age_seconds": ("How old it is", ""),
     "nodes": ("How many nodes there are", ""),
     "quorum_up": ("Whether a quorum of nodes told what they have", ""),
+    "quorum_votes_in_seconds": (
+        "Until a quorum has a vote, for a worker that starts; 0: it has",
+        "",
+    ),
     "node_up": ("Whether a node told what it has", "node"),
     "node_ping_seconds": ("How long a node took for one answer", "node"),
     "held": ("Locks that a quorum of nodes has", "task"),
@@ -74,6 +78,8 @@ class Nodes:
         timeout: Seconds after which a node that has not told all counts as down.
         parked: Asks the workers of an app; None where no app is known. Then nothing is said of who
             waits, because the nodes do not know the tasks that are parked in workers.
+        votes_in: Looks in how many seconds a quorum has a vote; None of it: it has. Where it is
+            left out, nothing is said of that.
     """
 
     def __init__(
@@ -83,9 +89,12 @@ class Nodes:
         cache: float = CACHE_S,
         timeout: float = 3.0,
         parked: Callable[[], Parked] | None = None,
+        votes_in: Callable[[], float | None] | None = None,
     ) -> None:
         self._redlock = redlock
         self._parked = parked
+        self._votes_in = votes_in
+        self._voteless: float | None = None
         self._cache = cache
         self._timeout = timeout
         self._lock = threading.Lock()
@@ -105,9 +114,12 @@ class Nodes:
             if time.monotonic() >= self._at + good_for:
                 self._look()
             found, took, errors = self._found, self._took, self._errors
+            voteless = self._voteless
             age = time.monotonic() - self._at
         yield from _gauges({"survey_seconds": took, "survey_age_seconds": age})
         yield _errors(errors)
+        if voteless is not None:
+            yield from _gauges({"quorum_votes_in_seconds": voteless})
         if isinstance(found, QuorumUnavailable):
             yield from _gauges(_of_nodes({v.node: v.vote is Vote.YES for v in found.votes}))
         elif found is not None:
@@ -115,11 +127,14 @@ class Nodes:
             yield from _gauges(_of_entries(found, waiters=self._parked is not None))
 
     def _look(self) -> None:
-        self._found = None
-        with ThreadPoolExecutor(1, "celery_redlock workers") as pool:
+        self._found = self._voteless = None
+        with ThreadPoolExecutor(2, "celery_redlock workers") as pool:
             asked = pool.submit(self._parked) if self._parked is not None else None
+            votes = pool.submit(self._votes_in) if self._votes_in is not None else None
             try:
                 found = self._survey()
+                if votes is not None:
+                    self._voteless = votes.result() or 0.0
                 if asked is not None:
                     found = count_parked(found, asked.result(), prefix=self._redlock.prefix)
                 self._found = found

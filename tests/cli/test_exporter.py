@@ -24,9 +24,10 @@ from werkzeug.test import Client
 from celery_redlock import ConfigurationError, Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.exporter import guarded
+from celery_redlock.config.options import GLOBAL
 from celery_redlock.protocol.commands import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
-from celery_redlock.server import LocalServer
+from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import exporter
 from celery_redlock.survey.exporter import exposition, make_registry
 from celery_redlock.survey.waiting import Parked
@@ -259,6 +260,19 @@ def test_once_prints_the_metrics_and_json_is_for_programs(
     assert result.exit_code == 0  # that no quorum answers is what it was to tell
     told = json.loads(result.output)
     assert {"name": "celery_redlock_quorum_up", "labels": {}, "value": 0.0} in told
+
+
+@pytest.mark.defaults
+def test_until_when_no_quorum_has_a_vote() -> None:
+    with start_servers(3) as fresh:
+        command = [*nodes_of(fresh), "exporter", "--json"]
+        votes = "celery_redlock_quorum_votes_in_seconds"
+        told = json.loads(CliRunner().invoke(main, command).output)
+        (left,) = [one["value"] for one in told if one["name"] == votes]
+        assert 20 < left <= GLOBAL["ttl"].default + 2
+    with start_servers(1) as one:  # its vote is not waited for, by default
+        told = json.loads(CliRunner().invoke(main, [*nodes_of(one), "exporter", "--json"]).output)
+        assert {"name": votes, "labels": {}, "value": 0.0} in told
 
 
 def test_without_prometheus_it_says_what_to_install(

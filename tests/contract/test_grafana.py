@@ -76,7 +76,8 @@ def exposed() -> Iterator[Exposed]:
                     token = CHARGE.token("0" * 32, 1.0)
                     client.set(f"redlock:q{RESERVED_SUFFIX}", token, px=60_000)
                     client.zadd("redlock:r#line", {"somebody": 1.0})
-            texts = [exposition(make_registry(redlock, timeout=30.0, parked=Parked))]
+            options: Any = {"parked": Parked, "votes_in": lambda: 0.0}
+            texts = [exposition(make_registry(redlock, timeout=30.0, **options))]
             redlock.close()
         texts.append(generate_latest(installed.registry).decode())
     finally:

@@ -144,14 +144,15 @@ class Sentry:
         return sum(longest.values())
 
 
-STAYING = ("#fence", "#done", "#line")
+STAYING = ("#fence", "#done", "#line", "#trusted")
 
 
 def leftovers(nodes: list[LocalServer]) -> list[str]:
     """All lock keys that are on any node now, as "node: key".
 
-    Fencing tokens stay for days, and marks of what is done for as long as it may come again. Who
-    was killed, or cut off, as it stood in line is forgotten after a minute.
+    Fencing tokens stay for days, marks of what is done for as long as it may come again, those of
+    trusted nodes for ever. Who was killed, or cut off, as it stood in line is forgotten after a
+    minute.
     """
     found = []
     for number, node in enumerate(nodes):
