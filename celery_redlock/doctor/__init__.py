@@ -69,7 +69,5 @@ def examine(
 def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) -> Iterable[Finding]:
     probes = probe(redlock.client.addresses, redlock.prefix, timeout)
     looks += [one.look for one in probes]
-    if app is None:
-        return examine_nodes(probes, redlock.prefix, (), None)
-    guard = guard_of(app, len(redlock.nodes))
-    return examine_nodes(probes, redlock.prefix, ttls_of(app), guard)
+    ttls = ttls_of(app) if app is not None else ()
+    return examine_nodes(probes, redlock.prefix, ttls, guard_of(app, len(redlock.nodes)))

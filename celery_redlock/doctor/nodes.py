@@ -81,7 +81,8 @@ def _quorum(site: _Site) -> Iterator[Finding]:
             f"no quorum: {of_nodes(left.count(0.0), count)} have a vote, {are_needed(needed)}:"
             " a process that starts now can lock nothing, because the others were started a short"
             " time ago, or were replicas once, and may have forgotten locks",
-            f"wait {math.ceil(left[needed - 1])} s; tasks then go on by themselves",
+            f"wait {math.ceil(left[needed - 1])} s{'' if site.ttls else ', with the default ttl'};"
+            " tasks then go on by themselves",
         )
 
 
@@ -253,7 +254,7 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
     facts = probe.told.facts
-    if site.guard is None or (site.guard == "off" and facts.durable):
+    if site.guard is None or not site.ttls or (site.guard == "off" and facts.durable):
         return
     if facts.appends and not facts.fsync:
         yield unchecked(

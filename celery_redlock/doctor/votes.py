@@ -37,10 +37,12 @@ def guard_of(app: Any, nodes: int) -> str | None:
 
 
 def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float:
-    """Return for how many seconds a worker that meets the node now gives it no vote."""
-    if not ttls:
-        return 0.0
-    rules = RestartGuard(guard == "uptime", max(ttls), lambda _warning: None)
+    """Return for how many seconds a worker that meets the node now gives it no vote.
+
+    Where no ttl is known, as there is no app, it is the default.
+    """
+    longest = max(ttls, default=GLOBAL["ttl"].default)
+    rules = RestartGuard(guard == "uptime", longest, lambda _warning: None)
     doubt = rules.doubt(rules.meet(0, facts, 0.0, 0.0), 0.0)
     return doubt.left if doubt is not None else 0.0
 
@@ -61,7 +63,7 @@ def votes_in(told: Sequence[NodeInfo], nodes: int, app: Any) -> float | None:
         return (all_left[needed - 1] or None) if len(all_left) >= needed else None
 
     if app is None:
-        return left([GLOBAL["ttl"].default])
+        return left(())
     if left([DAY]) is not None:  # else its tasks need not be loaded
         with contextlib.suppress(Exception):  # the doctor says what is broken there
             app.loader.import_default_modules()

@@ -227,6 +227,16 @@ def test_nodes_that_were_just_started_have_no_vote(healthy: list[str], count: in
     assert ("1 of 3 nodes have a vote, 2 are needed" in first["what"]) is (count == 2)
 
 
+@pytest.mark.defaults
+def test_without_an_app_it_counts_with_the_default_ttl(healthy: list[str]) -> None:
+    with start_servers(2, config=HOSTS) as fresh:
+        new = [url(server, 3 - index) for index, server in enumerate(fresh)]
+        _code, report = examined(nodes(healthy[0], *new))
+    quorum = found(report, "wrong")["quorum"]
+    assert "1 of 3 nodes have a vote" in quorum["what"]
+    assert re.match(r"wait (2\d|3[01]) s, with the default ttl; tasks then", quorum["fix"])
+
+
 @pytest.mark.parametrize(
     ("conf", "warned"), [({}, True), ({"redlock_restart_guard": "uptime"}, False)], ids=str
 )
