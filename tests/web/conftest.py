@@ -15,9 +15,19 @@ from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.wsgi import Page
 from tests.support.nodes import all_connected, told_all
+from tests.web import browser
 
 SECRET = "a-token-of-an-operator"
 Holds = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One for all that look at pages: its start costs more than they do."""
+    if browser.missing():
+        pytest.skip(browser.missing())
+    with browser.browser() as driver:
+        yield driver
 
 
 @pytest.fixture
