@@ -38,24 +38,18 @@ CHARGED = "order 7: 50\norder 7: 20\norder 8: 10\n"
 WORK = "time.sleep(5)  # the work"
 GATE = 'while not __import__("os").path.exists("go"): time.sleep(0.02)'
 
-SERVER = f"""#!{sys.executable}
-import os, sys
-sys.path.insert(0, {str(ROOT)!r})
-from tests.support.machine import end_with_parent
-end_with_parent()
+SERVER = f"""#!{sys.executable} -IS
+import ctypes, os, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # as `end_with_parent`, without what that imports
 os.execv({{binary!r}}, [{{binary!r}}, *sys.argv[1:]])
 """
-CLI = f"""#!{sys.executable}
-import contextlib, sys, redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+CLI = f"""#!{sys.executable} -IS
+import socket, sys
 assert sys.argv[1] == "-p" and sys.argv[3:] == ["shutdown", "nosave"], sys.argv
-once = Retry(NoBackoff(), 0)
-with (
-    contextlib.suppress(redis.ConnectionError),
-    redis.Redis(port=int(sys.argv[2]), retry=once) as client,
-):
-    client.shutdown(nosave=True)
+with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as node:
+    node.sendall(b"SHUTDOWN NOSAVE\\r\\n")
+    assert node.recv(100) == b""  # it is gone
 """
 
 
