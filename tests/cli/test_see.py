@@ -8,7 +8,6 @@ import pty
 import re
 import select
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -35,6 +34,7 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey.durations import span
 from celery_redlock.survey.snapshot import survey
 from tests.cli.clinic import OWNER, TOKENS, put, shop
+from tests.support import forked
 from tests.support.nodes import TOKEN, told_all
 from tests.support.wait import wait_until
 
@@ -350,12 +350,19 @@ def test_a_watch_for_programs_is_a_json_object_a_line(cli: Cli, admins: Nodes) -
     assert said["event"] == "new" and said["entry"]["resource"] == "order:1"
 
 
-def program(servers: list[LocalServer], *arguments: str, rich: bool = True) -> list[str]:
-    """A command line; without rich as where it is not installed."""
-    block = "" if rich else "sys.modules['rich'] = None; "
-    code = f"import sys; {block}from celery_redlock.cli import main; main()"
-    nodes = ",".join(server.url for server in servers)
-    return [sys.executable, "-c", code, "--nodes", nodes, *arguments]
+PROGRAM = "import sys; {}from celery_redlock.cli import main; main()"
+
+
+@pytest.fixture
+def program(servers: list[LocalServer], tmp_path: Path) -> Callable[..., list[str]]:
+    """Makes command lines; without rich as where it is not installed."""
+
+    def made(*arguments: str, rich: bool = True) -> list[str]:
+        script = tmp_path / f"{'with' if rich else 'without'}.py"
+        script.write_text(PROGRAM.format("" if rich else "sys.modules['rich'] = None; "))
+        return [str(script), "--nodes", ",".join(server.url for server in servers), *arguments]
+
+    return made
 
 
 def on_terminal(
@@ -364,8 +371,9 @@ def on_terminal(
     """Run a command on a terminal until its screen has something; its exit code."""
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": str(columns), "LINES": "24"}
-    process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=environment)
-    os.close(its)
+    program = [sys.executable, "-m", forked.MODULE, forked.PROGRAM, *command]
+    with os.fdopen(its, "wb") as output:
+        process = forked.start(program, cwd=Path.cwd(), env=environment, output=output)
     text = b""
 
     def read() -> bool:
@@ -391,44 +399,40 @@ def on_terminal(
 
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "without rich"])
 def test_a_terminal_gets_tables_with_rich_and_plain_text_without(
-    servers: list[LocalServer], admins: Nodes, rich: bool
+    program: Callable[..., list[str]], admins: Nodes, rich: bool
 ) -> None:
     put(admins, "redlock:order:1", TOKENS[0])
-    command = program(servers, "watch", "--interval", "0.1", rich=rich)
+    command = program("watch", "--interval", "0.1", rich=rich)
     text, code = on_terminal(command, lambda text: "shop.charge" in text, end=True)
     assert code == 0
     assert "Traceback" not in text and "Aborted" not in text
     assert ("in use" in text) is rich
-    text, code = on_terminal(
-        program(servers, "ls", rich=rich), lambda text: "1 lock" in text, end=False
-    )
+    text, code = on_terminal(program("ls", rich=rich), lambda text: "1 lock" in text, end=False)
     assert code == 0 and "shop.charge" in text
     assert rich or "\x1b" not in text
 
 
 def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(
-    servers: list[LocalServer], admins: Nodes
+    program: Callable[..., list[str]], admins: Nodes
 ) -> None:
     task_id = "8c1f02d0-5b5e-4be4-9d0c-0123456789ab"
     owner = Owner("a-host-with-a-long-name.example.org", 4242, task_id, task="shop.orders.charge")
     for order in ("12345", "67890"):
         put(admins, f"redlock:order:{order}", owner.token("0" * 32, 1.7e9))
-    command = program(servers, "watch", "--interval", "0.1", "--count", "1")
+    command = program("watch", "--interval", "0.1", "--count", "1")
     text, code = on_terminal(command, lambda text: "order:67890" in text, end=False, columns=80)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     for order in ("12345", "67890"):
         whole = rf"order:{order} +shop\.orders\.charge +8c1f02d0 +\d+ d \d+ h +5/5"
         assert re.search(whole, plain), plain
     assert code == 0 and "host" not in plain and task_id not in plain
-    text, code = on_terminal(
-        program(servers, "ls"), lambda text: "2 locks" in text, end=False, columns=80
-    )
+    text, code = on_terminal(program("ls"), lambda text: "2 locks" in text, end=False, columns=80)
     head, *locks, total = text.splitlines()[:4]  # then perhaps that the nodes are new
     assert code == 0 and head.startswith("key") and total == "2 locks" and len(head) <= 80
     for line, order in zip(locks, ("12345", "67890"), strict=True):
         assert line.startswith(f"order:{order}  shop.orders.charge  8c1f02d0") and len(line) <= 80
     wide, code = on_terminal(
-        program(servers, "ls", "--wide"), lambda text: "2 locks" in text, end=False, columns=80
+        program("ls", "--wide"), lambda text: "2 locks" in text, end=False, columns=80
     )
     assert code == 0 and task_id in wide and owner.host in wide
 

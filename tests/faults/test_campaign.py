@@ -31,12 +31,12 @@ pytestmark = [
 def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(
     tmp_path: Path,
 ) -> None:
-    report = campaign(tmp_path / "run", 8.0, seed=1, phases=(SHORT,))
+    report = campaign(tmp_path / "run", 5.0, seed=1, phases=(SHORT,))
     assert report.problems == [], str(report)
     # A busy machine runs fewer; a campaign that runs nothing proves nothing.
     assert len(report.verdict.bodies) > 30, str(report)
     assert sum(report.counts.values()) > 3, str(report)
-    assert report.waits.probes > 5, str(report)
+    assert report.waits.probes > 3, str(report)
     assert report.lost == 0
 
 

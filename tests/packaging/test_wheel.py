@@ -75,7 +75,6 @@ def test_a_clone_can_be_made_of_the_sdist_and_holds_nothing_that_was_generated(d
 def test_nothing_is_missing_and_it_is_imported_without_a_warning(
     base: Path, tmp_path: Path
 ) -> None:
-    assert "No broken requirements" in run(sys.executable, "-m", "pip", "--python", base, "check")
     program = "import celery_redlock as c; c.locked; print(c.__file__, c.__version__)"
     said = run(base, "-W", "error", "-c", program, cwd=tmp_path)
     file, version = said.split()
@@ -85,8 +84,8 @@ def test_nothing_is_missing_and_it_is_imported_without_a_warning(
     )
 
 
-def test_its_commands_are_found(base: Path, tmp_path: Path) -> None:
-    assert "Commands:" in run(base.parent / "celery-redlock", "--help", cwd=tmp_path)
+def test_its_commands_are_found_by_celery(base: Path, tmp_path: Path) -> None:
+    """Celery finds ours; the script `celery-redlock` runs in the tests of extras."""
     said = run(base, "-m", "celery", "--help", cwd=tmp_path)
     assert "redlock" in said and "Traceback" not in said
 

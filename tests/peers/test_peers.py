@@ -28,9 +28,8 @@ from kombu.exceptions import OperationalError
 from celery_redlock import Skipped
 from tests.peers.project import SHORT
 from tests.peers.site import Site
-from tests.support import bodies
+from tests.support import bodies, forked
 from tests.support.cluster import SOON
-from tests.support.forked import start_anew
 from tests.support.wait import died, wait_until
 from tests.support.worker import ROOT, Worker
 
@@ -323,18 +322,10 @@ def two_beats(site: Site, path: Path) -> Iterator[None]:
     logs = [path / "one", path / "two"]
     beats = []
     for output in logs:
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.run_celery",
-            "-A",
-            site.tasks,
-            "beat",
-            "--pidfile=",
-        ]
+        command = [sys.executable, "-m", forked.MODULE, "-A", site.tasks, "beat", "--pidfile="]
         command += ["-l", "INFO", "-s", f"{output}.schedule"]
         with open(output, "wb") as file:
-            beats.append(start_anew(command, cwd=ROOT, env=environment, output=file))
+            beats.append(forked.start(command, cwd=ROOT, env=environment, output=file))
     try:
         wait_until(lambda: all("tick" in one.read_text() for one in logs), 30.0, "both have ticked")
         yield

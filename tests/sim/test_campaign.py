@@ -1,4 +1,4 @@
-"""A thousand worlds without a violation, and every planted bug found.
+"""Hundreds of worlds without a violation, and every planted bug found.
 
 `make sim` runs a hundred thousand. A seed that fails is printed with its knobs, its faults and its
 events, in the smallest form that still fails.
@@ -29,7 +29,7 @@ def passes(seed: int, *, bare: bool = False) -> Result:
     return result
 
 
-@pytest.mark.parametrize("first", range(0, 1000, 250))
+@pytest.mark.parametrize("first", range(0, 500, 250))
 def test_no_world_violates_an_invariant(first: int) -> None:
     results = [passes(seed) for seed in range(first, first + 250)]
     # Worlds in which nothing happens would prove nothing.
@@ -42,19 +42,19 @@ def test_no_world_violates_an_invariant(first: int) -> None:
 
 
 def test_no_world_with_several_keys_or_a_limit_violates_an_invariant() -> None:
-    results = [passes(seed) for seed in range(SEVERAL, SEVERAL + 250)]
+    results = [passes(seed) for seed in range(SEVERAL, SEVERAL + 100)]
     several = [result for result in results if result.knobs.several > 1]
     limited = [result for result in results if result.knobs.limit > 1]
     assert len(several) + len(limited) == len(results)
     for kind in (several, limited):
-        assert sum(result.grants for result in kind) > 200
+        assert sum(result.grants for result in kind) > 80
 
 
 def test_no_world_whose_servers_are_swapped_or_change_roles_violates_an_invariant() -> None:
-    results = [passes(seed) for seed in range(CHANGED, CHANGED + 60)]
+    results = [passes(seed) for seed in range(CHANGED, CHANGED + 20)]
     kinds = {fault.kind for result in results for fault in result.faults}
     assert {"swap", "role"} <= kinds
-    assert sum(result.grants for result in results) > 800
+    assert sum(result.grants for result in results) > 250
 
 
 @pytest.mark.parametrize(("seed", "bare"), corpus())
@@ -118,19 +118,17 @@ def test_a_seed_is_one_run() -> None:
 
 def test_a_seed_is_one_run_in_every_process() -> None:
     code = "from tests.sim.runner import run; print([run(s, trace=True).digest for s in range(20)])"
-    digests = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": salt},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for salt in ("1", "2")
-    }
-    assert digests == {f"{[run(seed, trace=True).digest for seed in range(20)]}\n"}
+    salt = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than ours
+    other = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": salt},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert other.stdout == f"{[run(seed, trace=True).digest for seed in range(20)]}\n"
 
 
 def test_ddmin_leaves_what_matters() -> None:

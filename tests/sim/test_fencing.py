@@ -14,14 +14,14 @@ from tests.sim.fencing import Overtaken, lied_to, run
 
 
 def test_no_token_is_overtaken_in_any_order_of_events() -> None:
-    grants = [run(seed) for seed in range(2000)]
-    assert sum(grants) > 3000
+    grants = [run(seed) for seed in range(1000)]
+    assert sum(grants) > 1500
     assert max(grants) >= 6
 
 
 def test_a_node_that_lies_upwards_neither_overtakes_nor_poisons() -> None:
-    grants = [lied_to(seed) for seed in range(1000)]
-    assert sum(grants) > 1000, sum(grants)
+    grants = [lied_to(seed) for seed in range(500)]
+    assert sum(grants) > 500, sum(grants)
 
 
 def test_a_bound_by_the_last_token_and_not_by_the_clock_is_found() -> None:

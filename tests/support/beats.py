@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -90,18 +89,11 @@ class Site:
 
     def run(self, *arguments: str, timeout: float = START) -> str:
         """Run a Python of this site's environment to its end; what it printed."""
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env=self.variables(self.conf),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            timeout=timeout,
-            text=True,
+        code, said = forked.run(
+            *arguments, cwd=ROOT, env=self.variables(self.conf), timeout=timeout
         )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        assert code == 0, said
+        return said
 
     def variables(self, conf: dict[str, Any], **more: str) -> dict[str, str]:
         conf = {name: value for name, value in conf.items() if value != "absent"}

@@ -1,4 +1,4 @@
-"""Starts Celery's programs as forks of one process that has imported Celery already.
+"""Starts programs that use Celery as forks of one process that has imported it already.
 
 A worker takes half a second of a core to import Celery, kombu and redis-py, and tests start some
 two hundred workers and beats: a third of all that they compute. So the first start begins a
@@ -18,13 +18,16 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+ROOT = Path(__file__).parents[2]
 MODULE = "tests.support.run_celery"
 SERVE = "--serve"
+PROGRAM = "--program"
 GREEN = ("gevent",)
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "TZ", "PROMETHEUS_")
 """How the names of variables begin that are read before, or while, modules are imported."""
@@ -109,7 +112,7 @@ def start(
         arguments = [sys.executable, "-m", MODULE, SERVE, str(theirs.fileno())]
         with theirs:
             server = subprocess.Popen(
-                arguments, cwd=cwd, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+                arguments, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
         _server.append((server, ours))
         atexit.register(_end)
@@ -120,6 +123,34 @@ def start(
     forked: Any = Forked(int(end.recv(100)), end)
     started: subprocess.Popen[bytes] = forked
     return started
+
+
+def run(
+    *arguments: str, cwd: Path, env: Mapping[str, str], timeout: float = 60.0
+) -> tuple[int, str]:
+    """Run a Python program to its end, as `python ARGUMENTS` would.
+
+    Args:
+        *arguments: A script, or `-m` and a module, and its arguments.
+        cwd: Where it runs.
+        env: All of its environment.
+        timeout: Seconds until it is killed.
+
+    Returns:
+        Its return code, and all that it printed, errors too.
+
+    Raises:
+        subprocess.TimeoutExpired: It was killed.
+    """
+    with tempfile.TemporaryFile() as output:
+        command = [sys.executable, "-m", MODULE, PROGRAM, *arguments]
+        process = start(command, cwd=cwd, env=env, output=output)
+        try:
+            code = process.wait(timeout)
+        finally:
+            process.kill()
+        output.seek(0)
+        return code, output.read().decode()
 
 
 def start_anew(
@@ -179,9 +210,10 @@ def serve(requests: socket.socket) -> None:
                 with contextlib.suppress(OSError), told:
                     told.send(str(code).encode())
                 continue
-            data, (output, end), _flags, _address = socket.recv_fds(requests, 1 << 20, 2)
+            data, given, _flags, _address = socket.recv_fds(requests, 1 << 20, 2)
             if not data:
                 os._exit(0)
+            output, end = given
             pid = os.fork()
             if pid == 0:
                 selector.close()

@@ -37,6 +37,9 @@ RABBITMQ = (
 )
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
 
+BROWSER = ("tests/web/test_browser.py", "tests/web/test_docs_pages.py")
+"""The same, for the files that share a Chromium."""
+
 LONGEST = (
     "tests/beat/test_ticks.py",
     "tests/worker/test_shutdown.py",
@@ -72,6 +75,8 @@ def lane_of(nodeid: str) -> str:
         return "computing"
     if nodeid.startswith(RABBITMQ):
         return "rabbitmq"
+    if nodeid.startswith(BROWSER):
+        return "browser"
     pool = re.search(r"\[(\w+)", nodeid) if nodeid.startswith(SPLIT) else None
     return nodeid.split("::")[0] + (f" {pool[1]}" if pool else "")
 

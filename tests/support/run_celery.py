@@ -7,6 +7,8 @@ import as all the rest, and is imported by each of the hundred workers and beats
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import runpy
 import socket
 import sys
 import types
@@ -29,6 +31,15 @@ if __name__ == "__main__":
         from tests.support import forked
 
         forked.serve(socket.socket(fileno=int(sys.argv[2])))
+    if sys.argv[1] == "--program":  # any other, which prints its own errors
+        del sys.argv[:2]
+        if sys.argv[0] == "-m":
+            sys.path.insert(0, "")
+            runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
+        else:
+            sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        sys.exit()
     if "gevent" in sys.argv:
         # Celery does this, but gevent 26 asks all objects for their class, one of which then
         # imports kombu: its pause between two tries to connect stops all greenlets.

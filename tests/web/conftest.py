@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from jinja2 import BytecodeCache, Environment
+from jinja2.bccache import Bucket
 from werkzeug.test import Client, TestResponse
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.web import make_app
+from celery_redlock.web import make_app, wsgi
 from celery_redlock.web.wsgi import Page
 from tests.support.nodes import all_connected, told_all
+from tests.web import browser
 
 SECRET = "a-token-of-an-operator"
 Holds = Callable[..., Any]
+
+
+class Compiled(BytecodeCache):
+    """Templates as Jinja has compiled them, for all pages of this process."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if bucket.key in self._code:
+            bucket.bytecode_from_string(self._code[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._code[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _templates_are_compiled_once() -> Iterator[None]:
+    """Not for each page that a test makes: that is a third of what these tests compute."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = functools.partial(Environment, bytecode_cache=Compiled())
+        patch.setattr(wsgi, "Environment", made)
+        yield
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """One for all that look at pages: its start costs more than they do."""
+    if browser.missing():
+        pytest.skip(browser.missing())
+    with browser.browser() as driver:
+        yield driver
 
 
 @pytest.fixture

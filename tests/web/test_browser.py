@@ -17,19 +17,11 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from tests.support.wait import wait_until
-from tests.web.browser import DESK, PHONE, browser, look, missing, scripts, served
+from tests.web.browser import DESK, PHONE, look, scripts, served
 from tests.web.conftest import SECRET
-
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "-")
 
 PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events", "/login", "/no-such")
 LONG = "<script>alert(1)</script>" + "k" * 480
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as driver:
-        yield driver
 
 
 @pytest.fixture
@@ -143,10 +135,10 @@ def test_without_a_quorum_the_red_line_is_seen_first_and_goes_when_the_nodes_are
         server.kill()
     wait_until(lambda: "No quorum: no lock can be taken" in text(driver), 60, "it comes by itself")
     assert ask(driver, "window.stays") is True
-    for dark, size in itertools.product((False, True), (PHONE, DESK)):
-        look(driver, dark=dark, size=size)
-        for path in PAGES[:5]:
-            driver.get(site + path)
+    for path in PAGES[:5]:
+        driver.get(site + path)
+        for dark, size in itertools.product((False, True), (PHONE, DESK)):
+            look(driver, dark=dark, size=size)
             it = ask(driver, BANNER)
             assert it["text"].startswith("No quorum: no lock can be taken."), path
             assert "2 of 5 nodes answer; 3 must." in it["text"], path
@@ -154,7 +146,7 @@ def test_without_a_quorum_the_red_line_is_seen_first_and_goes_when_the_nodes_are
             red, green, blue = it["ground"]
             assert red > 150 and red > green + 90 and red > blue + 90, (path, it)
             assert ask(driver, WIDTH) <= size[0], path
-        assert ask(driver, CONTRAST) == [], dark
+            assert ask(driver, CONTRAST) == [], (path, dark)
     driver.get(f"{site}/nodes?refresh=2")
     assert ask(driver, BANNER) is not None
     for server in servers[2:]:
@@ -176,9 +168,9 @@ def test_an_event_names_its_task_on_a_phone_too(driver: Any, server: LocalServer
             assert "redlock_events = True" in text(driver), "what an empty list means"
             for kind, name in [("task-lock-waiting", task), ("task-lock-lost", LONG)]:
                 hearing._hear({"type": kind, "uuid": "6f1c", "resource": LONG, "name": name})
+            driver.get(f"{url}/events")
             for size, dark in itertools.product((PHONE, DESK), (False, True)):
                 look(driver, size=size, dark=dark)
-                driver.get(f"{url}/events")
                 assert ask(driver, WIDTH) <= size[0]
                 assert ask(driver, CONTRAST) == [], dark
                 cells = driver.find_elements("css selector", "td[data-label=Task]")

@@ -23,10 +23,14 @@ from tests.web.conftest import SECRET
 NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3")
 
 
-def test_it_serves_and_ends_by_an_interrupt(servers: list[LocalServer]) -> None:
+def test_it_serves_beside_idle_connections_and_ends_by_an_interrupt(
+    servers: list[LocalServer],
+) -> None:
+    """Half of a request is said on each, and a byte more now and then, as by who means harm."""
     urls = ",".join(server.url for server in servers)
     code = "import sys; sys.argv = ['celery-redlock', *sys.argv[1:]]; "
     command = [sys.executable, "-c", f"{code}from celery_redlock.cli import main; main()"]
+    opened: list[socket.socket] = []
     with subprocess.Popen(
         [*command, "web", "--listen", "127.0.0.1:0", "--json"],
         env={**os.environ, "REDLOCK_NODES": urls, "REDLOCK_WEB_TOKEN": SECRET},
@@ -42,52 +46,36 @@ def test_it_serves_and_ends_by_an_interrupt(servers: list[LocalServer]) -> None:
             with urllib.request.urlopen(f"{told['url']}nodes.json", timeout=60) as answer:
                 assert json.load(answer)["quorum"] == 3
                 assert "waitress" not in (answer.headers["Server"] or "")
+
+            port = int(told["url"].rsplit(":", 1)[1].strip("/"))
+            for _ in range(200):
+                opened.append(socket.create_connection(("127.0.0.1", port)))
+                opened[-1].sendall(b"GET /nodes HTTP/1.1\r\nHost: lo")
+            with urllib.request.urlopen(f"{told['url']}static/style.css", timeout=10) as answer:
+                assert answer.status == 200
+            wait_until(lambda: closed(opened) >= 100, 20, "the oldest have given way")
+            assert closed(opened) < 150, "all are closed"
+
             process.send_signal(signal.SIGINT)
             _out, errors = process.communicate(timeout=60)
         finally:
             process.kill()
+            for one in opened:
+                one.close()
     assert process.returncode == 0 and "Traceback" not in errors and SECRET not in errors
 
 
-def test_idle_connections_do_not_stop_the_page() -> None:
-    """Half of a request is said on each, and a byte more now and then, as by who means harm."""
-    code = "from celery_redlock.cli import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *NODES, "web", "--listen", "127.0.0.1:0", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    opened: list[socket.socket] = []
-    try:
-        assert process.stdout is not None
-        url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
-        port = int(url.rsplit(":", 1)[1].strip("/"))
-        for _ in range(200):
-            opened.append(socket.create_connection(("127.0.0.1", port)))
-            opened[-1].sendall(b"GET /nodes HTTP/1.1\r\nHost: lo")
-
-        def closed() -> int:
-            count = 0
-            for one in opened:
-                try:
-                    one.sendall(b"c")
-                    count += not one.recv(1, socket.MSG_DONTWAIT)
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    count += 1
-            return count
-
-        with urllib.request.urlopen(f"{url}static/style.css", timeout=10) as answer:
-            assert answer.status == 200
-        wait_until(lambda: closed() >= 100, 20, "the oldest have given way")
-        assert closed() < 150, "all are closed"
-    finally:
-        process.kill()
-        process.communicate()
-        for one in opened:
-            one.close()
+def closed(connections: list[socket.socket]) -> int:
+    count = 0
+    for one in connections:
+        try:
+            one.sendall(b"c")
+            count += not one.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass
+        except OSError:
+            count += 1
+    return count
 
 
 def call(*arguments: str, **env: str) -> Any:
