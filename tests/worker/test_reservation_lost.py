@@ -22,13 +22,18 @@ from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
-from tests.support.worker import ROOT, Worker, often, pool
+from tests.support.worker import ROOT, Worker, pool
 from tests.worker.reserving import Reservations
 
 SECONDS = 10.0
 """For which a reservation is taken whose message is not out yet."""
 FREED = [scope for scope in SCOPES if scope not in ("while_executing", "until_expired")]
-POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent")]
+POOLS = [
+    pool("prefork"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "solo")),
+    pool("gevent"),
+]
+"""The main process hears of a revoke in all of them alike, but for what greenlets are."""
 
 
 def by_another_process(cluster: Cluster, sent: Any) -> None:
