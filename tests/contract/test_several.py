@@ -162,11 +162,11 @@ def begin(clerks: list[subprocess.Popen[str]]) -> None:
         one.stdin.flush()
 
 
-def test_eight_processes_move_money_between_five_accounts(urls: list[str], tmp_path: Path) -> None:
+def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_path: Path) -> None:
     accounts = [tmp_path / f"account-{number}" for number in range(5)]
     for account in accounts:
         account.write_text("1000")
-    clerks = [clerk(tmp_path, 1.5, 0.001, urls) for _ in range(8)]
+    clerks = [clerk(tmp_path, 1.0, 0.001, urls) for _ in range(5)]
     try:
         begin(clerks)
         moves = [int(one.communicate(timeout=60.0)[0]) for one in clerks]
@@ -175,7 +175,7 @@ def test_eight_processes_move_money_between_five_accounts(urls: list[str], tmp_p
             one.kill()
     assert sum(int(account.read_text()) for account in accounts) == 5000
     assert len({account.read_text() for account in accounts}) > 1  # it did move
-    assert sum(moves) > 8
+    assert sum(moves) > 5
 
 
 def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:

@@ -78,20 +78,35 @@ def tokens(servers: list[LocalServer], resource: str) -> int:
     return count
 
 
-def test_it_extends_what_its_holder_does_not(
-    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: list[LocalServer]
+def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
+    keeper: LeaseSupervisor,
+    held: Callable[..., HeldLease],
+    servers: list[LocalServer],
+    table: SharedLeaseTable,
 ) -> None:
-    lease = held("r")
-    work(keeper, 1.5 * TTL)
+    """Side by side; in the middle, a new keeper goes on where another has ended."""
+    lease, short = held("r"), held("short", max_lifetime=TTL)
+    released, kept = held("released"), held("kept")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table, "unregister", lambda claim: None)
+        assert released.release()
+        assert kept.keep(60.0)
+        work(keeper, 1.2 * TTL)  # by then they live by what the first was acknowledged
+        assert tokens(servers, "released") == 0  # it sets nothing again
+        work(LeaseSupervisor(table, keeper._driver, 0.25), 1.2 * TTL)
     assert tokens(servers, "r") >= 3  # one that was late once is not set again
     assert not lease.lost
     assert lease.remaining() > 0.3 * TTL
+    assert short.lost  # no further than its maximum lifetime
+    assert tokens(servers, "short") == tokens(servers, "released") == 0
+    with redis.Redis(port=servers[0].port) as client:
+        assert client.pttl("redlock:kept") > 50_000  # nor does it shorten what is left locked
 
 
 def test_without_it_the_same_is_lost(
     held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
-    lease = held("r")
+    lease = held("r", ttl=0.5)
     wait_until(lambda: tokens(servers, "r") == 0, 2 * TTL, "the nodes have dropped it")
     assert lease.lost
 
@@ -104,56 +119,6 @@ def test_it_goes_on_while_a_minority_is_stopped(
     servers[1].kill()
     work(keeper, 1.5 * TTL)
     assert not lease.lost
-
-
-def test_it_goes_no_further_than_the_maximum_lifetime(
-    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: list[LocalServer]
-) -> None:
-    lease = held("r", max_lifetime=TTL)
-    work(keeper, 2.2 * TTL)
-    assert lease.lost
-    assert tokens(servers, "r") == 0
-
-
-def test_it_sets_nothing_again_that_was_released(
-    keeper: LeaseSupervisor,
-    held: Callable[..., HeldLease],
-    servers: list[LocalServer],
-    table: SharedLeaseTable,
-) -> None:
-    lease = held("r")
-    unregister, table.unregister = table.unregister, lambda claim: None  # type: ignore[method-assign]
-    assert lease.release()
-    work(keeper, 1.2 * TTL)
-    table.unregister = unregister  # type: ignore[method-assign]
-    assert tokens(servers, "r") == 0
-
-
-def test_it_does_not_shorten_what_is_left_locked(
-    keeper: LeaseSupervisor,
-    held: Callable[..., HeldLease],
-    servers: list[LocalServer],
-    table: SharedLeaseTable,
-) -> None:
-    lease = held("r")
-    table.unregister = lambda claim: None  # type: ignore[method-assign]
-    assert lease.keep(60.0)
-    work(keeper, TTL)
-    with redis.Redis(port=servers[0].port) as client:
-        assert client.pttl("redlock:r") > 50_000
-
-
-def test_a_new_keeper_goes_on_where_another_has_ended(
-    keeper: LeaseSupervisor,
-    held: Callable[..., HeldLease],
-    table: SharedLeaseTable,
-    servers: list[LocalServer],
-) -> None:
-    lease = held("r")
-    work(keeper, 1.2 * TTL)  # by then it lives by what the first was acknowledged
-    work(LeaseSupervisor(table, keeper._driver, 0.25), 1.2 * TTL)
-    assert not lease.lost
-    assert tokens(servers, "r") >= 3
 
 
 def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(

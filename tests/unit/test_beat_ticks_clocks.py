@@ -111,7 +111,9 @@ def test_a_beat_that_was_stopped_while_clocks_changed_sends_nothing_twice(
     assert [tick.name for tick in guarded] == names
 
 
-@pytest.mark.parametrize("spec", ["* * * * *", "*/7 * * * *", "*/30 * * * *"])
+@pytest.mark.parametrize(
+    "spec", [pytest.param("* * * * *", marks=pytest.mark.slow), "*/7 * * * *", "*/30 * * * *"]
+)
 @pytest.mark.parametrize(("zone", "change"), [CHANGES[1], CHANGES[3], CHANGES[5]])
 def test_a_beat_that_wakes_up_in_the_repeated_hour_repeats_nothing(
     zone: str, change: str, spec: str

@@ -17,7 +17,7 @@ from celery_redlock import LeaseLost
 from celery_redlock.runtime import interrupt
 from celery_redlock.runtime.interrupt import SIGNAL, Interruptible, _blocks
 
-RACES = 2000
+RACES = 1000
 
 
 def loss() -> LeaseLost:
@@ -223,7 +223,7 @@ def test_an_error_of_the_bodys_own_goes_its_way(where: Callable[..., None]) -> N
     sys.version_info >= (3, 12), reason="traces no bytecode before it has run; the races remain"
 )
 @both
-@pytest.mark.parametrize("own", [None, KeyError("own"), LeaseLost("own", resource="own")], ids=repr)
+@pytest.mark.parametrize("own", [None, LeaseLost("own", resource="own")], ids=repr)
 def test_a_strike_at_every_bytecode(where: Callable[..., None], own: BaseException | None) -> None:
     """From before the body to after it: ended properly, if at all, and never once it is left."""
 
@@ -277,7 +277,7 @@ def struck_at(number: int, own: BaseException | None) -> tuple[str, bool]:
     finally:
         sys.settrace(None)
     try:
-        for _ in range(300):
+        for _ in range(100):
             time.sleep(0)
     except LeaseLost:
         pytest.fail(f"struck after the body had ended, by a strike at {place}")

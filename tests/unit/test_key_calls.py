@@ -176,7 +176,7 @@ def test_no_call_of_one_task_has_the_key_of_another_tasks() -> None:
 LITERALS = [*'z1-_.e~+%:,=()"#/ ']
 
 
-@settings(max_examples=1000, deadline=None, database=None)
+@settings(max_examples=300, deadline=None, database=None)
 @given(st.data(), st.sampled_from(LITERALS))
 def test_no_piece_of_a_value_can_move_over_into_the_next(data: st.DataObject, literal: str) -> None:
     """The same text, cut at two of the places where what stands between the values stands."""

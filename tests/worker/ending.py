@@ -62,6 +62,8 @@ class Ending:
         worker: Settings of a worker of its own, as it does not survive this; else it is shared.
         arguments: Of that worker's command line.
         since: The first Celery that has it.
+        seldom: Pools on which only `make test-all` plays it: another ending, or another test, runs
+            the same lines of ours.
         unacknowledged: Pools on which the broker has the message still, to deliver it again.
         played: Replaces the whole play, where no body runs or more than one worker is needed.
     """
@@ -79,6 +81,7 @@ class Ending:
     worker: Mapping[str, Any] | None = None
     arguments: tuple[str, ...] = ("-c", "2")
     since: tuple[int, int] = (5, 4)
+    seldom: tuple[str, ...] = ()
     unacknowledged: tuple[str, ...] = ()
     played: Callable[[Stage, Ending], Row] | None = None
 

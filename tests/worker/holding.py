@@ -45,6 +45,8 @@ class Strain:
     kind: str
     act: Callable[[Stage], None] = lambda stage: None
     since: tuple[int, int] = (5, 4)
+    ends: bool = False
+    """Whether it ends the worker."""
 
     def __str__(self) -> str:
         return self.name
@@ -85,7 +87,7 @@ STRAINS = (
     Strain("Python loop", "loop"),
     Strain("C call that keeps the GIL", "gil"),
     Strain("SIGSTOP", "sleep", stop),
-    Strain("soft shutdown", "sleep", soft_shutdown, since=(5, 5)),  # the last: it ends the worker
+    Strain("soft shutdown", "sleep", soft_shutdown, since=(5, 5), ends=True),  # the last
 )
 PAUSED = ("C call that keeps the GIL", "SIGSTOP")
 """What stops every thread of a process."""

@@ -8,14 +8,18 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from typing import Any
+
+import pytest
 
 from tests.support.wait import died
 from tests.worker import redelivery, unstarted
 from tests.worker.ending import BODY, KEEPER, MAIN, TTL, VERSION, Ending, Stage, begin_again
 
-__all__ = ["ENDINGS", "POOLS", "played_on"]
+__all__ = ["ENDINGS", "POOLS", "params", "played_on"]
 
 POOLS = unstarted.POOLS
+ONE_PROCESS = unstarted.ONE_PROCESS
 DEATH = (MAIN, KEEPER)
 """Who may free the lock of a pool child that has died."""
 LONG = 30.0
@@ -109,14 +113,16 @@ ENDINGS = (
     # -- Python survives: the process of the body frees the lock ---------------------------------
     Ending("returns", args=(0.4,), pools=POOLS),
     Ending("raises", args=(0.4, "raise"), state="FAILURE", pools=POOLS),
-    Ending("`self.retry()`, three times", args=(0.4, "retry"), runs=4, pools=POOLS),
+    Ending("`self.retry()`, three times", args=(0.4, "retry"), runs=4, pools=POOLS,
+           seldom=ONE_PROCESS),
     Ending("`self.retry(countdown=0)`, three times", args=(0.4, "retry at once"), runs=4,
            pools=POOLS),
-    Ending("`autoretry_for`, twice", "autoretry", args=(0.4,), runs=3, pools=POOLS),
+    Ending("`autoretry_for`, twice", "autoretry", args=(0.4,), runs=3, pools=POOLS,
+           seldom=ONE_PROCESS),
     Ending("its retries are exhausted", args=(0.4, "retry forever"), state="FAILURE", runs=4,
-           pools=POOLS),
-    Ending("`Ignore`", args=(0.4, "ignore"), state="PENDING", pools=POOLS),
-    Ending("`Reject`, late ack", "late", args=(0.4, "reject"), pools=POOLS,
+           pools=POOLS, seldom=ONE_PROCESS),
+    Ending("`Ignore`", args=(0.4, "ignore"), state="PENDING", pools=POOLS, seldom=ONE_PROCESS),
+    Ending("`Reject`, late ack", "late", args=(0.4, "reject"), pools=POOLS, seldom=ONE_PROCESS,
            state=as_it_takes_it("FAILURE", "PENDING", (5, 7))),
     Ending("`Reject(requeue=True)`, late ack", "late", args=(0.4, "requeue"), runs=2, pools=POOLS),
     Ending("soft time limit", args=(LONG,), options={"soft_time_limit": 0.4}, state="FAILURE"),
@@ -136,9 +142,11 @@ ENDINGS = (
            state="REVOKED", by=DEATH),
     Ending("`kill -9` of the child", args=(LONG,), act=kill_child, state="FAILURE", by=DEATH),
     Ending("the child is killed from within, as by the OOM killer", args=(0.4, "SIGKILL"),
-           state="FAILURE", by=DEATH),
-    Ending("segmentation fault", args=(0.4, "SIGSEGV"), state="FAILURE", by=DEATH),
-    Ending("`os._exit()`", args=(0.4, "_exit"), state="FAILURE", by=DEATH),
+           state="FAILURE", by=DEATH, seldom=("prefork",)),
+    Ending("segmentation fault", args=(0.4, "SIGSEGV"), state="FAILURE", by=DEATH,
+           seldom=("prefork",)),
+    Ending("`os._exit()`", args=(0.4, "_exit"), state="FAILURE", by=DEATH,
+           seldom=("prefork",)),
     Ending("`kill -9`, late ack, `reject_on_worker_lost`", "late", args=(LONG,), act=kill_child,
            runs=2, by=DEATH),
     Ending("`kill -9`, `retry_on_worker_lost`", "lost_retry", act=kill_child, runs=2, by=DEATH,
@@ -147,19 +155,21 @@ ENDINGS = (
     Ending("`KeyboardInterrupt`", args=(0.4, "KeyboardInterrupt"), state=EXITED),
     # -- the worker ends -------------------------------------------------------------------------
     Ending("`MemoryError` (Celery ends the worker)", args=(0.4, "MemoryError"), act=exits,
-           state="FAILURE", worker={}),
+           state="FAILURE", worker={}, seldom=("prefork",)),
     Ending("warm shutdown, body of 3 x ttl", "short_ttl", args=(3.0,), act=warm, worker={},
-           pools=POOLS if VERSION >= (5, 5) else POOLS[:3]),
+           pools=POOLS if VERSION >= (5, 5) else POOLS[:3], seldom=ONE_PROCESS),
     Ending("soft shutdown, body of 2 x ttl ends in time", "short_ttl", args=(2.0,), act=soft,
-           worker={"worker_soft_shutdown_timeout": 4.0}, since=(5, 5)),
+           worker={"worker_soft_shutdown_timeout": 4.0}, since=(5, 5), seldom=("prefork",)),
     Ending("soft shutdown of 2 x ttl, body too long", "short_ttl", args=(LONG,), act=soft,
            state="RETRY", worker={"worker_soft_shutdown_timeout": 2.0}, since=(5, 5)),
     Ending("cold shutdown, early ack", args=(LONG,), act=cold, worker={}, by=(BODY, *DEATH),
            state=as_it_takes_it("RETRY", "PENDING or FAILURE", (5, 5))),
     Ending("cold shutdown, early ack (Celery fails at it, and ends)", args=(LONG,), act=cold,
-           state="PENDING or RETRY", worker={}, pools=("gevent",), since=(5, 5)),
+           state="PENDING or RETRY", worker={}, pools=("gevent",), since=(5, 5),
+           seldom=("gevent",)),
     Ending("cold shutdown, early ack (Celery fails in the body)", args=(LONG,), act=cold,
-           state="FAILURE", worker={}, pools=("solo",), since=(5, 7)),
+           state="FAILURE", worker={}, pools=("solo",), since=(5, 7),
+           seldom=("solo",)),
     Ending("cold shutdown, late ack", "late", args=(LONG,), act=cold_then_another, runs=2,
            worker={}),
     # The main process frees what a child leaves that a second signal has struck in its release.
@@ -167,14 +177,14 @@ ENDINGS = (
            state=as_it_takes_it("FAILURE", "PENDING or FAILURE", (5, 7))),
     Ending("`kill -9` of the main process", "short_ttl", args=(LONG,), act=kill_main,
            state="PENDING", by=(TTL, KEEPER), within=1.5, worker={}, pools=POOLS,
-           unacknowledged=LATE),
+           seldom=ONE_PROCESS, unacknowledged=LATE),
     Ending('the same, with `redlock_keeper="process"`', "work", args=(LONG,), act=kill_main,
            state="PENDING", by=(KEEPER,), worker={"redlock_keeper": "process"}, pools=POOLS,
-           unacknowledged=LATE),
+           seldom=ONE_PROCESS, unacknowledged=LATE),
     Ending("`max_tasks_per_child=1`", args=(0.4,), act=next_child,
            worker={"worker_max_tasks_per_child": 1}),
     Ending("`max_memory_per_child=1`", args=(0.4,), act=next_child,
-           worker={"worker_max_memory_per_child": 1}),
+           worker={"worker_max_memory_per_child": 1}, seldom=("prefork",)),
     *redelivery.ENDINGS,
     *unstarted.ENDINGS,
 )  # fmt: skip
@@ -184,3 +194,11 @@ def played_on(pool: str, own: bool) -> list[Ending]:
     """What this Celery can do on a pool; on a worker of its own, or on one that is shared."""
     found = [ending for ending in ENDINGS if pool in ending.pools and ending.since <= VERSION]
     return [ending for ending in found if (ending.worker is not None) == own]
+
+
+def params(pool: str, own: bool) -> list[Any]:
+    """The same as parameters of a test; see `Ending.seldom`."""
+    return [
+        pytest.param(ending, marks=[pytest.mark.slow] if pool in ending.seldom else [])
+        for ending in played_on(pool, own)
+    ]

@@ -109,8 +109,14 @@ def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> A
     return _work(self, key, seconds, then)
 
 
+def told(key: str) -> str:
+    """The file that `Cluster.tell` makes: when it is there, bodies of this key end."""
+    return f"{os.environ[VARIABLE]}.{key}"
+
+
 def _work(self: Task, key: str, seconds: float, then: str) -> Any:
-    occupy(self, key, seconds)
+    """Only the first try takes its time; the others are short."""
+    occupy(self, key, min(seconds, 0.05) if self.request.retries else seconds, until=told(key))
     if then == "raise":
         raise ValueError("as asked")
     if then == "retry" and self.request.retries < 3:
@@ -154,7 +160,7 @@ def holding_for(self: Task, key: str, then: str = "return") -> int:
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", autoretry_for=(KeyError,),
           retry_kwargs={"max_retries": 3, "countdown": PAUSE})  # fmt: skip
 def autoretry(self: Task, key: str, seconds: float = 0.02) -> int:
-    occupy(self, key, seconds)
+    occupy(self, key, min(seconds, 0.05) if self.request.retries else seconds)
     if self.request.retries < 2:
         raise KeyError(key)
     return self.request.retries
@@ -187,7 +193,7 @@ def _until_told(policy: str) -> Any:
     def body(self: Task, key: str) -> int:
         """The first delivery goes on until it is told to end; another is short."""
         first = runs_of(self.request.id) == 0
-        occupy(self, key, 60.0 if first else 0.05, until=f"{os.environ[VARIABLE]}.{key}")
+        occupy(self, key, 60.0 if first else 0.05, until=told(key))
         return runs_of(self.request.id)
 
     return app.task(base=SingletonTask, bind=True, name=f"{NAME}.until_told_{policy}",
@@ -285,7 +291,7 @@ def patient(self: Task, key: str, seconds: float = 0.05) -> str:
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_fencing=True)
 def fenced(self: Task, key: str) -> int | None:
     """Goes on until it is told to end."""
-    occupy(self, key, 60.0, until=f"{os.environ[VARIABLE]}.{key}")
+    occupy(self, key, 60.0, until=told(key))
     return current_lease().fencing_token
 
 
@@ -308,7 +314,7 @@ conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
 
 def _policy(policy: Any, name: str, **options: Any) -> Any:
     def body(self: Task, key: str, say: str = "", seconds: float = 0.05) -> str:
-        occupy(self, key, seconds, until=f"{os.environ[VARIABLE]}.{key}")
+        occupy(self, key, seconds, until=told(key))
         return "ran"
 
     return app.task(base=SingletonTask, bind=True, name=f"{NAME}.policy_{name}", acks_late=True,

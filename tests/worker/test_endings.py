@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from celery.result import AsyncResult
 
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.ending import Ending, play
-from tests.worker.scenarios import played_on
+from tests.worker.scenarios import params
 
 pytestmark = pytest.mark.worker
 
 
-ENDINGS = played_on("prefork", own=False)
-
-
-@pytest.mark.parametrize("ending", ENDINGS, ids=str)
+@pytest.mark.parametrize("ending", params("prefork", own=False), ids=str)
 def test_ending(
     cluster: Cluster, worker: Worker, monitor: Monitor, key: str, ending: Ending
 ) -> None:
     play(ending, cluster, monitor, "prefork", worker, key)
-
-
-def ends(
-    cluster: Cluster, key: str, then: str, seconds: float = 0.5, task: str = "work"
-) -> AsyncResult[Any]:
-    """Send a task whose body ends as told, contend for its lock; the task's result."""
-    sent = cluster.send(task, key, seconds, then)
-    run = cluster.entered(key)
-    contender = cluster.contend(key)
-    wait_until(lambda: cluster.runs(key)[0].ended, 5.0, "the body has ended")
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
-    assert contender.entered is not None and contender.entered > run.begin + seconds
-    return sent
 
 
 @pytest.mark.parametrize("then", ["retry", "retry at once"])
@@ -57,7 +38,9 @@ def test_retry_three_times(cluster: Cluster, worker: Worker, key: str, then: str
 
 def test_contender_between_retries(cluster: Cluster, worker: Worker, key: str) -> None:
     """The lock is free between two tries, not held from the first to the last."""
-    sent = ends(cluster, key, "retry", 0.2)
+    sent = cluster.send("work", key, 0.4, "retry")
+    cluster.entered(key)
+    cluster.contend(key).gets_it(since=lambda: cluster.runs(key, sent)[0].end)
     assert cluster.result(sent) == {"retries": 3, "token": True}
     assert len(cluster.runs(key, sent)) == 4
     contender = next(run for run in cluster.runs(key) if run.task == "contender")
@@ -97,13 +80,3 @@ def test_soft_time_limit_at_any_moment(cluster: Cluster, worker: Worker, key: st
     wait_until(at_rest, 40.0, "the worker has nothing in hand")
     for i in range(len(sent)):
         cluster.free(f"{key}{i}")
-
-
-def test_a_body_of_three_times_its_ttl_keeps_its_lock(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = cluster.send("short_ttl", key, 3.0)
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert 0.5 < cluster.result(sent) <= 1.0
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)

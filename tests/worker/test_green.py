@@ -96,15 +96,15 @@ def test_one_greenlets_lease_is_not_anothers(cluster: Cluster, worker: Worker, k
 # -- extending -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["loop", "gil"])
+@pytest.mark.parametrize("kind", [pytest.param("loop", marks=pytest.mark.slow), "gil"])
 def test_a_body_that_never_waits_loses_its_lock_and_that_is_loud(
     cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:
     """After its ttl: the watchdog is a greenlet as well. `test_sidecar.py` has the remedy."""
-    logs, raises = cluster.send("lost_log", key, 2.0, kind), f"{key}-raises"
+    logs, raises = cluster.send("lost_log", key, 1.5, kind), f"{key}-raises"
     assert cluster.result(logs) is True
     worker.said(f"lost the lock k:{key} held by task {logs.id}")
-    sent = cluster.send("short_ttl", raises, 2.0, kind)
+    sent = cluster.send("short_ttl", raises, 1.5, kind)
     with pytest.raises(LeaseLost, match="the lease is over"):
         cluster.result(sent)
     worker.said(f"lost the lock k:{raises} held by task {sent.id}")
@@ -114,7 +114,7 @@ def test_a_body_that_never_waits_loses_its_lock_and_that_is_loud(
 # -- losing --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["sleep", "one sleep"])
+@pytest.mark.parametrize("kind", ["sleep", pytest.param("one sleep", marks=pytest.mark.slow)])
 def test_only_the_body_whose_lease_is_lost_is_struck(
     cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:

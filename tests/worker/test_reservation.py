@@ -45,7 +45,6 @@ def test_a_second_is_not_published(
         ("until_expired", "held"),
     ],
 )
-@pytest.mark.parametrize("late", ["", "_late"])
 def test_what_a_scope_holds_while_the_body_runs(
     cluster: Cluster,
     worker: Worker,
@@ -53,14 +52,13 @@ def test_what_a_scope_holds_while_the_body_runs(
     key: str,
     scope: str,
     while_running: str,
-    late: str,
 ) -> None:
-    task = reservations.tasks[scope + late]
-    first = task.delay(key, 1.0)
+    first = reservations.tasks[scope].delay(key, 30.0)
     cluster.entered(key)
     assert bool(reservations.tokens(key)) == (while_running == "held")
     locked = cluster.redlock.holder(f"k:{key}")
     assert (locked is None) == (scope == "until_executing")
+    cluster.tell(key)
     cluster.result(first)
     if scope != "until_expired":
         reservations.freed(key)
@@ -70,13 +68,15 @@ def test_what_a_scope_holds_while_the_body_runs(
 def test_every_end_of_a_body_frees_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, then: str
 ) -> None:
-    for name in ("until_executed", "until_executed_late"):
-        one = f"{key}-{name}"
-        sent = reservations.tasks[name].delay(one, 0.1, then)
+    names = ("until_executed", "until_executed_late")
+    sent = {f"{key}-{name}": reservations.tasks[name] for name in names}
+    sent = {one: task.delay(one, 0.1, then) for one, task in sent.items()}
+    for one in sent:
         cluster.entered(one)
+    for one, result in sent.items():
         reservations.freed(one, 8.0)
         if then == "retry":
-            assert cluster.result(sent)["retries"] == 3
+            assert cluster.result(result)["retries"] == 3
             assert len(cluster.runs(one)) == 4
 
 
@@ -103,6 +103,7 @@ def test_what_replaces_a_task_has_its_reservation(
     cluster.entered(key, 2)
     if held:
         reservations.kept(key, sent)
+    cluster.tell(key)
     assert cluster.result(sent)["token"] is not None
     assert len(cluster.runs(key)) == 2
     if scope != "until_expired":

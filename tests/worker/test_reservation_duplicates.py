@@ -30,7 +30,7 @@ def test_who_has_read_the_result_is_no_duplicate(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     backend, seen = cluster.app.backend, set()
-    for _ in range(20):
+    for _ in range(10):
         ident = reservations.until_executed.delay(key).id
 
         def done(ident: str = ident) -> bool:
@@ -38,7 +38,7 @@ def test_who_has_read_the_result_is_no_duplicate(
 
         wait_until(done, 10.0, "the result is there", every=0.0005)
         seen.add(ident)
-    assert len(seen) == 20
+    assert len(seen) == 10
     reservations.freed(key)
 
 
@@ -79,11 +79,12 @@ def test_one_whose_reservation_has_expired_takes_it_again(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
-    first = task.apply_async((key, 1.0), countdown=0.2)
+    first = task.apply_async((key, 30.0), countdown=0.2)
     reservations.forget(key)
     cluster.entered(key)
     reservations.kept(key, first)
     assert task.delay(key).id == first.id
+    cluster.tell(key)
     cluster.result(first)
     reservations.freed(key)
 
@@ -119,6 +120,7 @@ def test_a_message_that_was_sent_by_name_is_a_duplicate_at_run_time(
     cluster.entered(key, 2)
     reservations.kept(key, third)
     assert reservations.until_executed.delay(key).id == third.id
+    cluster.tell(key)
     cluster.result(third)
     reservations.freed(key)
 
@@ -152,11 +154,12 @@ def test_one_queued_and_one_running(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_and_while_executing
-    first = task.delay(key, 0.6)
+    first = task.delay(key, 30.0)
     cluster.entered(key)
     second = task.delay(key)
     third = task.delay(key)
     assert first.id != second.id == third.id
+    cluster.tell(key)
     cluster.result(first)
     cluster.result(second, 20.0)
     reservations.freed(key)
@@ -167,15 +170,20 @@ def test_another_scope_for_one_call(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     plain, reserving = reservations.while_executing, {"scope": "until_executed"}
-    first = plain.apply_async((key, 1.0), lock=reserving)
+    first = plain.apply_async((key, 30.0), lock=reserving)
     assert plain.apply_async((key,), lock=reserving).id == first.id
     cluster.entered(key)
     reservations.kept(key, first)
+    cluster.tell(key)
     cluster.result(first)
     reservations.freed(key)
-    second = reservations.until_executed.apply_async((key, 1.0), lock={"scope": "while_executing"})
-    cluster.entered(key, 2)
-    assert not reservations.tokens(key)
+    other = f"{key}-other"
+    second = reservations.until_executed.apply_async(
+        (other, 30.0), lock={"scope": "while_executing"}
+    )
+    cluster.entered(other)
+    assert not reservations.tokens(other)
+    cluster.tell(other)
     cluster.result(second)
 
 

@@ -124,7 +124,7 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     early = reservations.until_executed.delay(f"{key}-early", 30.0)
-    late = reservations.until_executed_late.delay(f"{key}-late", 3.0)
+    late = reservations.until_executed_late.delay(f"{key}-late", 30.0)
     for end, sent in (("early", early), ("late", late)):
         run = cluster.entered(f"{key}-{end}")
         reservations.kept(f"{key}-{end}", sent)
@@ -136,6 +136,7 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
     cluster.entered(f"{key}-late", 2)
     reservations.kept(f"{key}-late", late)
     assert reservations.until_executed_late.delay(f"{key}-late").id == late.id
+    cluster.tell(f"{key}-late")
     reservations.freed(f"{key}-late", 5.0)
     assert cluster.state(early) == "FAILURE"
     assert cluster.state(late) == "SUCCESS"
@@ -146,11 +147,12 @@ def test_one_that_the_main_process_sends_again_keeps_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed_sent_again
-    sent = task.delay(key, 1.0)
+    sent = task.delay(key, 30.0)
     os.kill(cluster.entered(key).pid, signal.SIGKILL)
     cluster.entered(key, 2)
     reservations.kept(key, sent)
     assert task.delay(key).id == sent.id
+    cluster.tell(key)
     assert cluster.result(sent)["retries"] == 1
     reservations.freed(key)
 
@@ -165,6 +167,7 @@ def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
     sent = task.delay(f"{key}-requeued", 1.0, "requeue")
     cluster.entered(f"{key}-requeued", 2)
     reservations.kept(f"{key}-requeued", sent)
+    cluster.tell(f"{key}-requeued")
     cluster.result(sent)
     reservations.freed(f"{key}-requeued")
     assert monitor.deleted(f"k:{key}-requeued#reserved") == 1  # not in between
@@ -218,6 +221,7 @@ def test_a_message_that_cannot_be_sent_leaves_nothing(
     app = Celery("unsent", broker="amqp://127.0.0.1:1//", set_as_current=False)
     app.conf.redlock_nodes = [lock_url(node) for node in cluster.nodes]
     app.conf.redlock_restart_guard = "off"
+    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0}
     task = app.task(name="unsent", **RESERVED)(nothing)
     with contextlib.closing(app), pytest.raises(OperationalError):
         task.apply_async((key,), retry=False)

@@ -22,13 +22,18 @@ from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
-from tests.support.worker import ROOT, often, pool
+from tests.support.worker import ROOT, Worker, pool
 from tests.worker.reserving import Reservations
 
 SECONDS = 10.0
 """For which a reservation is taken whose message is not out yet."""
 FREED = [scope for scope in SCOPES if scope not in ("while_executing", "until_expired")]
-POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent")]
+POOLS = [
+    pool("prefork"),
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "solo")),
+    pool("gevent"),
+]
+"""The main process hears of a revoke in all of them alike, but for what greenlets are."""
 
 
 def by_another_process(cluster: Cluster, sent: Any) -> None:
@@ -47,17 +52,16 @@ def say(cluster: Cluster, sent: Any, state: str) -> None:
 
 
 def test_what_is_published_after_a_revoke_runs(
-    cluster: Cluster, reservations: Reservations, key: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """At once: no worker need have heard of it."""
     task = reservations.until_executed
-    with cluster.worker("-c", "2", queue=key):
-        first = task.apply_async((key,), countdown=60, queue=key)
-        first.revoke()
-        second = task.apply_async((key,), queue=key)
-        assert second.id != first.id
-        assert Skipped.of(cluster.result(second)) is None
-        assert [run.task for run in cluster.runs(key)] == [second.id]
+    first = task.apply_async((key,), countdown=60)
+    first.revoke()
+    second = task.apply_async((key,))
+    assert second.id != first.id
+    assert Skipped.of(cluster.result(second)) is None
+    assert [run.task for run in cluster.runs(key)] == [second.id]
 
 
 def test_it_runs_though_no_worker_was_there_to_hear_of_the_revoke(
@@ -96,46 +100,44 @@ def test_a_worker_that_hears_of_a_revoke_frees_it(
 
 
 def test_a_member_of_a_canvas_runs_though_one_that_was_revoked_has_its_key(
-    cluster: Cluster, reservations: Reservations, key: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """It is published in any case, and decides when it is about to run."""
     task = reservations.until_executed
     first = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
     say(cluster, first, states.REVOKED)
-    with cluster.worker("-c", "2", queue=key):
-        member = cluster.signature("until_executed", key).set(queue=key)
-        second = member.apply_async(root_id="r", parent_id="p")
-        assert Skipped.of(cluster.result(second)) is None
+    member = cluster.signature("until_executed", key)
+    second = member.apply_async(root_id="r", parent_id="p")
+    assert Skipped.of(cluster.result(second)) is None
 
 
 @pytest.mark.parametrize(
     "scope", ["until_executed", "until_executing", "until_and_while_executing"]
 )
 def test_one_whose_place_was_taken_runs_if_that_one_was_revoked(
-    cluster: Cluster, reservations: Reservations, key: str, scope: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     """Its reservation had ended, another was published, and that was revoked: one of them runs."""
     task = reservations.tasks[scope]
-    first = task.apply_async((key,), queue=key)
+    first = task.apply_async((key,), queue="parked")
     reservations.forget(key)
     second = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
     say(cluster, second, states.REVOKED)
-    with cluster.worker("-c", "2", queue=key):
-        assert Skipped.of(cluster.result(first)) is None
+    cluster.unpark()
+    assert Skipped.of(cluster.result(first)) is None
     assert [run.task for run in cluster.runs(key)] == [first.id]
 
 
 def test_one_that_is_terminated_gives_way_though_it_runs(
-    cluster: Cluster, reservations: Reservations, key: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
-    with cluster.worker("-c", "2", queue=key):
-        first = task.apply_async((key, 30.0), queue=key)
-        cluster.entered(key)
-        first.revoke(terminate=True)
-        second = task.apply_async((key,), queue=key)
-        assert second.id != first.id
-        assert Skipped.of(cluster.result(second, 15.0)) is None
+    first = task.apply_async((key, 30.0))
+    cluster.entered(key)
+    first.revoke(terminate=True)
+    second = task.apply_async((key,))
+    assert second.id != first.id
+    assert Skipped.of(cluster.result(second, 15.0)) is None
 
 
 # -- A message outlives its reservation ----------------------------------------------------------
@@ -143,17 +145,17 @@ def test_one_that_is_terminated_gives_way_though_it_runs(
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_executed_late", "until_executing"])
 def test_a_message_outlives_its_reservation(
-    cluster: Cluster, reservations: Reservations, key: str, scope: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
-    sent = reservations.tasks[scope].apply_async((key,), queue=key, lock={"reserve_ttl": 0.3})
+    sent = reservations.tasks[scope].apply_async((key,), queue="parked", lock={"reserve_ttl": 0.3})
     reservations.freed(key)
-    with cluster.worker("-c", "2", queue=key):
-        assert cluster.state(sent) == "SUCCESS"
+    cluster.unpark()
+    assert cluster.state(sent) == "SUCCESS"
     assert len(cluster.runs(key)) == 1
 
 
 def test_a_message_that_comes_back_late_from_a_dead_worker_runs(
-    cluster: Cluster, reservations: Reservations, key: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """Redis gives it back after its visibility timeout: as late as the reservation ends."""
     task = reservations.until_executed_late
@@ -168,12 +170,11 @@ def test_a_message_that_comes_back_late_from_a_dead_worker_runs(
         if routing_key == key:
             body["properties"]["delivery_info"]["redelivered"] = True
             body["args"] = None
-            cluster.client.lpush(key, json.dumps(body))
+            cluster.client.lpush("celery", json.dumps(body))
             cluster.client.hdel("unacked", tag)
-    with cluster.worker("-c", "1", queue=key):
-        cluster.entered(key, 2)
-        reservations.kept(key, sent)
-        cluster.tell(key)
+    cluster.entered(key, 2)
+    reservations.kept(key, sent)
+    cluster.tell(key)
 
 
 OF_ALL = (("prefork", "behind another"), ("threads", "with an ETA"), ("gevent", "parked"))
@@ -198,21 +199,22 @@ def test_it_is_prolonged_while_a_worker_has_its_message(
         contextlib.ExitStack() as locked,
     ):
         if where == "behind another":
-            reservations.while_executing.apply_async((f"{key}-long", 6.0), queue=key)
+            reservations.while_executing.apply_async((f"{key}-long", 60.0), queue=key)
             cluster.entered(f"{key}-long")
         elif where == "parked":
             locked.enter_context(cluster.redlock.lock(f"k:{key}"))
         else:
-            options["countdown"] = 6.0
+            options["countdown"] = 5.0
         sent = reservations.until_executed.apply_async((key,), **options)
         worker.said(f"until_executed[{sent.id}] received")
         shorten(cluster, key, 2.0)
-        until = time.monotonic() + 4.0
+        until = time.monotonic() + 3.0
         while time.monotonic() < until:
             reservations.kept(key, sent)
             time.sleep(0.02)
         assert reservations.left(key) <= 2.0
         locked.close()
+        cluster.tell(f"{key}-long")
         assert Skipped.of(cluster.result(sent)) is None
         reservations.freed(key)
 
@@ -230,7 +232,7 @@ def shorten(cluster: Cluster, key: str, seconds: float) -> None:
 def test_a_killed_producer_blocks_a_key_for_seconds(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
-    given = json.dumps([cluster.conf, key, 30, key])
+    given = json.dumps([cluster.conf, key, 12, key])
     command = [sys.executable, "-m", "tests.worker.producer", given]
     done = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60.0, check=True
@@ -274,9 +276,9 @@ print(declare(app, lambda *_args: None)["until_executed"].apply_async((key,), qu
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
-@pytest.mark.parametrize("shift", ["-2h", "+2h"], ids=["behind", "ahead"])
+@pytest.mark.parametrize("shift", ["-2h", pytest.param("+2h", marks=pytest.mark.slow)])
 def test_the_clock_of_its_producer_decides_nothing(
-    cluster: Cluster, reservations: Reservations, key: str, shift: str
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, shift: str
 ) -> None:
     environment = {
         **os.environ,
@@ -285,12 +287,12 @@ def test_the_clock_of_its_producer_decides_nothing(
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     done = subprocess.run(
-        [sys.executable, "-c", PUBLISH, json.dumps([cluster.conf, key, key])],
+        [sys.executable, "-c", PUBLISH, json.dumps([cluster.conf, "parked", key])],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60.0, check=True,
     )  # fmt: skip
     sent = AsyncResult(done.stdout.strip(), app=cluster.app)
     reservations.kept(key, sent)
-    with cluster.worker("-c", "1", queue=key):
-        assert cluster.state(sent) == "SUCCESS"
-        reservations.freed(key)  # its result is stored before that, and at its end it is killed
+    cluster.unpark()
+    assert cluster.state(sent) == "SUCCESS"
+    reservations.freed(key)  # its result is stored before that, and at its end it is killed
     assert len(cluster.runs(key)) == 1

@@ -18,10 +18,8 @@ from tests.support.worker import Worker, often, pool
 
 pytestmark = pytest.mark.worker
 
-TTL = 1.0
-"""Of `short_ttl`; seconds."""
 LONGER_TTL = 4.0
-"""Of `longer_ttl`: on a busy machine a helper may be kept waiting for a second."""
+"""Of `longer_ttl`, in seconds: on a busy machine a helper may be kept waiting for a second."""
 POOLS = ("solo", "threads", "prefork", "gevent")
 
 
@@ -44,44 +42,41 @@ def helper_of(worker: Worker) -> psutil.Process:
     return helper
 
 
-def test_a_killed_worker_frees_its_locks_at_once(
-    cluster: Cluster, worker: Worker, key: str
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        pytest.param(*pool("gevent").values, "gil", marks=pool("gevent").marks),
+        pytest.param(
+            *pool("gevent").values, "loop", marks=[*pool("gevent").marks, pytest.mark.slow]
+        ),
+        *(pytest.param(name, "gil", marks=pytest.mark.slow) for name in POOLS if name != "gevent"),
+    ],
+)
+def test_a_body_that_lets_nothing_else_run_keeps_its_lock(
+    cluster: Cluster, key: str, name: str, kind: str
 ) -> None:
-    """Its ttl is half a minute."""
-    helper = helper_of(worker)
-    cluster.send("work", key, 30.0)
-    run = cluster.entered(key)
-    contender = cluster.contend(key)
-    worker.process.kill()
-    contender.gets_it(since=died(run.pid))
-    died(helper.pid, 1.5)
+    """For longer than its ttl, to its end. Prefork and threads: in `test_holding.py` as well.
 
-
-@pytest.mark.parametrize("name", [pool("gevent")])
-def test_a_greenlet_that_computes_keeps_its_lock(cluster: Cluster, key: str, name: str) -> None:
+    And a helper is small, and ends with its worker.
+    """
     with cluster.worker("-P", name, "-c", "2", redlock_keeper="process") as worker:
-        lets_nothing_else_run(cluster, worker, key, "loop")
+        helper = helper_of(worker)
+        sent = cluster.send("longer_ttl", key, 1.25 * LONGER_TTL, kind)
+        cluster.entered(key)
+        contender = cluster.contend(key)
+        assert cluster.result(sent) > 0.0
+        contender.gets_it(since=cluster.runs(key, sent)[0].end)
+        assert "lost the lock" not in worker.text
+        assert helper.memory_full_info().uss < 25 * 2**20
+        os.killpg(worker.process.pid, signal.SIGTERM)  # a warm shutdown; all of the group are told
+        worker.ended()
+        died(helper.pid, 1.0)
 
 
-def test_a_c_call_that_keeps_the_gil_keeps_its_lock(
+def test_a_killed_helper_is_replaced_and_frees_the_locks_of_a_killed_worker(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    lets_nothing_else_run(cluster, worker, key, "gil")
-
-
-def lets_nothing_else_run(cluster: Cluster, worker: Worker, key: str, kind: str) -> None:
-    """Run a body for longer than its ttl; it keeps its lock to its end."""
-    sent = cluster.send("longer_ttl", key, 1.5 * LONGER_TTL, kind)
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert cluster.result(sent) > 0.0
-    contender.gets_it(since=cluster.runs(key, sent)[0].end)
-    assert "lost the lock" not in worker.text
-
-
-def test_a_killed_helper_is_replaced_and_nothing_is_lost(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
+    """Nothing is lost meanwhile, and all is free at once in the end: the ttl is half a minute."""
     # Only a main process apart from the body's can start another while the body keeps the GIL.
     apart = len(psutil.Process(worker.process.pid).children()) > 1
     sent = cluster.send("longer_ttl", key, 5.0, "gil" if apart else "sleep")
@@ -91,19 +86,13 @@ def test_a_killed_helper_is_replaced_and_nothing_is_lost(
     worker.said("starting another")
     wait_until(lambda: [h.pid for h in helpers_of(worker)] not in ([], [first.pid]), 5.0, "it is")
     assert cluster.result(sent) > 0.0
+    second = helper_of(worker)
     cluster.send("work", key, 30.0)
     run = cluster.entered(key, 2)
     contender = cluster.contend(key)
     worker.process.kill()
     contender.gets_it(since=died(run.pid))
-
-
-def test_a_helper_is_small_and_ends_with_its_worker(cluster: Cluster, worker: Worker) -> None:
-    helper = helper_of(worker)
-    assert helper.memory_full_info().uss < 25 * 2**20
-    os.killpg(worker.process.pid, signal.SIGTERM)  # a warm shutdown; all of the group are told
-    worker.ended()
-    died(helper.pid, 1.0)
+    died(second.pid, 1.5)
 
 
 def test_a_helper_imports_no_celery() -> None:
@@ -125,7 +114,7 @@ from celery_redlock import Redlock
 nodes = {[node.url for node in cluster.nodes]!r}
 redlock = Redlock(nodes, ttl={LONGER_TTL}, keeper="process", restart_guard="off")
 with redlock.lock("k:{key}") as lease:
-    ctypes.PyDLL(None).usleep({int(1.5 * LONGER_TTL * 1e6)})
+    ctypes.PyDLL(None).usleep({int(1.25 * LONGER_TTL * 1e6)})
     lease.ensure()
     print("still held", flush=True)
     time.sleep(30)

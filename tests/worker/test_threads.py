@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
 from tests.support.worker import Worker, often
 from tests.worker.ending import Ending, play
-from tests.worker.scenarios import POOLS, played_on
+from tests.worker.scenarios import POOLS, params
 
 pytestmark = pytest.mark.worker
 
@@ -31,7 +31,7 @@ def worker(cluster: Cluster, pool: str) -> Iterator[Worker]:
         cluster.settled()  # or the next worker would wait for what this one did not acknowledge
 
 
-@pytest.mark.parametrize("ending", played_on("threads", own=False), ids=str)
+@pytest.mark.parametrize("ending", params("threads", own=False), ids=str)
 def test_ending(
     cluster: Cluster, worker: Worker, monitor: Monitor, pool: str, key: str, ending: Ending
 ) -> None:

@@ -13,6 +13,8 @@ from tests.worker.ending import NOBODY, Ending, Row, Stage
 
 POOLS = ("prefork", "threads", "solo", "gevent")
 """All that are supported; gevent where it is installed."""
+ONE_PROCESS = POOLS[1:]
+"""Those whose bodies are in the main process."""
 
 
 def _nothing(stage: Stage, state: str) -> Row:
@@ -95,8 +97,8 @@ def again(stage: Stage) -> None:
 
 
 ENDINGS = (
-    Ending("revoked before it starts", played=revoked, pools=POOLS),
-    Ending("expired before it starts", played=expired, pools=POOLS),
+    Ending("revoked before it starts", played=revoked, pools=POOLS, seldom=ONE_PROCESS),
+    Ending("expired before it starts", played=expired, pools=POOLS, seldom=ONE_PROCESS),
     Ending("`worker_deduplicate_successful_tasks` hit", played=deduplicated,
            worker={"worker_deduplicate_successful_tasks": True}),
     Ending("unknown task", played=unknown),
