@@ -15,14 +15,14 @@ from tests.support.nodes import DURABLE, mark_durable
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[LocalServer]]:
-    """Nodes that may vote as soon as they are started: the examples leave the restart guard on."""
+    """Nodes that forget nothing: the examples leave the restart guard on."""
     with start_servers(5, config=DURABLE) as five:
-        mark_durable(five)
         yield five
 
 
 @pytest.fixture
 def environment(servers: list[LocalServer], server: LocalServer, tmp_path: Path) -> dict[str, str]:
+    mark_durable(servers)  # each test begins with empty ones
     return {
         **os.environ,
         "REDLOCK_NODES": ",".join(node.url for node in servers),

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_redlock.protocol.commands import TRUSTED_KEY
 from celery_redlock.server import find_server
 from tests.support.machine import end_with_parent
 from tests.support.wait import wait_until
@@ -31,6 +32,7 @@ INSTALL, NODES, WORKER, PAY, SEE, BREAK, BACK, TEST = (
     text.strip() for language, text in BLOCKS if language == "sh"
 )
 GONE = "it gives no answer"
+PORTS = ("7001", "7002", "7003")
 LOCKS = ("redlock:order:7", "redlock:order:8")
 CHARGED = "order 7: 50\norder 7: 20\norder 8: 10\n"
 
@@ -84,8 +86,12 @@ class Desk:
 
     def both_are_charged(self) -> bool:
         """Whether a lock of each order is on each node."""
-        ports = ("7001", "7002", "7003")
-        return all(self.node(port, "exists", *LOCKS) == len(LOCKS) for port in ports)
+        return all(self.node(port, "exists", *LOCKS) == len(LOCKS) for port in PORTS)
+
+    def all_have_votes(self) -> bool:
+        """Have them vote as if they had been up for long; whether they all answer."""
+        mark = (f"redlock:{TRUSTED_KEY}", "1000000.000   ")
+        return all(self.node(port, "set", *mark) for port in PORTS)
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -144,10 +150,9 @@ def test_what_is_to_be_installed_exists() -> None:
 
 def test_every_step_of_the_page_does_what_it_says(desk: Desk) -> None:
     go = desk.directory / "go"
-    with (
-        desk.terminal(NODES, "nodes.log") as nodes,
-        desk.terminal(WORKER, "worker.log") as log,
-    ):
+    with desk.terminal(NODES, "nodes.log") as nodes, contextlib.ExitStack() as then:
+        wait_until(desk.all_have_votes, 40, "the nodes")
+        log = then.enter_context(desk.terminal(WORKER, "worker.log"))
         wait_until(lambda: " ready." in log.read_text(), 40, "the worker to be ready")
         with desk.terminal(PAY, "pay.log") as paid:
             wait_until(lambda: log.read_text().count(" received") == 3, 40, "the tasks to arrive")
