@@ -36,12 +36,12 @@ def test_every_way_to_run_a_beat(site: Sites) -> None:
         # The signal, too: each has found a tick that another had sent.
         heard = r"HEARD: tick \S+ beat:\S+:tick:\S+ tests.beat.tick beat$"
         said += [bool(re.search(heard, b.text, re.M)) for b in beats]
-        return all(said) and time.time() > begin + 4.0
+        return all(said) and time.time() > begin + 3.0
 
     wait_until(known_to_each_other, 60.0, "each has been refused", every=0.05)
     killed = time.time()
     beats[0].kill()
-    wait_until(lambda: time.time() > killed + 3.0, 5.0, "three more seconds", every=0.05)
+    wait_until(lambda: time.time() > killed + 2.0, 5.0, "two more seconds", every=0.05)
     verdict = judge_ticks(here.messages("tick"), [], begin, time.time())
     left_out = [problem for problem in verdict.problems if "left out" in problem]
     assert verdict.problems == left_out

@@ -15,7 +15,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "name", [*lanes.COMPUTING, *lanes.RABBITMQ, *lanes.LONGEST, *lanes.FILLING, *lanes.SPLIT]
+    "name",
+    [
+        *(*lanes.COMPUTING, *lanes.RABBITMQ, *lanes.BROWSER),
+        *(*lanes.LONGEST, *lanes.FILLING, *lanes.SPLIT),
+    ],
 )
 def test_what_is_named_exists(name: str) -> None:
     assert (ROOT / name).is_dir() or list(ROOT.glob(f"{name}*"))
@@ -24,6 +28,7 @@ def test_what_is_named_exists(name: str) -> None:
 def test_files_that_compute_are_one_lane_and_others_one_each() -> None:
     computing = ["tests/faults/test_campaign.py::a", "tests/sim/test_world.py::b[1]"]
     assert {lanes.lane_of(test) for test in computing} == {"computing"}
+    assert {lanes.lane_of(f"{file}::a") for file in lanes.BROWSER} == {"browser"}
     shutdown = "tests/worker/test_shutdown.py"
     pools = [f"{shutdown}::test_ending[{one}]" for one in ("prefork-a", "prefork-b", "solo-a")]
     assert [lanes.lane_of(test) for test in pools] == [
