@@ -15,7 +15,7 @@ from werkzeug.test import Client, TestResponse
 from celery_redlock import Redlock
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
-from celery_redlock.web import make_app, wsgi
+from celery_redlock.web import make_app, sources, wsgi
 from celery_redlock.web.wsgi import Page
 from tests.support.nodes import all_connected, told_all
 from tests.web import browser
@@ -45,6 +45,12 @@ def _templates_are_compiled_once() -> Iterator[None]:
         made = functools.partial(Environment, bytecode_cache=Compiled())
         patch.setattr(wsgi, "Environment", made)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _a_look_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, the first one takes longer than a reader is kept waiting."""
+    monkeypatch.setattr(sources, "PAGE_WAIT_S", 30.0)
 
 
 @pytest.fixture(scope="session")
