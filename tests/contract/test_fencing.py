@@ -141,7 +141,7 @@ def test_a_token_stays_through_extensions_and_is_the_same_inside(clients: list[S
     lease = clients[1].acquire("r", fencing=True)
     assert clients[1].extend(lease).fencing_token == lease.fencing_token
     assert clients[1].release(lease)
-    with clients[1].lock("r", ttl=0.3, fencing=True) as outer:
+    with clients[1].lock("r", ttl=1.0, fencing=True) as outer:
         first = outer.fencing_token
         assert first is not None and first > (lease.fencing_token or 0)
         with clients[1].lock("r", fencing=True) as inner:

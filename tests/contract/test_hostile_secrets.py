@@ -113,7 +113,7 @@ def test_in_a_life_of_a_lock(shown: list[str]) -> None:
             with catch:
                 other.acquire("r", wait=0.1)
             shown += [repr(other.holder("r")), str(other.holder("r"))]
-        old = redlock.acquire("s", ttl=0.1)
+        old = redlock.acquire("s", ttl=0.3, wait=10)
         wait_until(lambda: old.lost, 5, "it is over")
         with catch:
             redlock.extend(old)

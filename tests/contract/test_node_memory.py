@@ -264,16 +264,16 @@ def test_a_promoted_replica_is_treated_like_a_restart(lock: Callable[..., Redloc
     """It has been up for long, and may lack what its master acknowledged last."""
     with start_servers(2) as (master, replica):
         follow(replica, master)
-        trusted = lock([master], ttl=0.5)
+        trusted = lock([master], ttl=TTL)
         trusted.release(wait_until(lambda: try_it(trusted), 10, "the old ones are trusted"))
         promote(replica)
-        redlock = lock([replica], ttl=0.5)
+        redlock = lock([replica], ttl=TTL)
         with pytest.raises(QuorumUnavailable, match=r"was a replica, met 0 s ago.* no vote for"):
             redlock.acquire("r")
         redlock.release(wait_until(lambda: try_it(redlock), 10, "it is trusted"))
         time.sleep(2 * LOOK_AFTER_S)
         redlock.release(redlock.acquire("r"))  # it looks at it again, and marks it
-        script = lock([replica], ttl=0.5)
+        script = lock([replica], ttl=TTL)
         script.release(script.acquire("r"))
 
 
@@ -281,7 +281,7 @@ def test_a_node_that_becomes_a_replica_is_silent_and_loud(
     lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
 ) -> None:
     with start_servers(3) as servers, LocalServer() as master:
-        redlock = lock(servers, ttl=0.5)
+        redlock = lock(servers, ttl=TTL)
         redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
         follow(servers[0], master)
 

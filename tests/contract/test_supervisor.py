@@ -106,7 +106,7 @@ def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
 def test_without_it_the_same_is_lost(
     held: Callable[..., HeldLease], servers: list[LocalServer]
 ) -> None:
-    lease = held("r", ttl=0.5)
+    lease = held("r", ttl=1.0)
     wait_until(lambda: tokens(servers, "r") == 0, 2 * TTL, "the nodes have dropped it")
     assert lease.lost
 
@@ -262,7 +262,7 @@ def test_a_majority_that_is_away_is_asked_again_until_it_is_free(
 def test_what_nobody_can_free_is_over_with_its_ttl(
     keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer], table: SharedLeaseTable
 ) -> None:
-    child = child_that_holds(redlock, "r", ttl=0.6)
+    child = child_that_holds(redlock, "r", ttl=1.5)
     work(keeper, 0.1)
     for server, node in zip(servers[:3], keeper._driver.nodes, strict=False):
         server.pause()
