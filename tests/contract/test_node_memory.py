@@ -74,7 +74,7 @@ def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(
         assert vote.detail in str(refusal.value)
         # Whoever has connected says so, perhaps in another thread.
         lines = lambda: [text for text in log.messages if "has no vote" in text]  # noqa: E731
-        (line,) = wait_until(lines, 1.0, "it is said")
+        (line,) = wait_until(lines, 10.0, "it is said")
         assert re.match(rf"node 127\.0\.0\.1:{server.port} {what} s\. ", line)
         with admin(server, text=True) as client:  # it was asked, and the request was undone
             wait_until(lambda: not client.keys("*"), 1, "it is undone")
@@ -130,10 +130,10 @@ def test_a_running_lock_sees_a_restart_and_an_old_run_again(
                 redlock.acquire("r")
             return sum("has no vote" in vote.detail for vote in refusal.value.votes) == 2
 
-        wait_until(doubted, 2, "both are connected")
+        wait_until(doubted, 10, "both are connected")
         # Whoever has connected says so, perhaps in another thread.
         said = lambda: [text for text in log.messages if "has no vote" in text]  # noqa: E731
-        wait_until(lambda: len(said()) >= 5, 2, "all is said")
+        wait_until(lambda: len(said()) >= 5, 10, "all is said")
         assert len(said()) == 5
 
 

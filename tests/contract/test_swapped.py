@@ -52,7 +52,7 @@ def refused(redlock: Redlock, resource: str) -> list[Vote]:
             redlock.release(redlock.acquire(resource))
         return [vote for vote in refusal.value.votes if "connect" not in vote.detail]
 
-    return [vote.vote for vote in wait_until(lambda: len(votes()) == 3 and votes(), 2, "answers")]
+    return [vote.vote for vote in wait_until(lambda: len(votes()) == 3 and votes(), 10, "answers")]
 
 
 # -- Another server behind a known address

@@ -23,7 +23,7 @@ def test_a_task_waits_its_turn(cluster: Cluster, worker: Worker, key: str) -> No
             wait_until(lambda: "RETRY" in states.get(sent.id, []), 5.0, "a retry")
             assert cluster.runs(key) == []
         assert cluster.result(sent) == {"retries": 0, "id": sent.id}
-        wait_until(lambda: states[sent.id][-1] == "SUCCESS", 2.0, "SUCCESS was announced")
+        wait_until(lambda: states[sent.id][-1] == "SUCCESS", 10.0, "SUCCESS was announced")
     assert set(states[sent.id]) == {"RETRY", "SUCCESS"}
     (line,) = cluster.lines("attempts", f"k:{key}")
     assert line.detail["held"] == states[sent.id].count("RETRY")
