@@ -281,6 +281,7 @@ class _Checker:
         memory = self._memory.setdefault((process, event.node, event.link), _Memory())
         if event.run and memory.run and event.run != memory.run:
             memory.other_until = memory.heard
+            memory.restarted = event.now - max(0.0, (event.uptime or 0.0) - 1.0) > memory.heard
         memory.run, memory.mark = event.run or memory.run, event.mark
         # Both ends of an uptime are cut to whole seconds.
         memory.started = event.now - event.uptime - 1.0 if event.uptime is not None else -math.inf
@@ -321,12 +322,14 @@ class _Memory:
     other_until: float = -math.inf
     started: float = -math.inf
     mark: float = 0.0
+    restarted: bool = False
 
     def doubt(self, now: float, ttl: float) -> str:
         """Why it has no vote for certain, of a lock of this ttl."""
         if now < self.started + ttl > self.mark:
             return f"it started at {self.started:.3f} at the earliest"
-        if now < self.other_until + ttl:
+        forgot_nothing = self.restarted and ttl <= self.mark
+        if now < self.other_until + ttl and not forgot_nothing:
             return f"another server was there until {self.other_until:.3f} at least"
         return ""
 
