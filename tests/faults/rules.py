@@ -326,10 +326,10 @@ class _Memory:
 
     def doubt(self, now: float, ttl: float) -> str:
         """Why it has no vote for certain, of a lock of this ttl."""
-        if now < self.started + ttl > self.mark:
+        durable = ttl <= self.mark
+        if now < self.started + ttl and not durable:
             return f"it started at {self.started:.3f} at the earliest"
-        forgot_nothing = self.restarted and ttl <= self.mark
-        if now < self.other_until + ttl and not forgot_nothing:
+        if now < self.other_until + ttl and not (durable and self.restarted):
             return f"another server was there until {self.other_until:.3f} at least"
         return ""
 

@@ -147,10 +147,11 @@ BUGS: list[tuple[int, Callable[[], Trace]]] = [
     (5, lambda: [*asked(A, "acquire", "t", 1.0),
                  *heard(A, "acquire", "t", 1.0, 1.1, doubt=True)]),
     (5, lambda: [*_met("r", 1.0, 0.0), *lease(A, "t", 1.1)]),
+    (5, lambda: [*_met("r", 1.0, 0.0, mark=TTL - 0.1), *lease(A, "t", 1.1)]),
     (5, lambda: [*_met("r", 1.0, 99.0), *heard(A, "peek", "x", 4.0, 4.1),
                  *_met("other", 4.5, 50.0), *lease(A, "t", 4.6)]),
     (5, lambda: [*_met("r", 1.0, 99.0), *heard(A, "peek", "x", 4.0, 4.1),
-                 *_met("other", 4.5, 50.0, mark=60.0), *lease(A, "t", 4.6)]),
+                 *_met("other", 4.5, 50.0, mark=TTL), *lease(A, "t", 4.6)]),
     (6, lambda: _behind_its_release("extend")),
     (6, lambda: _behind_its_release("acquire")),
     (7, lambda: asked(A, "release", "t", 1.0)),
@@ -178,9 +179,9 @@ def test_what_is_no_breach() -> None:
     peek = heard(A, "peek", "x", 4.0, 4.1)
     late = [*_met("r", 1.0, 99.0), *peek, *_met("other", 4.5, 50.0), *lease(A, "t", 6.2)]
     assert broken(late, END) == []
-    forgets_nothing = [*_met("r", 1.0, 0.0, mark=60.0), *lease(A, "t", 1.1)]
+    forgets_nothing = [*_met("r", 1.0, 0.0, mark=TTL), *lease(A, "t", 1.1)]
     assert broken(forgets_nothing, END) == []
-    again = [*_met("r", 1.0, 99.0), *peek, *_met("again", 4.5, 0.0, mark=60.0)]
+    again = [*_met("r", 1.0, 99.0), *peek, *_met("again", 4.5, 0.0, mark=TTL)]
     assert broken([*again, *lease(A, "t", 4.6)], END) == []
     assert broken([*_met("r", 1.0, 0.0), *lease(A, "t", 1.1)], END, guard=False) == []
     silent = heard(A, "acquire", "t", 1.0, 1.1, "sss", doubt=True)
