@@ -78,6 +78,12 @@ class NodeInfo:
         return self.appends and self.fsync == "always" and not self.history
 
     @property
+    def forgets(self) -> bool:
+        """Whether it says that a crash may cost it locks, and no mark is of what it is now."""
+        says = not self.appends or bool(self.fsync)
+        return says and not self.durable and not self.trusted
+
+    @property
     def memory(self) -> str:
         """Names this run of this server, with the history that it has."""
         return f"{self.run_id} {self.replication} {self.history}"

@@ -32,7 +32,8 @@ was granted at its address:
    else every client would be without nodes for a span whenever its idle connections are closed.
 6. A server that writes everything through is exempt from rule 1, and from no other, where a mark in
    its data shows that it has done so for a span. What it says of itself does not show that its
-   data came back with it: its directory may be another than before, or empty.
+   data came back with it: its directory may be another than before, or empty. Who meets it while
+   it writes less through deletes the mark, before anything is granted.
 
 The rest is configuration: replicas, cluster members and one server under two names are no
 independent masters.

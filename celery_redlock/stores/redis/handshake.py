@@ -55,6 +55,9 @@ def introduce(
     asking = partial(ask, connection) if guarded else None
     _info, facts, error = read_info(sections, asking, prefix)
     if error is None:
+        if guarded and facts.forgets:
+            # Before any grant: it would outlive this time, and vouch for what is lost in it.
+            ask(connection, [request(b"DEL", (prefix + TRUSTED_KEY).encode())])
         return facts
     if not _forbidden(error):
         raise error
