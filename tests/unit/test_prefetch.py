@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from queue import Empty
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -271,16 +272,29 @@ def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of
     assert "another outage" in caplog.text
 
 
-def test_a_worker_whose_main_loop_has_died_stops_without_a_second_error(
-    consumer: Consumer, prefetch: Prefetch
+@pytest.mark.parametrize("outcome", ["a message", "none", "no answer"])
+def test_a_worker_that_stops_reads_its_last_pop_and_not_by_its_poller(
+    consumer: Consumer, prefetch: Prefetch, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loop has closed its poller, which kombu's transport for Redis still reads by."""
+    """A loop that has died has closed its poller, which kombu's transport for Redis reads by."""
+    monkeypatch.setattr("celery_redlock.worker.parking.prefetch.LAST_POP_S", 0.05)
     poller = poll()
     poller.close()
     told: list[str] = []
+
+    def pop() -> None:
+        told.append("read")
+        channel._in_poll = None
+        if outcome == "none":
+            raise Empty
+
+    channel: Any = consumer.task_consumer.channel
+    channel.qos = SimpleNamespace(unacked_index_key="index")
+    channel._in_poll = SimpleNamespace(can_read=lambda timeout: outcome != "no answer")
+    channel.handlers = {"BRPOP": pop}
     consumer.connection.connection_errors = ()
     consumer.connection.drain_events = lambda timeout: poller.poll(timeout)
     consumer.task_consumer.cancel = lambda: told.append("cancelled")
     message = SimpleNamespace(reject_log_error=lambda *_, **__: told.append("back"))
     prefetch.stop([Mock(id="parked", message=message)])
-    assert told == ["cancelled", "back"]
+    assert told == ["cancelled", "back"] + ["read"] * (outcome != "no answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -57,6 +58,31 @@ def test_a_warm_shutdown_gives_back_at_once_what_is_parked(cluster: Cluster, key
             held.close()
             all_done(cluster, sent, key)
             cluster.settled()
+
+
+def test_a_stopping_worker_keeps_nothing_in_its_socket(cluster: Cluster, key: str) -> None:
+    """Its last BRPOP is with the broker for up to a second: it takes what is sent meanwhile."""
+    with contextlib.ExitStack() as held, cluster.worker("-c", "2", queue="pops") as worker:
+        held.enter_context(cluster.redlock.lock(f"k:{key}"))
+        other = f"{key}-other"
+        cluster.send("until_told_retry", other, queue="pops")
+        cluster.entered(other)
+        sent = send(cluster, "work", key, 1, queue="pops")
+        parked(cluster, sent, 1)
+        another = held.enter_context(ThreadPoolExecutor(1))
+        popped = another.submit(cluster.client.brpop, "pops", 20)
+        time.sleep(1.2)  # it asks anew each second: the other is the first in line now
+        worker.terminate()
+        name, message = popped.result()
+        time.sleep(0.3)  # it has read what came at once
+        cluster.client.rpush(name, message)
+        sent += send(cluster, "work", key, 1, queue="pops")
+        wait_until(lambda: cluster.client.llen("pops") == len(sent), 3.0, "it has given it back")
+        assert worker.process.poll() is None, "its last body still runs"
+        cluster.tell(other)
+        assert worker.ended() == 0
+    with cluster.worker("-c", "2", queue="pops"):
+        all_done(cluster, sent, key)
 
 
 def test_a_full_worker_leaves_to_the_broker_what_it_cannot_run(cluster: Cluster, key: str) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from celery.worker import state
 
 from ...messages.broker import has_quorum_queues
+from ...runtime.clock import monotonic
 
 __all__ = ["MAX_PARKED", "Prefetch"]
 
@@ -35,6 +36,8 @@ RENEW_S = 15.0
 """Seconds between two times that we say we are here."""
 LAST_READ_S = 0.2
 """Seconds for which a worker that stops reads what its broker was sending."""
+LAST_POP_S = 1.5
+"""The same with Redis: kombu's last BRPOP takes messages from the queue for another second."""
 QOS = (60, 10)
 """AMQP 0-9-1's number of basic.qos."""
 
@@ -125,19 +128,21 @@ class Prefetch:
         with contextlib.suppress(socket.timeout, *consumer.connection_errors):
             consumer.task_consumer.cancel()  # or they would come back to us
             self.give_back(requests)
-            # Redis may have answered our last BRPOP with one of them: kombu gives it back.
-            try:
+            if self._redis_qos is None:
                 consumer.connection.drain_events(timeout=LAST_READ_S)
-            except ValueError:  # its loop has ended, and closed what it polls (Celery < 5.7)
-                self._read_last_of_redis()
+            else:
+                self._read_last_pop()
 
-    def _read_last_of_redis(self) -> None:
-        channel = self._consumer.task_consumer.channel
-        if self._redis_qos is None or channel.client.connection is None:
-            return
-        with contextlib.suppress(Empty):
-            if channel.client.connection.can_read(timeout=LAST_READ_S):
-                channel.handlers["BRPOP"]()
+    def _read_last_pop(self) -> None:
+        """Wait for the answer to our last BRPOP: a message would stay in the socket until the end.
+
+        kombu gives it back, as nobody here consumes any more.
+        """
+        channel, until = self._consumer.task_consumer.channel, monotonic() + LAST_POP_S
+        while channel._in_poll and (left := until - monotonic()) > 0:
+            with contextlib.suppress(Empty):
+                if channel._in_poll.can_read(timeout=left):
+                    channel.handlers["BRPOP"]()
 
     # -- A Redis broker ---------------------------------------------------------------------------
 
