@@ -129,9 +129,9 @@ class _Post:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may interrupt us, and take a lock
         self._thread: threading.Thread | None = None
-        self._letters: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(MAX_KEPT)
+        self._letters: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._next_log = 0.0
 
     def send(self, name: str, /, **fields: Any) -> None:
@@ -142,9 +142,9 @@ class _Post:
                     target=self._run, name="celery_redlock monitor", daemon=True
                 )
                 self._thread.start()
-        try:
-            self._letters.put_nowait((name, {"timestamp": time.time(), **fields}))
-        except queue.Full:
+        if self._letters.qsize() < MAX_KEPT:
+            self._letters.put((name, {"timestamp": time.time(), **fields}))
+        else:
             logger.debug("%s of %s is dropped", name, fields["uuid"])
 
     def _run(self) -> None:
