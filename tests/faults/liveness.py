@@ -52,7 +52,7 @@ FORGIVEN: dict[str, str] = {
     "broker": "the broker is away, or a worker not connected to it: no message moves",
     "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later",
     "stopped": "a process that is stopped does nothing: it keeps what it was handed, be it in the"
-    " socket, and what it was about to send",
+    " socket, and what it was about to send; so does one whose broker is cut off, without a word",
     "stranded": "what a dead connection or worker had is given back when the broker does so: with"
     " Redis after the visibility timeout (Celery's documented limit), with RabbitMQ at once",
     "popped": "Redis hands one message to a worker that has no room, in the socket; it goes with"
@@ -63,8 +63,9 @@ FORGIVEN: dict[str, str] = {
 }
 """Why somebody may wait, by name."""
 
-BROKER_AWAY = ("broker restart", "broker connections dropped", "broker cut")
-STOPS = ("child stop", "worker stop")
+BROKER_DOWN = "broker restart"
+BROKER_AWAY = (BROKER_DOWN, "broker connections dropped", "broker cut")
+STOPS = ("child stop", "worker stop", "broker cut")
 FORGETTING = ("node kill", "three of five forget", "node swapped", "node demoted", "clock stepped")
 """Faults after which a node has no vote for a ttl, by how they begin."""
 UNLOCKED = ("probe", "fill")
@@ -158,12 +159,13 @@ def judge_liveness(
         return max(0.0, end - begin - starved(begin, end))
 
     forgiven = union([*((a - 0.1, b + 0.5) for a, b in stalls), *_broker_away(faults, until)])
+    down = [(f.begin, until if f.end is None else f.end) for f in faults if f.kind == BROKER_DOWN]
     popped: dict[Main, float] = {}
     ends = _ends(workers, faults)
     keys: dict[str, list[tuple[Span, str, str]]] = {}
     for sent in sorted(ledger.values(), key=lambda one: one.at):
         spans: list[tuple[Span, str]] = []
-        for custody in _custodies(sent, traces.get(sent.id, []), workers, until, at_once):
+        for custody in _custodies(sent, traces.get(sent.id, []), workers, down, until, at_once):
             where = anywhere
             if custody.where != BROKER:
                 worker = workers[custody.where]
@@ -362,6 +364,7 @@ def _custodies(
     sent: Sent,
     trace: Sequence[tuple[Line, Main]],
     workers: Mapping[Main, _Worker],
+    down: Spans,
     until: float,
     at_once: bool,
 ) -> list[_Custody]:
@@ -390,9 +393,11 @@ def _custodies(
         mine = min(gone, given_back, at)
         if since < mine:
             found.append(_Custody(since, mine, where))
-        # kombu gives back what it has when it connects again. Who ends instead does not: then it is
-        # "stranded" until it is received again, unless the broker knows of it.
+        # kombu gives back what it has when it has lost its connection, by another one, and then
+        # connects again. Who ends instead, or finds no broker, does not: then it is "stranded"
+        # until it is received again, unless the broker knows of it.
         again = any(connect > gone for connect in worker.connects)
+        again = again and not any(begin - SEEN < gone < end for begin, end in down)
         if given_back < min(gone, at) or (gone < at and (at_once or again)):
             found.append(_Custody(mine + (CONNECTED if gone <= mine else 0.0), at, BROKER, to))
 

@@ -279,12 +279,17 @@ class _Checker:
 
     def _met(self, process: Process, event: Event) -> None:
         memory = self._memory.setdefault((process, event.node, event.link), _Memory())
-        if event.run and memory.run and event.run != memory.run:
+        if event.run and event.run == memory.run:
+            return  # what it says of its uptime changes with its clock; it is known for longer
+        if event.run and memory.run:
             memory.other_until = memory.heard
-            memory.restarted = event.now - max(0.0, (event.uptime or 0.0) - 1.0) > memory.heard
-        memory.run, memory.mark = event.run or memory.run, event.mark
-        # Both ends of an uptime are cut to whole seconds.
+        memory.run = event.run or memory.run
+        # Both ends of an uptime are cut to whole seconds, and it changes as the node's clock steps:
+        # what its parent, or another connection of it, knows of the same run is known to it.
         memory.started = event.now - event.uptime - 1.0 if event.uptime is not None else -math.inf
+        for (other, node, _link), known in self._memory.items():
+            if (other.main, node, known.run) == (process.main, event.node, event.run):
+                memory.started = min(memory.started, known.started)
 
     # -- at the end
 
@@ -321,15 +326,12 @@ class _Memory:
     heard: float = -math.inf
     other_until: float = -math.inf
     started: float = -math.inf
-    mark: float = 0.0
-    restarted: bool = False
 
     def doubt(self, now: float, ttl: float) -> str:
         """Why it has no vote for certain, of a lock of this ttl."""
-        durable = ttl <= self.mark
-        if now < self.started + ttl and not durable:
+        if now < self.started + ttl:
             return f"it started at {self.started:.3f} at the earliest"
-        if now < self.other_until + ttl and not (durable and self.restarted):
+        if now < self.other_until + ttl:
             return f"another server was there until {self.other_until:.3f} at least"
         return ""
 

@@ -190,9 +190,10 @@ def test_child() -> None:
 
 
 def test_stopped() -> None:
-    own, other = Fault("child stop", 2.0, 3.0, "a", 11), Fault("child stop", 2.0, 3.0, "b", 21)
-    assert judge(*WAITS, tasks=[sent("x")], faults=[own])[0] == []
-    assert judge(*WAITS, tasks=[sent("x")], faults=[other])[0] == [STUCK]
+    for kind in ("child stop", "broker cut"):
+        own, other = Fault(kind, 2.0, 3.0, "a", 11), Fault(kind, 2.0, 3.0, "b", 21)
+        assert judge(*WAITS, tasks=[sent("x")], faults=[own])[0] == []
+        assert judge(*WAITS, tasks=[sent("x")], faults=[other])[0] == [STUCK]
 
 
 def test_stranded() -> None:
@@ -210,6 +211,8 @@ def test_who_ends_instead_of_connecting_again_gives_nothing_back() -> None:
     assert judge((A, lost), *again, tasks=[sent("x")], alive={A: 3.0})[0] == []
     back = (A, [*lost, line(2.5, "connected")])
     assert judge(back, *again, tasks=[sent("x")])[0] == [STUCK]
+    down = Fault("broker restart", 2.19, 2.4)
+    assert judge(back, *again, tasks=[sent("x")], faults=[down])[0] == []
 
 
 def test_popped() -> None:

@@ -117,8 +117,8 @@ def _revived() -> Trace:
     ]
 
 
-def _met(run: str, at: float, uptime: float, *, mark: float = 0.0) -> Trace:
-    return [(A, Event(at, "met", n, now=at, run=run, uptime=uptime, mark=mark)) for n in range(3)]
+def _met(run: str, at: float, uptime: float) -> Trace:
+    return [(A, Event(at, "met", n, now=at, run=run, uptime=uptime)) for n in range(3)]
 
 
 def _grant_counted_from_the_answer() -> Trace:
@@ -147,11 +147,8 @@ BUGS: list[tuple[int, Callable[[], Trace]]] = [
     (5, lambda: [*asked(A, "acquire", "t", 1.0),
                  *heard(A, "acquire", "t", 1.0, 1.1, doubt=True)]),
     (5, lambda: [*_met("r", 1.0, 0.0), *lease(A, "t", 1.1)]),
-    (5, lambda: [*_met("r", 1.0, 0.0, mark=TTL - 0.1), *lease(A, "t", 1.1)]),
     (5, lambda: [*_met("r", 1.0, 99.0), *heard(A, "peek", "x", 4.0, 4.1),
                  *_met("other", 4.5, 50.0), *lease(A, "t", 4.6)]),
-    (5, lambda: [*_met("r", 1.0, 99.0), *heard(A, "peek", "x", 4.0, 4.1),
-                 *_met("other", 4.5, 50.0, mark=TTL), *lease(A, "t", 4.6)]),
     (6, lambda: _behind_its_release("extend")),
     (6, lambda: _behind_its_release("acquire")),
     (7, lambda: asked(A, "release", "t", 1.0)),
@@ -179,10 +176,10 @@ def test_what_is_no_breach() -> None:
     peek = heard(A, "peek", "x", 4.0, 4.1)
     late = [*_met("r", 1.0, 99.0), *peek, *_met("other", 4.5, 50.0), *lease(A, "t", 6.2)]
     assert broken(late, END) == []
-    forgets_nothing = [*_met("r", 1.0, 0.0, mark=TTL), *lease(A, "t", 1.1)]
-    assert broken(forgets_nothing, END) == []
-    again = [*_met("r", 1.0, 99.0), *peek, *_met("again", 4.5, 0.0, mark=TTL)]
-    assert broken([*again, *lease(A, "t", 4.6)], END) == []
+    stepped = [*_met("r", 1.0, 99.0), *_met("r", 2.0, 0.0), *lease(A, "t", 2.1)]
+    assert broken(stepped, END) == []
+    parent = [(MAIN, event) for _a, event in _met("r", 1.0, 99.0)]
+    assert broken([*parent, *_met("r", 2.0, 0.0), *lease(A, "t", 2.1)], END) == []
     assert broken([*_met("r", 1.0, 0.0), *lease(A, "t", 1.1)], END, guard=False) == []
     silent = heard(A, "acquire", "t", 1.0, 1.1, "sss", doubt=True)
     undone = [*asked(A, "acquire", "t", 1.0), *silent, *asked(A, "undo", "t", 1.2)]

@@ -36,7 +36,6 @@ class Event(NamedTuple):
         deadline: Until when the lease is held now; seconds.
         run: Of `met`: a digest of the server's run; empty if it did not say.
         uptime: For how long that had been up; seconds, whole ones.
-        mark: For how many seconds its mark says that it has been durable; 0.0 if it is not.
     """
 
     at: float
@@ -53,7 +52,6 @@ class Event(NamedTuple):
     deadline: float = 0.0
     run: str = ""
     uptime: float = 0.0
-    mark: float = 0.0
 
     @property
     def round(self) -> tuple[str, float, str]:
@@ -144,7 +142,7 @@ def install() -> None:
         run = short(facts.run_id) if facts.run_id else ""
         write(
             "met", node=node.index, link=link(node.channel), now=now, run=run,
-            uptime=facts.uptime or 0.0, mark=facts.trusted,
+            uptime=facts.uptime or 0.0,
         )  # fmt: skip
 
     count, lose = Claim._count, Claim.lose
