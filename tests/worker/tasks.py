@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -98,7 +99,10 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str 
             if kind == "sleep":
                 time.sleep(0.005)
             else:
-                for _ in range(100_000):  # a loop of Python's own
+                # A loop of Python's own. Shorter than the switch interval, before what is written
+                # above lets the GIL go and takes it back, it would keep all other threads waiting.
+                turn = time.monotonic() + 4 * sys.getswitchinterval()
+                while time.monotonic() < turn:
                     pass
     finally:
         note("exit", f"k:{key}", task.request.id, run)
