@@ -254,14 +254,9 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
     facts = probe.told.facts
-    if site.guard is None or not site.ttls or (site.guard == "off" and facts.durable):
+    if site.guard is None or not site.ttls or (site.guard == "off" and facts.appends):
         return
-    if facts.appends and not facts.fsync:
-        yield unchecked(
-            "it has an append-only file, but does not tell when it is written through",
-            f"ACL SETUSER {probe.user} +config|get, if that is appendfsync always",
-        )
-    elif site.guard == "off":
+    if site.guard == "off":
         yield warning(
             "if it restarts it forgets its locks, and votes at once: redlock_restart_guard is off",
             "set redlock_restart_guard to 'uptime', or the node to appendonly yes and appendfsync"
@@ -271,14 +266,11 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         yield unchecked("its INFO does not tell when it was started", "look at its configuration")
     elif left := voteless(facts, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
-        had = "as it has" if facts.durable else "with"
-        fix = f"wait; {had} appendonly yes and appendfsync always, its next restart costs nothing"
-        if facts.history:
-            fix = "have a worker use it for so long: it leaves a mark there for all others"
+        mark = ": a worker that knows it for so long leaves a mark there for all others"
         yield warning(
             f"it {since}: it may have forgotten locks, and workers that meet it give it no vote"
             f" for {left:.0f} s",
-            fix,
+            f"wait{mark if facts.history else ''}",
         )
 
 

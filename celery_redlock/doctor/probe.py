@@ -18,7 +18,7 @@ from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
 from ..protocol.node_info import NodeInfo
 from ..stores.redis.address import Address
-from ..stores.redis.handshake import INFO, read_info
+from ..stores.redis.handshake import INFO, marked, read_info
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import Reader, read_nodes
@@ -145,7 +145,8 @@ def _ask(reader: Reader, prefix: str) -> Told:
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
-    text, facts, error = read_info(reader.ask_packed(INFO), reader.ask_packed, reader.prefix)
+    text, facts, error = read_info(reader.ask_packed(INFO))
+    facts = marked(facts, reader.ask_packed, reader.prefix)
     return text, facts, "" if error is None else reason(error)
 
 

@@ -48,8 +48,8 @@ class Redlock:
             "process", which goes on while a C call keeps the GIL, and releases the locks at once if
             this process dies.
         restart_guard: "uptime": a node has no vote until it has been up for the longest ttl in use,
-            because it may have forgotten locks; `appendfsync always` exempts it from its second
-            start on. "off": every node votes. "auto": "uptime" with three or more, else "off".
+            because it may have forgotten locks. "off": every node votes. "auto": "uptime" with
+            three or more, else "off".
 
     Raises:
         ConfigurationError: A node or an option cannot work.

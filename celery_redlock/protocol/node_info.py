@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["NodeInfo", "fsync_of"]
+__all__ = ["NodeInfo"]
 
 NO_REPLICATION_ID = "0" * 40
 
@@ -23,7 +22,6 @@ class NodeInfo:
         history: The replication id it had before it was promoted; empty if it never was.
         replication: Its replication id; empty if it does not say.
         appends: Whether it has an append-only file.
-        fsync: When that is written through to the disk; empty if it does not say.
         mark: What `TRUSTED_KEY` says there: seconds, and `memory`; empty if nothing.
         eviction: Its `maxmemory-policy`; empty if it does not say.
         scripts: Why it runs no scripts; empty if it does.
@@ -39,7 +37,6 @@ class NodeInfo:
     history: str = ""
     replication: str = ""
     appends: bool = False
-    fsync: str = ""
     mark: str = ""
     eviction: str = ""
     scripts: str = ""
@@ -47,7 +44,7 @@ class NodeInfo:
     twin: int | None = None
 
     @classmethod
-    def of(cls, info: str, fsync: str = "", mark: str = "") -> NodeInfo:
+    def of(cls, info: str) -> NodeInfo:
         """Read the text of an INFO reply."""
         said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
         uptime = said.get("uptime_in_seconds", "")
@@ -61,8 +58,6 @@ class NodeInfo:
             history="" if history == NO_REPLICATION_ID else history,
             replication=said.get("master_replid", ""),
             appends=said.get("aof_enabled") == "1",
-            fsync=fsync,
-            mark=mark,
             eviction=said.get("maxmemory_policy", ""),
         )
 
@@ -73,32 +68,15 @@ class NodeInfo:
         return all(f"{line}\r\n" in text for line in lines)
 
     @property
-    def durable(self) -> bool:
-        """Whether a crash costs it nothing. What a promoted replica never got, it never had."""
-        return self.appends and self.fsync == "always" and not self.history
-
-    @property
-    def forgets(self) -> bool:
-        """Whether it says that a crash may cost it locks, and no mark is of what it is now."""
-        says = not self.appends or bool(self.fsync)
-        return says and not self.durable and not self.trusted
-
-    @property
     def memory(self) -> str:
         """Names this run of this server, with the history that it has."""
         return f"{self.run_id} {self.replication} {self.history}"
 
     @property
     def trusted(self) -> float:
-        """For how many seconds it has been known, as its mark says; 0.0 if that tells nothing.
-
-        What is durable takes its mark from run to run, if one that was durable has left it. What
-        was promoted is meant by it as long as it is the same run, with the same history.
-        """
+        """For how many seconds this memory has been known, as its mark says; else 0.0."""
         seconds, _, memory = self.mark.partition(" ")
-        had_history = not memory.endswith(" ")
-        told = not had_history if self.durable else self.history and memory == self.memory
-        return float(seconds or 0) if told else 0.0
+        return float(seconds) if self.history and memory == self.memory else 0.0
 
     @property
     def misfit(self) -> str:
@@ -110,10 +88,3 @@ class NodeInfo:
         if self.cluster:
             return "it is a member of a Redis Cluster (cluster_enabled:1), no independent master"
         return ""
-
-
-def fsync_of(config: Mapping[str, str]) -> str:
-    """Return when the append-only file is written through, from `CONFIG GET *appendfsync*`."""
-    if config.get("no-appendfsync-on-rewrite", "no") != "no":
-        return "not while it is rewritten"
-    return config.get("appendfsync", "")

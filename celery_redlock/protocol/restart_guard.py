@@ -30,10 +30,8 @@ was granted at its address:
    was swapped out and is met there again is a stranger: it does not know what the other granted
    meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
    else every client would be without nodes for a span whenever its idle connections are closed.
-6. A server that writes everything through is exempt from rule 1, and from no other, where a mark in
-   its data shows that it has done so for a span. What it says of itself does not show that its
-   data came back with it: its directory may be another than before, or empty. Who meets it while
-   it writes less through deletes the mark, before anything is granted.
+6. What a server says of its append-only file exempts it from nothing: the file may be another than
+   before, of yesterday, or from before a time without one.
 
 The rest is configuration: replicas, cluster members and one server under two names are no
 independent masters.
@@ -83,6 +81,7 @@ class Memory:
         heard: When it last answered, as far as that has been noted.
         started: The latest time at which it may have been started.
         what: What happened at `began`, for people.
+        marked: When its mark was last seen, or set.
     """
 
     facts: NodeInfo
@@ -90,6 +89,7 @@ class Memory:
     heard: float = ALWAYS
     started: float = ALWAYS
     what: str = "started"
+    marked: float = ALWAYS
 
     def same(self, facts: NodeInfo) -> bool:
         """Whether `facts` are of this very memory."""
@@ -145,8 +145,8 @@ class RestartGuard:
         met = Memory(facts, now, heard=now, started=started)
         if facts.history:
             met.what = "was a replica, met"  # rule 2
-            if before is None:  # else 5
-                met.began = now - facts.trusted
+            if before is None and facts.trusted:  # else 5
+                met.began, met.marked = now - facts.trusted, now
         elif before is not None and before.facts.run_id == facts.run_id:
             if self.span < BACKLOG_S:
                 before.facts, before.heard = facts, now
@@ -176,9 +176,8 @@ class RestartGuard:
     def doubt(self, memory: Memory, now: float) -> Doubt | None:
         """Return why the vote of a node does not count at `now`, for people; None if it counts."""
         left = memory.began + self.span - now
-        facts = memory.facts
-        if left <= 0 or (memory.what == "started" and facts.trusted >= self.span):
-            return None  # the second by rule 6
+        if left <= 0:
+            return None
         doubt = Doubt(
             f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
             f" and has no vote for another {left:.1f} s"
@@ -217,7 +216,7 @@ class RestartGuard:
             self._once(
                 f"doubt {name} {facts.run_id} {facts.replication} {memory.began}",
                 f"node {name} {doubt}. There is nothing to do but to wait: the longest ttl in use"
-                f" is {self.longest:g} s. {_why(memory)} redlock_restart_guard = 'off' gives up"
+                f" is {self.longest:g} s.{_why(memory)} redlock_restart_guard = 'off' gives up"
                 " this protection",
             )
 
@@ -262,17 +261,14 @@ class Trust:
         self._asked = now
 
     def to_mark(self, now: float) -> str:
-        """Return what is to be left there for others, once; empty if nothing.
-
-        It is where it has been durable, or a promoted replica, for a span, and no mark shows that.
-        """
-        memory, facts, span = self.memory, self.memory.facts, self._guard.span
-        if not (facts.durable or facts.history) or facts.trusted >= span:
+        """Return what is to be left there for others (rule 2), once a span; empty if nothing."""
+        memory, span = self.memory, self._guard.span
+        if not memory.facts.history or memory.began == ALWAYS:
             return ""
-        if not ALWAYS < memory.began + span <= now:
+        if now < max(memory.began, memory.marked) + span:
             return ""
-        memory.facts = replace(facts, mark=f"{now - memory.began:.3f} {facts.memory}")
-        return memory.facts.mark
+        memory.marked = now
+        return f"{now - memory.began:.3f} {memory.facts.memory}"
 
     def still(self, sent: float, text: str, now: float) -> bool:
         """Return whether it says to that what it said before, and then take that in."""
@@ -318,13 +314,8 @@ class Trust:
 
 
 def _why(memory: Memory) -> str:
-    facts = memory.facts
     if memory.what == ANOTHER:
-        return "It was up while the one before it answered, so it is not that one, started again."
-    if facts.history:
-        return "It was a replica once; nobody knows when it was promoted."
-    if facts.appends and not facts.fsync:
-        return "It has an append-only file, but does not say if it is appendfsync always."
-    if facts.durable:
-        return "It is appendfsync always: once it has its vote, later restarts cost it nothing."
-    return "Only one that is configured with appendonly yes and appendfsync always needs none."
+        return " It was up while the one before it answered, so it is not that one, started again."
+    if memory.facts.history:
+        return " It was a replica once; nobody knows when it was promoted."
+    return ""

@@ -20,11 +20,9 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from tests.support.proxy import Proxy
 
-__all__ = ["DURABLE", "HOSTS", "OWNER", "TOKENS", "Forger", "examined", "found", "put", "shop"]
+__all__ = ["HOSTS", "OWNER", "TOKENS", "Forger", "examined", "found", "put", "shop"]
 __all__ += ["url"]
 
-DURABLE = ["--appendonly", "yes", "--appendfsync", "always"]
-"""What a node is configured with that needs no restart guard."""
 HOSTS = ["--bind", "127.0.0.1", "127.0.0.2", "127.0.0.3"]
 """Several addresses, as if there were several hosts."""
 OWNER = Owner("web-1", 4242, "0123-abcd", task="shop.charge")

@@ -20,8 +20,8 @@ from celery_redlock.doctor.report import NEED_APP
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
-from tests.cli.clinic import DURABLE, HOSTS, Forger, examined, found, shop, url
-from tests.support.nodes import ACL_RULE, mark_durable, with_acl_user
+from tests.cli.clinic import HOSTS, Forger, examined, found, shop, url
+from tests.support.nodes import ACL_RULE, make_known, with_acl_user
 from tests.support.proxy import Proxy
 
 pytestmark = pytest.mark.skipif(
@@ -34,8 +34,8 @@ EVERYTHING = ["+time", "+scan", "+zcard", "+zrange"]
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[LocalServer]]:
-    """Three, as if on three hosts; they lose nothing; and a user for the locks."""
-    config = [*HOSTS, *DURABLE, *with_acl_user(), *EVERYTHING, "+config|get"]
+    """Three, as if on three hosts; and a user for the locks."""
+    config = [*HOSTS, *with_acl_user(), *EVERYTHING, "--appendonly", "yes"]
     with start_servers(3, config=config) as started:
         yield started
 
@@ -43,7 +43,7 @@ def servers() -> Iterator[list[LocalServer]]:
 @pytest.fixture
 def healthy(servers: list[LocalServer]) -> Iterator[list[str]]:
     """The nodes of a site with which nothing is wrong."""
-    mark_durable(servers)
+    make_known(servers)
     yield [url(server, host) for host, server in enumerate(servers, 1)]
     for server in servers:
         with redis.Redis(port=server.port) as client:
@@ -246,15 +246,6 @@ def test_one_node_forgets_unless_it_is_guarded(conf: dict[str, Any], warned: boo
     restart = found(report, "warning").get("restart", {}).get("what", "")
     assert ("if it restarts it forgets its locks, and votes at once" in restart) is warned
     assert "restart" not in report["fine"] or not warned
-
-
-def test_an_append_only_file_of_which_nothing_is_told(servers: list[LocalServer]) -> None:
-    for server in servers:
-        command(server, "ACL", "SETUSER", "close", *ACL_RULE, *EVERYTHING)
-    urls = [url(server, host, "close:SECRET@") for host, server in enumerate(servers, 1)]
-    _code, report = examined(Site(app=shop(urls)))
-    assert "+config|get" in found(report, "unchecked")["restart"]["fix"]
-    assert "restart" not in report["fine"]
 
 
 def ahead(reply: bytes) -> bytes:

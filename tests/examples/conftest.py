@@ -10,19 +10,19 @@ import pytest
 
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.example import EXAMPLES
-from tests.support.nodes import DURABLE, mark_durable
+from tests.support.nodes import make_known
 
 
 @pytest.fixture(scope="module")
 def servers() -> Iterator[list[LocalServer]]:
-    """Nodes that forget nothing: the examples leave the restart guard on."""
-    with start_servers(5, config=DURABLE) as five:
+    """Nodes that are made to vote: the examples leave the restart guard on."""
+    with start_servers(5) as five:
         yield five
 
 
 @pytest.fixture
 def environment(servers: list[LocalServer], server: LocalServer, tmp_path: Path) -> dict[str, str]:
-    mark_durable(servers)  # each test begins with empty ones
+    make_known(servers)  # each test begins with empty ones
     return {
         **os.environ,
         "REDLOCK_NODES": ",".join(node.url for node in servers),

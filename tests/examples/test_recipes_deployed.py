@@ -22,7 +22,7 @@ from celery_redlock import (
     Redlock,
 )
 from celery_redlock.server import LocalServer
-from tests.support.nodes import mark_durable
+from tests.support.nodes import make_known
 from tests.support.recipes import ROOT, blocks, celery, code, queued, running, value
 from tests.support.wait import wait_until
 
@@ -181,11 +181,11 @@ def test_one_redis_remembers_what_it_has_on_disk(remembers: bool) -> None:
 
 
 def test_one_redis_that_was_just_started_has_no_vote_under_the_guard() -> None:
-    with LocalServer() as server, LocalServer(config=compose()) as durable:
-        mark_durable([durable])
+    with LocalServer() as server, LocalServer() as known:
+        make_known([known])
         for guard, one, grants in (
             ("uptime", server, False),
-            ("uptime", durable, True),
+            ("uptime", known, True),
             ("off", server, True),
         ):
             redlock = Redlock([one.url], restart_guard=guard)

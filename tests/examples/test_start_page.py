@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock.protocol.commands import TRUSTED_KEY
 from celery_redlock.server import find_server
 from tests.support.machine import end_with_parent
+from tests.support.nodes import make_known_to
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.worker
@@ -90,8 +90,13 @@ class Desk:
 
     def all_have_votes(self) -> bool:
         """Have them vote as if they had been up for long; whether they all answer."""
-        mark = (f"redlock:{TRUSTED_KEY}", "1000000.000   ")
-        return all(self.node(port, "set", *mark) for port in PORTS)
+        try:
+            for port in PORTS:
+                with redis.Redis(port=int(self.local(port)), decode_responses=True) as client:
+                    make_known_to(client)
+        except redis.ConnectionError:
+            return False
+        return True
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

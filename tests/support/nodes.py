@@ -14,6 +14,7 @@ from redis.retry import Retry
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.commands import TRUSTED_KEY
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.server import LocalServer
 from tests.support.wait import wait_until
 
@@ -26,8 +27,6 @@ ACL_RULE = _RULE[1].split()
 """The rule in the docs, as the worker tests' nodes have it: see `with_acl_user`."""
 
 
-DURABLE = ("--appendonly", "yes", "--appendfsync", "always")
-"""The `config` of a server that forgets nothing; see `mark_durable`."""
 GUARDED_TTL = 2.0
 """Seconds: of locks whose restart guard is on, where a test waits until a node votes again."""
 TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
@@ -39,14 +38,23 @@ def with_acl_user() -> list[str]:
     return ["--user", "redlock", *ACL_RULE]
 
 
-def mark_durable(servers: Iterable[LocalServer]) -> None:
-    """Have servers that were just started vote, as `DURABLE` ones whose data came back with them.
-
-    Under the ACL rule of the docs as well: it lets us write this key.
-    """
+def make_known(servers: Iterable[LocalServer]) -> None:
+    """Have servers that were just started vote: as if they were promoted, and known, for long."""
     for server in servers:
-        with admin(server) as client:
-            client.set(f"redlock:{TRUSTED_KEY}", "1000000.000   ")
+        with admin(server, text=True) as client:
+            make_known_to(client)
+
+
+def make_known_to(client: redis.Redis) -> None:
+    """The same of one server, by a client that reads text and may do everything."""
+    if client.info("replication")["master_replid2"] == 0:  # it is read as a number
+        client.replicaof("127.0.0.1", 1)
+        client.replicaof("NO", "ONE")
+    said = client.info()
+    facts = NodeInfo(
+        said["run_id"], replication=said["master_replid"], history=said["master_replid2"]
+    )
+    client.set(f"redlock:{TRUSTED_KEY}", f"1000000.000 {facts.memory}")
 
 
 def lock_url(server: LocalServer, database: int = 0) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import drift
-from celery_redlock.protocol.node_info import NodeInfo, fsync_of
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
@@ -70,14 +70,14 @@ def test_what_a_node_says_is_read() -> None:
     )
     assert not FRESH.cluster and not FRESH.history and not FRESH.appends and not FRESH.misfit
     other = INFO.replace("aof_enabled:0", "aof_enabled:1").replace("enabled:0", "enabled:1")
-    facts = NodeInfo.of(other, "always")
-    assert facts.cluster and facts.appends and facts.durable
+    facts = NodeInfo.of(other)
+    assert facts.cluster and facts.appends
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "uptime_in_seconds:-1", "uptime_in_seconds:x"])
 def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
     facts = NodeInfo.of(text)
-    assert facts.uptime is None and not facts.misfit and not facts.durable
+    assert facts.uptime is None and not facts.misfit
 
 
 def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
@@ -113,80 +113,31 @@ def test_a_restart_since_the_last_answer_counts_from_the_start(guard: RestartGua
     assert met(guard, new, NOW, (FRESH, NOW - 102.0)).began == NOW - 99.0
 
 
-def test_a_durable_node_whose_mark_came_back_with_it_is_trusted_at_once(
-    guard: RestartGuard,
-) -> None:
-    span = TTL + drift(TTL)
-    keeps = replace(FRESH, appends=True, fsync="always", mark=f"{span}   ")
-    memory = met(guard, keeps, NOW)
-    assert not guard.doubt(memory, NOW)
-    for forgets in (
-        replace(keeps, mark=""),  # its directory is empty
-        replace(keeps, mark=f"{span} r x " + "f" * 40),  # by one who knew it promoted
-        replace(keeps, mark=f"{span - 0.01}   "),  # marked by somebody whose locks are shorter
-        replace(keeps, fsync="everysec"),
-        replace(keeps, fsync=""),
-        replace(keeps, appends=False),
-        replace(keeps, history="f" * 40),
-    ):
-        assert guard.doubt(met(guard, forgets, NOW), NOW)
-    guard.expect(2 * TTL)
-    assert guard.doubt(memory, NOW)
+def test_what_a_node_says_of_its_file_exempts_it_from_nothing(guard: RestartGuard) -> None:
+    """No server can know if its data is that of before."""
+    for facts in (FRESH, replace(FRESH, appends=True, mark=f"1000000.000 {FRESH.memory}")):
+        assert guard.doubt(met(guard, facts, NOW), NOW)
 
 
-@pytest.mark.parametrize(
-    ("changed", "marked"),
-    [
-        ({}, True),
-        ({"mark": "29.000 another run "}, True),
-        ({"mark": f"{TTL + drift(TTL)} another run "}, False),  # it is already
-        ({"fsync": "everysec"}, False),
-        ({"appends": False}, False),
-        ({"history": "f" * 40, "mark": f"{TTL + drift(TTL)} another run "}, True),
-        ({"uptime": None}, False),
-    ],
-    ids=str,
-)
-def test_a_node_is_marked_once_when_it_has_been_known_for_a_span(
-    guard: RestartGuard, changed: dict[str, Any], marked: bool
+@pytest.mark.parametrize("changed", [{}, {"history": ""}, {"uptime": None}], ids=str)
+def test_a_promoted_node_is_marked_once_a_span_by_who_has_known_it_for_one(
+    guard: RestartGuard, changed: dict[str, Any]
 ) -> None:
     trust = Trust(guard, 0)
-    facts = replace(FRESH, **{"appends": True, "fsync": "always", "uptime": 5.0} | changed)
-    trust.connected(facts, NOW, NOW)
-    began = NOW if facts.history else NOW - 4.0
-    earned = began + TTL + drift(TTL)
-    assert not trust.to_mark(earned - 0.01)
-    mark = f"{20 + TTL + drift(TTL):.3f} abc  {facts.history}"
-    assert trust.to_mark(earned + 20.0) == (mark if marked else "")
-    assert not trust.to_mark(earned + 20.0)
+    trust.connected(replace(FRESH, **{"history": "f" * 40} | changed), NOW, NOW)
+    span, mark = TTL + drift(TTL), f"{{:.3f}} abc  {'f' * 40}"
+    assert not trust.to_mark(NOW + span - 0.01)
+    assert trust.to_mark(NOW + span + 20) == ("" if changed else mark.format(span + 20))
+    assert not trust.to_mark(NOW + 2 * span + 19)
+    # It may not have got it, or have lost it.
+    assert trust.to_mark(NOW + 2 * span + 21) == ("" if changed else mark.format(2 * span + 21))
 
 
-def test_a_durable_node_keeps_what_it_was_told_and_no_other_server_knows_it(
-    guard: RestartGuard,
-) -> None:
-    keeps = replace(FRESH, appends=True, fsync="always", mark="1000000.000   ")
-    again = replace(keeps, run_id="again", uptime=3.0)
-    memory = met(guard, again, NOW, (keeps, NOW - 2.5))
-    assert not guard.doubt(memory, NOW)  # whole seconds
-    another = met(guard, replace(again, uptime=9.0), NOW, (keeps, NOW - 2.5))
-    assert another.began == NOW and guard.doubt(another, NOW)
-
-
-@pytest.mark.parametrize(
-    ("config", "when"),
-    [
-        ({"appendfsync": "always", "no-appendfsync-on-rewrite": "no"}, "always"),
-        ({"appendfsync": "always"}, "always"),
-        (
-            {"appendfsync": "always", "no-appendfsync-on-rewrite": "yes"},
-            "not while it is rewritten",
-        ),
-        ({"appendfsync": "everysec", "no-appendfsync-on-rewrite": "no"}, "everysec"),
-        ({}, ""),
-    ],
-)
-def test_when_the_file_is_written_through(config: dict[str, str], when: str) -> None:
-    assert fsync_of(config) == when
+def test_a_mark_that_was_just_read_is_not_written_again(guard: RestartGuard) -> None:
+    trust, facts = Trust(guard, 0), replace(FRESH, history="f" * 40)
+    trust.connected(replace(facts, mark=f"1000000.000 {facts.memory}"), NOW, NOW)
+    assert not trust.doubt(NOW) and not trust.to_mark(NOW + TTL)
+    assert trust.to_mark(NOW + TTL + drift(TTL))
 
 
 def test_a_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,10 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from ...protocol.commands import TRUSTED_KEY, request
 from ...protocol.errors import NodeError
-from ...protocol.node_info import NodeInfo, fsync_of
+from ...protocol.node_info import NodeInfo
 from .resp import reason
 
-__all__ = ["INFO", "ask", "introduce", "read_info"]
+__all__ = ["INFO", "ask", "introduce", "marked", "read_info"]
 
 INFO = tuple(
     request(b"INFO", section)
@@ -29,6 +30,8 @@ SCRIPTS = (request(b"EVAL", b"return 1", b"0"), request(b"EVALSHA", b"0" * 40, b
 """Without them a lock could be taken and not be given back."""
 MARK = re.compile(r"\d{1,12}\.\d{3}( \w{0,40}){3}")
 """What `TRUSTED_KEY` says; anything else there is not ours."""
+READ_MARK = b"return string.sub(redis.call('GET', KEYS[1]) or '', 1, 200)"
+"""Not the whole: what is not ours may be megabytes, and a reply that long is an error."""
 NONCE_LIFE_MS = b"60000"
 """Nodes that are reached within this time are told apart."""
 
@@ -52,13 +55,9 @@ def introduce(
     for reply in (evaluated, by_digest):
         if isinstance(reply, ResponseError) and _forbidden(reply):
             return NodeInfo(scripts=reason(reply))
-    asking = partial(ask, connection) if guarded else None
-    _info, facts, error = read_info(sections, asking, prefix)
+    _info, facts, error = read_info(sections)
     if error is None:
-        if guarded and facts.forgets:
-            # Before any grant: it would outlive this time, and vouch for what is lost in it.
-            ask(connection, [request(b"DEL", (prefix + TRUSTED_KEY).encode())])
-        return facts
+        return marked(facts, partial(ask, connection), prefix) if guarded else facts
     if not _forbidden(error):
         raise error
     # In this order: of two that do it at the same time, one at least finds the other's.
@@ -73,34 +72,22 @@ def introduce(
     return NodeInfo(denied=" ".join(str(error).split())[:100], twin=found[0] if found else None)
 
 
-def read_info(
-    sections: Sequence[Any], ask: Callable[[Sequence[bytes]], list[Any]] | None, prefix: str
-) -> tuple[str, NodeInfo, ResponseError | None]:
-    """Read the replies to `INFO`: their text, what the guard makes of it, or why they are refused.
-
-    Args:
-        sections: The replies.
-        ask: Asks, too, when an append-only file is written through, and if there is a mark; None
-            if that does not matter.
-        prefix: What our keys begin with.
-    """
+def read_info(sections: Sequence[Any]) -> tuple[str, NodeInfo, ResponseError | None]:
+    """Read the replies to `INFO`: their text, what the guard makes of it, or why it is refused."""
     for reply in sections:
         if isinstance(reply, ResponseError):
             return "", NodeInfo(), reply
     text = "\n".join(map(_text, sections))
-    facts = NodeInfo.of(text)
-    if ask is not None and (facts.appends or facts.history):
-        config, mark = ask(
-            [
-                request(b"CONFIG", b"GET", b"*appendfsync*"),
-                request(b"GET", (prefix + TRUSTED_KEY).encode()),
-            ]
-        )
-        words = [] if isinstance(config, ResponseError) else [_text(word) for word in config]
-        fsync = fsync_of(dict(zip(words[::2], words[1::2], strict=True)))
-        mark = _text(mark) if isinstance(mark, bytes) else ""
-        facts = NodeInfo.of(text, fsync, mark if MARK.fullmatch(mark) else "")
-    return text, facts, None
+    return text, NodeInfo.of(text), None
+
+
+def marked(facts: NodeInfo, ask: Callable[[Sequence[bytes]], list[Any]], prefix: str) -> NodeInfo:
+    """Return what a node has said of itself, with its mark if it was promoted and has one."""
+    if not facts.history:
+        return facts
+    (reply,) = ask([request(b"EVAL", READ_MARK, b"1", (prefix + TRUSTED_KEY).encode())])
+    mark = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else ""
+    return replace(facts, mark=mark) if MARK.fullmatch(mark) else facts
 
 
 def ask(connection: Any, requests: Sequence[bytes]) -> list[Any]:

@@ -42,7 +42,7 @@ class Server:
         return self.rate * now + self.offset
 
     def facts(self, now: float) -> NodeInfo:
-        """What it says of itself at the true time `now`; one with a memory is durable."""
+        """What it says of itself at the true time `now`."""
         run = f"{self._name}.{self.runs}"
         return NodeInfo(
             run_id=run,
