@@ -7,6 +7,7 @@ Bodies keep their own account (`journal.py`). With TEST_MUTANT, a bug is planted
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import re
@@ -43,6 +44,8 @@ NAME = "tests.faults.project"
 PULSE = 0.02
 """Seconds between two signs of life."""
 GREEN = "gevent" in sys.argv
+STUCK = 15.0
+"""Seconds after which a worker that stops is about to be killed: it writes down where it stands."""
 PRODUCED = tuple(f"r{number}" for number in range(4))
 """What the producers' tasks lock."""
 
@@ -274,6 +277,7 @@ app.steps["consumer"].add(Connection)
 @worker_shutting_down.connect
 def stopping(**_signal: Any) -> None:
     pen.write("stopping", "")
+    faulthandler.dump_traceback_later(STUCK)
 
 
 @inspect_command(name="window")

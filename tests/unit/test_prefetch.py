@@ -16,7 +16,7 @@ from kombu import Queue
 from kombu.common import QoS
 from kombu.utils.eventio import poll
 
-from celery_redlock.worker.parking.prefetch import MAX_PARKED, Prefetch
+from celery_redlock.worker.parking.prefetch import LOOP_S, MAX_PARKED, Prefetch
 
 
 class Consumer:
@@ -31,6 +31,7 @@ class Consumer:
             qos_semantics_matches_spec=driver != "amqp" or rabbitmq >= "4",  # kombu 5.7
         )
         self.app = app or Celery("shop", set_as_current=False)
+        self.pool = SimpleNamespace(is_green=False)
         self.task_consumer = SimpleNamespace(channel=SimpleNamespace(qos=None))
         self.window = window
         self.qos: Any = None
@@ -69,6 +70,20 @@ def test_the_broker_is_told_of_both(consumer: Consumer, prefetch: Prefetch) -> N
     assert consumer.loop() == 15
     prefetch.widen(0)
     assert consumer.loop() == 10
+
+
+@pytest.mark.parametrize("is_green", [True, False])
+def test_the_loop_of_a_green_pool_soon_looks_at_its_window(
+    consumer: Consumer, is_green: bool
+) -> None:
+    """It asks a Redis broker for nothing while its window is full, and nothing else wakes it."""
+    waited: list[float | None] = []
+    consumer.connection.drain_events = lambda timeout=None: waited.append(timeout)
+    consumer.pool.is_green = is_green
+    Prefetch(consumer).connected()
+    for timeout in (2.0, 0.1, None):
+        consumer.connection.drain_events(timeout=timeout)
+    assert waited == [LOOP_S if is_green else 2.0, 0.1, None]
 
 
 def test_where_many_are_parked_the_broker_is_seldom_told(

@@ -38,6 +38,9 @@ LAST_READ_S = 0.2
 """Seconds for which a worker that stops reads what its broker was sending."""
 LAST_POP_S = 1.5
 """The same with Redis: kombu's last BRPOP takes messages from the queue for another second."""
+LOOP_S = 0.5
+"""Seconds for which the loop of a green pool waits for messages. Celery's waits two: what makes
+room meanwhile, or widens the window, is not seen by it, and with Redis it has asked for nothing."""
 QOS = (60, 10)
 """AMQP 0-9-1's number of basic.qos."""
 
@@ -61,6 +64,8 @@ class Prefetch:
         self._extra = 0
         self.widens = not self._is_per_consumer
         _wait_for_no_answer(self._consumer.task_consumer.channel)
+        if self._consumer.pool.is_green:
+            _wait_less_long(self._consumer.connection)
         qos = self._consumer.qos
         qos.callback = self._with_extra(qos.callback)
 
@@ -196,6 +201,17 @@ class Prefetch:
         with qos.channel.conn_or_acquire() as client:
             # Only those that are there (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
+
+
+def _wait_less_long(connection: Any) -> None:
+    drain_events = connection.drain_events
+
+    def drain_soon(**options: Any) -> Any:
+        if options.get("timeout") is not None:
+            options["timeout"] = min(options["timeout"], LOOP_S)
+        return drain_events(**options)
+
+    connection.drain_events = drain_soon
 
 
 def _wait_for_no_answer(channel: Any) -> None:
