@@ -5,27 +5,30 @@ A reservation is taken where a task is published: a sender that knows only names
 
 from __future__ import annotations
 
+import os
 import time
 import uuid
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from celery import Celery, Task
 
 from celery_redlock import SingletonTask, current_lease
-from tests.support.bodies import note
+from tests.support.bodies import VARIABLE, note
 
 SHORT = 1.0
 """Seconds; a ttl that a test can see the end of."""
 
 
 def occupy(task: Any, key: str, seconds: float, log: str) -> None:
-    """A body: from `enter` to `exit`, with signs of life between, as long as it is let."""
+    """A body: from `enter` to `exit`, with signs of life between, until it is told to end."""
     run = uuid.uuid4().hex[:8]
     end = time.monotonic() + seconds
+    told = Path(f"{log or os.environ[VARIABLE]}.{key}")
     note("enter", f"k:{key}", task.request.id, run, log)
     try:
-        while time.monotonic() < end:
+        while time.monotonic() < end and not told.exists():
             note("alive", f"k:{key}", task.request.id, run, log)
             time.sleep(0.005)
     finally:

@@ -100,7 +100,8 @@ def test_expired_before_start(site: Site, worker: Worker, key: str) -> None:
 
 
 def test_hard_time_limit(site: Site, worker: Worker, key: str) -> None:
-    sent = begun(site, key, time_limit=0.5)
+    sent = site.task.work.apply_async((key, LONG), time_limit=0.5)
+    site.entered(key)
     died(site.runs(key)[0].pid)
     site.nothing_left(key)
     assert site.state(sent) == "FAILURE"
@@ -146,10 +147,11 @@ def test_chain_of_the_same_twice(site: Site, worker: Worker, key: str) -> None:
 
 def test_chain_whose_head_is_a_duplicate(site: Site, worker: Worker, key: str) -> None:
     """Its head ends with the marker, and the rest goes on."""
-    first = begun(site, key, "work", 1.0)
+    first = begun(site, key)
     sent = chain(site.task.work.s(key), site.task.sink.s()).apply_async()
     marker = Skipped.of(site.result(sent))
     assert marker and first.id in marker["holder"]
+    site.tell(key)
     assert site.result(first) == "done"
     assert len(site.runs(key)) == 1
     site.as_new(key)
@@ -230,7 +232,7 @@ def test_runs_for_longer_than_the_ttl(site: Site, worker: Worker, key: str) -> N
 
 def test_duplicate_discarded_at_run_time(site: Site, worker: Worker, key: str) -> None:
     """What the real holder has on the nodes stays as it is."""
-    first = begun(site, key, "work", 1.0)
+    first = begun(site, key)
     before = site.taken(key)
     assert len(before) == 2 * len(site.nodes)
     for _ in range(2):
@@ -238,6 +240,7 @@ def test_duplicate_discarded_at_run_time(site: Site, worker: Worker, key: str) -
         assert Skipped.of(site.result(duplicate))
         assert site.taken(key) == before
     assert site.task.work.delay(key).id == first.id
+    site.tell(key)
     assert site.result(first) == "done"
     assert len(site.runs(key)) == 1
     site.as_new(key)
