@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from celery.exceptions import Retry
+
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease, Unlocked
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
+from ..protocol.errors import NotAcquired
 from ..protocol.names import checked_names
 from ..runtime.interrupt import Interruptible
 from .conflict import Message
@@ -64,7 +67,13 @@ def run(
         held.on_lost = options.on_lost
     if delivered:
         message = Message(task, request, redlock, held.resources, options)
-        return ReservedDelivery(message).run(held, body)
+        try:
+            return ReservedDelivery(message).run(held, body)
+        except Retry as again:
+            if isinstance(again.exc, NotAcquired):
+                # Every frame is sent to the main process: with ours, more than a pipe holds.
+                raise again.with_traceback(None) from again.exc
+            raise
     if options.scope == "until_executing":  # which excludes no body from another
         with Unlocked(resources, redlock):
             return body()

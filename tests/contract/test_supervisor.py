@@ -13,7 +13,8 @@ import redis
 
 from celery_redlock import HeldLease, Redlock
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
-from celery_redlock.keepalive.supervisor import LeaseSupervisor
+from celery_redlock.keepalive.supervisor import REPORT_AFTER_S, LeaseSupervisor
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
@@ -101,6 +102,14 @@ def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
     assert tokens(servers, "short") == tokens(servers, "released") == 0
     with redis.Redis(port=servers[0].port) as client:
         assert client.pttl("redlock:kept") > 50_000  # nor does it shorten what is left locked
+
+
+def test_what_is_still_asked_for_is_not_yet_lost(
+    keeper: LeaseSupervisor, redlock: Redlock, caplog: pytest.LogCaptureFixture
+) -> None:
+    redlock.client.registry.table.register(Claim(("r",), "a token", TTL, 5))
+    work(keeper, 2 * REPORT_AFTER_S)
+    assert caplog.records == []
 
 
 def test_without_it_the_same_is_lost(

@@ -32,3 +32,17 @@ def test_its_frames_are_gone_with_it(busy: Any, sent: list[Any], uncollected: No
     assert all(isinstance(deliver(task)[0], Retry) for _ in range(3))
     assert len(sent) == 3
     assert len(frames()) == before
+
+
+def test_the_main_process_is_sent_few_of_its_frames(busy: Any, sent: list[Any]) -> None:
+    """Each takes kilobytes on the way; those of a pipe are all sent at once."""
+    infos: list[Any] = []
+    task = busy()
+    task.on_retry = lambda *said: infos.append(said[-1])
+    deliver(task)
+    names, frame = [], infos[0].tb
+    while frame is not None:
+        names.append(frame.tb_frame.f_code.co_name)
+        frame = frame.tb_next
+    assert names == ["trace_task", "__call__", "run"]
+    assert "is held by" in infos[0].traceback
