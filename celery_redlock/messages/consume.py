@@ -87,7 +87,9 @@ class ReservedDelivery:
                 holder = self._confirm()
             except QuorumUnavailable as refusal:
                 # Its lock decides, and says what is to be done if too few nodes answer that, too.
-                logger.debug("%s: %s", self._message.called, refusal)
+                level = logging.WARNING if scope == "until_executing" else logging.DEBUG
+                line = "%s does not know if it is a duplicate, and goes on: %s"
+                logger.log(level, line, self._message.called, refusal)
             if holder is not None:
                 return self._duplicate(holder)
             if scope in ("until_executing", "until_and_while_executing"):

@@ -69,7 +69,7 @@ def unavailable(
     resource: str, ballot: Round, nodes: Sequence[str], what: str = ""
 ) -> QuorumUnavailable:
     """Return the error for a round that no quorum answered, or not as was needed (`what`)."""
-    what = what or f"{of_nodes(ballot.silent, len(nodes))} gave no answer that counts"
+    what = what or f"{of_nodes(ballot.silent, len(nodes))} did not vote"
     votes = _votes(ballot, nodes)
     return QuorumUnavailable(
         f"{resource}: {what}; {are_needed(ballot.quorum)}: " + ", ".join(map(str, votes)),

@@ -331,6 +331,17 @@ def test_the_id_of_a_task_is_no_key_to_its_reservation(
     assert redlock.tokens(RESERVED) == tokens
 
 
+def test_one_that_no_lock_guards_says_so_where_nobody_knows_if_it_is_a_duplicate(
+    ran: Ran, redlock: FakeRedlock, caplog: Log
+) -> None:
+    redlock.driver.dead = {0, 1, 2}
+    deliver(ran.task("until_executing"), 1)
+    assert ran.locked == [False]
+    (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert "does not know if it is a duplicate, and goes on: " in line
+    assert "3 of 5 nodes did not vote" in line
+
+
 def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
     ran: Ran, redlock: FakeRedlock
 ) -> None:

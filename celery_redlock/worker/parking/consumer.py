@@ -231,11 +231,15 @@ class Parking(bootsteps.StartStopStep):
             waited = max(0.0, time.time() - since)
             told_of = {"name": printable(request.name), "resource": printable(resource)}
             request.send_event(WAITING, **told_of, holder=holder, waited=waited)
+        who = ""
+        if here is not None:
+            other = "another delivery of it" if here.id == request.id else printable(here.id)
+            who = f", which {other} has or asks for here"
         logger.info(
             "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),
             printable(resource),
-            "" if here is None else f", which {printable(here.id)} has or asks for here",
+            who,
         )
 
     def _watch(self, request: Any, resource: str) -> None:
