@@ -6,9 +6,10 @@ A message is at every moment in somebody's *custody*: the broker's, a worker's (
 `got`), or that of the slot which works on it. A worker has a *free slot* while it is connected to
 its broker and fewer bodies and other tasks run in it than it has slots. An attempt that meets a
 held lock does no work, so it takes no slot: of a thousand such attempts in a row none may hold up
-anybody. A key is *wanted* while a message for it lies where there is a free slot: with a worker
-that has one, in the queue while any worker has one, or in a slot that asks for it. Whoever waits
-longer than `WAIT` in one piece, with nothing of `FORGIVEN` in it, is stuck.
+anybody (but one that is to be skipped, which waits for up to 2 s for a holder that has ended to
+free its lock). A key is *wanted* while a message for it lies where there is a free slot: with a
+worker that has one, in the queue while any worker has one, or in a slot that asks for it. Whoever
+waits longer than `WAIT` in one piece, with nothing of `FORGIVEN` in it, is stuck.
 
 The rules of forgiveness, each with its name, are all there is; there is no general slack.
 """
@@ -52,7 +53,8 @@ FORGIVEN: dict[str, str] = {
     "broker": "the broker is away, or a worker not connected to it: no message moves",
     "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later",
     "stopped": "a process that is stopped does nothing: it keeps what it was handed, be it in the"
-    " socket, and what it was about to send; so does one whose broker is cut off, without a word",
+    " socket, and what it was about to send; so does one whose broker is cut off, without a word,"
+    " and one without children in which a C call keeps the GIL",
     "stranded": "what a dead connection or worker had is given back when the broker does so: with"
     " Redis after the visibility timeout (Celery's documented limit), with RabbitMQ at once",
     "popped": "Redis hands one message to a worker that has no room, in the socket; it goes with"
@@ -70,6 +72,8 @@ FORGETTING = ("node kill", "three of five forget", "node swapped", "node demoted
 """Faults after which a node has no vote for a ttl, by how they begin."""
 UNLOCKED = ("probe", "fill")
 """Tasks that want no key."""
+TAKES_A_SLOT = (*UNLOCKED, "skipping")
+"""Tasks of which each attempt counts as work."""
 
 Main = tuple[str, int]
 """A worker, as long as its main process lives: its name and pid."""
@@ -300,20 +304,36 @@ def _free(
 ) -> Spans:
     """When it had a free slot, and could use it."""
     taken: Spans = []
+    kept: Spans = []
     for process, of_one in lines.items():
         if (process.worker, process.main) == main:
             died = _died(process, alive, until)
             taken += _work(of_one, ledger, min(died, until))
+            kept += _kept_the_gil(of_one, ledger) if process.pid == process.main else []
             if process.pid != process.main and died < worker.died:
                 taken.append((died, died + CHILD_BACK))  # "child"
-    worker.stops = union(
+    stops = (
         (fault.begin, (until if fault.end is None else fault.end) + WOKEN)
         for fault in faults
         if fault.worker == main[0] and fault.kind.startswith(STOPS)  # "stopped"
     )
+    worker.stops = union([*stops, *kept])
     hindered = [*worker.stops, *_without_quorum(main[0], faults, until)]
     worker.well = without(worker.connected, union(hindered))
     return fewer(taken, slots.get(main[0], 0), worker.well)
+
+
+def _kept_the_gil(lines: Sequence[Line], ledger: Mapping[str, Sent]) -> Spans:
+    """When a C call kept all threads of a process from running."""
+    found: Spans = []
+    begun: dict[int, float] = {}
+    for line in lines:
+        sent = ledger.get(line.task)
+        if line.kind == "enter" and sent is not None and sent.manner == "gil":
+            begun[line.thread] = line.at
+        elif line.kind in ("exit", "done") and line.thread in begun:
+            found.append((begun.pop(line.thread), line.at + SEEN))
+    return found
 
 
 def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Spans:
@@ -323,7 +343,7 @@ def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Span
     for line in lines:
         if line.kind == "got":
             sent = ledger.get(line.task)
-            open_[line.thread] = line, sent is None or sent.task in UNLOCKED
+            open_[line.thread] = line, sent is None or sent.task in TAKES_A_SLOT
         elif line.kind == "enter" and line.thread in open_:
             open_[line.thread] = open_[line.thread][0], True
         elif line.kind == "done" and line.thread in open_:

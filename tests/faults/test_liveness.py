@@ -53,7 +53,7 @@ def judge(*accounts: Any, tasks: list[Sent], **more: Any) -> tuple[list[str], Wa
     ledger = {one.id: one for one in tasks}
     waits = judge_liveness(
         verdict, ledger, lines, alive, more.pop("faults", ()), more.pop("sights", ()),
-        more.pop("stalls", ()), SLOTS, UNTIL, **more,
+        more.pop("stalls", ()), more.pop("slots", SLOTS), UNTIL, **more,
     )  # fmt: skip
     return [problem.kind for problem in verdict.problems], waits
 
@@ -107,6 +107,28 @@ def test_attempts_that_meet_a_held_lock_take_no_slot() -> None:
     assert judge((A1, refused), waits, after, tasks=[noop, sent("x")])[0][:1] == [HELD_UP]
     works = ran(A1, "x", 2.0, 6.1)
     assert judge(works, waits, after, tasks=[noop, sent("x")])[0] == []
+
+
+def test_one_that_is_to_be_skipped_takes_its_slot() -> None:
+    """It waits there for a holder that has ended, and is about to free its lock."""
+    asks = (A1, [line(2.0, "got", "x"), line(4.0, "done", "x")])
+    waits = (A, [line(2.1, "received", "noop")])
+    after = ran(A1, "noop", 4.1, 4.2, resource="")
+    noop = sent("noop", "", "probe")
+    skipped, held = sent("x", task="skipping"), sent("x")
+    assert HELD_UP not in judge(asks, waits, after, tasks=[noop, skipped])[0]
+    assert HELD_UP in judge(asks, waits, after, tasks=[noop, held])[0]
+
+
+def test_a_c_call_that_keeps_the_gil_stops_a_worker_without_children() -> None:
+    both = [line(1.9, "received", "gil"), line(2.1, "received", "x")]
+    calls = sent("gil", "f2", at=1.8)
+    calls.manner = "gil"
+    tasks = [sent("x"), calls]
+    in_thread = [ran(A, "gil", 2.0, 5.0, "f2"), (A, both), ran(A, "x", 5.1, 5.2)]
+    assert judge(*in_thread, tasks=tasks, slots={"a": 4, "b": 1})[0] == []
+    in_child = [ran(A1, "gil", 2.0, 5.0, "f2"), (A, both), ran(A1, "x", 5.1, 5.2)]
+    assert judge(*in_child, tasks=tasks, slots={"a": 4, "b": 1})[0] == [STUCK]
 
 
 def test_what_lies_in_the_socket_of_a_worker_that_is_stopped_is_with_it() -> None:
