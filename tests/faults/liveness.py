@@ -17,9 +17,8 @@ The rules of forgiveness, each with its name, are all there is; there is no gene
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
@@ -27,23 +26,14 @@ from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import QUORUM, Verdict
 from tests.faults.sentry import Sight
-from tests.faults.spans import Span, Spans, both, fewer, longest, union, without
-from tests.faults.stage import NODES, TTL
+from tests.faults.slots import CONNECTED, SEEN, Main, WorkerLife, free_slots, worker_lives
+from tests.faults.spans import Span, Spans, both, longest, union, without
+from tests.faults.stage import NODES
 
 WAIT = 1.0
 """Seconds that a key may be free and wanted, and a no-op wait for a free slot."""
-SEEN = 0.2
-"""Seconds by which the end of a key may be seen late: two looks of the sentry, and a busy core."""
-CHILD_BACK = 5.0
-"""Seconds until Celery has replaced a child that died: billiard looks every five."""
-CONNECTED = 1.0
-"""Seconds after a worker says that it consumes, until it does: its first round connects."""
-LINKS_BACK = 2.0
-"""Seconds after a quorum is back: connections are tried again after up to one, and so are keys."""
 BACK_IN_QUEUE = 2.0
 """Seconds within which a worker that is told to stop gives back what it has not begun."""
-WOKEN = 2.0
-"""Seconds after SIGCONT: what was due meanwhile is done, connections are found to be dead."""
 
 FORGIVEN: dict[str, str] = {
     "machine": "the machine stood still, as the stall watcher has seen; or the network, the broker,"
@@ -67,16 +57,7 @@ FORGIVEN: dict[str, str] = {
 
 BROKER_DOWN = "broker restart"
 BROKER_AWAY = (BROKER_DOWN, "broker connections dropped", "broker cut")
-STOPS = ("child stop", "worker stop", "broker cut")
-FORGETTING = ("node kill", "three of five forget", "node swapped", "node demoted", "clock stepped")
-"""Faults after which a node has no vote for a ttl, by how they begin."""
-UNLOCKED = ("probe", "fill")
-"""Tasks that want no key."""
-TAKES_A_SLOT = (*UNLOCKED, "skipping")
-"""Tasks of which each attempt counts as work."""
 
-Main = tuple[str, int]
-"""A worker, as long as its main process lives: its name and pid."""
 BROKER: Main = ("", 0)
 ENDS_ASKING = ("enter", "done", "sent")
 
@@ -96,20 +77,6 @@ class Waits:
     noop: float = 0.0
     probes: int = 0
     popped: int = 0
-
-
-@dataclass
-class _Worker:
-    """One life of a worker."""
-
-    connected: Spans = field(default_factory=list)
-    connects: list[float] = field(default_factory=list)
-    leaves: list[float] = field(default_factory=list)
-    stopping: float = float("inf")
-    died: float = float("inf")
-    stops: Spans = field(default_factory=list)
-    well: Spans = field(default_factory=list)
-    free: Spans = field(default_factory=list)
 
 
 @dataclass
@@ -154,9 +121,9 @@ def judge_liveness(
     """
     waits = Waits()
     traces = _traces(lines, ledger)
-    workers = _workers(lines, alive, until)
+    workers = worker_lives(lines, alive, until)
     for main, worker in workers.items():
-        worker.free = _free(main, worker, lines, alive, ledger, faults, slots, until)
+        worker.free = free_slots(main, worker, lines, alive, ledger, faults, slots, until)
     anywhere = union(span for worker in workers.values() for span in worker.free)
 
     def counted(begin: float, end: float) -> float:
@@ -217,7 +184,7 @@ def judge_liveness(
     return waits
 
 
-def _ends(workers: Mapping[Main, _Worker], faults: Sequence[Fault]) -> list[float]:
+def _ends(workers: Mapping[Main, WorkerLife], faults: Sequence[Fault]) -> list[float]:
     """When connections to the broker ended."""
     ends = [at for worker in workers.values() for at in (*worker.leaves, worker.died)]
     ends += [worker.stopping for worker in workers.values()]
@@ -257,120 +224,6 @@ def _story(sent: Sent, traces: Mapping[str, Sequence[tuple[Line, Main]]]) -> str
     return f"{sent.task}[{sent.id}] sent {sent.at:.3f}: {steps or 'never received'}"
 
 
-def _died(process: Process, alive: Mapping[Process, float], until: float) -> float:
-    """When it was last seen alive, if it is no more."""
-    last = alive.get(process, 0.0)
-    return last if last < until - 2.0 else float("inf")
-
-
-def _workers(
-    lines: Mapping[Process, Sequence[Line]], alive: Mapping[Process, float], until: float
-) -> dict[Main, _Worker]:
-    """Who was connected when."""
-    found: dict[Main, _Worker] = {}
-    for process, of_one in lines.items():
-        worker = found.setdefault((process.worker, process.main), _Worker())
-        if process.pid != process.main:
-            continue
-        worker.died = _died(process, alive, until)
-        since: float | None = None
-        for line in of_one:
-            if line.kind == "connected":
-                since = line.at
-                worker.connects.append(line.at)
-            elif line.kind in ("disconnected", "stopping"):
-                if since is not None:
-                    worker.connected.append((since + CONNECTED, line.at))
-                since = None
-                if line.kind == "stopping":
-                    worker.stopping = min(worker.stopping, line.at)
-                else:
-                    worker.leaves.append(line.at)
-        if since is not None:
-            worker.connected.append((since + CONNECTED, min(worker.died, until)))
-        worker.connected = union(worker.connected)
-    return found
-
-
-def _free(
-    main: Main,
-    worker: _Worker,
-    lines: Mapping[Process, Sequence[Line]],
-    alive: Mapping[Process, float],
-    ledger: Mapping[str, Sent],
-    faults: Sequence[Fault],
-    slots: Mapping[str, int],
-    until: float,
-) -> Spans:
-    """When it had a free slot, and could use it."""
-    taken: Spans = []
-    kept: Spans = []
-    for process, of_one in lines.items():
-        if (process.worker, process.main) == main:
-            died = _died(process, alive, until)
-            taken += _work(of_one, ledger, min(died, until))
-            kept += _kept_the_gil(of_one, ledger) if process.pid == process.main else []
-            if process.pid != process.main and died < worker.died:
-                taken.append((died, died + CHILD_BACK))  # "child"
-    stops = (
-        (fault.begin, (until if fault.end is None else fault.end) + WOKEN)
-        for fault in faults
-        if fault.worker == main[0] and fault.kind.startswith(STOPS)  # "stopped"
-    )
-    worker.stops = union([*stops, *kept])
-    hindered = [*worker.stops, *_without_quorum(main[0], faults, until)]
-    worker.well = without(worker.connected, union(hindered))
-    return fewer(taken, slots.get(main[0], 0), worker.well)
-
-
-def _kept_the_gil(lines: Sequence[Line], ledger: Mapping[str, Sent]) -> Spans:
-    """When a C call kept all threads of a process from running."""
-    found: Spans = []
-    begun: dict[int, float] = {}
-    for line in lines:
-        sent = ledger.get(line.task)
-        if line.kind == "enter" and sent is not None and sent.manner == "gil":
-            begun[line.thread] = line.at
-        elif line.kind in ("exit", "done") and line.thread in begun:
-            found.append((begun.pop(line.thread), line.at + SEEN))
-    return found
-
-
-def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Spans:
-    """When the slots of a process were taken: one may have many, as threads."""
-    found: Spans = []
-    open_: dict[int, tuple[Line, bool]] = {}
-    for line in lines:
-        if line.kind == "got":
-            sent = ledger.get(line.task)
-            open_[line.thread] = line, sent is None or sent.task in TAKES_A_SLOT
-        elif line.kind == "enter" and line.thread in open_:
-            open_[line.thread] = open_[line.thread][0], True
-        elif line.kind == "done" and line.thread in open_:
-            got, works = open_.pop(line.thread)
-            if works:
-                found.append((got.at, line.at))
-    found += ((got.at, end) for got, works in open_.values() if works)
-    return found
-
-
-def _without_quorum(worker: str, faults: Sequence[Fault], until: float) -> Spans:
-    """When too few nodes answered this worker ("quorum")."""
-    out: list[tuple[float, float, int]] = []
-    for fault in faults:
-        if fault.nodes and fault.worker in ("", worker):
-            end = until if fault.end is None else fault.end
-            end += 1.1 * TTL if fault.kind.startswith(FORGETTING) else 0.0
-            out += ((fault.begin, end, node) for node in fault.nodes)
-    edges = sorted({edge for begin, end, _node in out for edge in (begin, end)})
-    found: Spans = []
-    for begin, end in itertools.pairwise(edges):
-        nodes = {node for a, b, node in out if a <= begin and b >= end}
-        if len(nodes) > NODES - QUORUM:
-            found.append((begin, end + LINKS_BACK))
-    return union(found)
-
-
 def _broker_away(faults: Sequence[Fault], until: float) -> Spans:
     """For everybody ("broker"); that a worker is not connected it says itself."""
     return [
@@ -383,7 +236,7 @@ def _broker_away(faults: Sequence[Fault], until: float) -> Spans:
 def _custodies(
     sent: Sent,
     trace: Sequence[tuple[Line, Main]],
-    workers: Mapping[Main, _Worker],
+    workers: Mapping[Main, WorkerLife],
     down: Spans,
     until: float,
     at_once: bool,
