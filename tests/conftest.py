@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import redis
 from celery import _state
+from celery.result import AsyncResult
 
 from celery_redlock import Redlock
 from celery_redlock.config.options import GLOBAL
@@ -41,6 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     # A shell that starts us in the background has us ignore it, and all that we start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # A result that is collected when its backend has gone unsubscribes: with a Celery before 5.7,
+    # for minutes.
+    AsyncResult.__del__ = lambda _result: None  # type: ignore[method-assign]
     if hasattr(config, "workerinput"):  # its parent has done it for all lanes
         return
     before = tempfile.gettempdir()

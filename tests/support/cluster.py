@@ -109,8 +109,6 @@ class Cluster:
         self.redlock.close()
         self.client.close()
         self.app.backend.client.close()
-        # Results that are collected later unsubscribe: with a Celery before 5.7, for minutes.
-        self.app.backend.result_consumer._pubsub = None
         self.app.close()
 
     # -- tasks ---------------------------------------------------------------------------------
