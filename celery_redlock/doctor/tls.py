@@ -68,7 +68,8 @@ def certificate_trouble(why: str) -> tuple[str, str] | None:
             return f"its certificate is not valid now: {said}", "renew it, and check both clocks"
         fix = "add ?ssl_ca_certs=PATH to its URL, the certificate of the authority that signed it"
         return f"its certificate is not trusted: {said}", fix
-    if re.search(r"EOF occurred in violation|ALERT|alert", why):
+    # With TLS 1.3 we may be writing when it hangs up.
+    if re.search(r"EOF occurred in violation|ALERT|alert|reset by peer|Broken pipe", why):
         fix = "add ?ssl_certfile=PATH&ssl_keyfile=PATH to its URL, if it wants to see a certificate"
         return f"it ends the TLS handshake: {why}", fix
     return None

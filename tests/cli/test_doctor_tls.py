@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from celery_redlock.cli.context import Site
+from celery_redlock.doctor.tls import certificate_trouble
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import examined
 from tests.support.certificates import Authority
@@ -86,6 +87,12 @@ def test_what_is_wrong_with_tls(
     assert code == 1 and quorum["check"] == "quorum"
     assert (found["level"], found["check"]) == ("wrong", "reachable")
     assert found["what"].startswith(what) and found["fix"].startswith(fix), found
+
+
+@pytest.mark.parametrize("why", ["Connection reset by peer.", "Broken pipe."])
+def test_one_that_hangs_up_while_we_write_ends_the_handshake(why: str) -> None:
+    what, fix = certificate_trouble(f"Error 104 while writing to socket. {why}") or ("", "")
+    assert what.startswith("it ends the TLS handshake: ") and "ssl_certfile" in fix
 
 
 def test_with_the_right_certificate_nothing_is_wrong(ports: dict[str, int], folder: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from celery import Celery, _state
 from celery.contrib.testing.worker import start_worker
 from celery.result import AsyncResult
+from kombu.asynchronous import set_event_loop
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
@@ -65,6 +66,7 @@ def running(
     """
     shop: Any = types.ModuleType("shop")
     state: Any = _state
+    set_event_loop(None)  # an older Celery takes that of the worker before, and its timer
     before = state._tls.current_app, state.default_app
     sys.modules["shop"] = shop
     try:

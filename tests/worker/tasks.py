@@ -73,6 +73,17 @@ if app.conf.get("test_hears"):
     hearing.connect()
 
 
+def compute() -> None:
+    """A loop of Python's own. In a frame of its own: Python 3.13.0 would pass by the `finally`.
+
+    Shorter than the switch interval, before what is written lets the GIL go and takes it back, it
+    would keep all other threads waiting.
+    """
+    end = time.monotonic() + 4 * sys.getswitchinterval()
+    while time.monotonic() < end:
+        pass
+
+
 def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str = "") -> None:
     """A body: from `enter` to `exit`, with signs of life between, as long as it is let.
 
@@ -99,11 +110,7 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str 
             if kind == "sleep":
                 time.sleep(0.005)
             else:
-                # A loop of Python's own. Shorter than the switch interval, before what is written
-                # above lets the GIL go and takes it back, it would keep all other threads waiting.
-                turn = time.monotonic() + 4 * sys.getswitchinterval()
-                while time.monotonic() < turn:
-                    pass
+                compute()
     finally:
         note("exit", f"k:{key}", task.request.id, run)
 
