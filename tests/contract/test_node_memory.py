@@ -361,8 +361,9 @@ def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCapt
         make_known([server])
         redlock = lock([server])
         redlock.release(redlock.acquire("r"))
-        said = lambda: [text for text in log.messages if "evict" in text]  # noqa: E731
-        (line,) = wait_until(said, 5.0, "it is told")  # by another thread
+        (line,) = wait_until(  # another thread tells
+            lambda: [text for text in log.messages if "evict" in text], 5.0, "it is told"
+        )
         assert f"node 127.0.0.1:{server.port} evicts keys" in line and "allkeys-lru" in line
         assert redlock.check() == []  # said already
         assert lock([server]).check() == [line]
