@@ -107,6 +107,7 @@ class LocalServer:
         self._binary = binary
         self._port: int | None = None
         self._port_is_proven = False
+        self._place: socket.socket | None = None
         self._dir: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
@@ -169,6 +170,7 @@ class LocalServer:
         if os.getpid() != self._owner:
             return  # A fork of ours: the server is the parent's.
         self.kill()
+        self._give_way()
         if self._dir is not None:
             shutil.rmtree(self._dir, ignore_errors=True)
             self._dir = None
@@ -183,6 +185,15 @@ class LocalServer:
         if guard is not None:
             guard.communicate(b"-\n-\n")  # seen dead: its pid may soon be another process's
             self._guard = None
+        if self._port_is_proven and self._place is None:
+            with contextlib.suppress(OSError):
+                self._place = _bound(self._port)
+
+    def _give_way(self) -> None:
+        """Leave the port that we have kept from others while the server was dead."""
+        if self._place is not None:
+            self._place.close()
+            self._place = None
 
     def restart(self) -> None:
         """Kill the server and start it on the same port, empty. A paused one runs again."""
@@ -237,6 +248,7 @@ class LocalServer:
         )
         self._guard = guard
         _guards.add(guard)
+        self._give_way()
         with open(self._dir / "server.log", "wb") as log:
             try:
                 self._process = subprocess.Popen(
@@ -310,14 +322,21 @@ def start_servers(count: int, **options: Any) -> Iterator[list[LocalServer]]:
 def _free_port() -> int:
     """A port that is free now. Another process may still be faster: the caller tries again."""
     for port in random.SystemRandom().sample(PORTS, k=200):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
+        with contextlib.suppress(OSError), _bound(port, reuse=0):  # nor is one that `kill` keeps
             return port
     raise RedlockError(f"No free port between {PORTS.start} and {PORTS.stop}.")
+
+
+def _bound(port: int | None, reuse: int = 1) -> socket.socket:
+    """Take a port, without listening: who connects is refused."""
+    place = socket.socket()
+    try:
+        place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        place.bind(("127.0.0.1", port))
+    except BaseException:
+        place.close()
+        raise
+    return place
 
 
 _guards: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import stat
@@ -176,6 +177,22 @@ def test_after_its_end_it_comes_back_empty_on_the_same_port(
         assert server.pid != pid
         with client(server) as c:
             assert c.get("k") is None
+
+
+def test_while_it_is_dead_no_other_is_given_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LocalServer() as one:
+        ports = range(one.port - 100, one.port + 100)
+        monkeypatch.setattr(server_module, "PORTS", ports)
+        others = (port for port in ports if port != one.port)
+        monkeypatch.setattr(
+            "random.SystemRandom.sample", lambda *_, k: [one.port, *itertools.islice(others, k)]
+        )
+        one.kill()
+        with pytest.raises(redis.ConnectionError):
+            ping(one)
+        with LocalServer() as another:
+            assert another.port != one.port
+            assert ping(one.start())
 
 
 def test_paused_it_answers_nothing_and_resumed_it_remembers_and_it_stops_in_both() -> None:
