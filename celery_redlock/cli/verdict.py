@@ -186,7 +186,7 @@ class Call:
         parking = conf.get("redlock_parking", True) and not conf.get(
             "worker_disable_prefetch", False
         )
-        return bool(parking) and len(self.resources) == 1 and parkable(self.how)
+        return bool(parking) and parkable(self.how)
 
 
 _END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}

@@ -165,7 +165,7 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     why = "held" if isinstance(refusal, ResourceHeld) else "unavailable"
     # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
     parked = attempts.pop("parked", False) or attempts[why] == 1
-    parked = parked and parks(message.options, message.resources)
+    parked = parked and parks(message.options)
     by_broker = broker.delayed_by_broker(app, request)
     # Else a worker holds it meanwhile.
     most = math.inf if by_broker else broker.unacknowledged_for(app) / 4

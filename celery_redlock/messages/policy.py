@@ -8,7 +8,7 @@ for a conflict that it only thinks of.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,16 +177,14 @@ def set_at_work(parking: bool) -> None:
     _at_work[0] = parking
 
 
-def parks(options: TaskOptions, resources: Sequence[str]) -> bool:
+def parks(options: TaskOptions) -> bool:
     """Whether this worker parks a delivery that meets a held lock.
 
     Such a delivery never waits in a pool slot: its body's process sends it again at once.
     """
-    return _at_work[0] and len(resources) == 1 and parkable(options)
+    return _at_work[0] and parkable(options)
 
 
 def parkable(options: TaskOptions) -> bool:
-    """Whether deliveries of such a task can be parked: it waits its turn, for one lock."""
-    return (
-        options.on_conflict == "retry" and options.limit == 1 and options.scope != "until_executing"
-    )
+    """Whether deliveries of such a task can be parked: it waits its turn for a lock."""
+    return options.on_conflict == "retry" and options.scope != "until_executing"

@@ -44,7 +44,7 @@ def run(
     request = task.request_stack.top if task is not None else None
     delivered = first_call(request)
     # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-    parked = delivered and parks(options, resources) and not lock.waits
+    parked = delivered and parks(options) and not lock.waits
     redlock = Redlock.from_app(app)
     owner = None
     if task is not None and not delivered:  # a delivery says more of itself

@@ -8,7 +8,7 @@ all while its pool is full. So the nodes alone cannot tell how many wait; the wo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,11 +42,19 @@ class Parked:
         for reply in replies:
             for wait in waits_told(reply):
                 if wait.get("where") == "parked":
-                    waited[wait["resource"]].append(float(wait["waited"]))
+                    for name in _names(wait):
+                        waited[name].append(float(wait["waited"]))
             names = reply.get("queued")
             if isinstance(names, list):
                 queued.update({name for name in names if isinstance(name, str)})
         return cls(waited, queued)
+
+
+def _names(wait: Mapping[str, Any]) -> Sequence[str]:
+    """Return what a task waits for: each of it counts. Older workers tell of one."""
+    names = wait.get("resources")
+    told = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if told and names else [wait["resource"]]
 
 
 def waits_told(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

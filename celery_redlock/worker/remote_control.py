@@ -108,29 +108,32 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     from celery.worker import state
 
     from ..messages.headers import attempts_of, short_id
+    from ..protocol.values import shown
 
-    waiting: dict[str, tuple[Any, str, float, str]] = {}
+    waiting: dict[str, tuple[Any, Sequence[str], float, str]] = {}
     now = time.time()
     holding = {hold["task_id"] for hold in holds}
     # In the order of their way: what goes on meanwhile is found at its next place.
     parking = _parking(consumer)
     if parking is not None:
         for parked in parking.admission.parked():
-            waiting[parked.request.id] = (parked.request, parked.resource, parked.since, "parked")
-        for request, resource in parking.admission.running():
+            waiting[parked.request.id] = (parked.request, parked.resources, parked.since, "parked")
+        for request, resources in parking.admission.running():
             attempts = attempts_of(request.request_dict)
             # Sent on to the pool, which has no slot for it yet.
             if attempts.get("parked") and request.time_start is None:
-                waiting.setdefault(request.id, (request, resource, attempts["since"], "parked"))
+                waiting.setdefault(request.id, (request, resources, attempts["since"], "parked"))
     for request in list(state.active_requests):
         if short_id(request.id) not in holding and request.id not in waiting:
-            wanted = _wanted(request)
-            if wanted:
-                waiting[request.id] = (request, wanted, request.time_start or now, "slot")
+            waiting[request.id] = (request, _wanted(request), request.time_start or now, "slot")
     holders = {hold["resource"]: f"{hold['task']} {hold['task_id']}".strip() for hold in holds}
-    for request, resource, since, where in waiting.values():
+    for request, wanted, since, where in waiting.values():
+        if not wanted:
+            continue
+        resource = shown(wanted)
         yield {
             "resource": resource,
+            "resources": wanted,
             "task": request.name,
             "task_id": request.id,
             "waited": round(max(0.0, now - since), 3),
@@ -152,17 +155,17 @@ def _parking(consumer: Any) -> Parking | None:
     return parking if isinstance(parking, Parking) else None
 
 
-def _wanted(request: Any) -> str:
+def _wanted(request: Any) -> Sequence[str]:
     """What a delivery in a slot is to hold; empty for nothing."""
-    from ..config.task_lock import lock_of, resource_of
+    from ..config.task_lock import lock_of, resources_of
 
     try:
         lock = lock_of(request.task)
         if lock is None or lock.options(request.app).scope == "until_executing":
-            return ""
-        return resource_of(request.task, request.args, request.kwargs) or ""
+            return ()
+        return resources_of(request.task, request.args, request.kwargs)
     except Exception:
-        return ""  # arguments that do not fit: the body's process says so
+        return ()  # arguments that do not fit: the body's process says so
 
 
 # -- What is set ---------------------------------------------------------------------------------

@@ -111,10 +111,7 @@ def test_throttle(server: LocalServer) -> None:
     """Of any four calls that follow each other, the last is let in a period after the first."""
     period = 1.5
     let_in: list[float] = []
-    times = {
-        "hold_for=60": f"hold_for={period}",
-        "retry_backoff_max=5": "retry_backoff=0.3, retry_backoff_max=0.3",
-    }
+    times = {"hold_for=60": f"hold_for={period}"}
     mails = Work(endless=False)
 
     class Fails(Work):
@@ -137,8 +134,7 @@ def test_throttle(server: LocalServer) -> None:
 
 def test_at_most_k(server: LocalServer) -> None:
     work = Work()
-    quicker = {"limit=3)\ndef": "limit=3, retry_backoff=0.2, retry_backoff_max=0.2)\ndef"}
-    with running("at-most-k", server, quicker, download=work) as shop:
+    with running("at-most-k", server, download=work) as shop:
         pages = [shop.fetch.delay(1, page) for page in range(5)]
         wait_until(lambda: len(work.now) == 3, 10.0, "three are at work")
         assert shop.busy(1) == 3 and shop.busy(2) == 0

@@ -24,16 +24,16 @@ class Deliveries:
 
     def arrive(self, name: str, now: float = 0.0, resource: str = "r", **how: Any) -> bool:
         how = {"since": 0.0, "until": LATE, **how}
-        return self.queue.arrive(self[name], resource, now, **how)
+        return self.queue.arrive(self[name], (resource,), now, **how)
 
     def ended(self, name: str, resource: str = "r") -> bool:
-        return self.queue.ended(self[name], resource)
+        return self.queue.ended(self[name], (resource,))
 
     def take(self, now: float = 0.0, resource: str = "r", *, free: bool = False) -> str:
-        return name_of(self.queue.take(resource, now, free=free))
+        return name_of(self.queue.take((resource,), now, free=free))
 
     def call(self, now: float = 0.0) -> str:
-        self.queue.called("r")
+        self.queue.called(("r",))
         return self.take(now)
 
 
@@ -59,9 +59,9 @@ def row() -> Deliveries:
 def test_the_first_goes_and_its_followers_are_parked(row: Deliveries) -> None:
     assert row.arrive("other", resource="else")
     assert len(row.queue) == 3
-    assert row.queue.counts("r") == (3, 1)
-    assert row.queue.counts("else") == (0, 1)
-    assert row.queue.counts("unknown") == (0, 0)
+    assert row.queue.counts(("r",)) == (3, 1)
+    assert row.queue.counts(("else",)) == (0, 1)
+    assert row.queue.counts(("unknown",)) == (0, 0)
 
 
 def test_one_that_met_a_held_lock_is_parked_though_nothing_is_known_here(some: Deliveries) -> None:
@@ -85,8 +85,8 @@ def test_a_call_is_kept_until_the_body_here_has_ended(row: Deliveries) -> None:
 
 
 def test_a_call_that_was_handed_on_lets_none_go(row: Deliveries) -> None:
-    row.queue.called("r")
-    row.queue.called("r", False)
+    row.queue.called(("r",))
+    row.queue.called(("r",), False)
     assert row.ended("first")
     assert row.take() == ""
 
@@ -148,7 +148,7 @@ def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
     back = row.queue.take_back(2)
     assert [name_of(parked) for parked in back] == ["late", "c"]
     assert len(row.queue) == 2
-    assert row.queue.counts("else") == (0, 0)
+    assert row.queue.counts(("else",)) == (0, 0)
     assert [name_of(parked) for parked in row.queue.take_back(0)] == ["b", "a"]
     assert row.queue.parked() == []
     assert not row.ended("first")
@@ -175,15 +175,59 @@ def test_nothing_is_kept_of_a_resource_that_is_at_rest(row: Deliveries) -> None:
         assert row.ended(name)
         row.call()
     assert not row.ended("c")
-    assert row.queue._resources == {}
-    row.queue.called("r")
+    assert row.queue._known == {}
+    row.queue.called(("r",))
     assert row.take() == ""
-    assert row.queue._resources == {}
+    assert row.queue._known == {}
 
 
 def test_a_call_does_not_outlive_those_it_was_for(row: Deliveries) -> None:
-    row.queue.called("r")
+    row.queue.called(("r",))
     row.queue.take_back(0)
     row.arrive("new")
     row.ended("first")
     assert row.take() == ""
+
+
+@pytest.fixture
+def places() -> Deliveries:
+    """Three may be at work at a time: as many are, and two are parked."""
+    some = Deliveries()
+    for name in ("first", "second", "third"):
+        assert some.arrive(name, limit=3)
+    for name in ("a", "b"):
+        assert not some.arrive(name, limit=3)
+    return some
+
+
+def test_as_many_go_as_the_limit_says(places: Deliveries) -> None:
+    assert places.call() == "", "all places are taken here"
+    assert places.ended("second")
+    assert places.take() == "a", "the call was kept"
+    assert places.call() == ""
+    assert places.queue.limit(("r",)) == 3
+
+
+def test_none_overtakes_those_that_wait_for_a_place(places: Deliveries) -> None:
+    assert places.ended("first")
+    assert not places.arrive("new", limit=3)
+    assert places.take(free=True) == "a"
+
+
+def test_a_body_at_work_for_long_takes_no_place_that_the_nodes_say_is_free(
+    places: Deliveries,
+) -> None:
+    """It holds another one."""
+    for name in ("first", "second", "third"):
+        places[name].time_start = 0.1
+    assert places.take(PRESUMED_DEAD_S, free=True) == "a"
+    assert places.take(PRESUMED_DEAD_S, free=True) == "b"
+
+
+def test_those_that_lock_more_than_one_wait_for_the_same_only_if_all_is_the_same() -> None:
+    some = Deliveries()
+    queue = AdmissionQueue(10)
+    when: dict[str, Any] = {"since": 0.0, "until": LATE}
+    assert queue.arrive(some["both"], ("a", "b"), 0.0, **when)
+    assert queue.arrive(some["one"], ("a",), 0.0, **when), "it meets the lock, and is sent again"
+    assert not queue.arrive(some["next"], ("a", "b"), 0.0, **when)

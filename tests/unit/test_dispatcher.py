@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from celery_redlock.locking.wait_queue import Waiter
+from celery_redlock.protocol.values import shown
 from celery_redlock.worker.parking import dispatcher as module
-from celery_redlock.worker.parking.admission import AdmissionQueue
+from celery_redlock.worker.parking.admission import AdmissionQueue, Resources
 from celery_redlock.worker.parking.dispatcher import (
+    AFTER_END_S,
     CALLED_S,
     LOOK_S,
     NO_QUORUM_S,
@@ -23,6 +25,7 @@ from celery_redlock.worker.parking.dispatcher import (
 from tests.support.fake_lock import FakeRedlock
 
 Went = tuple[str, bool, bool]
+"""What may be asked for, whether it was seen free, and whether it queues in the pool."""
 
 
 class Watch:
@@ -52,20 +55,21 @@ class Watch:
         yield place
         self.places.remove(place)
 
-    def _proceed(self, resource: str, free: bool, queue_up: bool) -> None:
-        self.went.append((resource, free, queue_up))
+    def _proceed(self, resources: Resources, free: bool, queue_up: bool) -> None:
+        self.went.append((shown(resources), free, queue_up))
         self.last = self.clock()
 
     def _sweep(self) -> None:
         self.sweeps += 1
 
-    def park(self, resource: str = "r", *, held: bool = True) -> Any:
-        if held:
-            self.redlock.acquire(resource)
+    def park(self, *resources: str, held: bool = True, limit: int = 1) -> Any:
+        resources = resources or ("r",)
+        for _ in range(limit if held else 0):
+            self.redlock.acquire(resources, limit=limit)
         request = SimpleNamespace(time_start=None)
-        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "again": True}
-        assert not self.queue.arrive(request, resource, self.clock(), **when)
-        self.dispatcher.watch(resource)
+        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "again": True, "limit": limit}
+        assert not self.queue.arrive(request, resources, self.clock(), **when)
+        self.dispatcher.watch(resources)
         return request
 
     def run(self, seconds: float, until: Callable[[], object] = lambda: False) -> None:
@@ -120,7 +124,7 @@ def test_after_each_that_goes_it_stands_behind_the_others(watch: Watch) -> None:
     (before,) = watch.redlock.fakes[0].lines["r"].values()
     watch.call()
     watch.run(0.001)
-    watch.dispatcher.gone("r")
+    watch.dispatcher.gone(("r",))
     watch.run(0.001)
     (after,) = watch.redlock.fakes[0].lines["r"].values()
     assert after > before
@@ -172,7 +176,7 @@ def test_a_worker_without_a_slot_hands_its_call_on(watch: Watch) -> None:
 def test_a_call_that_nothing_came_of_is_handed_on_as_well(watch: Watch) -> None:
     """Its release has called us, and its slot does not become free."""
     running = watch.park()
-    watch.queue.take("r", watch.clock(), free=True)
+    watch.queue.take(("r",), watch.clock(), free=True)
     watch.park(held=False)
     watch.run(0.01)
     watch.slot = False
@@ -233,7 +237,7 @@ def test_one_failing_resource_holds_up_no_other(
     attend = ParkingDispatcher._attend
 
     def fails(self: ParkingDispatcher, watched: Any, *when: float) -> bool:
-        if watched.resource == "bad":
+        if watched.resources == ("bad",):
             raise RuntimeError("planted")
         return attend(self, watched, *when)
 
@@ -258,3 +262,94 @@ def test_many_resources_are_asked_about_together(monkeypatch: pytest.MonkeyPatch
     many = rounds_a_second(Watch(monkeypatch), 200)
     assert few < 3
     assert many < 200 * few / 4
+
+
+# -- A limit, and several resources ---------------------------------------------------------------
+
+
+def test_as_many_go_as_places_are_free(watch: Watch) -> None:
+    for _ in range(4):
+        watch.park(limit=3, held=False)
+    watch.run(0.01)
+    assert watch.went == [("r", True, False)] * 3
+    watch.redlock.acquire("r", limit=3)
+    watch.went.clear()
+    watch.run(1.0, lambda: watch.went)
+    assert watch.went == [("r", True, False)] * 2
+
+
+def test_a_place_whose_holder_dies_is_taken_when_its_ttl_is_over(watch: Watch) -> None:
+    began = watch.clock()
+    for ttl in (5.0, 20.0, 20.0):
+        watch.redlock.acquire("r", limit=3, ttl=ttl)
+    watch.park(limit=3, held=False)
+    watch.run(6.0, lambda: watch.went)
+    assert watch.went == [("r", True, False)]
+    assert 5.0 <= watch.last - began < 5.01
+
+
+def test_one_call_may_be_for_two_places(watch: Watch) -> None:
+    """Both were freed before we stood in the queue again: we look, and do not wait for a call."""
+    leases = [watch.redlock.acquire("r", limit=2) for _ in range(2)]
+    for _ in range(2):
+        watch.park(limit=2, held=False)
+    watch.run(0.01)
+    for lease in leases:
+        watch.redlock.release(lease)
+    watch.call()
+    watch.run(0.001)
+    watch.queue.take(("r",), watch.clock())
+    watch.dispatcher.gone(("r",))
+    freed = watch.clock()
+    watch.run(1.0, lambda: len(watch.went) > 1)
+    assert watch.last - freed <= AFTER_END_S + 0.001
+
+
+def test_several_go_when_all_are_free(watch: Watch) -> None:
+    a, b = watch.redlock.acquire("a"), watch.redlock.acquire("b")
+    watch.park("a", "b", held=False)
+    watch.run(0.5)
+    watch.redlock.release(b)
+    watch.run(2.0)
+    assert watch.went == []
+    watch.redlock.release(a)
+    freed = watch.clock()
+    watch.run(1.0, lambda: watch.went)
+    assert watch.went == [("a + b", True, False)]
+    assert watch.clock() - freed < 1.0
+
+
+def test_it_stands_in_the_queues_of_those_that_are_held_alone(watch: Watch) -> None:
+    """In the others it would use up the calls of what it cannot take yet."""
+    watch.redlock.acquire("b")
+    watch.park("a", "b", held=False)
+    watch.run(1.0)
+    assert (watch.stands("a"), watch.stands("b")) == (0, 5)
+    assert watch.dispatcher.queued() == ["b"]
+
+
+def test_a_call_for_one_of_several_is_a_reason_to_look(watch: Watch) -> None:
+    a = watch.redlock.acquire("a")
+    watch.park("a", "b", held=False)
+    watch.run(1.0)
+    watch.redlock.driver.rounds.clear()
+    watch.redlock.release(a)
+    watch.call()
+    watch.run(0.001)
+    assert watch.went == [("a + b", True, False)]
+    assert watch.redlock.driver.rounds == ["release", "peek"]
+
+
+def test_a_call_that_does_not_help_is_handed_on(watch: Watch) -> None:
+    a = watch.redlock.acquire("a")
+    watch.redlock.acquire("b")
+    watch.park("a", "b", held=False)
+    watch.run(1.0)
+    assert (watch.stands("a"), watch.stands("b")) == (5, 5)
+    watch.redlock.release(a)
+    watch.redlock.driver.rounds.clear()
+    watch.call()
+    watch.run(0.001)
+    assert watch.went == []
+    assert watch.redlock.driver.rounds == ["peek", "pass", "queue"]
+    assert (watch.stands("a"), watch.stands("b")) == (0, 5)

@@ -31,11 +31,11 @@ def test_a_task_that_was_sent_on_to_a_full_pool_still_waits() -> None:
 
     first, second, third = request("first"), *(request(n, parked=True) for n in ("second", "third"))
     for number, one in enumerate((first, second, third)):
-        admission.arrive(one, "order:1", 0.0, since=5.0 + number, until=99.0)
+        admission.arrive(one, ("order:1",), 0.0, since=5.0 + number, until=99.0)
     both = {"second": "parked", "third": "parked"}
     assert waiting() == both  # the first never waited
-    admission.ended(first, "order:1")
-    taken = admission.take("order:1", 1.0, free=True)
+    admission.ended(first, ("order:1",))
+    taken = admission.take(("order:1",), 1.0, free=True)
     assert taken is not None and taken.request is second
     assert waiting() == both
     second.time_start = 7.0  # a process has begun with it

@@ -18,32 +18,30 @@ def parking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "_at_work", [True])
 
 
-def test_what_waits_for_one_lock_is_parked(parking: None) -> None:
-    assert parks(OPTIONS, ["one"])
+def test_what_waits_for_a_lock_is_parked(parking: None) -> None:
+    assert parks(OPTIONS)
+    assert parks(replace(OPTIONS, limit=2))
 
 
 @pytest.mark.parametrize(
-    ("options", "resources"),
+    "options",
     [
-        (OPTIONS, ["one", "two"]),
-        (OPTIONS, []),
-        (replace(OPTIONS, on_conflict="skip"), ["one"]),
-        (replace(OPTIONS, on_conflict=print), ["one"]),
-        (replace(OPTIONS, limit=2), ["one"]),
-        (replace(OPTIONS, scope="until_executing"), ["one"]),
+        replace(OPTIONS, on_conflict="skip"),
+        replace(OPTIONS, on_conflict=print),
+        replace(OPTIONS, scope="until_executing"),
     ],
 )
-def test_all_else_is_not(parking: None, options: TaskOptions, resources: list[str]) -> None:
-    assert not parks(options, resources)
+def test_all_else_is_not(parking: None, options: TaskOptions) -> None:
+    assert not parks(options)
 
 
 def test_nor_where_no_worker_has_begun_to() -> None:
-    assert not parks(OPTIONS, ["one"])
+    assert not parks(OPTIONS)
 
 
 def test_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "_at_work", [False])
     set_at_work(True)
-    assert parks(OPTIONS, ["one"])
+    assert parks(OPTIONS)
     set_at_work(False)
-    assert not parks(OPTIONS, ["one"])
+    assert not parks(OPTIONS)

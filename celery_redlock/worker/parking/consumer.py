@@ -38,10 +38,10 @@ from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_fo
 from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, attempts_of, said
 from ...messages.policy import parkable, set_at_work
 from ...messages.reservation import HEADER, Reservation
-from ...protocol.values import Owner, printable
+from ...protocol.values import Owner, names_of, printable, shown
 from ...runtime.clock import monotonic
 from ..task_events import WAITING, told
-from .admission import AdmissionQueue, Parked
+from .admission import AdmissionQueue, Parked, Resources
 from .dispatcher import ParkingDispatcher
 from .prefetch import MAX_PARKED, Prefetch
 
@@ -158,18 +158,17 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            resources = resources_of(request.task, request.args, request.kwargs)
+            resources = names_of(resources_of(request.task, request.args, request.kwargs))
         except Exception:
             return False  # the body's process says what is wrong
         attempts = attempts_of(request.request_dict)
         again = attempts["held"] > 0
-        if len(resources) != 1 or (not again and self._may_be_a_duplicate(request, options)):
+        if not resources or (not again and self._may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
             return False  # given back once more, it would be dropped; the pool sends it again
         if not has_way_back(request.request_dict):
             return False
-        (resource,) = resources
         now = monotonic()
         since = attempts["since"]
         longest = self._longest * JITTER.uniform(0.75, 1.0)
@@ -179,15 +178,16 @@ class Parking(bootsteps.StartStopStep):
             left = left - attempts["stuck"] if again else left / 4
             longest = min(longest, max(left, MIN_PARKED_S))
         self.admission.most = self._prefetch.most
-        self._watch(request, resource)
+        self._watch(request, resources)
         if self.admission.arrive(
             request,
-            resource,
+            resources,
             now,
             since=since,
             until=now + longest,
             urgency=self._urgency(request),
             again=again,
+            limit=options.limit,
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
@@ -195,8 +195,8 @@ class Parking(bootsteps.StartStopStep):
         try:
             self._some_are_new = True
             self._prefetch.widen(self._extra)
-            self.dispatcher.watch(resource)
-            self._say_parked(request, resource, since)
+            self.dispatcher.watch(resources)
+            self._say_parked(request, resources, since)
         except Exception:  # it is parked all the same, and must not go to the pool twice
             logger.exception("%s[%s] is parked", request.name, request.id)
         return True
@@ -219,9 +219,9 @@ class Parking(bootsteps.StartStopStep):
             return note.scope != "while_executing" and not (note.token or note.begun)
         return options.scope != "while_executing"
 
-    def _say_parked(self, request: Any, resource: str, since: float) -> None:
+    def _say_parked(self, request: Any, resources: Resources, since: float) -> None:
         """Say that it is parked; and who holds its lock, if that is at work here."""
-        running = (one for one, name in self.admission.running() if name == resource)
+        running = (one for one, name in self.admission.running() if name == resources)
         here = next(running, None)
         if self._tells:
             holder = None
@@ -229,7 +229,7 @@ class Parking(bootsteps.StartStopStep):
                 pid = here.worker_pid or 0
                 holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            told_of = {"name": printable(request.name), "resource": printable(resource)}
+            told_of = {"name": printable(request.name), "resource": printable(shown(resources))}
             request.send_event(WAITING, **told_of, holder=holder, waited=waited)
         who = ""
         if here is not None:
@@ -238,11 +238,11 @@ class Parking(bootsteps.StartStopStep):
         logger.info(
             "%s waits (parked) for %s%s",
             printable(f"{request.name}[{request.id}]"),
-            printable(resource),
+            printable(shown(resources)),
             who,
         )
 
-    def _watch(self, request: Any, resource: str) -> None:
+    def _watch(self, request: Any, resources: Resources) -> None:
         """Have its end told. By attributes of the instance: its class has its own."""
 
         def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
@@ -251,7 +251,7 @@ class Parking(bootsteps.StartStopStep):
                     return method(*args, **kwargs)
                 finally:
                     if is_end(*args, **kwargs):
-                        self._ended(request, resource)
+                        self._ended(request, resources)
 
             return told
 
@@ -262,15 +262,15 @@ class Parking(bootsteps.StartStopStep):
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
 
-    def _ended(self, request: Any, resource: str) -> None:
-        if self.admission.ended(request, resource):
-            self._post(self._proceed, resource, False, False)
-            self.dispatcher.ended(resource)
+    def _ended(self, request: Any, resources: Resources) -> None:
+        if self.admission.ended(request, resources):
+            self._post(self._proceed, resources, False, False)
+            self.dispatcher.ended(resources)
 
     def _revoked(self, request: Any = None, **_signal: Any) -> None:
-        for running, resource in self.admission.running():
+        for running, resources in self.admission.running():
             if running.id == request.id and running not in state.reserved_requests:
-                self._ended(running, resource)
+                self._ended(running, resources)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Have it called in the main thread, soon."""
@@ -299,13 +299,13 @@ class Parking(bootsteps.StartStopStep):
 
     # -- The main thread again -------------------------------------------------------------------
 
-    def _proceed(self, resource: str, free: bool, queue_up: bool) -> None:
-        """Give the pool the next delivery of a resource, if it may go and has a slot."""
+    def _proceed(self, resources: Resources, free: bool, queue_up: bool) -> None:
+        """Give the pool the next delivery for some resources, if it may go and has a slot."""
         if not queue_up and not self._has_slot():
             return
-        parked = self.admission.take(resource, monotonic(), free=free)
+        parked = self.admission.take(resources, monotonic(), free=free)
         if parked is not None:
-            self.dispatcher.gone(resource)
+            self.dispatcher.gone(resources)
             self._unpark(parked)
 
     def _unpark(self, parked: Parked) -> None:
@@ -317,7 +317,7 @@ class Parking(bootsteps.StartStopStep):
         if request in state.reserved_requests:
             logger.info("%s was given to another worker: it is left to it", request.id)
             state.task_ready(request)
-        self._ended(request, parked.resource)
+        self._ended(request, parked.resources)
 
     @property
     def _extra(self) -> int:
@@ -339,9 +339,9 @@ class Parking(bootsteps.StartStopStep):
                 self.admission.withdraw(parked)
         if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
             self._unpark(overdue)
-        for request, resource in self.admission.running():
+        for request, resources in self.admission.running():
             if request not in state.reserved_requests:
-                self._ended(request, resource)
+                self._ended(request, resources)
         self._prefetch.widen(self._extra)
         if self._full and self._prefetch.widens:
             # What is with the pool and not acknowledged is in the window as well.

@@ -9,6 +9,10 @@ does not stand in the queue until it has one: it never keeps a free resource fro
 
 Calls get lost, holders die, nodes are away: so the nodes are also asked which of the resources are
 free, all of them in one request, more often than once a second.
+
+Deliveries that lock several resources stand in the queues of those that the last look found held.
+To be called for one of them is a reason to look whether all are free, and if they are not, the call
+is handed on: the one that is free is another's.
 """
 
 from __future__ import annotations
@@ -18,19 +22,20 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
 from ...locking.redlock import Redlock
 from ...locking.wait_queue import FEW_CALLED_S, Waiter
 from ...protocol import outcome, quorum
-from ...protocol.round import Verb
-from ...protocol.values import Query, QueueEntry, printable
+from ...protocol.names import slots
+from ...protocol.round import Round, Verb
+from ...protocol.values import Query, QueueEntry, printable, shown
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
 from ...stores.redis.driver import BATCH
-from .admission import AdmissionQueue
+from .admission import AdmissionQueue, Resources
 
 __all__ = ["ParkingDispatcher"]
 
@@ -70,11 +75,13 @@ class _Call(SafeEvent):
         self._bell.set()
 
 
-class _WatchedKey:
-    """One resource that somebody here is parked for."""
+class _Watched:
+    """What somebody here is parked for."""
 
-    def __init__(self, resource: str, place: Waiter, entry: QueueEntry, exits: ExitStack) -> None:
-        self.resource = resource
+    def __init__(
+        self, resources: Resources, place: Waiter, entry: QueueEntry, exits: ExitStack
+    ) -> None:
+        self.resources = resources
         self.place = place
         self.entry = entry
         self.exits = exits
@@ -87,6 +94,11 @@ class _WatchedKey:
         """Since when no slot has been seen for it."""
         self.no_quorum: float | None = None
 
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single resource, which a call is as good as a look for."""
+        return len(self.resources) == 1
+
 
 class ParkingDispatcher:
     """One per worker.
@@ -95,9 +107,9 @@ class ParkingDispatcher:
         redlock: The locks that are waited for.
         admission: Knows who is parked.
         has_slot: Tells whether the pool could begin with another task now.
-        proceed: Called with a resource that may be asked for; whether the nodes have just said that
-            it is free (else they have called us); and whether its delivery is to join the pool's
-            own queue, though no slot is free.
+        proceed: Called with what may be asked for; whether the nodes have just said that it is free
+            (else they have called us); and whether its delivery is to join the pool's own queue,
+            though no slot is free.
         sweep: Called every `SWEEP_S` while anybody is parked.
     """
 
@@ -106,7 +118,7 @@ class ParkingDispatcher:
         redlock: Redlock,
         admission: AdmissionQueue,
         has_slot: Callable[[], bool],
-        proceed: Callable[[str, bool, bool], None],
+        proceed: Callable[[Resources, bool, bool], None],
         sweep: Callable[[], None],
     ) -> None:
         self._redlock = redlock
@@ -115,35 +127,36 @@ class ParkingDispatcher:
         self._proceed = proceed
         self._sweep = sweep
         self._bell = SafeEvent()
-        self._watched: dict[str, _WatchedKey] = {}
-        self._asked: deque[tuple[str, Callable[[_WatchedKey, float], None]]] = deque()
+        self._watched: dict[Resources, _Watched] = {}
+        self._asked: deque[tuple[Resources, Callable[[_Watched, float], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
         self._closing = False
 
-    def watch(self, resource: str) -> None:
-        """Look after a resource, from now on. Does not wait."""
-        self._ask(resource, self._look_now)
+    def watch(self, resources: Resources) -> None:
+        """Look after some resources, from now on. Does not wait."""
+        self._ask(resources, self._look_now)
 
-    def ended(self, resource: str) -> None:
+    def ended(self, resources: Resources) -> None:
         """A body of ours has ended, and others are parked."""
-        self._ask(resource, self._look_soon)
+        self._ask(resources, self._look_soon)
 
-    def gone(self, resource: str) -> None:
+    def gone(self, resources: Resources) -> None:
         """A delivery was given to the pool: stand in the queue again, for the next one."""
-        self._ask(resource, self._queue)
+        self._ask(resources, self._queue_for_next)
 
     def queued(self) -> list[str]:
         """Return the resources in whose queues on the nodes this worker stands."""
-        return [one.resource for one in list(self._watched.values()) if one.queued is not None]
+        queued = [one.entry for one in list(self._watched.values()) if one.queued is not None]
+        return [name for entry in queued for name in entry.resources]
 
     def close(self) -> None:
         """Leave all queues, soon: this worker asks for nothing any more."""
         self._closing = True
         self._bell.set()
 
-    def _ask(self, resource: str, what: Callable[[_WatchedKey, float], None]) -> None:
-        self._asked.append((resource, what))
+    def _ask(self, resources: Resources, what: Callable[[_Watched, float], None]) -> None:
+        self._asked.append((resources, what))
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(
                 target=self._run, name="celery_redlock parking", daemon=True
@@ -165,16 +178,16 @@ class ParkingDispatcher:
         """Do what is due; return the seconds until something is."""
         now = monotonic()
         while self._asked:
-            resource, what = self._asked.popleft()
-            watched = self._watched.get(resource)
-            if watched is None and self._admission.counts(resource)[0]:
-                watched = self._begin(resource, now)
+            resources, what = self._asked.popleft()
+            watched = self._watched.get(resources)
+            if watched is None and self._admission.counts(resources)[0]:
+                watched = self._begin(resources, now)
             if watched is not None:
                 what(watched, now)
         if now - self._swept >= SWEEP_S:
             self._swept = now
             self._sweep()
-        looks: list[_WatchedKey] = []
+        looks: list[_Watched] = []
         waits = not any(watched.due <= now for watched in self._watched.values())
         horizon = now if waits else now + LOOK_S[0]
         for watched in list(self._watched.values()):
@@ -182,10 +195,11 @@ class ParkingDispatcher:
                 if self._attend(watched, now, horizon):
                     looks.append(watched)
             except Exception:  # of one, and it holds up no other
-                logger.exception("%s is looked after again in 1 s", printable(watched.resource))
+                name = printable(shown(watched.resources))
+                logger.exception("%s is looked after again in 1 s", name)
                 watched.due = now + 1.0
-        for at in range(0, len(looks), BATCH):
-            self._look(looks[at : at + BATCH])
+        for batch in self._batches(looks):
+            self._look(batch)
         if not self._watched:
             return 3600.0
         due = min(watched.due for watched in self._watched.values())
@@ -193,54 +207,60 @@ class ParkingDispatcher:
 
     # -- What is asked of it ---------------------------------------------------------------------
 
-    def _begin(self, resource: str, now: float) -> _WatchedKey:
+    def _begin(self, resources: Resources, now: float) -> _Watched:
         exits = ExitStack()
         place = exits.enter_context(self._redlock.client.wakeup.waiter())
         place.news = _Call(self._bell)
-        entry = QueueEntry((resource,), len(self._redlock.nodes), place.member, place.since)
-        watched = self._watched[resource] = _WatchedKey(resource, place, entry, exits)
+        entry = QueueEntry(resources, len(self._redlock.nodes), place.member, place.since)
+        watched = self._watched[resources] = _Watched(resources, place, entry, exits)
         self._queue(watched, now)
         return watched
 
-    def _look_now(self, watched: _WatchedKey, now: float) -> None:
+    def _look_now(self, watched: _Watched, now: float) -> None:
         watched.due = now
 
-    def _look_soon(self, watched: _WatchedKey, now: float) -> None:
+    def _look_soon(self, watched: _Watched, now: float) -> None:
         watched.due = min(watched.due, now + AFTER_END_S)
 
-    def _queue(self, watched: _WatchedKey, now: float) -> None:
+    def _queue(self, watched: _Watched, now: float) -> None:
         """Stand in the queue, behind those who wait already."""
-        watched.entry = replace(watched.entry, since=time.time_ns() // 1000)
+        since = time.time_ns() // 1000
+        watched.entry = replace(watched.entry, resources=watched.resources, since=since)
         watched.called = False
         watched.no_slot = None
         watched.due = now + JITTER.uniform(*LOOK_S)
         self._stand(watched, now)
 
-    def _stand(self, watched: _WatchedKey, now: float) -> None:
+    def _queue_for_next(self, watched: _Watched, now: float) -> None:
+        self._queue(watched, now)
+        if self._admission.limit(watched.resources) > 1:
+            self._look_soon(watched, now)  # one call may have been for two places that were freed
+
+    def _stand(self, watched: _Watched, now: float) -> None:
         watched.place.forget()
         watched.queued = now
         self._leave(watched, Verb.ENQUEUE)
 
-    def _leave(self, watched: _WatchedKey, verb: Verb) -> None:
+    def _leave(self, watched: _Watched, verb: Verb) -> None:
         self._redlock.client.driver.run(lambda now: quorum.leave(watched.entry, now, verb))
 
-    def _unwatch(self, watched: _WatchedKey) -> None:
-        self._watched.pop(watched.resource, None)
+    def _unwatch(self, watched: _Watched) -> None:
+        self._watched.pop(watched.resources, None)
         watched.exits.close()
         if watched.queued is not None:
             self._leave(watched, Verb.HAND_ON)
 
     # -- What may go -----------------------------------------------------------------------------
 
-    def _attend(self, watched: _WatchedKey, now: float, horizon: float) -> bool:
-        """Do what is due for one resource; return whether the nodes are to be asked about it.
+    def _attend(self, watched: _Watched, now: float, horizon: float) -> bool:
+        """Do what is due for one of them; return whether the nodes are to be asked about it.
 
         Args:
-            watched: The resource.
+            watched: What somebody is parked for.
             now: Seconds.
             horizon: Until when what is due may be asked along with what is due now.
         """
-        parked, running = self._admission.counts(watched.resource)
+        parked, running = self._admission.counts(watched.resources)
         if not parked:
             self._unwatch(watched)
             return False
@@ -249,7 +269,7 @@ class ParkingDispatcher:
             # The nodes do not agree; most likely the others' calls are on their way.
             watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
             return False
-        if calls and (calls < watched.place.quorum or not watched.place.sure):
+        if calls and watched.is_one and (calls < watched.place.quorum or not watched.place.sure):
             self._stand(watched, now)  # another was called, or nobody: the nodes are asked
             watched.due = now
         elif calls:
@@ -257,46 +277,100 @@ class ParkingDispatcher:
             watched.queued = None  # whoever is called stands in the queue no more
             watched.called = True
             watched.due = now
-            if self._has_slot() or running:  # the slot of a body that has just released
+            # The slot of a body that has just released will do.
+            if watched.is_one and (self._has_slot() or running):
                 watched.due = now + CALLED_S
-                self._admission.called(watched.resource)
-                self._proceed(watched.resource, False, False)
+                self._admission.called(watched.resources)
+                self._proceed(watched.resources, False, False)
                 return False
         if watched.due > (now if watched.called or watched.no_slot is not None else horizon):
             return False
-        if watched.called:  # and nothing has come of it: another may have a slot for it
-            watched.called = False
-            self._admission.called(watched.resource, False)
-            self._leave(watched, Verb.HAND_ON)
-        if not self._has_slot():
+        has_slot = self._has_slot()
+        if watched.called and (watched.is_one or not has_slot):
+            # Nothing has come of it: another may have a slot for it.
+            self._admission.called(watched.resources, False)
+            self._hand_on(watched)
+        if not has_slot:
             watched.no_slot = now if watched.no_slot is None else watched.no_slot
             watched.due = now + SLOT_S
             return now - watched.no_slot >= QUEUE_UP_S
-        if watched.queued is None:
+        if watched.queued is None and not watched.called:
             self._queue(watched, now)
-        elif now - watched.queued >= RENEW_S:
+        elif watched.queued is not None and now - watched.queued >= RENEW_S:
             self._stand(watched, now)
         return True
 
-    def _look(self, looks: Sequence[_WatchedKey]) -> None:
-        """Ask which of some resources are free, and let those go."""
+    def _hand_on(self, watched: _Watched) -> None:
+        """Have the nodes call the next waiter in our place."""
+        watched.called = False
+        self._leave(watched, Verb.HAND_ON)
+
+    def _names(self, watched: _Watched) -> Sequence[str]:
+        """The names on the nodes that are looked at: all that is locked, or the places of one."""
+        if not watched.is_one:
+            return watched.resources
+        return slots(watched.resources[0], self._admission.limit(watched.resources))
+
+    def _batches(self, looks: Sequence[_Watched]) -> Iterator[list[tuple[_Watched, Sequence[str]]]]:
+        """Divide what is looked at into requests, each of about `BATCH` names."""
+        batch: list[tuple[_Watched, Sequence[str]]] = []
+        size = 0
+        for watched in looks:
+            names = self._names(watched)
+            batch.append((watched, names))
+            size += len(names)
+            if size >= BATCH:
+                yield batch
+                batch, size = [], 0
+        if batch:
+            yield batch
+
+    def _look(self, looks: Sequence[tuple[_Watched, Sequence[str]]]) -> None:
+        """Ask who holds what, and let those go that nobody is in the way of."""
         redlock = self._redlock
-        asked = [Query(watched.entry.resources, len(redlock.nodes)) for watched in looks]
+        asked = [Query((name,), len(redlock.nodes)) for _, names in looks for name in names]
         patience = redlock.node_timeout
         ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
         now = monotonic()
-        for number, watched in enumerate(looks):
+        at = 0
+        for watched, names in looks:
             watched.due = now + JITTER.uniform(*LOOK_S)
-            if ballot.yes < ballot.quorum:
-                watched.no_quorum = now if watched.no_quorum is None else watched.no_quorum
-                free = now - watched.no_quorum >= NO_QUORUM_S
-            else:
-                watched.no_quorum = None
-                free_in = outcome.free_in(ballot, number)
-                free = free_in <= 0
-                if not free:  # its holder may have died without a word
-                    watched.due = min(watched.due, now + free_in + 0.002)
-            if free:
+            left = [] if ballot.yes < ballot.quorum else _left(ballot, at, len(names))
+            at += len(names)
+            for _ in range(self._may_go(watched, names, left, now)):
                 queue_up = watched.no_slot is not None and now - watched.no_slot >= QUEUE_UP_S
+                self._proceed(watched.resources, True, queue_up)
                 watched.no_slot = None
-                self._proceed(watched.resource, True, queue_up)
+
+    def _may_go(
+        self, watched: _Watched, names: Sequence[str], left: Sequence[float], now: float
+    ) -> int:
+        """Return how many deliveries may go.
+
+        Args:
+            watched: What they are parked for.
+            names: What the nodes were asked about.
+            left: For how long each is held yet; nothing if no quorum has answered; seconds.
+            now: Seconds.
+        """
+        if not left:
+            watched.no_quorum = now if watched.no_quorum is None else watched.no_quorum
+            return int(now - watched.no_quorum >= NO_QUORUM_S)
+        watched.no_quorum = None
+        held = tuple(name for name, seconds in zip(names, left, strict=True) if seconds > 0)
+        free = len(names) - len(held) if watched.is_one else not held
+        if free:
+            return int(free)
+        # Its holder may have died without a word.
+        free_in = min(left) if watched.is_one else max(left)
+        watched.due = min(watched.due, now + free_in + 0.002)
+        if not watched.is_one and (watched.called or held != watched.entry.resources):
+            self._hand_on(watched)
+            watched.entry = replace(watched.entry, resources=held)
+            self._stand(watched, now)
+        return 0
+
+
+def _left(ballot: Round, first: int, count: int) -> list[float]:
+    """Return the seconds until some of the names in a PEEK are free, if nobody extends."""
+    return [outcome.free_in(ballot, number) for number in range(first, first + count)]
