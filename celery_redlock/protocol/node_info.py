@@ -47,11 +47,10 @@ class NodeInfo:
     def of(cls, info: str) -> NodeInfo:
         """Read the text of an INFO reply."""
         said = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-        uptime = said.get("uptime_in_seconds", "")
         history = said.get("master_replid2", NO_REPLICATION_ID)
         return cls(
             run_id=said.get("run_id", ""),
-            uptime=float(uptime) if uptime.isdecimal() and len(uptime) < 16 else None,
+            uptime=_seconds(said.get("uptime_in_seconds", "")),
             role=said.get("role", ""),
             master=f"{said.get('master_host', '?')}:{said.get('master_port', '?')}",
             cluster=said.get("cluster_enabled") == "1",
@@ -88,3 +87,11 @@ class NodeInfo:
         if self.cluster:
             return "it is a member of a Redis Cluster (cluster_enabled:1), no independent master"
         return ""
+
+
+def _seconds(uptime: str) -> float | None:
+    """Read an uptime. It is negative where the server's clock was set back since its start, which
+    may have been a moment ago."""
+    if not uptime.removeprefix("-").isdecimal() or len(uptime) >= 16:
+        return None
+    return max(0.0, float(uptime))

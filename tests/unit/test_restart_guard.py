@@ -74,7 +74,14 @@ def test_what_a_node_says_is_read() -> None:
     assert facts.cluster and facts.appends
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", "uptime_in_seconds:-1", "uptime_in_seconds:x"])
+def test_a_server_whose_clock_was_set_back_has_just_started(guard: RestartGuard) -> None:
+    """Its uptime is negative then. It does say it: without an uptime, it would vote at once."""
+    facts = NodeInfo.of("run_id:a\r\nuptime_in_seconds:-7200\r\n")
+    assert facts.uptime == 0.0
+    assert guard.doubt(met(guard, facts, NOW), NOW)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "uptime_in_seconds:--1", "uptime_in_seconds:x"])
 def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
     facts = NodeInfo.of(text)
     assert facts.uptime is None and not facts.misfit
