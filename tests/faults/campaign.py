@@ -322,9 +322,10 @@ def at_rest(stage: Stage, before: dict[str, dict[str, int]]) -> dict[str, dict[s
 
 def unacknowledged(stage: Stage, faults: Sequence[Fault]) -> int:
     """How many messages the broker holds to be somebody's, at rest."""
-    slow = kombu.VERSION[:2] < (5, 7)  # its workers look for what a killed one had every 100 s
-    killed = any(fault.kind == "worker kill -9" for fault in faults)
-    end = time.monotonic() + (LOOKS + VISIBILITY if slow and killed else 0.0)
+    slow = kombu.VERSION[:2] < (5, 7)  # its workers look for what is a dead one's every 100 s
+    # What was acknowledged over a connection that had just been cut is not.
+    lost = any(fault.kind in ("worker kill -9", *BROKER_AWAY) for fault in faults)
+    end = time.monotonic() + (LOOKS + VISIBILITY if slow and lost else 0.0)
     while (left := stage.broker.messages()[1]) and time.monotonic() < end:
         time.sleep(0.3)
     return left
