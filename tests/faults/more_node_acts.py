@@ -20,6 +20,7 @@ from tests.faults.crew import Steps
 from tests.faults.feeder import RESOURCES
 from tests.faults.node_acts import NodeActs
 from tests.faults.stage import TTL
+from tests.support.wait import wait_until
 
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
@@ -142,8 +143,21 @@ class MoreNodeActs(NodeActs):
             try:
                 yield seconds
             finally:
-                self._command(node, "SCRIPT", "KILL")
+                # The node may let nobody in just now; and a script goes on without its client.
+                wait_until(lambda: self._kill_script(node), 30.0, "the script is killed")
                 script.join()
+
+    def _kill_script(self, node: LocalServer) -> bool:
+        """Kill the script that runs on a node; return whether none does."""
+        with (
+            contextlib.suppress(redis.RedisError),
+            redis.Redis(port=node.port, socket_timeout=1.0) as client,
+        ):
+            try:
+                client.script_kill()
+            except redis.ResponseError as error:
+                return str(error).startswith("NOTBUSY")
+        return False
 
     def load(self) -> Steps:
         """-LOADING: it reads all its data again, slowly."""
