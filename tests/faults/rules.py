@@ -37,6 +37,8 @@ EXACT = 1e-6
 """Seconds by which two sums of the same numbers may differ."""
 KEPT = 0.25
 """Seconds within which a token must be undone: its process may be kept from running that long."""
+FREED = 1.0
+"""Seconds within which a dead child's tokens are freed by its worker."""
 SETS = ("acquire", "extend")
 FREES = ("release", "undo")
 EXTENDS = ("extend", "renew")
@@ -173,9 +175,9 @@ class _Checker:
         token.over = min(token.over, event.at)
         owner = token.asked_by
         what = f"{token.resource} token {digest} on node {event.node}"
-        if owner is None:
+        if owner is None and not self._killed_as_it_asked(process, event.at):
             self._breach(7, event, process, f"{what}: nobody had asked for it")
-        elif owner != process and not token.resource.endswith(RESERVED):
+        elif owner not in (None, process) and not token.resource.endswith(RESERVED):
             alive = self._died.get(owner, math.inf) > event.at + KEPT
             if owner.worker != process.worker or (alive and token.granted != math.inf):
                 text = f"{what}: it is that of {owner.worker}/{owner.pid}, which lives"
@@ -226,6 +228,13 @@ class _Checker:
         if len(expiries) < self._quorum:
             return -math.inf
         return expiries[self._quorum - 1] - (DRIFT_RATE * token.ttl + DRIFT_FLOOR)
+
+    def _killed_as_it_asked(self, main: Process, at: float) -> bool:
+        """Whether a child had just died, perhaps before it could write what it asked."""
+        return any(
+            child.worker == main.worker and at - FREED < died < at
+            for child, died in self._died.items()
+        )
 
     # -- what was concluded
 
