@@ -316,6 +316,7 @@ class Parking(bootsteps.StartStopStep):
             return
         if request in state.reserved_requests:
             logger.info("%s was given to another worker: it is left to it", request.id)
+            self._prefetch.let_go(request)
             state.task_ready(request)
         self._ended(request, parked.resources)
 

@@ -19,6 +19,7 @@ from queue import Empty
 from typing import Any
 
 from celery.worker import state
+from kombu.transport import virtual
 
 from ...messages.broker import has_quorum_queues
 from ...runtime.clock import monotonic
@@ -186,6 +187,15 @@ class Prefetch:
         except Exception as error:  # in doubt it runs here as well
             logger.warning("%s: the broker does not say who has it now: %r", request.id, error)
             return True
+
+    def let_go(self, request: Any) -> None:
+        """Make room in the window for another message: this one is another worker's by now.
+
+        Neither acknowledge it nor give it back: the other one has it under the same tag.
+        """
+        qos = self._redis_qos
+        if qos is not None:
+            virtual.QoS.ack(qos, request.message.delivery_tag)  # kombu's count, not the broker's
 
     @property
     def _redis_qos(self) -> Any:
