@@ -344,6 +344,9 @@ def judge_rest(
                 f" {first['value']}"
             )
             verdict.problem("prefetch", at, text)
+        if last["filled"]:
+            text = f"of {name} at rest: {last['filled']} places are taken by what it no longer has"
+            verdict.problem("prefetch", at, text)
         if last["reserved"]:
             verdict.problem("reserved", at, f"{name} has {last['reserved']} tasks in hand, at rest")
     if unacked:

@@ -284,7 +284,7 @@ def stopping(**_signal: Any) -> None:
 def window(state: Any) -> dict[str, int]:
     """The prefetch window: what it is to be, what the transport does, and for how many slots.
 
-    And how many tasks the worker believes to have in hand.
+    And how many tasks the worker believes to have in hand, and kombu to have yet to acknowledge.
     """
     consumer = state.consumer
     virtual = getattr(consumer.task_consumer.channel, "qos", None)
@@ -293,6 +293,7 @@ def window(state: Any) -> dict[str, int]:
         "wire": getattr(virtual, "prefetch_count", -1),
         "slots": consumer.pool.num_processes,
         "reserved": len(reserved_requests),
+        "filled": len(getattr(virtual, "_delivered", ())) - len(getattr(virtual, "_dirty", ())),
     }
 
 

@@ -281,7 +281,7 @@ def test_every_rule_of_forgiveness_has_a_test() -> None:
 
 
 def window(value: int, wire: int = -1) -> dict[str, int]:
-    return {"value": value, "wire": wire, "slots": 2, "reserved": 0}
+    return {"value": value, "wire": wire, "slots": 2, "reserved": 0, "filled": 0}
 
 
 @pytest.mark.parametrize(
@@ -294,6 +294,7 @@ def window(value: int, wire: int = -1) -> dict[str, int]:
         ({}, 0, ["prefetch"]),
         ({"a": window(8, 8)}, 3, ["unacknowledged"]),
         ({"a": {**window(8, 8), "reserved": 1}}, 0, ["reserved"]),
+        ({"a": {**window(8, 8), "filled": 3}}, 0, ["prefetch"]),
     ],
 )
 def test_at_rest(after: dict[str, dict[str, int]], unacked: int, found: list[str]) -> None:
