@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .formatting import holder
+
 if TYPE_CHECKING:
     from ..survey.models import Entry, NodeLook, Survey
 
@@ -160,8 +162,5 @@ class History:
 
 def who(entry: Entry) -> str:
     """Return the holder of an entry, for people; empty if it does not say."""
-    owner = entry.owner
-    if owner is None:
-        return ""
-    task = " ".join(name for name in (owner.task, owner.task_id) if name)
-    return f"{task + ', ' if task else ''}pid {owner.pid} on {owner.host}"
+    it = entry.owner
+    return holder(it.task, it.task_id, it.pid, it.host) if it is not None else ""

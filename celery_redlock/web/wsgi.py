@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,6 @@ class Page:
 
     def __init__(self, sources: Sources, door: Door) -> None:
         self.sources, self.door = sources, door
-        self._once = threading.Lock()
-        self._registry: Any = None
         self._templates = Environment(
             loader=PackageLoader("celery_redlock.web"),
             autoescape=select_autoescape(default=True),
@@ -177,20 +175,23 @@ class Page:
     def _metrics(self) -> Response:
         """The exporter's gauges, where it is there."""
         try:
-            from ..survey.exporter import exposition, make_registry
+            from ..survey.exporter import exposition
 
-            with self._once:
-                if self._registry is None:
-                    parked = self._parked if self.sources.app is not None else None
-                    self._registry = make_registry(self.sources.redlock, parked=parked)
+            return Response(exposition(self._registry), content_type=METRICS)
         except (ConfigurationError, ModuleNotFoundError):
             return _text(
                 'Metrics need prometheus_client: pip install "celery-redlock[prometheus]"', 404
             )
-        return Response(exposition(self._registry), content_type=METRICS)
 
-    def _parked(self) -> Parked:
-        return self.sources.parked() or Parked()
+    @cached_property
+    def _registry(self) -> Any:
+        from ..survey.exporter import make_registry
+
+        def parked() -> Parked:
+            return self.sources.parked() or Parked()
+
+        has_app = self.sources.app is not None
+        return make_registry(self.sources.redlock, parked=parked if has_app else None)
 
     def _failed(self, ask: Ask, error: HTTPException) -> Response:
         if isinstance(error, RequestRedirect):
