@@ -57,7 +57,7 @@ class Sources:
         self.history = History()
         self.health: Health | None = None
         """How the nodes were at the last look; None before the first."""
-        self._nodes = Fresh(self._look, idle=idle, rest=rest, then=self._keep)
+        self._nodes = Fresh(self._look, idle=idle, rest=rest)
         self._rows: tuple[Survey | None, Parked | None, list[dict[str, Any]]] = (None, None, [])
         self._workers: Fresh[tuple[list[dict[str, Any]], Parked]] | None = None
         self.hearing: Hearing | None = None
@@ -70,19 +70,18 @@ class Sources:
         with ThreadPoolExecutor(1, "redlock-web-health") as pool:
             health = pool.submit(examine, self.redlock, self.app, ALL_TIMEOUT_S)
             try:
-                return survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
+                seen = survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
+                self.history.note(seen)
+                return seen
+            except Exception as error:
+                self.history.blind(serializers.failure(error))
+                raise
             finally:
                 try:
                     self.health = health.result()
                 except Exception:
                     self.health = None
                     logger.exception("the nodes could not be examined")
-
-    def _keep(self, seen: Seen[Survey]) -> None:
-        if seen.error is not None:
-            self.history.blind(serializers.failure(seen.error))
-        elif seen.what is not None:
-            self.history.note(seen.what)
 
     @property
     def no_quorum(self) -> dict[str, Any] | None:
