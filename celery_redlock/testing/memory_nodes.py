@@ -100,14 +100,6 @@ class Memory:
         self.drivers: weakref.WeakSet[MemoryDriver] = weakref.WeakSet()
         self.process = os.getpid()
 
-    def driver(self, _addresses: object, prefix: str, *_more: Any, **_options: Any) -> MemoryDriver:
-        """Make what stands in for a `Driver`."""
-        return MemoryDriver(self, prefix)
-
-    def wakeup(self, addresses: Sequence[Address], prefix: str) -> MemoryWakeup:
-        """Make what stands in for a `ReleaseSubscriber`."""
-        return MemoryWakeup(self, addresses, prefix)
-
     def cut(self, index: int) -> None:
         """A node cannot be reached from now on."""
         with self.turn:
@@ -127,7 +119,9 @@ class Memory:
 class MemoryDriver:
     """Carries rounds to nodes in memory, at once: what `Driver` is in production."""
 
-    def __init__(self, memory: Memory, prefix: str) -> None:
+    def __init__(
+        self, memory: Memory, _addresses: object, prefix: str, *_more: Any, **_options: Any
+    ) -> None:
         self.strict = True
         self._memory = memory
         self._prefix = prefix

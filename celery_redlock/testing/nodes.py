@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ from ..runtime import clock
 from ..runtime.clock import monotonic
 from ..server import LocalServer, start_servers
 from ..stores.redis.address import parse_nodes
-from .memory_nodes import Memory, MemoryNode, MemoryWakeup
+from .memory_nodes import Memory, MemoryDriver, MemoryNode, MemoryWakeup
 from .redirect import redirected
 from .target import target_of
 
@@ -290,10 +291,11 @@ def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
     """Take all locks of this process in its memory, on so many nodes, while the block runs."""
     memory = Memory(nodes)
     fake = FakeNodes(memory)
-    addresses = parse_nodes(fake.urls)
     with (
         patch.object(clock, "time", memory.time),
-        redirected(addresses, memory.driver, memory.wakeup) as fake._clients,
+        redirected(
+            parse_nodes(fake.urls), partial(MemoryDriver, memory), partial(MemoryWakeup, memory)
+        ) as fake._clients,
     ):
         yield fake
 
