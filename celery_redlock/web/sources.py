@@ -68,20 +68,21 @@ class Sources:
     def _look(self) -> Survey:
         """Look at all that lies on the nodes; and, at the same time, how they are."""
         with ThreadPoolExecutor(1, "redlock-web-health") as pool:
-            health = pool.submit(examine, self.redlock, self.app, ALL_TIMEOUT_S)
+            pool.submit(self._examine)
             try:
                 seen = survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
-                self.history.note(seen)
-                return seen
             except Exception as error:
                 self.history.blind(serializers.failure(error))
                 raise
-            finally:
-                try:
-                    self.health = health.result()
-                except Exception:
-                    self.health = None
-                    logger.exception("the nodes could not be examined")
+        self.history.note(seen)
+        return seen
+
+    def _examine(self) -> None:
+        try:
+            self.health = examine(self.redlock, self.app, ALL_TIMEOUT_S)
+        except Exception:
+            self.health = None
+            logger.exception("the nodes could not be examined")
 
     @property
     def no_quorum(self) -> dict[str, Any] | None:
