@@ -35,7 +35,7 @@ class Change:
 
     Attributes:
         at: When it was seen, in seconds since 1970.
-        after: When it was not yet so; 0.0 if that was never looked at.
+        after: When it was not yet so; None if that was never looked at.
         what: "there" (when watching began), "came", "passed" (another's token in its place), "held"
             (a quorum has it, which had not), "short" (a quorum has it no more), "gone"; of nodes
             "up" and "down"; "blind" and "unwatched" for spans of time.
@@ -45,7 +45,7 @@ class Change:
     """
 
     at: float
-    after: float
+    after: float | None
     what: str
     kind: str = "lock"
     slot: int = 1
@@ -151,7 +151,7 @@ class History:
         self._changes.move_to_end(entry.resource)
         changes.append(
             Change(
-                *(at, self.at, what, entry.kind, entry.slot, who(entry), entry.digest),
+                *(at, self.at or None, what, entry.kind, entry.slot, who(entry), entry.digest),
                 nodes=0 if what == "gone" else entry.nodes,
                 total=entry.total,
             )

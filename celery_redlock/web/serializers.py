@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NotAcquired
 from ..protocol.values import Vote, printable
 from ..survey.models import NodeLook
-from .history import Change, state_of
+from .history import state_of
 
 if TYPE_CHECKING:
     from ..survey.models import Entry, Survey
     from .health import Health
 
-__all__ = ["SORTS", "change", "entry", "failure", "matches", "nodes", "page_of"]
+__all__ = ["SORTS", "entry", "failure", "matches", "nodes", "page_of"]
 
 ROWS_PER_PAGE = 50
 """A page stays under 200 kB, and a screen or two long."""
@@ -86,11 +85,6 @@ def nodes(
         }
         for index, look in enumerate(looks)
     ]
-
-
-def change(it: Change) -> dict[str, Any]:
-    """Return a line of a timeline."""
-    return {**asdict(it), "after": it.after or None}
 
 
 def matches(row: dict[str, Any], query: str) -> bool:

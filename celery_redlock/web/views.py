@@ -14,7 +14,7 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import quorum_of
 from .formatting import named_in, quoted
 from .health import NOT_CHECKED
-from .serializers import SORTS, change, entry, failure, matches, page_of
+from .serializers import SORTS, entry, failure, matches, page_of
 from .serializers import nodes as node_rows
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def lock(ask: Ask) -> dict[str, Any]:
         "nodes": node_rows(survey, error, sources.health),
         "entries": entries,
         "parked_known": parked is not None,
-        "timeline": [change(it) for it in sources.history.of(resource)],
+        "timeline": [vars(it) for it in sources.history.of(resource)],
         "watched_since": sources.history.since or None,
         "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
         "listening_since": hearing.since if hearing else None,
@@ -203,7 +203,7 @@ def nodes(ask: Ask) -> dict[str, Any]:
         missing = sum(held and vote in ("none", "other") for vote, held in votes)
         node["keys"] = sum(vote == "has" for vote, _held in votes) if fresh else None
         node["missing"] = missing if fresh and node["reachable"] else None
-        node["timeline"] = [change(it) for it in past.get(node["name"], [])]
+        node["timeline"] = [vars(it) for it in past.get(node["name"], [])]
     return {
         **facts,
         "quorum": quorum_of(len(facts["nodes"])),
