@@ -229,6 +229,12 @@ def test_without_a_quorum_each_page_says_so_before_all_else(
     wait_until(lambda: not client.get("/locks.json").json["no_quorum"], 30, "they are back")
     assert "No quorum" not in client.get("/").text
 
+    def blind() -> bool:
+        told = client.get("/lock.json?resource=order:1").json["timeline"]
+        return "blind" in [change["what"] for change in told]
+
+    wait_until(blind, 30, "the timeline says that nobody saw what came and went meanwhile")
+
 
 def test_nodes_that_may_not_be_listed_are_no_lost_quorum_and_no_password_is_shown() -> None:
     """The workers' user may not: locks are taken all the same."""
