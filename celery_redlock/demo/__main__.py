@@ -31,13 +31,11 @@ def command(plain: bool, out: Path, keep: bool, without_locks: bool) -> None:
 
     from celery_redlock.demo.display import make_display
     from celery_redlock.demo.scenario import run
-    from celery_redlock.demo.shutdown import leave_on_signals
     from celery_redlock.protocol.errors import RedlockError
 
     # The worker's log tells of dead nodes; here they are no news.
     logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
 
-    leave_on_signals()
     try:
         sys.exit(run(make_display(plain), out, keep=keep, locks=not without_locks))
     except RedlockError as error:

@@ -15,8 +15,7 @@ from typing import Any
 from celery import Celery, signals
 
 from celery_redlock import QuorumUnavailable, current_lease, locked
-from celery_redlock.demo.journal import Journal
-from celery_redlock.demo.ticks import INTERVAL
+from celery_redlock.demo.journal import INTERVAL, Journal
 from celery_redlock.events import Listener, subscribe
 
 app = Celery("demo", broker=os.environ["DEMO_BROKER"])
@@ -104,12 +103,10 @@ def follow(**_signal: Any) -> None:
 
 
 @signals.worker_ready.connect
+@signals.beat_init.connect
 def ready(**_signal: Any) -> None:
     """Tell the demonstration."""
-    journal.write("ready")
-
-
-@signals.beat_init.connect
-def beats(**_signal: Any) -> None:
-    """Tell the demonstration."""
-    journal.write("beat", beat=int(os.environ["DEMO_BEAT"]), up=True)
+    if beat := os.environ.get("DEMO_BEAT"):
+        journal.write("beat", beat=int(beat), up=True)
+    else:
+        journal.write("ready")

@@ -1,6 +1,10 @@
-"""Says from the journal alone whether the locks held. Shares no code with the library.
+"""Says from the journal alone whether locks and ticks held. Shares no code with the library.
 
-What it says of the ticks of the beats is in `ticks.py`.
+A tick is a message that reached the worker; it bears the time at which, and the beat by which, it
+was sent. The ticks of an interval have no names, so it is their distances that tell: two that are
+closer than half an interval are one tick sent twice, and two that are further apart than two
+intervals have lost one in between. Without a quorum nothing may be sent, so that wait is excused;
+what follows it is measured from the moment the quorum is back.
 
 `python -m celery_redlock.demo.checker DIRECTORY` judges a journal that was kept.
 """
@@ -10,145 +14,84 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 
-from celery_redlock.demo.journal import Reader
-from celery_redlock.demo.ticks import LATE, Tick, Ticks, judge_ticks
+from celery_redlock.demo.journal import INTERVAL, Body, Journal, Story, Tick
 
-__all__ = ["QUORUM", "Body", "Story", "Verdict", "judge"]
+__all__ = ["Ticks", "Verdict"]
 
-QUORUM = 3
-"""Nodes that must be up for a body to start."""
+LATE = 0.5
+"""Seconds at most between a quorum's grant and what it was asked for, on a machine that is busy."""
 MAX_FAILURES = 10
 """Failures that are told one by one; more would push the counts off the screen."""
 
-
-@dataclass
-class Body:
-    """One run of a body.
-
-    Attributes:
-        begin: When it entered; seconds.
-        seconds: How long it means to take.
-        end: When it left, or was killed; `inf` where neither is known.
-        ending: "running", "exit", "failed" or "killed".
-    """
-
-    order: int
-    task: str
-    pid: int
-    begin: float
-    seconds: float
-    end: float = math.inf
-    ending: str = "running"
+Line = tuple[str, str, bool]
+"""For people: what was asked, the answer, and whether it is a good one."""
+Spans = list[tuple[float, float]]
 
 
-@dataclass
-class Story:
-    """The journal, read: which charges were sent, which ran when, what broke when.
+class Ticks:
+    """What came out for the beats.
+
+    Args:
+        sent: Every tick, once.
+        beats: When which beat came up, or was killed.
+        dark: From when to when no quorum was up.
+        end: When the story ends; seconds.
 
     Attributes:
-        sent: The order of each charge.
-        kills: When each pool child was killed, by its pid.
-        waiting: The last refusal in each pool child that waits, by its pid.
-        nodes: When which node came up or went down; `beats` likewise.
-        ticks: The ticks that reached the worker, by the message's id: one whose child is killed is
-            delivered again.
-        last: When the last of all this was written; seconds.
+        counts: Ticks of each beat.
+        twice: Pairs that are one tick, sent twice.
+        unclaimed: Ticks sent while no quorum was up.
+        gap: The longest time without a tick while a quorum was up; seconds.
+        deaths: When each beat that was killed was.
+        after: For each of these, seconds from the last tick before to the next; None: none came.
     """
 
-    sent: dict[str, int] = field(default_factory=dict)
-    bodies: list[Body] = field(default_factory=list)
-    kills: dict[int, float] = field(default_factory=dict)
-    waiting: dict[int, dict[str, Any]] = field(default_factory=dict)
-    away: list[dict[str, Any]] = field(default_factory=list)
-    nodes: list[tuple[float, int, bool]] = field(default_factory=list)
-    beats: list[tuple[float, int, bool]] = field(default_factory=list)
-    ticks: dict[str, Tick] = field(default_factory=dict)
-    last: float = 0.0
-    ready: bool = False
+    def __init__(
+        self, sent: Iterable[Tick], beats: list[tuple[float, int, bool]], dark: Spans, end: float
+    ) -> None:
+        ticks = sorted(sent, key=lambda tick: tick.sent)
+        times = [tick.sent for tick in ticks]
+        counts = Counter(tick.beat for tick in ticks)
+        self.counts = {beat: counts[beat] for beat in sorted({beat for _at, beat, _up in beats})}
+        self.twice = [(a, b) for a, b in pairwise(ticks) if b.sent - a.sent < INTERVAL / 2]
+        self.unclaimed = [tick for tick in ticks if _in(dark, tick.sent)]
+        # What the dark spans leave between begin and end.
+        begin = min((at for at, _beat, up in beats if up), default=end)
+        edges = [begin, *chain(*sorted(dark)), end]
+        light = [(a, min(b, end)) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < end]
+        self.gap = max(
+            (b - a for span in light for a, b in pairwise(_within(times, *span))), default=0.0
+        )
+        self.deaths = {beat: at for at, beat, up in sorted(beats) if not up}
+        self.after = {beat: _after(times, at) for beat, at in self.deaths.items()}
 
-    @classmethod
-    def of(cls, events: Iterable[dict[str, Any]]) -> Story:
-        """Return the story that these events tell."""
-        story = cls()
-        story.tell(events)
-        return story
+    @property
+    def ok(self) -> bool:
+        """Whether every tick was sent once, and on after a beat's death; also without any beat."""
+        late = self.gap > 2 * INTERVAL or None in self.after.values()
+        return not (self.twice or self.unclaimed or late)
 
-    def tell(self, events: Iterable[dict[str, Any]]) -> None:
-        """Go on with what happened next."""
-        for event in events:
-            at, pid = event["at"], event["pid"]
-            self.last = max(self.last, at)
-            match event["what"]:
-                case "sent":
-                    self.sent[event["task"]] = event["order"]
-                case "wait":
-                    self.waiting[pid] = event
-                case "away":
-                    self.waiting.pop(pid, None)
-                    self.away.append(event)
-                case "enter":
-                    self.waiting.pop(pid, None)
-                    names = ("order", "task", "pid", "seconds")
-                    self.bodies.append(Body(begin=at, **{name: event[name] for name in names}))
-                    if pid in self.kills:
-                        self._kill(pid, at)
-                case "exit" | "failed":
-                    self._end(event)
-                case "kill":
-                    self.kills[event["child"]] = at
-                    self.waiting.pop(event["child"], None)
-                    self._kill(event["child"], at)
-                case "node":
-                    self.nodes.append((at, event["node"], event["up"]))
-                case "beat":
-                    self.beats.append((at, event["beat"], event["up"]))
-                case "tick":
-                    self.ticks[event["task"]] = Tick(event["sent"], event["beat"])
-                case "ready":
-                    self.ready = True
-
-    def running(self) -> list[Body]:
-        """The bodies that have entered and not left."""
-        return [body for body in self.bodies if body.ending == "running"]
-
-    def done(self) -> set[str]:
-        """The charges whose body has left as it should; the plain script sends none."""
-        return {body.task for body in self.bodies if body.ending == "exit"} & self.sent.keys()
-
-    def _kill(self, pid: int, at: float) -> None:
-        # SIGKILL leaves a body no further instruction, so it ends here. The time was taken just
-        # before: a line that was written in between is believed.
-        for body in self.running():
-            if body.pid == pid:
-                body.end, body.ending = at, "killed"
-
-    def _end(self, event: dict[str, Any]) -> None:
-        for body in reversed(self.bodies):
-            unfinished = body.ending in ("running", "killed")
-            if unfinished and (body.pid, body.task) == (event["pid"], event["task"]):
-                body.end, body.ending = event["at"], event["what"]
-                return
-        raise ValueError(f"a body left that never entered: {event}")
-
-    def dark(self) -> list[tuple[float, float]]:
-        """From when to when fewer than a quorum of nodes were up, after there had been one."""
-        spans: list[tuple[float, float]] = []
-        up: set[int] = set()
-        for at, node, is_up in sorted(self.nodes):
-            before = len(up)
-            (up.add if is_up else up.discard)(node)
-            if before >= QUORUM > len(up):
-                spans.append((at, math.inf))
-            elif before < QUORUM <= len(up) and spans:
-                spans[-1] = (spans[-1][0], at)
-        return spans
+    def lines(self) -> Iterator[Line]:
+        """Say what came out."""
+        if not self.counts:
+            return
+        yield f"ticks sent, one due every {INTERVAL:g} s", str(sum(self.counts.values())), True
+        yield "ticks sent twice", str(len(self.twice)), not self.twice
+        yield "ticks sent without a quorum", str(len(self.unclaimed)), not self.unclaimed
+        fine = self.gap <= 2 * INTERVAL
+        yield "longest gap between ticks, with a quorum", f"{self.gap:.2f} s", fine
+        for beat, count in self.counts.items():
+            dead = beat in self.after
+            yield f"ticks by beat {beat}{', killed' * dead}", str(count), True
+            if dead:
+                after = self.after[beat]
+                gap = "none came" if after is None else f"{after:.2f} s"
+                yield f"gap over the death of beat {beat}", gap, after is not None
 
 
-@dataclass(frozen=True)
 class Verdict:
     """What came out.
 
@@ -163,16 +106,19 @@ class Verdict:
         ticks: What came out for the beats.
     """
 
-    sent: int
-    done: int
-    overlaps: list[tuple[Body, Body]]
-    unlocked: list[Body]
-    lost: list[str]
-    killed: list[Body]
-    blocked: list[float]
-    waits: dict[str, int]
-    seconds: float
-    ticks: Ticks
+    def __init__(self, story: Story) -> None:
+        bodies = sorted(story.bodies, key=lambda body: body.begin)
+        ends = [body.end for body in bodies if body.end < math.inf]
+        done, dark = story.done(), story.dark()
+        self.sent, self.done = len(story.sent), len(done)
+        self.overlaps = list(_overlaps(bodies))
+        self.unlocked = [body for body in bodies if _in(dark, body.begin)]
+        self.lost = sorted(story.sent.keys() - done)
+        self.killed = [body for body in bodies if body.ending == "killed"]
+        self.blocked = [_blocked(body, bodies) for body in self.killed]
+        self.waits = Counter(event["why"] for event in story.away)
+        self.seconds = max(ends) - bodies[0].begin if ends else 0.0
+        self.ticks = Ticks(story.ticks.values(), story.beats, dark, story.last)
 
     @property
     def ok(self) -> bool:
@@ -180,66 +126,60 @@ class Verdict:
         wrong = self.overlaps or self.unlocked or self.lost
         return self.done > 0 and not wrong and self.ticks.ok
 
-    def lines(self) -> list[tuple[str, str, bool]]:
-        """For people: what was asked, the answer, and whether it is a good one."""
+    def lines(self) -> Iterator[Line]:
+        """Say what came out, and then what was wrong, one by one."""
         worst = f"{max(self.blocked) * 1000:.0f} ms" if self.blocked else "no holder died"
-        lines = [
-            ("bodies of one order that overlapped", str(len(self.overlaps)), not self.overlaps),
-            ("bodies started without a quorum", str(len(self.unlocked)), not self.unlocked),
-            ("charges lost", f"{len(self.lost)} of {self.sent}", not self.lost),
-            ("bodies killed in the middle", str(len(self.killed)), True),
-            ("longest a dead holder blocked its order", worst, True),
-        ]
+        yield "bodies of one order that overlapped", str(len(self.overlaps)), not self.overlaps
+        yield "bodies started without a quorum", str(len(self.unlocked)), not self.unlocked
+        yield "charges lost", f"{len(self.lost)} of {self.sent}", not self.lost
+        yield "bodies killed in the middle", str(len(self.killed)), True
+        yield "longest a dead holder blocked its order", worst, True
         for why, count in self.waits.items():
-            lines.append((f"put off and sent again later, {why}", str(count), True))
-        lines += self.ticks.lines()
-        wrong = [
-            (f"  overlap on order {a.order}", f"{a.task} (pid {a.pid}) and {b.task} (pid {b.pid})")
-            for a, b in self.overlaps
-        ]
-        wrong += [
-            (f"  unlocked on order {b.order}", f"{b.task} (pid {b.pid})") for b in self.unlocked
-        ]
-        wrong += [("  lost", task) for task in self.lost]
-        wrong += self.ticks.wrong()
+            yield f"put off and sent again later, {why}", str(count), True
+        yield from self.ticks.lines()
+        wrong = list(self._wrong())
+        for what, answer in wrong[:MAX_FAILURES]:
+            yield f"  {what}", answer, False
         if len(wrong) > MAX_FAILURES:
-            rest = str(len(wrong) - MAX_FAILURES)
-            wrong = [*wrong[:MAX_FAILURES], ("  and more of these", rest)]
-        return lines + [(what, answer, False) for what, answer in wrong]
+            yield "  and more of these", str(len(wrong) - MAX_FAILURES), False
+
+    def _wrong(self) -> Iterator[tuple[str, str]]:
+        for one, other in self.overlaps:
+            yield f"overlap on order {one.order}", f"{_named(one)} and {_named(other)}"
+        for body in self.unlocked:
+            yield f"unlocked on order {body.order}", _named(body)
+        for task in self.lost:
+            yield "lost", task
+        for a, b in self.ticks.twice:
+            yield "tick sent twice", f"by beat {a.beat}, {b.sent - a.sent:.2f} s later by {b.beat}"
+        for tick in self.ticks.unclaimed:
+            yield "tick without a quorum", f"by beat {tick.beat}"
 
 
-def judge(story: Story) -> Verdict:
-    """Judge what happened."""
-    begun = sorted(story.bodies, key=lambda body: body.begin)
-    ends = [body.end for body in begun if body.end < math.inf]
-    dark = story.dark()
-    killed = [body for body in begun if body.ending == "killed"]
-    return Verdict(
-        sent=len(story.sent),
-        done=len(story.done()),
-        overlaps=_overlaps(begun),
-        # One that begins just after the quorum is lost had its lock granted just before.
-        unlocked=[b for b in begun if any(since + LATE < b.begin < till for since, till in dark)],
-        lost=sorted(story.sent.keys() - story.done()),
-        killed=killed,
-        blocked=[_blocked(body, begun) for body in killed],
-        waits=Counter(event["why"] for event in story.away),
-        seconds=max(ends) - begun[0].begin if ends else 0.0,
-        ticks=judge_ticks(story.ticks.values(), story.beats, dark, story.last),
-    )
+def _in(dark: Spans, at: float) -> bool:
+    # What comes just after the quorum is lost was granted just before.
+    return any(since + LATE < at < until for since, until in dark)
 
 
-def _overlaps(begun: list[Body]) -> list[tuple[Body, Body]]:
+def _within(times: list[float], since: float, until: float) -> list[float]:
+    return [since, *(at for at in times if since < at < until), until]
+
+
+def _after(times: list[float], death: float) -> float | None:
+    """From the last tick before a death to the next one; from the death if there was none."""
+    last = max((at for at in times if at <= death), default=death)
+    return next((at - last for at in times if at > death), None)
+
+
+def _overlaps(begun: list[Body]) -> Iterator[tuple[Body, Body]]:
     """A sweep: a body that begins before the latest end of those that began earlier overlaps."""
-    found = []
     latest: dict[int, Body] = {}
     for body in begun:
         other = latest.get(body.order)
         if other is not None and body.begin < other.end:
-            found.append((other, body))
+            yield other, body
         if other is None or body.end > other.end:
             latest[body.order] = body
-    return found
 
 
 def _blocked(dead: Body, begun: list[Body]) -> float:
@@ -248,9 +188,13 @@ def _blocked(dead: Body, begun: list[Body]) -> float:
     return next((seconds for seconds in after if seconds >= 0), 0.0)
 
 
+def _named(body: Body) -> str:
+    return f"{body.task} (pid {body.pid})"
+
+
 def main(directory: str) -> int:
     """Print the verdict on a kept journal; 1 if exclusion or completion failed."""
-    verdict = judge(Story.of(Reader(directory).new()))
+    verdict = Verdict(Story(Journal(directory).new()))
     for what, answer, good in verdict.lines():
         print(f"{'' if good else 'FAILED  '}{what}: {answer}")
     return 0 if verdict.ok else 1

@@ -9,12 +9,13 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from celery_redlock.demo.checker import Story, Verdict
+from celery_redlock.demo.checker import Verdict
+from celery_redlock.demo.journal import Story
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["LEGEND", "Display", "Terminal", "make_display"]
+__all__ = ["Display", "Terminal", "make_display"]
 
 LEGEND = """\
   nodes     the five servers: U is up, x is down; a lock needs three
@@ -51,7 +52,7 @@ class Display:
 
     def event(self, text: str) -> None:
         """Tell of something that was done."""
-        print(f"{time.monotonic() - self.began:5.1f} s  *** {text}", flush=True)
+        self.say(f"{time.monotonic() - self.began:5.1f} s  *** {text}")
 
     def show(self, story: Story, now: float) -> None:
         """Show how things are, if it is time to."""
@@ -61,19 +62,19 @@ class Display:
 
     def draw(self, story: Story, now: float) -> None:
         """Show how things are."""
-        held = ", ".join(
+        held = [
             f"{body.order} by {body.task} in {body.pid} for {now - body.begin:.1f} s"
             for body in sorted(story.running(), key=lambda body: body.order)
-        )
-        waits = ", ".join(f"{event['task']} for {event['order']}" for event in waiting(story))
-        queued = " ".join(f"{order}:{count}" for order, count in sorted(queue(story).items()))
+        ]
+        waits = [f"{event['task']} for {event['order']}" for event in _waiting(story)]
+        queued = [f"{order}:{count}" for order, count in sorted(_queued(story).items())]
         summary, ticks = self.summary(story, now)
         said = [
-            f"held: {held or '-'}",
-            f"wait: {waits or '-'}",
-            f"queued, by order: {queued or '-'}",
+            f"held: {', '.join(held) or '-'}",
+            f"wait: {', '.join(waits) or '-'}",
+            f"queued, by order: {' '.join(queued) or '-'}",
         ]
-        print("\n         ".join([summary, *said, ticks]), flush=True)
+        self.say("\n         ".join([summary, *said, ticks]))
 
     def summary(self, story: Story, now: float) -> tuple[str, str]:
         """Two lines on nodes and charges, and on ticks."""
@@ -132,7 +133,7 @@ class Terminal(Display):
         from rich.table import Table
         from rich.text import Text
 
-        sent, queued = Counter(story.sent.values()), queue(story)
+        sent, queued = Counter(story.sent.values()), _queued(story)
         done = Counter(story.sent[task] for task in story.done())
         table = Table(title=f"{len(story.sent)} charges over {len(sent)} orders")
         for name, width in (("order", 5), ("held by", 20), ("for", 5), ("waits for it", 20)):
@@ -140,7 +141,7 @@ class Terminal(Display):
         for name in ("queued", "done"):
             table.add_column(name, min_width=3, justify="right")
         held = {body.order: body for body in story.running()}
-        waits = {event["order"]: event for event in waiting(story)}
+        waits = {event["order"]: event for event in _waiting(story)}
         for order in sorted(sent):
             body, next_one = held.get(order), waits.get(order)
             table.add_row(
@@ -163,13 +164,13 @@ def make_display(plain: bool = False) -> Display:
     return Display()
 
 
-def queue(story: Story) -> Counter[int]:
+def _queued(story: Story) -> Counter[int]:
     """Per order: charges that are sent, and neither done, nor running, nor waiting in a child."""
-    off: set[Any] = story.done() | {body.task for body in story.running()}
-    off |= {event["task"] for event in waiting(story)}
+    off = story.done() | {body.task for body in story.running()}
+    off |= {event["task"] for event in story.waiting.values()}
     return Counter(order for task, order in story.sent.items() if task not in off)
 
 
-def waiting(story: Story) -> list[dict[str, Any]]:
+def _waiting(story: Story) -> list[dict[str, Any]]:
     """The charges that were refused their lock and wait for it, by order."""
     return sorted(story.waiting.values(), key=lambda event: int(event["order"]))

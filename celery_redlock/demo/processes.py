@@ -1,7 +1,8 @@
 """The processes of the demonstration, and what can be done to them.
 
 One thread runs the demonstration: whenever it waits for something, `Stage.until` reads the journal
-and refreshes the display.
+and refreshes the display. There, and nowhere else, it also leaves if it was told to: an exception
+between the start of a process and the note of its pid would leave that process behind.
 """
 
 from __future__ import annotations
@@ -21,19 +22,16 @@ from typing import Any, TypeVar
 from celery import Celery
 
 from celery_redlock import NotAcquired, Redlock
-from celery_redlock.demo.checker import QUORUM, Body, Story
 from celery_redlock.demo.display import Display
-from celery_redlock.demo.journal import Journal, Reader
-from celery_redlock.demo.shutdown import deferred
-from celery_redlock.demo.ticks import INTERVAL, Tick
+from celery_redlock.demo.journal import INTERVAL, QUORUM, Body, Journal, Story, Tick
 from celery_redlock.server import LocalServer
 
-__all__ = ["BEATS", "CHARGES", "NODES", "Stage"]
+__all__ = ["BEATS", "CHARGES", "NODES", "SIGNALS", "Stage", "note_signals"]
 
 T = TypeVar("T")
 
 NODES, CHILDREN, BEATS = 5, 4, 2
-ORDERS, CHARGES, SENDERS = 10, 200, 4
+ORDERS, CHARGES = 10, 200
 LONG = "charge-000"
 """Takes longer than the ttl: its lock must be extended meanwhile. It is sent first."""
 SCRIPT_HOLDS_S = 0.12
@@ -42,21 +40,35 @@ SCRIPT_ASKS_S = 0.1
 """After which the plain script has been refused the lock; it takes a few milliseconds."""
 TIME_LIMIT_S = 55.0
 """After which whatever is not done counts as lost: the whole is promised in under a minute."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def note_signals() -> list[int]:
+    """From now on, only note Ctrl-C and its likes; return the list that they come into."""
+    came: list[int] = []
+    for name in SIGNALS:
+        signal.signal(name, lambda signum, _frame: came.append(signum))
+    return came
 
 
 class Stage:
     """The running processes, and what can be done to them."""
 
     def __init__(
-        self, directory: Path, servers: list[LocalServer], display: Display, *, locks: bool = True
+        self,
+        directory: Path,
+        servers: list[LocalServer],
+        display: Display,
+        signals: list[int],
+        *,
+        locks: bool = True,
     ) -> None:
         self.directory = directory
         self.nodes, self.broker = servers[:NODES], servers[NODES]
         self.display = display
         self.story = Story()
-        self.leaving = threading.Event()
+        self._signals = signals
         self._journal = Journal(directory)
-        self._reader = Reader(directory)
         self._began = time.monotonic()
         self._redlock = Redlock([node.url for node in self.nodes], ttl=3.0, restart_guard="off")
         self._locks = locks
@@ -86,7 +98,7 @@ class Stage:
             **environment,
         }
         celery = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app"]
-        with open(self.directory / f"{name}.log", "wb") as log, deferred():
+        with open(self.directory / f"{name}.log", "wb") as log:
             # In a session apart: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
             self._processes[name] = subprocess.Popen(
                 [*celery, command, "--loglevel", "INFO", *arguments],
@@ -102,24 +114,15 @@ class Stage:
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes.values():
             process.wait()
 
     def flood(self) -> None:
-        """Send all charges, from several senders at once; returns when they have begun."""
+        """Send all charges."""
+        dice = random.Random(CHARGES)
         charges = [f"charge-{n:03d}" for n in range(1, CHARGES)]
-        random.Random(CHARGES).shuffle(charges)
-        charges.insert(0, LONG)
-        for sender in range(SENDERS):
-            mine = charges[sender::SENDERS]
-            threading.Thread(target=self._send, args=(sender, mine), daemon=True).start()
-
-    def _send(self, sender: int, charges: list[str]) -> None:
-        dice = random.Random(sender)
-        with Celery(f"sender-{sender}", broker=self.broker.url, set_as_current=False) as app:
-            for task in charges:
-                if self.leaving.is_set():
-                    return
+        dice.shuffle(charges)
+        with Celery("flood", broker=self.broker.url, set_as_current=False) as app:
+            for task in [LONG, *charges]:
                 order = int(task[-3:]) % ORDERS + 1
                 seconds = 4.0 if task == LONG else dice.uniform(0.12, 0.42)
                 self._journal.write("sent", task=task, order=order)
@@ -136,8 +139,7 @@ class Stage:
     def start_node(self, index: int) -> None:
         """Bring a server back, empty."""
         self._journal.write("node", node=index, up=True)
-        with deferred():
-            self.nodes[index].start()
+        self.nodes[index].start()
         self.display.event(f"node {index + 1} is back, without its memory")
 
     def kill_child(self) -> None:
@@ -197,10 +199,13 @@ class Stage:
         Raises:
             TimeoutError: It did not come about; also when the whole takes too long.
             RuntimeError: The worker or a beat has ended by itself.
+            SystemExit: A signal has come.
         """
         deadline = min(time.monotonic() + timeout, self._began + TIME_LIMIT_S)
         while True:
-            self.story.tell(self._reader.new())
+            if self._signals:
+                raise SystemExit(128 + self._signals[0])
+            self.story.tell(self._journal.new())
             self.display.show(self.story, time.monotonic())
             result = condition()
             if result:

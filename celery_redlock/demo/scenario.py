@@ -7,17 +7,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from celery_redlock.demo.checker import Story, judge
+from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.display import Display
-from celery_redlock.demo.journal import Reader
-from celery_redlock.demo.processes import BEATS, CHARGES, NODES, Stage
-from celery_redlock.demo.shutdown import deferred
+from celery_redlock.demo.journal import Journal, Story
+from celery_redlock.demo.processes import BEATS, CHARGES, NODES, Stage, note_signals
 from celery_redlock.demo.timeline import draw
 from celery_redlock.server import start_servers
 
 __all__ = ["play", "run"]
 
-PICTURE = "demo-timeline.svg"
 WITHOUT_QUORUM_S = 3.0
 """Long enough to see that nothing starts: every charge retries at least once within 2 s."""
 
@@ -55,15 +53,14 @@ def run(display: Display, out: Path, *, keep: bool = False, locks: bool = True) 
     Returns:
         The exit code: 1 if exclusion or completion failed.
     """
+    display.say(f"starting {NODES} servers, a broker, a worker and {BEATS} beats ...")
+    signals = note_signals()
     with contextlib.ExitStack() as stack:
-        display.say(f"starting {NODES} servers, a broker, a worker and {BEATS} beats ...")
-        with deferred():
-            directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
-            stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            servers = stack.enter_context(start_servers(NODES + 1))
-        stage = Stage(directory, servers, display, locks=locks)
+        directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        servers = stack.enter_context(start_servers(NODES + 1))
+        stage = Stage(directory, servers, display, signals, locks=locks)
         stack.callback(stage.stop_worker_and_beats)
-        stack.callback(stage.leaving.set)
         failure = ""
         with display.live():
             try:
@@ -71,16 +68,17 @@ def run(display: Display, out: Path, *, keep: bool = False, locks: bool = True) 
             except (TimeoutError, RuntimeError) as error:
                 failure = str(error)
         stage.stop_worker_and_beats()
-        story = Story.of(Reader(directory).new())
-        verdict = judge(story)
+        story = Story(Journal(directory).new())
+        verdict = Verdict(story)
         display.verdict(verdict, failure)
+        picture = out / "demo-timeline.svg"
         try:
             out.mkdir(parents=True, exist_ok=True)
             if keep:
                 others = shutil.ignore_patterns("pymp-*")
                 shutil.copytree(directory, out, ignore=others, dirs_exist_ok=True)
-            draw(story, verdict, out / PICTURE)
-            display.say(f"timeline: {(out / PICTURE).resolve()}")
+            draw(story, verdict, picture)
+            display.say(f"timeline: {picture.resolve()}")
         except OSError as error:
             display.say(f"no timeline: {error}")
         if verdict.ok and not failure:

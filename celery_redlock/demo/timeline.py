@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from xml.sax.saxutils import escape
 
-from celery_redlock.demo.checker import Story, Verdict
+from celery_redlock.demo.checker import Verdict
+from celery_redlock.demo.journal import Story
 
 __all__ = ["draw"]
 
@@ -27,6 +28,7 @@ text { font: 12px system-ui, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-s
 text { fill: #24292f }
 .title { font-size: 16px; font-weight: 600 }
 .small { font-size: 11px; fill: #57606a }
+.body { rx: 2px }
 .in { font-size: 10px; fill: #fff }
 .page { fill: #fff }
 .lane { fill: #f3f5f7 }
@@ -57,7 +59,20 @@ LEGEND = (
 
 def draw(story: Story, verdict: Verdict, path: Path) -> None:
     """Write the timeline of `story` to `path`."""
-    path.write_text(_Timeline(story, verdict).svg(), encoding="utf-8")
+    picture = _Timeline(story, verdict)
+    height = picture.bottom + 66
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}"'
+        f' height="{height}" role="img" aria-label="Timeline of all bodies by order">',
+        f"<style>{STYLE}</style>",
+        _rect(0, 0, WIDTH, height, "page"),
+        *picture.ground(),
+        *picture.bodies(),
+        *picture.uptimes(),
+        *picture.faults(),
+        "</svg>",
+    ]
+    path.write_text("\n".join(parts) + "\n", encoding="utf-8")
 
 
 class _Timeline:
@@ -79,29 +94,13 @@ class _Timeline:
         }
         self.bottom = self.rows_top + ROW * len(self.rows)
 
-    def svg(self) -> str:
-        """The whole picture."""
-        height = self.bottom + 66
-        parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}"'
-            f' width="{WIDTH}" height="{height}" role="img"'
-            ' aria-label="Timeline of all bodies by order">',
-            f"<style>{STYLE}</style>",
-            _rect(0, 0, WIDTH, height, "page"),
-            *self._ground(),
-            *self._bodies(),
-            *self._rows(),
-            *self._faults(),
-            "</svg>",
-        ]
-        return "\n".join(parts) + "\n"
-
     def x(self, at: float) -> float:
         """Where a time is."""
         at = min(max(at, self.begin), self.end)
         return LEFT + (at - self.begin) / (self.end - self.begin) * (WIDTH - LEFT - RIGHT)
 
-    def _ground(self) -> Iterable[str]:
+    def ground(self) -> Iterable[str]:
+        """Title, lanes, seconds, and the time without a quorum."""
         verdict, ticks = self.verdict, self.verdict.ticks
         yield _text(LEFT, 26, "Every charge, by order: one at a time", "title")
         facts = (
@@ -126,29 +125,26 @@ class _Timeline:
             yield _text((x + end) / 2, TOP + 14, "no quorum", "bad", "middle")
         yield _text(LEFT, self.bottom + 44, LEGEND, "small")
 
-    def _bodies(self) -> Iterable[str]:
+    def bodies(self) -> Iterable[str]:
+        """A bar for each body; below it small marks, for charges that were put off."""
         wrong = {id(second) for _first, second in self.verdict.overlaps}
         wrong |= {id(body) for body in self.verdict.unlocked}
         for body in self.story.bodies:
-            x = self.x(body.begin)
+            x, end = self.x(body.begin), self.x(body.end)
             y = TOP + LANE * self.orders.index(body.order) + (LANE - BAR) / 2
-            width = max(1.5, self.x(body.end) - x)
             framed = body.ending in ("killed", "failed") or id(body) in wrong
-            frame = ' class="killed"' if framed else ""
             told = f"{body.task}, pid {body.pid}, {body.begin - self.begin:.3f} s to "
             told += f"{body.end - self.begin:.3f} s, {body.ending}"
-            yield (
-                f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{BAR}" rx="2"'
-                f' fill="{self.colours.get(body.pid, SCRIPT)}"{frame}>'
-                f"<title>{escape(told)}</title></rect>"
-            )
-            if width > EXTENDED:
+            bar = _rect(x, y, max(1.5, end - x), BAR, "body killed" if framed else "body")
+            colour = self.colours.get(body.pid, SCRIPT)
+            yield f'<g fill="{colour}">{bar}<title>{escape(told)}</title></g>'
+            if end - x > EXTENDED:
                 yield _text(x + 6, y + 13, f"{body.task}: longer than its ttl, extended", "in")
         for event in self.story.away:
             y = TOP + LANE * (self.orders.index(event["order"]) + 1) - 2
             yield _upright(self.x(event["at"]), y - 5, y, event["why"].replace(" ", ""))
 
-    def _rows(self) -> Iterable[str]:
+    def uptimes(self) -> Iterable[str]:
         """A bar for each server and beat while it is up; a tick in the row of its beat."""
         tops = {name: self.rows_top + ROW * row for row, name in enumerate(self.rows)}
         for name, changes in self.rows.items():
@@ -162,12 +158,10 @@ class _Timeline:
         ticks = self.verdict.ticks
         wrong = {*ticks.unclaimed, *(second for _first, second in ticks.twice)}
         for tick in self.story.ticks.values():
-            y = tops[f"beat {tick.beat}"]
-            yield _upright(
-                self.x(tick.sent), y + 1, y + ROW - 1, "wrong" if tick in wrong else "tick"
-            )
+            x, y = self.x(tick.sent), tops[f"beat {tick.beat}"]
+            yield _upright(x, y + 1, y + ROW - 1, "wrong" if tick in wrong else "tick")
 
-    def _faults(self) -> Iterable[str]:
+    def faults(self) -> Iterable[str]:
         """Marks from top to bottom, their labels in two rows in turn."""
         marks = [(at, f"child {pid} killed", False) for pid, at in self.story.kills.items()]
         marks += [

@@ -13,10 +13,8 @@ from ..locking.held import HeldLease
 from ..messages.headers import short_id
 from ..messages.results import Skipped
 from ..protocol.lease import Lease
-from ..protocol.names import slots
-from ..protocol.outcome import seen, unavailable
-from ..protocol.quorum import peek
-from ..protocol.values import Owner, Query, Vote, token_digest
+from ..protocol.outcome import seen
+from ..protocol.values import Owner, Vote, token_digest
 from .target import Target, target_of
 
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]
@@ -151,15 +149,11 @@ def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word:
 def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[_Held], bool]:
     """Return all tokens that lie under the names, and where; and whether any keeps others out."""
     redlock = target.redlock
-    of_each = [(name,) for name in slots(names[0], limit)] if limit > 1 else [names]
-    queries = [Query(each, len(redlock.nodes)) for each in of_each]
-    ballot = redlock.client.driver.run(lambda now: peek(queries, now, redlock.node_timeout))
-    if ballot.yes < ballot.quorum:
-        raise unavailable(str(target), ballot, redlock.nodes)
+    ballot = redlock.client.peek(names, limit)
     votes = zip(redlock.nodes, ballot.votes, strict=True)
     voted = [name for name, vote in votes if vote is Vote.YES]
     found, taken = [], False
-    for slot in range(len(queries)):
+    for slot in range(limit):
         pairs = list(zip(voted, seen(ballot, slot), strict=True))
         there = [(node, *held) for node, held in pairs if held is not None]
         taken = taken or len(pairs) - len(there) < ballot.quorum

@@ -1,4 +1,4 @@
-"""The clock and one Redis master, without time and without a server."""
+"""One Redis master, without a server."""
 
 from __future__ import annotations
 
@@ -12,21 +12,6 @@ from ..protocol.values import QueueEntry
 
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
-
-
-class FakeClock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self, now: float = 1000.0) -> None:
-        self.now = now
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> float:
-        """Let time pass; the new time in seconds."""
-        self.now += seconds
-        return self.now
 
 
 class FakeNode:
@@ -111,10 +96,16 @@ class FakeNode:
         while line:
             first = min(line, key=lambda member: (line[member], member))
             del line[first]
-            if first.rpartition(":")[0] in self.listening:
-                self.called.append(first)
+            process, _, waiter = first.rpartition(":")
+            if self._hears(process, waiter):
                 return True
         return False
+
+    def _hears(self, process: str, waiter: str) -> bool:
+        """Call a waiter; return whether its process listens."""
+        if process in self.listening:
+            self.called.append(f"{process}:{waiter}")
+        return process in self.listening
 
     def _acquire(self, claim: Claim, now: float) -> str | int | None:
         tokens = [self.token(name, now) for name in claim.resources]

@@ -12,9 +12,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from ..locking.pubsub import ReleaseSubscriber
@@ -45,20 +43,16 @@ class ShiftedTime:
 class Store(FakeNode):
     """What one node keeps under one prefix, and whom it tells of releases."""
 
-    def __init__(self, node: MemoryNode, prefix: str) -> None:
+    def __init__(self, node: MemoryNode) -> None:
         super().__init__()
         self._node = node
-        self._prefix = prefix
 
-    def _call(self, name: str) -> bool:
-        line = self.lines.get(name, {})
-        while line:
-            first = min(line, key=lambda member: (line[member], member))
-            del line[first]
-            process, _, waiter = first.rpartition(":")
-            if self._node.publish(process.encode("utf-8", "surrogatepass"), waiter.encode()):
-                return True
-        return False
+    def _hears(self, process: str, waiter: str) -> bool:
+        channel, name = process.encode("utf-8", "surrogatepass"), waiter.encode()
+        ears = [ear for ear in self._node.ears if ear.channel == channel]
+        for ear in ears:
+            ear.hear(name)
+        return bool(ears)
 
 
 class MemoryNode:
@@ -70,7 +64,6 @@ class MemoryNode:
         cut: Whether nobody reaches it.
         stores: What it keeps, by prefix.
         ears: The subscriptions to it.
-        news: What these are still to be told.
     """
 
     def __init__(self, name: str) -> None:
@@ -79,24 +72,17 @@ class MemoryNode:
         self.cut = False
         self.stores: dict[str, Store] = {}
         self.ears: list[Ear] = []
-        self.news: list[Callable[[], None]] = []
 
     def __repr__(self) -> str:
         return f"<{self.name} in memory{', cut off' if self.cut else ''}>"
 
     def store(self, prefix: str) -> Store:
         """What it keeps for locks with this prefix."""
-        return self.stores.setdefault(prefix, Store(self, prefix))
+        return self.stores.setdefault(prefix, Store(self))
 
     def clock(self) -> float:
         """Its time; seconds."""
         return monotonic() + self.skew
-
-    def publish(self, channel: bytes, what: bytes) -> int:
-        """Tell all who listen, once the turn is over; how many they are."""
-        ears = [ear for ear in self.ears if channel == ear.channel]
-        self.news += [partial(ear.hear, what) for ear in ears]
-        return len(ears)
 
     def forget(self) -> None:
         """Lose all memory."""
@@ -114,30 +100,28 @@ class Memory:
         self.drivers: weakref.WeakSet[MemoryDriver] = weakref.WeakSet()
         self.process = os.getpid()
 
-    def driver(self, _addresses: object, prefix: str, *_more: Any, **_options: Any) -> MemoryDriver:
-        """Make what stands in for a `Driver`."""
-        return MemoryDriver(self, prefix)
-
-    def wakeup(self, addresses: Sequence[Address], prefix: str) -> MemoryWakeup:
-        """Make what stands in for a `ReleaseSubscriber`."""
-        return MemoryWakeup(self, addresses, prefix)
-
-    @contextmanager
-    def taking_turns(self) -> Iterator[None]:
-        """Let only one thread use the nodes at a time; what it publishes is heard afterwards."""
+    def cut(self, index: int) -> None:
+        """A node cannot be reached from now on."""
         with self.turn:
-            yield
-            news = [tell for node in self.nodes for tell in node.news]
-            for node in self.nodes:
-                node.news.clear()
-        for tell in news:
-            tell()
+            self.nodes[index].cut = True
+            for driver in self.drivers:
+                driver.cut(index)
+
+    def mend(self, index: int) -> None:
+        """It can be reached again."""
+        with self.turn:
+            if self.nodes[index].cut:
+                self.nodes[index].cut = False
+                for driver in self.drivers:
+                    driver.mend(index)
 
 
 class MemoryDriver:
     """Carries rounds to nodes in memory, at once: what `Driver` is in production."""
 
-    def __init__(self, memory: Memory, prefix: str) -> None:
+    def __init__(
+        self, memory: Memory, _addresses: object, prefix: str, *_more: Any, **_options: Any
+    ) -> None:
         self.strict = True
         self._memory = memory
         self._prefix = prefix
@@ -181,12 +165,12 @@ class MemoryDriver:
             pipeline.unreachable("closed")
 
     def cut(self, index: int) -> None:
-        """A node cannot be reached from now on."""
+        """Note that a node cannot be reached from now on."""
         self._pipelines[index].dropped()
         self._pipelines[index].unreachable(CUT)
 
-    def heal(self, index: int) -> None:
-        """It can again; what was owed to it is written first."""
+    def mend(self, index: int) -> None:
+        """Note that it can again; what was owed to it is written first."""
         if not self._closed:
             self._pipelines[index].connected(monotonic())
             self._serve(index)
@@ -198,7 +182,7 @@ class MemoryDriver:
                 " it: a prefork worker's, for example. Test with the pool solo or threads, or with"
                 " redlock_nodes, which are real servers"
             )
-        with self._memory.taking_turns():
+        with self._memory.turn:
             for round_ in rounds:
                 round_.begin()
                 for index in round_.targets:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -25,9 +26,9 @@ from ..runtime import clock
 from ..runtime.clock import monotonic
 from ..server import LocalServer, start_servers
 from ..stores.redis.address import parse_nodes
-from .memory_nodes import Memory, MemoryNode, MemoryWakeup
+from .memory_nodes import Memory, MemoryDriver, MemoryNode, MemoryWakeup
 from .redirect import redirected
-from .target import Target, target_of
+from .target import target_of
 
 __all__ = ["FakeNodes", "LocalNodes", "Nodes", "fake_redlock", "redlock_nodes"]
 
@@ -96,25 +97,30 @@ class Nodes:
         is told at once if it is in this process, else by its next extension. `what`: as for `hold`.
         """
         target = target_of(what, args, kwargs)
-        names = target.names
-        if target.limit > 1:
-            names = tuple(slots(names[0], target.limit))
+        names = slots(target.names[0], target.limit) if target.limit > 1 else target.names
         token = ANOTHER.token("0" * 32)
-        for name in names:
-            self._overwrite(target, name, token)
+        for number in range(len(self)):
+            for name in names:
+                self._put(number, target.redlock.prefix, name, token)
         self.extend()
 
     def partition(self, *nodes: int) -> None:
-        """Cut some nodes off, by their numbers from 0; all, if none is named."""
-        raise NotImplementedError
+        """Cut some nodes off, by their numbers from 0; all, if none is named.
+
+        They answer nothing. Real servers are stopped (SIGSTOP).
+        """
+        for number in self._picked(nodes):
+            self._cut(number)
 
     def heal(self) -> None:
         """Let all nodes be reached again; they remember what they held."""
-        raise NotImplementedError
+        for number in range(len(self)):
+            self._mend(number)
 
     def forget(self, *nodes: int) -> None:
         """Let some nodes lose all they held, as if flushed; all, if none is named."""
-        raise NotImplementedError
+        for number in self._picked(nodes):
+            self._flush(number)
 
     def extend(self) -> None:
         """Have every lease of this process extended now, not when it is due."""
@@ -127,7 +133,16 @@ class Nodes:
         found = [client.watchdog for client in self._clients()]
         return [watchdog for watchdog in found if isinstance(watchdog, Watchdog)]
 
-    def _overwrite(self, target: Target, name: str, token: str) -> None:
+    def _cut(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _mend(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _flush(self, number: int) -> None:
+        raise NotImplementedError
+
+    def _put(self, number: int, prefix: str, name: str, token: str) -> None:
         raise NotImplementedError
 
     def _other(self, prefix: str) -> Redlock:
@@ -154,24 +169,17 @@ class LocalNodes(Nodes):
         self.servers = list(servers)
         self.urls = [server.url for server in servers]
 
-    def partition(self, *nodes: int) -> None:
-        """Stop some servers (SIGSTOP): they answer nothing."""
-        for number in self._picked(nodes):
-            self.servers[number].pause()
+    def _cut(self, number: int) -> None:
+        self.servers[number].pause()
 
-    def heal(self) -> None:
-        """Let them go on."""
-        for server in self.servers:
-            server.resume()
+    def _mend(self, number: int) -> None:
+        self.servers[number].resume()
 
-    def forget(self, *nodes: int) -> None:
-        """Flush some of them."""
-        for number in self._picked(nodes):
-            self._ask(number, "FLUSHALL")
+    def _flush(self, number: int) -> None:
+        self._ask(number, "FLUSHALL")
 
-    def _overwrite(self, target: Target, name: str, token: str) -> None:
-        for number in range(len(self)):
-            self._ask(number, "SET", target.redlock.prefix + name, token, "EX", str(int(HELD_S)))
+    def _put(self, number: int, prefix: str, name: str, token: str) -> None:
+        self._ask(number, "SET", prefix + name, token, "EX", str(int(HELD_S)))
 
     def _ask(self, number: int, *command: str) -> None:
         (address,) = parse_nodes([self.urls[number]])
@@ -204,29 +212,6 @@ class FakeNodes(Nodes):
             "fake_redlock is in the memory of this process, and no other can use it: give a worker"
             " in another process redlock_nodes"
         )
-
-    def partition(self, *nodes: int) -> None:
-        """Cut some nodes off, by their numbers from 0; all, if none is named."""
-        with self._memory.taking_turns():
-            for number in self._picked(nodes):
-                self.nodes[number].cut = True
-                for driver in self._memory.drivers:
-                    driver.cut(number)
-
-    def heal(self) -> None:
-        """Let all nodes be reached again; they remember what they held."""
-        with self._memory.taking_turns():
-            for number, node in enumerate(self.nodes):
-                if node.cut:
-                    node.cut = False
-                    for driver in self._memory.drivers:
-                        driver.heal(number)
-
-    def forget(self, *nodes: int) -> None:
-        """Let some nodes lose all they held; all, if none is named."""
-        with self._memory.taking_turns():
-            for number in self._picked(nodes):
-                self.nodes[number].forget()
 
     def advance(self, seconds: float) -> None:
         """Let time pass, without waiting; leases are extended when they fall due."""
@@ -266,11 +251,20 @@ class FakeNodes(Nodes):
             if isinstance(client.wakeup, MemoryWakeup):
                 client.wakeup.ring()
 
-    def _overwrite(self, target: Target, name: str, token: str) -> None:
-        with self._memory.taking_turns():
-            for node in self.nodes:
-                until = node.clock() + HELD_S
-                node.store(target.redlock.prefix).held[name] = token, until
+    def _cut(self, number: int) -> None:
+        self._memory.cut(number)
+
+    def _mend(self, number: int) -> None:
+        self._memory.mend(number)
+
+    def _flush(self, number: int) -> None:
+        with self._memory.turn:
+            self.nodes[number].forget()
+
+    def _put(self, number: int, prefix: str, name: str, token: str) -> None:
+        with self._memory.turn:
+            node = self.nodes[number]
+            node.store(prefix).held[name] = token, node.clock() + HELD_S
 
 
 def _next_due(watchdog: Watchdog) -> float:
@@ -297,10 +291,11 @@ def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
     """Take all locks of this process in its memory, on so many nodes, while the block runs."""
     memory = Memory(nodes)
     fake = FakeNodes(memory)
-    addresses = parse_nodes(fake.urls)
     with (
         patch.object(clock, "time", memory.time),
-        redirected(addresses, memory.driver, memory.wakeup) as fake._clients,
+        redirected(
+            parse_nodes(fake.urls), partial(MemoryDriver, memory), partial(MemoryWakeup, memory)
+        ) as fake._clients,
     ):
         yield fake
 

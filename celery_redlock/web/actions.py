@@ -18,9 +18,12 @@ from ..protocol.values import printable
 from ..survey.force_release import force_release
 from . import serializers
 from .history import who
-from .views import Ask, Shown
+from .views import Ask
 
 __all__ = ["login", "logout", "release", "to_login"]
+
+Said = tuple[dict[str, Any], int]
+"""What a page shows, and its status."""
 
 logger = logging.getLogger("celery_redlock.web")
 
@@ -38,7 +41,7 @@ def to_login(ask: Ask) -> Response:
     return redirect(ask.urls.build("login", {"next": back}), 303)
 
 
-def login(ask: Ask) -> Shown | Response:
+def login(ask: Ask) -> Said | Response:
     """Ask for the operator's token, once an hour."""
     if not ask.door.can_free:
         raise Forbidden(READ_ONLY)
@@ -47,12 +50,12 @@ def login(ask: Ask) -> Shown | Response:
     if request.method != "POST":
         if ask.door.session(request):
             return redirect(_ours(ask, after), 303)
-        return Shown({"next": after, "wrong": False})
+        return {"next": after, "wrong": False}, 200
     if not ask.door.from_us(request):
         raise Forbidden("This form was sent by another site.")
     if not ask.door.knows(request, request.form.get("token", ""), "form"):
         logger.warning("the web dashboard was given a wrong token, from %s", request.remote_addr)
-        return Shown({"next": after, "wrong": True}, 403)
+        return {"next": after, "wrong": True}, 403
     response = redirect(_ours(ask, after), 303)
     ask.door.let_in(request, response)
     return response
@@ -77,7 +80,7 @@ def _ours(ask: Ask, path: str) -> str:
     return first + path if path.isascii() and path.isprintable() else first
 
 
-def release(ask: Ask) -> Shown | Response:
+def release(ask: Ask) -> Said | Response:
     """Show what holds it and ask; then free it, if it is still the same."""
     if not ask.door.can_free:
         raise Forbidden(READ_ONLY)
@@ -95,9 +98,10 @@ def release(ask: Ask) -> Shown | Response:
         raise BadRequest(
             "The address does not say what to free. Use the button on the lock's page."
         )
-    found = ask.sources.one(ask.resource)
-    if isinstance(found, QuorumUnavailable):
-        return _told(ask, "unknown", 503, said=serializers.failure(found))
+    try:
+        found = ask.sources.one(ask.resource)
+    except QuorumUnavailable as error:
+        return _told(ask, "unknown", 503, said=serializers.failure(error))
     entry = next((it for it in found.entries if (it.kind, it.slot) == (kind, slot)), None)
     if entry is None:
         return _told(ask, "gone", 409 if confirmed else 200)
@@ -124,8 +128,6 @@ def release(ask: Ask) -> Shown | Response:
     return _told(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
 
 
-def _told(ask: Ask, what: str, status: int = 200, **more: Any) -> Shown:
-    said = printable(more.pop("said", ""))
-    return Shown(
-        {"resource": ask.resource, "what": what, "row": None, "said": said, **more}, status
-    )
+def _told(ask: Ask, what: str, status: int = 200, *, said: str = "", **more: Any) -> Said:
+    facts = {"resource": ask.resource, "what": what, "row": None, "said": printable(said)}
+    return {**facts, **more}, status

@@ -11,7 +11,7 @@ from ..protocol.values import printable
 from ..survey.durations import span
 from ..survey.force_release import stop_command
 
-__all__ = ["FILTERS", "named_in", "quoted"]
+__all__ = ["FILTERS", "holder", "named_in", "quoted"]
 
 MAX_LISTED_CHARS = 96
 """Of a name in a list, so that a row stays a row; a lock's own page has all of it."""
@@ -52,6 +52,12 @@ def short(text: str, most: int = MAX_LISTED_CHARS) -> str:
     """Return a name for a list: printable, its middle left out if it is long."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-most // 3 :]}"
+
+
+def holder(task: str, task_id: str, pid: int | str, host: str) -> str:
+    """Return `shop.pay 8c1f02d0, pid 4242 on web-1`; what is empty is left out."""
+    where = " on ".join(part for part in (f"pid {pid}" if pid else "", host) if part)
+    return ", ".join(part for part in (f"{task} {task_id}".strip(), where) if part)
 
 
 def quoted(name: str) -> str:

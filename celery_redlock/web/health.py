@@ -18,6 +18,7 @@ from ..doctor.report import Finding, merged
 from ..doctor.tasks import ttls_of
 from ..doctor.votes import guard_of, voteless
 from ..protocol.values import printable, quorum_of
+from ..survey.models import NodeLook
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -34,58 +35,21 @@ MAX_VERSION_CHARS = 32
 
 @dataclass(frozen=True)
 class Health:
-    """How the nodes are.
+    """How the nodes are, as plain data.
 
     Attributes:
-        probes: What each node has told, in the order of the nodes.
-        votes_in: Seconds until each of them has a vote, 0.0 if it has; None if it does not answer,
-            or will have none as it is.
-        found: What the doctor finds, node by node.
+        looks: Which of them have answered.
+        nodes: What is known of each, in their order. `votes_in` is the seconds until it has a vote,
+            0.0 if it has; None if it does not answer, or will have none as it is.
+        no_quorum: How many answer and vote, and how many must; None if a quorum has a vote. `wait`
+            is the seconds until a quorum votes, if the nodes that answer only need time.
+        findings: What the doctor finds, the worst first; one that several nodes share, once.
     """
 
-    probes: tuple[Probe, ...]
-    votes_in: tuple[float | None, ...]
-    found: tuple[Finding, ...]
-
-    @property
-    def answering(self) -> int:
-        """How many nodes answer."""
-        return sum(probe.look.reachable for probe in self.probes)
-
-    def no_quorum(self) -> dict[str, Any] | None:
-        """Return how many nodes answer and vote, and how many must; None if a quorum has a vote.
-
-        `wait` is the seconds until a quorum votes, if the nodes that answer only need time.
-        """
-        needed = quorum_of(len(self.probes))
-        left = sorted(seconds for seconds in self.votes_in if seconds is not None)
-        voting = left.count(0.0)
-        if voting >= needed:
-            return None
-        return {
-            "nodes": len(self.probes),
-            "answering": self.answering,
-            "voting": voting,
-            "needed": needed,
-            "wait": left[needed - 1] if len(left) >= needed else None,
-        }
-
-    def node(self, index: int) -> dict[str, Any]:
-        """Return what is known of one node, for its row."""
-        probe = self.probes[index]
-        answers = probe.look.reachable
-        return {
-            "answers": answers,
-            "rtt": probe.look.rtt if answers else None,
-            "version": _version(probe) if answers else None,
-            "uptime": probe.told.facts.uptime if answers else None,
-            "votes_in": self.votes_in[index],
-            "findings": [_said(one) for one in self.found if probe.name in _places(one)],
-        }
-
-    def findings(self) -> list[dict[str, Any]]:
-        """Return what the doctor finds, the worst first; one that several nodes share, once."""
-        return [_said(one) for one in merged(self.found)]
+    looks: tuple[NodeLook, ...]
+    nodes: list[dict[str, Any]]
+    no_quorum: dict[str, Any] | None
+    findings: list[dict[str, Any]]
 
 
 def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
@@ -107,7 +71,13 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         for one in examine_nodes(probes, redlock.prefix, ttls, guard)
         if one.check not in (*NOT_CHECKED, *SAID_ELSEWHERE)
     ]
-    return Health(tuple(probes), tuple(_votes_in(probes, ttls, guard)), tuple(found))
+    votes_in = _votes_in(probes, ttls, guard)
+    return Health(
+        tuple(probe.look for probe in probes),
+        [_node(probe, left, found) for probe, left in zip(probes, votes_in, strict=True)],
+        _no_quorum(probes, votes_in),
+        [_said(one) for one in merged(found)],
+    )
 
 
 def _ttls(
@@ -137,6 +107,37 @@ def _votes_in(
     return found
 
 
+def _no_quorum(probes: Sequence[Probe], votes_in: list[float | None]) -> dict[str, Any] | None:
+    needed = quorum_of(len(probes))
+    left = sorted(seconds for seconds in votes_in if seconds is not None)
+    voting = left.count(0.0)
+    if voting >= needed:
+        return None
+    return {
+        "nodes": len(probes),
+        "answering": sum(probe.look.reachable for probe in probes),
+        "voting": voting,
+        "needed": needed,
+        "wait": left[needed - 1] if len(left) >= needed else None,
+    }
+
+
+def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dict[str, Any]:
+    answers = probe.look.reachable
+    return {
+        "answers": answers,
+        "rtt": probe.look.rtt if answers else None,
+        "version": _version(probe) if answers else None,
+        "uptime": probe.told.facts.uptime if answers else None,
+        "votes_in": votes_in,
+        "findings": [
+            _said(one)
+            for one in found
+            if probe.name in one.where.replace(" and ", ", ").split(", ")
+        ],
+    }
+
+
 def _version(probe: Probe) -> str | None:
     """Return what a server calls itself, as `Valkey 8.1.0` or `Redis 7.0.15`."""
     info = probe.told.info
@@ -144,11 +145,6 @@ def _version(probe: Probe) -> str | None:
         if said := info.get(key, "").strip():
             return f"{name} {printable(said)[:MAX_VERSION_CHARS]}"
     return None
-
-
-def _places(finding: Finding) -> list[str]:
-    """Return the nodes that a finding names."""
-    return finding.where.replace(" and ", ", ").split(", ")
 
 
 def _said(finding: Finding) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .formatting import holder
+
 if TYPE_CHECKING:
     from ..survey.models import Entry, NodeLook, Survey
 
@@ -33,7 +35,7 @@ class Change:
 
     Attributes:
         at: When it was seen, in seconds since 1970.
-        after: When it was not yet so; 0.0 if that was never looked at.
+        after: When it was not yet so; None if that was never looked at.
         what: "there" (when watching began), "came", "passed" (another's token in its place), "held"
             (a quorum has it, which had not), "short" (a quorum has it no more), "gone"; of nodes
             "up" and "down"; "blind" and "unwatched" for spans of time.
@@ -43,7 +45,7 @@ class Change:
     """
 
     at: float
-    after: float
+    after: float | None
     what: str
     kind: str = "lock"
     slot: int = 1
@@ -149,7 +151,7 @@ class History:
         self._changes.move_to_end(entry.resource)
         changes.append(
             Change(
-                *(at, self.at, what, entry.kind, entry.slot, who(entry), entry.digest),
+                *(at, self.at or None, what, entry.kind, entry.slot, who(entry), entry.digest),
                 nodes=0 if what == "gone" else entry.nodes,
                 total=entry.total,
             )
@@ -160,8 +162,5 @@ class History:
 
 def who(entry: Entry) -> str:
     """Return the holder of an entry, for people; empty if it does not say."""
-    owner = entry.owner
-    if owner is None:
-        return ""
-    task = " ".join(name for name in (owner.task, owner.task_id) if name)
-    return f"{task + ', ' if task else ''}pid {owner.pid} on {owner.host}"
+    it = entry.owner
+    return holder(it.task, it.task_id, it.pid, it.host) if it is not None else ""

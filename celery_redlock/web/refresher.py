@@ -47,7 +47,6 @@ class Fresh(Generic[T]):
         every: Seconds between two looks at least.
         idle: Seconds between two looks without a reader; None: there are none then.
         rest: Seconds without a reader after which it stops looking; None: never.
-        then: Called in that thread after each look, with what was seen.
     """
 
     def __init__(
@@ -57,10 +56,8 @@ class Fresh(Generic[T]):
         every: float = 1.0,
         idle: float | None = None,
         rest: float | None = None,
-        then: Callable[[Seen[T]], None] | None = None,
     ) -> None:
         self._look, self._every, self._idle, self._rest = look, every, idle, rest
-        self._then = then
         self._reset()
 
     def _reset(self) -> None:
@@ -123,11 +120,6 @@ class Fresh(Generic[T]):
             except Exception as error:
                 logger.debug("a look in the background failed", exc_info=True)
                 seen = Seen(self._seen.what, self._seen.at, error)
-            if self._then is not None:
-                try:
-                    self._then(seen)
-                except Exception:
-                    logger.exception("what was seen could not be kept")
             with self._changed:
                 self._ended = time.monotonic()
                 self._seen = seen

@@ -8,21 +8,19 @@ was seen before.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NotAcquired
 from ..protocol.values import Vote, printable
-from .history import Change, state_of
-from .refresher import Seen
+from ..survey.models import NodeLook
+from .history import state_of
 
 if TYPE_CHECKING:
-    from ..survey.models import Entry, NodeLook, Survey
+    from ..survey.models import Entry, Survey
     from .health import Health
 
-__all__ = ["SORTS", "change", "entry", "failure", "looked", "matches", "nodes", "page_of"]
+__all__ = ["SORTS", "entry", "failure", "matches", "nodes", "page_of"]
 
 ROWS_PER_PAGE = 50
 """A page stays under 200 kB, and a screen or two long."""
@@ -58,17 +56,6 @@ def quorum_left(it: Entry) -> float | None:
     return left[it.quorum - 1]
 
 
-def looked(seen: Seen[Survey], health: Health | None) -> dict[str, Any]:
-    """Return which look a page is made of, how the nodes answered, and whether a quorum votes."""
-    return {
-        "at": seen.at or None,
-        "age": max(0.0, time.time() - seen.at) if seen.at else None,
-        "failure": failure(seen.error) if seen.error else None,
-        "no_quorum": health.no_quorum() if health is not None else None,
-        "nodes": nodes(seen.what, seen.error, health),
-    }
-
-
 def failure(error: Exception) -> str:
     """Say why nothing was seen. An error that is not ours is named only: it may hold secrets."""
     if isinstance(error, NotAcquired):
@@ -83,26 +70,21 @@ def nodes(
 
     A node is `reachable` if it told all that it has. One that `answers` may have refused that.
     """
-    looks: list[tuple[str, bool, str, float | None]]
+    looks = survey.looks if survey else health.looks if health else ()
     if isinstance(error, NotAcquired) and error.votes:
-        looks = [(v.node, v.vote is not Vote.SILENT, v.detail, None) for v in error.votes]
-    else:
-        told = survey.looks if survey else [one.look for one in health.probes] if health else ()
-        looks = [(it.name, it.reachable, it.error, it.rtt if it.reachable else None) for it in told]
+        looks = tuple(NodeLook(v.node, v.vote is not Vote.SILENT, v.detail) for v in error.votes)
     unknown: dict[str, Any] = {"version": None, "uptime": None, "votes_in": None, "findings": []}
     return [
         {
-            **{"name": printable(name), "reachable": reachable, "answers": reachable},
-            **{"error": printable(why), "rtt": rtt},
-            **(health.node(index) if health is not None else unknown),
+            "name": printable(look.name),
+            "reachable": look.reachable,
+            "answers": look.reachable,
+            "error": printable(look.error),
+            "rtt": look.data()["rtt"] if look.reachable else None,
+            **(health.nodes[index] if health is not None else unknown),
         }
-        for index, (name, reachable, why, rtt) in enumerate(looks)
+        for index, look in enumerate(looks)
     ]
-
-
-def change(it: Change) -> dict[str, Any]:
-    """Return a line of a timeline."""
-    return {**asdict(it), "after": it.after or None}
 
 
 def matches(row: dict[str, Any], query: str) -> bool:

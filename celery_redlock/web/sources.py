@@ -7,7 +7,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.errors import QuorumUnavailable
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, survey
 from ..survey.waiting import Parked, count_parked
@@ -58,7 +57,7 @@ class Sources:
         self.history = History()
         self.health: Health | None = None
         """How the nodes were at the last look; None before the first."""
-        self._nodes = Fresh(self._look, idle=idle, rest=rest, then=self._keep)
+        self._nodes = Fresh(self._look, idle=idle, rest=rest)
         self._rows: tuple[Survey | None, Parked | None, list[dict[str, Any]]] = (None, None, [])
         self._workers: Fresh[tuple[list[dict[str, Any]], Parked]] | None = None
         self.hearing: Hearing | None = None
@@ -69,21 +68,36 @@ class Sources:
     def _look(self) -> Survey:
         """Look at all that lies on the nodes; and, at the same time, how they are."""
         with ThreadPoolExecutor(1, "redlock-web-health") as pool:
-            health = pool.submit(examine, self.redlock, self.app, ALL_TIMEOUT_S)
+            pool.submit(self._examine)
             try:
-                return survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
-            finally:
-                try:
-                    self.health = health.result()
-                except Exception:
-                    self.health = None
-                    logger.exception("the nodes could not be examined")
+                seen = survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
+            except Exception as error:
+                self.history.blind(serializers.failure(error))
+                raise
+        self.history.note(seen)
+        return seen
 
-    def _keep(self, seen: Seen[Survey]) -> None:
-        if seen.error is not None:
-            self.history.blind(serializers.failure(seen.error))
-        elif seen.what is not None:
-            self.history.note(seen.what)
+    def _examine(self) -> None:
+        try:
+            self.health = examine(self.redlock, self.app, ALL_TIMEOUT_S)
+        except Exception:
+            self.health = None
+            logger.exception("the nodes could not be examined")
+
+    @property
+    def no_quorum(self) -> dict[str, Any] | None:
+        """What is to be said of a quorum that does not vote; None if it does, or is not known."""
+        return self.health.no_quorum if self.health is not None else None
+
+    def looked(self, seen: Seen[Survey]) -> dict[str, Any]:
+        """Return which look a page is made of, how the nodes answered, and whether they vote."""
+        return {
+            "at": seen.at or None,
+            "age": max(0.0, time.time() - seen.at) if seen.at else None,
+            "failure": serializers.failure(seen.error) if seen.error else None,
+            "no_quorum": self.no_quorum,
+            "nodes": serializers.nodes(seen.what, seen.error, self.health),
+        }
 
     def nodes(self) -> Seen[Survey]:
         """Return all that lies on the nodes."""
@@ -102,24 +116,22 @@ class Sources:
             return [], []
         found, counted, rows = self._rows
         if found is not seen.what or counted is not parked:  # they are made once a look
-            survey = self.counted(seen.what, parked)
+            survey = self._counted(seen.what, parked)
             rows = [serializers.entry(it, survey.looks) for it in survey.entries]
             self._rows = (seen.what, parked, rows)
         queues = [row for row in rows if row["kind"] == "line"]
         return [row for row in rows if row["kind"] != "line"], queues
 
-    def one(self, resource: str) -> Survey | QuorumUnavailable:
-        """Return all that is known of one lock, now; or why too little is."""
-        try:
-            return look_at(self.redlock, resource, ONE_TIMEOUT_S)
-        except QuorumUnavailable as error:
-            return error
+    def one(self, resource: str, parked: Parked | None = None) -> Survey:
+        """Return all that is known of one lock, now; tasks that are `parked` count as waiting.
 
-    def counted(self, seen: Survey, parked: Parked | None) -> Survey:
-        """Return a survey in which parked tasks count as waiting, and have a queue of their own."""
-        if parked is None:
-            return seen
-        return count_parked(seen, parked, prefix=self.redlock.prefix)
+        Raises:
+            QuorumUnavailable: Too little is known.
+        """
+        return self._counted(look_at(self.redlock, resource, ONE_TIMEOUT_S), parked)
+
+    def _counted(self, seen: Survey, parked: Parked | None) -> Survey:
+        return seen if parked is None else count_parked(seen, parked, prefix=self.redlock.prefix)
 
     def workers(self, patience: float = 0.0) -> dict[str, Any]:
         """Return what the workers said when they were asked last."""

@@ -11,16 +11,17 @@ from werkzeug.routing import MapAdapter
 from werkzeug.wrappers import Request
 
 from ..protocol.errors import QuorumUnavailable
-from . import serializers
+from ..protocol.values import quorum_of
 from .formatting import named_in, quoted
 from .health import NOT_CHECKED
-from .serializers import matches, page_of
+from .serializers import SORTS, entry, failure, matches, page_of
+from .serializers import nodes as node_rows
 
 if TYPE_CHECKING:
     from .auth import Door
     from .sources import Sources
 
-__all__ = ["Ask", "Shown", "events", "lock", "locks", "nodes", "waiters"]
+__all__ = ["Ask", "events", "lock", "locks", "nodes", "waiters"]
 
 MAX_KEY_CHARS = 10_000
 """Of a key that a page looks for: a foreign one may be longer than a lock's name."""
@@ -96,56 +97,48 @@ class Ask:
         return self.link(endpoint, resource, **{**given, **more})
 
 
-@dataclass
-class Shown:
-    """What a view has found."""
-
-    facts: dict[str, Any]
-    status: int = 200
-
-
-def locks(ask: Ask) -> Shown:
+def locks(ask: Ask) -> dict[str, Any]:
     """Show what is held and reserved."""
-    seen = ask.sources.nodes()
-    parked = ask.sources.parked()
+    seen, parked = ask.sources.nodes(), ask.sources.parked()
     rows, queues = ask.sources.rows(seen, parked)
-    waiting = sum(row["waiting"] for row in queues) if ask.sources.app is not None else None
     show = ask.one_of("show", "all", "lock", "reservation", "trouble")
-    by = ask.one_of("sort", *serializers.SORTS)
+    by = ask.one_of("sort", *SORTS)
     found = [
         row
         for row in rows
         if (row["trouble"] if show == "trouble" else show in ("all", row["kind"]))
         and matches(row, ask.query)
     ]
-    counts = {
-        "held": sum(row["kind"] == "lock" and row["held"] for row in rows),
-        "reserved": sum(row["kind"] == "reservation" and row["held"] for row in rows),
-        "waiting": waiting,
-        "parked_known": parked is not None,
-        "trouble": sum(row["trouble"] for row in rows),
+    has_app = ask.sources.app is not None
+    return {
+        **ask.sources.looked(seen),
+        "counts": {
+            "held": sum(row["kind"] == "lock" and row["held"] for row in rows),
+            "reserved": sum(row["kind"] == "reservation" and row["held"] for row in rows),
+            "waiting": sum(row["waiting"] for row in queues) if has_app else None,
+            "parked_known": parked is not None,
+            "trouble": sum(row["trouble"] for row in rows),
+        },
+        "query": ask.query,
+        "show": show,
+        "sort": by,
+        **page_of(sorted(found, key=SORTS[by]), ask.page),
     }
-    return Shown(
-        {
-            **serializers.looked(seen, ask.sources.health),
-            "counts": counts,
-            "query": ask.query,
-            "show": show,
-            "sort": by,
-            **page_of(sorted(found, key=serializers.SORTS[by]), ask.page),
-        }
-    )
 
 
-def lock(ask: Ask) -> Shown:
+def lock(ask: Ask) -> dict[str, Any]:
     """Show all that is known of one lock."""
     resource, sources = ask.resource, ask.sources
     sources.nodes()  # so that it is watched from now on
-    found = sources.one(resource)
-    error = found if isinstance(found, QuorumUnavailable) else None
-    parked = sources.parked()
-    survey = None if isinstance(found, QuorumUnavailable) else sources.counted(found, parked)
-    hearing, told = sources.hearing, sources.workers()
+    parked, hearing, told = sources.parked(), sources.hearing, sources.workers()
+    survey, error, entries = None, None, []
+    try:
+        survey = sources.one(resource, parked)
+    except QuorumUnavailable as failed:
+        error = failed
+    else:  # of queues its own alone: others are parked, too
+        shown = [it for it in survey.entries if it.kind != "line" or it.resource == resource]
+        entries = [entry(it, survey.looks) for it in shown]
     workers = [
         {"worker": one["worker"], "what": what, **row}
         for one in told["rows"]
@@ -153,106 +146,90 @@ def lock(ask: Ask) -> Shown:
         for row in one[what]
         if resource in (row["resource"], *(row["resource"] or "").split(" + "))
     ]
-    return Shown(
-        {
-            "at": survey.at if survey else None,
-            "age": 0.0 if survey else None,
-            "failure": serializers.failure(error) if error else None,
-            "resource": resource,
-            "no_quorum": sources.health.no_quorum() if sources.health else None,
-            "nodes": serializers.nodes(survey, error, sources.health),
-            "entries": [
-                serializers.entry(it, survey.looks)
-                for it in survey.entries
-                if it.kind != "line" or it.resource == resource  # others are parked, too
-            ]
-            if survey
-            else [],
-            "parked_known": parked is not None,
-            "timeline": [serializers.change(it) for it in sources.history.of(resource)],
-            "watched_since": sources.history.since or None,
-            "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
-            "listening_since": hearing.since if hearing else None,
-            "workers": {**told, "rows": workers},
-        }
-    )
+    return {
+        "at": survey.at if survey else None,
+        "age": 0.0 if survey else None,
+        "failure": failure(error) if error else None,
+        "resource": resource,
+        "no_quorum": sources.no_quorum,
+        "nodes": node_rows(survey, error, sources.health),
+        "entries": entries,
+        "parked_known": parked is not None,
+        "timeline": [vars(it) for it in sources.history.of(resource)],
+        "watched_since": sources.history.since or None,
+        "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
+        "listening_since": hearing.since if hearing else None,
+        "workers": {**told, "rows": workers},
+    }
 
 
-def waiters(ask: Ask) -> Shown:
+def waiters(ask: Ask) -> dict[str, Any]:
     """Show how many wait for each key, and the tasks that workers say are waiting."""
     seen = ask.sources.nodes()
     told = ask.sources.workers(WAITERS_PATIENCE_S)
     parked = ask.sources.parked()
     _rows, queues = ask.sources.rows(seen, parked)
     lines = [row for row in queues if row["waiting"] and matches(row, ask.query)]
+    replies = told.pop("rows")
     waits = [
         {"worker": one["worker"], **row}
-        for one in told["rows"]
+        for one in replies
         for row in one["waits"]
         if matches(row, ask.query)
     ]
     waits.sort(key=lambda row: -(row["waited"] or 0.0))
-    without = [
-        {"worker": one["worker"], "error": one["error"]} for one in told["rows"] if one["error"]
-    ]
-    answered = [one["worker"] for one in told.pop("rows") if not one["error"]]
-    return Shown(
-        {
-            **serializers.looked(seen, ask.sources.health),
-            "query": ask.query,
-            "lines": page_of(sorted(lines, key=serializers.SORTS["waiting"]), ask.page),
-            "parked_known": parked is not None,
-            "workers": {**told, "answered": answered, "without": without},
-            "waits": page_of(waits, ask.page),
-        }
-    )
+    answered = [one["worker"] for one in replies if not one["error"]]
+    without = [{k: one[k] for k in ("worker", "error")} for one in replies if one["error"]]
+    return {
+        **ask.sources.looked(seen),
+        "query": ask.query,
+        "lines": page_of(sorted(lines, key=SORTS["waiting"]), ask.page),
+        "parked_known": parked is not None,
+        "workers": {**told, "answered": answered, "without": without},
+        "waits": page_of(waits, ask.page),
+    }
 
 
-def nodes(ask: Ask) -> Shown:
+def nodes(ask: Ask) -> dict[str, Any]:
     """Show the nodes: which of them answer and vote, how many locks each has, what is wrong."""
     seen = ask.sources.nodes()
     rows, _queues = ask.sources.rows(seen)
-    past = ask.sources.history.of_nodes()
-    health = ask.sources.health
-    facts = serializers.looked(seen, health)
+    history, health = ask.sources.history, ask.sources.health
+    past = history.of_nodes()
+    facts = ask.sources.looked(seen)
     fresh = seen.error is None
     for number, node in enumerate(facts["nodes"]):
         votes = [(row["votes"][number], row["held"]) for row in rows] if fresh else []
         missing = sum(held and vote in ("none", "other") for vote, held in votes)
         node["keys"] = sum(vote == "has" for vote, _held in votes) if fresh else None
         node["missing"] = missing if fresh and node["reachable"] else None
-        node["timeline"] = [serializers.change(it) for it in past.get(node["name"], [])]
-    quorum = len(facts["nodes"]) // 2 + 1
-    return Shown(
-        {
-            **facts,
-            "quorum": quorum,
-            "findings": health.findings() if health is not None else [],
-            "not_checked": list(NOT_CHECKED),
-            "watched_since": ask.sources.history.since or None,
-        }
-    )
+        node["timeline"] = [vars(it) for it in past.get(node["name"], [])]
+    return {
+        **facts,
+        "quorum": quorum_of(len(facts["nodes"])),
+        "findings": health.findings if health is not None else [],
+        "not_checked": list(NOT_CHECKED),
+        "watched_since": history.since or None,
+    }
 
 
-def events(ask: Ask) -> Shown:
+def events(ask: Ask) -> dict[str, Any]:
     """Show which tasks had to wait or have lost their lock, as workers told."""
     ask.sources.nodes()
-    hearing, health = ask.sources.hearing, ask.sources.health
+    hearing = ask.sources.hearing
     show = ask.one_of("show", "all", "waiting", "lost")
     found = [
         one
         for one in (hearing.heard() if hearing else [])
         if show in ("all", one["what"]) and matches(one, ask.query)
     ]
-    return Shown(
-        {
-            "no_quorum": health.no_quorum() if health is not None else None,
-            "asked": hearing is not None,
-            "listening_since": hearing.since if hearing else None,
-            "failure": (hearing.error or None) if hearing else None,
-            "heard": hearing.count if hearing else 0,
-            "query": ask.query,
-            "show": show,
-            **page_of(found, ask.page),
-        }
-    )
+    return {
+        "no_quorum": ask.sources.no_quorum,
+        "asked": hearing is not None,
+        "listening_since": hearing.since if hearing else None,
+        "failure": (hearing.error or None) if hearing else None,
+        "heard": hearing.count if hearing else 0,
+        "query": ask.query,
+        "show": show,
+        **page_of(found, ask.page),
+    }

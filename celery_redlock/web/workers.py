@@ -15,6 +15,7 @@ from collections import deque
 from typing import Any
 
 from ..protocol.values import printable
+from .formatting import holder
 
 __all__ = ["EVENTS", "Hearing", "ask"]
 
@@ -83,16 +84,12 @@ def _plain(name: str, value: Any) -> Any:
     return value if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
 
 
-def _holder(holder: Any) -> str:
+def _holder(told: Any) -> str:
     """Return the holder in an event, for people."""
-    if not isinstance(holder, dict):
+    if not isinstance(told, dict):
         return ""
-    task, task_id, pid, host = (
-        _text(holder.get(name) or "") for name in ("task", "task_id", "pid", "host")
-    )
-    process = f"pid {pid}" if pid else ""
-    where = " on ".join(part for part in (process, host) if part)
-    return _text(", ".join(part for part in (f"{task} {task_id}".strip(), where) if part))
+    names = ("task", "task_id", "pid", "host")
+    return _text(holder(*(_text(told.get(name) or "") for name in names)))
 
 
 def _text(value: Any) -> str:

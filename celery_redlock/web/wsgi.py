@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from ..protocol.errors import ConfigurationError
 from ..survey.waiting import Parked
 from . import actions, views
 from .formatting import FILTERS
-from .views import Ask, Shown
+from .views import Ask
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -32,7 +32,7 @@ __all__ = ["Page"]
 
 logger = logging.getLogger("celery_redlock.web")
 
-VIEWS: dict[str, Callable[[Ask], Shown]] = {
+VIEWS: dict[str, Callable[[Ask], dict[str, Any]]] = {
     "locks": views.locks,
     "lock": views.lock,
     "waiters": views.waiters,
@@ -40,7 +40,7 @@ VIEWS: dict[str, Callable[[Ask], Shown]] = {
     "events": views.events,
 }
 """Each is a page, and JSON under the same name with `.json`."""
-FORMS: dict[str, Callable[[Ask], Shown | Response]] = {
+FORMS: dict[str, Callable[[Ask], actions.Said | Response]] = {
     "release": actions.release,
     "login": actions.login,
     "logout": actions.logout,
@@ -87,8 +87,6 @@ class Page:
 
     def __init__(self, sources: Sources, door: Door) -> None:
         self.sources, self.door = sources, door
-        self._once = threading.Lock()
-        self._registry: Any = None
         self._templates = Environment(
             loader=PackageLoader("celery_redlock.web"),
             autoescape=select_autoescape(default=True),
@@ -139,7 +137,7 @@ class Page:
         name = endpoint.removesuffix(".json")
         if name in FORMS:
             done = FORMS[name](ask)
-            return done if isinstance(done, Response) else self._html(ask, name, done)
+            return done if isinstance(done, Response) else self._html(ask, name, *done)
         as_json = endpoint.endswith(".json") or _prefers_json(ask.request)
         if not self.door.may_read(ask.request):
             if not as_json and name != "metrics":
@@ -149,15 +147,15 @@ class Page:
             return refusal
         if name == "metrics":
             return self._metrics()
-        shown = VIEWS[name](ask)
-        response = _json(shown) if as_json else self._html(ask, name, shown)
+        facts = VIEWS[name](ask)
+        response = _json(facts) if as_json else self._html(ask, name, facts)
         response.vary.add("Accept")
         return response
 
-    def _html(self, ask: Ask, name: str, shown: Shown) -> Response:
+    def _html(self, ask: Ask, name: str, facts: dict[str, Any], code: int = 200) -> Response:
         session = self.door.session(ask.request)
         text = self._templates.get_template(f"{name}.html").render(
-            **shown.facts,
+            **facts,
             here=name,
             ask=ask,
             live=ask.live if name in VIEWS else None,
@@ -169,7 +167,7 @@ class Page:
             version=__version__,
         )
         text = text.encode("utf-8", "backslashreplace").decode()
-        response = Response(text, shown.status, mimetype="text/html")
+        response = Response(text, code, mimetype="text/html")
         if name in VIEWS and ask.live:
             response.headers["Content-Security-Policy"] = LIVE_POLICY
         return response
@@ -177,30 +175,32 @@ class Page:
     def _metrics(self) -> Response:
         """The exporter's gauges, where it is there."""
         try:
-            from ..survey.exporter import exposition, make_registry
+            from ..survey.exporter import exposition
 
-            with self._once:
-                if self._registry is None:
-                    parked = self._parked if self.sources.app is not None else None
-                    self._registry = make_registry(self.sources.redlock, parked=parked)
+            return Response(exposition(self._registry), content_type=METRICS)
         except (ConfigurationError, ModuleNotFoundError):
             return _text(
                 'Metrics need prometheus_client: pip install "celery-redlock[prometheus]"', 404
             )
-        return Response(exposition(self._registry), content_type=METRICS)
 
-    def _parked(self) -> Parked:
-        return self.sources.parked() or Parked()
+    @cached_property
+    def _registry(self) -> Any:
+        from ..survey.exporter import make_registry
+
+        def parked() -> Parked:
+            return self.sources.parked() or Parked()
+
+        has_app = self.sources.app is not None
+        return make_registry(self.sources.redlock, parked=parked if has_app else None)
 
     def _failed(self, ask: Ask, error: HTTPException) -> Response:
         if isinstance(error, RequestRedirect):
             return redirect(error.new_url, 308)
         code = error.code or 500
         if _prefers_json(ask.request) or ask.request.path.endswith(".json"):
-            return _json(Shown({"error": error.description}, code))
-        response = self._html(
-            ask, "error", Shown({"title": error.name, "said": error.description}, code)
-        )
+            return _json({"error": error.description}, code)
+        facts = {"title": error.name, "said": error.description}
+        response = self._html(ask, "error", facts, code)
         for name, value in error.get_headers():
             if name.lower() in ("allow", "retry-after"):
                 response.headers[name] = value
@@ -212,10 +212,10 @@ def _prefers_json(request: Request) -> bool:
     return best == "application/json"
 
 
-def _json(shown: Shown) -> Response:
+def _json(facts: dict[str, Any], code: int = 200) -> Response:
     # ASCII, with whatever cannot be encoded escaped: a key may hold anything.
-    text = json.dumps(shown.facts, indent=2, allow_nan=False)
-    return Response(text + "\n", shown.status, mimetype="application/json")
+    text = json.dumps(facts, indent=2, allow_nan=False)
+    return Response(text + "\n", code, mimetype="application/json")
 
 
 def _text(said: str, code: int) -> Response:

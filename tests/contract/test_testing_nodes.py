@@ -21,6 +21,7 @@ from celery_redlock import (
     current_lease,
     locked,
 )
+from celery_redlock.locking import acquisition
 from celery_redlock.testing import (
     assert_free,
     assert_locked,
@@ -103,7 +104,10 @@ def test_leases_are_extended_by_hand_and_by_themselves(lock: Redlock, nodes: Nod
 
 
 @pytest.mark.parametrize("resource", ["order:1", ["order:1", "order:3"]])
-def test_a_waiter_is_woken_by_the_release(lock: Redlock, nodes: Nodes, resource: Any) -> None:
+def test_a_waiter_is_woken_by_the_release(
+    lock: Redlock, nodes: Nodes, resource: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (600.0, 600.0))  # not by itself
     entered = threading.Event()
 
     def wait() -> None:

@@ -15,8 +15,8 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from celery_redlock.demo.checker import Story, judge
-from celery_redlock.demo.journal import Reader
+from celery_redlock.demo.checker import Verdict
+from celery_redlock.demo.journal import Journal, Story
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -77,8 +77,7 @@ class Demo:
 
         def bodies() -> bool:
             return any(
-                Story.of(Reader(path).new()).bodies
-                for path in self.temporary.glob("redlock-demo-*")
+                Story(Journal(path).new()).bodies for path in self.temporary.glob("redlock-demo-*")
             )
 
         wait_until(bodies, 20, "the first bodies")
@@ -104,14 +103,14 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     kept = [path.read_text("utf-8", "replace") for path in demo.directory.rglob("kept/**/*.*")]
     assert len(kept) > 2 and not any(TOKEN.search(text) for text in [said, *kept])
 
-    story = Story.of(Reader(timeline.parent).new())
+    story = Story(Journal(timeline.parent).new())
     assert {body.task for body in story.bodies} >= story.sent.keys()
-    assert max(judge(story).blocked) < 1.0  # seconds; by its ttl alone it would be about three
+    assert max(Verdict(story).blocked) < 1.0  # seconds; by its ttl alone it would be about three
     ((since, until),) = story.dark()
     assert until - since > 2
     assert [event for event in story.away if event["why"] == "no quorum"]
 
-    ticks = judge(story).ticks
+    ticks = Verdict(story).ticks
     ((dead, at),) = ticks.deaths.items()
     assert sorted(ticks.counts) == [1, 2]
     assert ticks.counts[dead] > 0  # it had sent some, and the other one went on

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from celery_redlock.demo.checker import Story, Verdict, judge
-from celery_redlock.demo.journal import Journal, Reader
+from celery_redlock.demo.checker import Verdict
+from celery_redlock.demo.journal import Journal, Story
 from celery_redlock.demo.timeline import draw
 from tests.support.stories import FIVE_UP, Event, body, event, node, plant, sent
 
@@ -21,11 +21,11 @@ THREE_KILLED = [*FIVE_UP, *(node(5.0, index, False) for index in range(3))]
 
 
 def told(*events: Event) -> Story:
-    return Story.of(sorted(events, key=lambda event: float(event["at"])))
+    return Story(sorted(events, key=lambda event: float(event["at"])))
 
 
 def verdict_on(*events: Event) -> Verdict:
-    return judge(told(*events))
+    return Verdict(told(*events))
 
 
 FINE: dict[str, list[Event]] = {
@@ -92,8 +92,8 @@ def test_an_overlap_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
 
 
 def test_a_journal_is_read_as_it_grows_and_never_half_a_line(tmp_path: Path) -> None:
-    reader, journal = Reader(tmp_path), Journal(tmp_path)
-    journal.write("ready", at=1.0)
+    reader, writer = Journal(tmp_path), Journal(tmp_path)
+    writer.write("ready", at=1.0)
     assert [event["what"] for event in reader.new()] == ["ready"]
     path = next(tmp_path.iterdir())
     for text, tasks in [('{"what": "sent", "at"', []), (': 2.0, "task": "a"}\n', ["a"]), ("", [])]:
@@ -108,7 +108,7 @@ def test_the_picture_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None
     events += [event("away", 6.0, 11, order=1, task="a", why="held")]
     story = told(*events)
     path = tmp_path / "picture.svg"
-    draw(story, judge(story), path)
+    draw(story, Verdict(story), path)
     texts = [text.text or "" for text in ElementTree.parse(path).iter() if text.text]
     first, _second = (text for text in texts if ", pid 1" in text)
     assert "killed" in first
@@ -118,6 +118,6 @@ def test_the_picture_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("events", [[], [sent("a")]])
 def test_a_picture_of_nothing_is_a_picture(tmp_path: Path, events: list[Event]) -> None:
-    story = Story.of(events)
-    draw(story, judge(story), tmp_path / "picture.svg")
+    story = Story(events)
+    draw(story, Verdict(story), tmp_path / "picture.svg")
     assert ElementTree.parse(tmp_path / "picture.svg").getroot().tag.endswith("svg")

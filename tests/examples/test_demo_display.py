@@ -8,8 +8,9 @@ import re
 import pytest
 from rich.console import Console
 
-from celery_redlock.demo.checker import Story, judge
+from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.display import Display, Terminal, make_display
+from celery_redlock.demo.journal import Story
 from tests.support.stories import FIVE_UP, body, event, node, sent
 
 SUMMARY = "nodes UUUxU  done   1  put off 0 held, 1 no quorum"
@@ -18,7 +19,7 @@ TICKS = "ticks: 1, beat 1 (dead): 1, beat 2: 0, the last 0.5 s ago"
 
 @pytest.fixture
 def story() -> Story:
-    return Story.of(
+    return Story(
         [
             *FIVE_UP,
             *(
@@ -52,7 +53,7 @@ def test_plain_lines_tell_what_is_held_and_what_waits_after_a_legend(
     for word in ("nodes", "done", "put off", "held", "wait", "queued", "ticks"):
         assert word in said
         assert f"\n  {word} " in f"\n{legend}", word
-    display.draw(Story.of([sent("a")]), 2.5)
+    display.draw(Story([sent("a")]), 2.5)
     assert "ticks: 0, none yet\n" in capsys.readouterr().out
 
 
@@ -72,7 +73,7 @@ def test_the_table_tells_what_is_held_and_what_waits(story: Story) -> None:
 
 
 def test_the_verdict_says_what_failed(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
-    Display().verdict(judge(story), "waited too long")
+    Display().verdict(Verdict(story), "waited too long")
     said = capsys.readouterr().out
     assert re.search(r"charges lost \.+ 5 of 6 +<-- FAILED", said)
     assert "waited too long" in said

@@ -1,54 +1,56 @@
-"""A signal ends the demonstration at once, but never while a process is being started."""
+"""A signal ends the demonstration soon, but never while a process is being started or removed."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from celery_redlock.demo import shutdown
+from celery_redlock.demo.display import Display
+from celery_redlock.demo.processes import NODES, SIGNALS, Stage, note_signals
 
 
-@pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
-    before = {name: signal.getsignal(name) for name in shutdown.SIGNALS}
-    shutdown.leave_on_signals()
-    yield
+@pytest.fixture
+def came() -> Iterator[list[int]]:
+    before = {name: signal.getsignal(name) for name in SIGNALS}
+    yield note_signals()
     for name, handler in before.items():
         signal.signal(name, handler)
 
 
-@pytest.mark.parametrize("name", shutdown.SIGNALS)
-def test_a_signal_unwinds_the_stack_and_says_so_in_the_exit_code(name: signal.Signals) -> None:
+def stage(directory: Path, came: list[int]) -> Stage:
+    """One whose servers need not run."""
+    servers: Any = [SimpleNamespace(url=f"redis://127.0.0.1:{n + 1}") for n in range(NODES + 1)]
+    return Stage(directory, servers, Display(), came)
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_ends_the_next_wait_and_says_so_in_the_exit_code(
+    name: signal.Signals, came: list[int], tmp_path: Path
+) -> None:
+    it = stage(tmp_path, came)
+    signal.raise_signal(name)
+    started = "the process whose pid is noted"  # nothing is interrupted outside of a wait
     with pytest.raises(SystemExit) as exit_:
-        signal.raise_signal(name)
-    assert exit_.value.code == 128 + name
+        it.elapse(10.0)
+    assert exit_.value.code == 128 + name and started
 
 
-def test_in_a_deferred_block_it_waits_for_the_end() -> None:
-    started = []
-    with pytest.raises(SystemExit) as exit_:  # noqa: SIM117
-        with shutdown.deferred():
-            signal.raise_signal(signal.SIGTERM)
-            started.append("the process whose pid is noted")
-    assert started
-    assert exit_.value.code == 128 + signal.SIGTERM
-
-
-def test_a_second_signal_does_not_disturb_the_removal() -> None:
+def test_a_second_signal_does_not_disturb_the_removal(came: list[int], tmp_path: Path) -> None:
     removed = []
-    with pytest.raises(SystemExit):
+    signal.raise_signal(signal.SIGINT)
+    with pytest.raises(SystemExit) as exit_:
         try:
-            signal.raise_signal(signal.SIGINT)
+            stage(tmp_path, came).elapse(10.0)
         finally:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGTERM)
             removed.append("everything")
-    assert removed
+    assert removed and exit_.value.code == 128 + signal.SIGINT
 
 
-def test_a_block_without_a_signal_ends_as_it_would() -> None:
-    with shutdown.deferred():
-        pass
-    with pytest.raises(SystemExit):
-        signal.raise_signal(signal.SIGINT)
+def test_a_wait_without_a_signal_ends_as_it_would(came: list[int], tmp_path: Path) -> None:
+    stage(tmp_path, came).elapse(0.0)

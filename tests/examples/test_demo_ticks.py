@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from celery_redlock.demo.checker import Story, judge
+from celery_redlock.demo.checker import Ticks, Verdict
 from celery_redlock.demo.display import Display
-from celery_redlock.demo.ticks import INTERVAL, Tick, Ticks, judge_ticks
+from celery_redlock.demo.journal import INTERVAL, Story, Tick
 from celery_redlock.demo.timeline import draw
 from tests.support.stories import FIVE_UP, Event, body, event, plant, sent
 
@@ -34,7 +34,7 @@ def judged(
     dark: list[tuple[float, float]] | None = None,
     end: float = 10.2,
 ) -> Ticks:
-    return judge_ticks(ticks, beats, dark or [], end)
+    return Ticks(ticks, beats, dark or [], end)
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,17 @@ GOOD = [(1.0, 1), (2.0, 1), (3.0, 2), (4.0, 1), (5.0, 2)]
 def test_a_message_that_is_delivered_again_is_one_tick() -> None:
     events = happened(*GOOD)
     (first,) = [event for event in events if event.get("task") == "tick-0"]
-    story = Story.of([*events, {**first, "at": 1.4}])
+    story = Story([*events, {**first, "at": 1.4}])
     assert len(story.ticks) == 5
-    assert judge(story).ok
+    assert Verdict(story).ok
 
 
 def test_a_tick_sent_twice_fails_the_verdict_and_is_in_the_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert judge(Story.of(happened(*GOOD))).ok
-    story = Story.of(happened(*GOOD, (4.2, 2)))
-    verdict = judge(story)
+    assert Verdict(Story(happened(*GOOD))).ok
+    story = Story(happened(*GOOD, (4.2, 2)))
+    verdict = Verdict(story)
     assert not verdict.ok
     Display().verdict(verdict, "")
     said = capsys.readouterr().out

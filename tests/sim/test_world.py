@@ -9,12 +9,13 @@ import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.testing.fakes import FakeClock, FakeNode
+from celery_redlock.testing.fakes import FakeNode
 from tests.sim.audit import Auditor, Violation, conclude
 from tests.sim.swarm import RATE, RESTART, draw
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit, Fault, Knobs, chance, key_of
 from tests.sim.world.world import World
+from tests.support.clock import FakeClock
 
 
 class Journal(Audit):

@@ -17,6 +17,7 @@ from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
 from celery_redlock.testing import fakes
+from tests.support.clock import FakeClock
 from tests.support.wait import wait_until
 
 PREFIX = "redlock:"
@@ -42,7 +43,7 @@ class Fake:
     """The fake node, under test."""
 
     def __init__(self) -> None:
-        self.clock = fakes.FakeClock()
+        self.clock = FakeClock()
         self.node = fakes.FakeNode()
 
     def ask(self, verb: Verb, *claims: Claim) -> Any:

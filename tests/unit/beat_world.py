@@ -26,7 +26,8 @@ from celery_redlock.keepalive import watchdog as due
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import Owner
-from celery_redlock.testing.fakes import FakeClock, FakeNode
+from celery_redlock.testing.fakes import FakeNode
+from tests.support.clock import FakeClock
 from tests.support.fake_lock import FakeDriver, FakeRedlock, FakeWatchdog
 from tests.unit.beat_moments import ZONES, utc
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from celery_redlock import LeaseLost, SingletonTask
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner, token_digest
-from celery_redlock.testing.fakes import FakeClock
 from celery_redlock.worker import remote_control
+from tests.support.clock import FakeClock
 
 ANY = st.text() | st.text(alphabet="|%7C25\x00\ud800 0").map(str)
 

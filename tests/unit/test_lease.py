@@ -13,7 +13,8 @@ from celery_redlock.protocol.errors import LeaseLost
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner, quorum_of, token_digest
-from celery_redlock.testing.fakes import FakeClock, FakeNode
+from celery_redlock.testing.fakes import FakeNode
+from tests.support.clock import FakeClock
 
 
 def claim_of(

@@ -9,7 +9,7 @@ import pytest
 
 from celery_redlock.keepalive.watchdog import Schedule, Watchdog, Watched
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.testing.fakes import FakeClock
+from tests.support.clock import FakeClock
 
 NOW, TTL = 1000.0, 9.0
 

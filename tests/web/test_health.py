@@ -42,6 +42,10 @@ def probes(*facts: NodeInfo | None, **info: str) -> list[Probe]:
     ]
 
 
+def votes_in(found: Health) -> list[float | None]:
+    return [node["votes_in"] for node in found.nodes]
+
+
 def up(seconds: float, run_id: str = "", **more: Any) -> NodeInfo:
     return NodeInfo(run_id=run_id, uptime=seconds, role="master", eviction="noeviction", **more)
 
@@ -60,22 +64,22 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_quorum_with_a_vote_is_no_news(examined: Any) -> None:
-    assert examined(up(DAY), up(DAY), up(DAY)).no_quorum() is None
-    assert examined(up(DAY), None, up(DAY)).no_quorum() is None
-    assert examined(up(DAY), up(1.0), up(DAY)).no_quorum() is None
+    assert examined(up(DAY), up(DAY), up(DAY)).no_quorum is None
+    assert examined(up(DAY), None, up(DAY)).no_quorum is None
+    assert examined(up(DAY), up(1.0), up(DAY)).no_quorum is None
 
 
 def test_without_one_it_says_how_many_answer_how_many_must_and_how_long_to_wait(
     examined: Any,
 ) -> None:
-    assert examined(None, up(DAY), None).no_quorum() == {
+    assert examined(None, up(DAY), None).no_quorum == {
         **{"nodes": 3, "answering": 1, "voting": 1, "needed": 2, "wait": None}
     }
     just_started = examined(up(5.0), up(20.0), up(DAY))
-    votes = just_started.votes_in
+    votes = votes_in(just_started)
     assert votes[2] == 0.0 and 25 < votes[0] < 27 and 10 < votes[1] < 12
-    assert 10 < just_started.no_quorum()["wait"] < 12, "until two have a vote"
-    none = examined(up(5.0), up(20.0), None).no_quorum()
+    assert 10 < just_started.no_quorum["wait"] < 12, "until two have a vote"
+    none = examined(up(5.0), up(20.0), None).no_quorum
     assert (none["answering"], none["voting"], none["needed"]) == (2, 0, 2)
     assert 25 < none["wait"] < 27, "the second vote counts"
 
@@ -101,12 +105,12 @@ def test_the_longest_ttl_of_the_apps_tasks_decides_who_votes(
     redlock = Redlock.from_app(app)
     told = [up(2 * DAY)] * 3
     monkeypatch.setattr(health, "observe", lambda *_given: probes(*told))
-    assert examine(redlock, app, 1.0).votes_in == (0.0,) * 3 and not imported
+    assert votes_in(examine(redlock, app, 1.0)) == [0.0] * 3 and not imported
     told[0] = up(100.0)
-    left, *others = examine(redlock, app, 1.0).votes_in
+    left, *others = votes_in(examine(redlock, app, 1.0))
     assert imported and others == [0.0, 0.0] and 500 <= left < 520
     monkeypatch.setattr(app.loader, "import_default_modules", lambda: 1 / 0)
-    assert examine(redlock, app, 1.0).votes_in[1:] == (0.0, 0.0), "broken tasks hide no node"
+    assert votes_in(examine(redlock, app, 1.0))[1:] == [0.0, 0.0], "broken tasks hide no node"
     redlock.close()
     app.close()
 
@@ -135,19 +139,19 @@ def test_what_cannot_be_a_node_has_no_vote_and_waiting_does_not_help(
     examined: Any, facts: NodeInfo
 ) -> None:
     found = examined(up(DAY, "a"), facts, None)
-    assert found.votes_in == (0.0, None, None)
-    told = found.no_quorum()
+    assert votes_in(found) == [0.0, None, None]
+    told = found.no_quorum
     assert (told["answering"], told["voting"], told["wait"]) == (2, 1, None)
-    (wrong,) = (one for one in found.node(1)["findings"] if one["check"] in ("role", "twins"))
+    (wrong,) = (one for one in found.nodes[1]["findings"] if one["check"] in ("role", "twins"))
     assert wrong["level"] == "wrong" and wrong["fix"]
 
 
 def test_what_a_server_calls_itself_is_printable_and_short(examined: Any) -> None:
     evil = "7.0\x1b[31m<b>" + "9" * 500
-    version = examined(up(DAY), up(DAY), up(DAY), redis_version=evil).node(0)["version"]
+    version = examined(up(DAY), up(DAY), up(DAY), redis_version=evil).nodes[0]["version"]
     assert version.startswith("Redis 7.0\\x1b[31m<b>") and len(version) < 50
     both = examined(up(DAY), None, None, redis_version="7.2.4", valkey_version="8.1.0")
-    assert both.node(0)["version"] == "Valkey 8.1.0" and both.node(1)["version"] is None
+    assert both.nodes[0]["version"] == "Valkey 8.1.0" and both.nodes[1]["version"] is None
 
 
 def test_each_node_is_shown_with_its_version_and_uptime_and_what_the_doctor_finds(
@@ -224,6 +228,12 @@ def test_without_a_quorum_each_page_says_so_before_all_else(
         server.start()
     wait_until(lambda: not client.get("/locks.json").json["no_quorum"], 30, "they are back")
     assert "No quorum" not in client.get("/").text
+
+    def blind() -> bool:
+        told = client.get("/lock.json?resource=order:1").json["timeline"]
+        return "blind" in [change["what"] for change in told]
+
+    wait_until(blind, 30, "the timeline says that nobody saw what came and went meanwhile")
 
 
 def test_nodes_that_may_not_be_listed_are_no_lost_quorum_and_no_password_is_shown() -> None:
