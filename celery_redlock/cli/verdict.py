@@ -25,7 +25,7 @@ __all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts"]
 
 END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 """What a policy does to the body that it ends."""
-OFF = ("scope_name", "fencing", "limit", "hold_for", "reserve_ttl", "retry_deadline")
+OFF = ("key", "scope_name", "fencing", "limit", "hold_for", "reserve_ttl", "retry_deadline")
 """Options that do nothing until somebody sets them."""
 
 

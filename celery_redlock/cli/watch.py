@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import click
@@ -63,11 +63,9 @@ def command(
 
 def _screen(site: Site) -> AbstractContextManager[Callable[[Survey | str], None]]:
     if sys.stdout.isatty() and not site.as_json:
-        try:
+        with suppress(ImportError):  # no rich
             from .live import screen
-        except ImportError:  # no rich
-            pass
-        else:
+
             return screen(waiters=site.app is not None)
     return nullcontext(Changes(site.as_json))
 

@@ -112,13 +112,6 @@ def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Pro
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
-def _ask(reader: Reader) -> Told:
-    mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
-    told, ahead = _read(reader), _ahead(reader)
-    refused, renamed, writes = _try(reader, mark, line)
-    return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
-
-
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
     text, facts, error = read_info(reader.ask_packed(INFO))
@@ -149,8 +142,10 @@ def _ahead(reader: Reader) -> float | None:
     return int(told[0]) + int(told[1]) / 1e6 - (before + after) / 2
 
 
-def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], list[str], str]:
-    """Return what is refused of all that locks do, what is unknown, and why writes fail."""
+def _ask(reader: Reader) -> Told:
+    """Return what it says of itself, and what it refuses of all that locks do."""
+    mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
+    told, ahead = _read(reader), _ahead(reader)
     tries: tuple[tuple[Any, ...], ...] = (
         ("SET", mark, 1, "PX", KEY_TTL_MS),
         ("GET", mark),
@@ -184,7 +179,7 @@ def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], lis
         refused["reset&"] = False
     if {f"+{name}" for name in OF_KEYS} <= refused.keys():
         refused["reset~"] = True
-    return refused, renamed, writes
+    return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
 
 
 def _acl_word(said: str, name: str) -> str:

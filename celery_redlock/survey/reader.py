@@ -12,7 +12,6 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import chain
 from time import monotonic
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -116,15 +115,13 @@ class Reader:
         """Return what is under some keys, by their names, without those that do not exist."""
         found = {}
         for batch in _batches(keys):
-            asked = [
-                (("GETRANGE", key, 0, MAX_VALUE_BYTES), ("PTTL", key)) for key in batch.values()
-            ]
-            replies = self.ask([*chain(*asked)])
-            if isinstance(replies[0], redis.exceptions.NoPermissionError):
+            pairs = self._ask_each(batch, ("GETRANGE", 0, MAX_VALUE_BYTES), ("PTTL",))
+            if isinstance(pairs[0][0], redis.exceptions.NoPermissionError):
                 (reply,) = self.ask([("EVAL", READ_SCRIPT, len(batch), *batch.values())])
-                replies = _checked("EVAL", reply, _is_list(reply, 2 * len(batch)))
+                _checked("EVAL", reply, _is_list(reply, 2 * len(batch)))
+                pairs = list(zip(reply[::2], reply[1::2], strict=True))
                 self.by_script = True
-            for name, value, left in zip(batch, replies[::2], replies[1::2], strict=True):
+            for name, (value, left) in zip(batch, pairs, strict=True):
                 whole = FOREIGN if _is_of_another_type(value) else value
                 short = isinstance(whole, bytes) and len(whole) <= MAX_VALUE_BYTES + 1
                 _checked("PTTL", left, _is_int(left, NO_KEY))
@@ -137,14 +134,10 @@ class Reader:
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
         """Return the wait queues among some keys, by their names, with their first `members`."""
         found = {}
-        first = (0, members - 1, "WITHSCORES")
         for batch in _batches(keys):
-            asked = [
-                (("ZCARD", key), ("ZRANGE", key, *first), ("PTTL", key)) for key in batch.values()
-            ]
-            replies = self.ask([*chain(*asked)])
-            threes = zip(batch, replies[::3], replies[1::3], replies[2::3], strict=True)
-            for name, count, queue, left in threes:
+            first = ("ZRANGE", 0, members - 1, "WITHSCORES")
+            threes = self._ask_each(batch, ("ZCARD",), first, ("PTTL",))
+            for name, (count, queue, left) in zip(batch, threes, strict=True):
                 _checked("PTTL", left, _is_int(left, NO_KEY))
                 if left == NO_KEY or _is_of_another_type(count) or _is_of_another_type(queue):
                     continue
@@ -169,6 +162,17 @@ class Reader:
         """The IP address at the other end; empty for this machine's own sockets."""
         peer = self._connection._sock.getpeername()
         return str(peer[0]) if isinstance(peer, tuple) else ""
+
+    def _ask_each(
+        self, keys: Mapping[str, bytes], *commands: tuple[Any, ...]
+    ) -> list[tuple[Any, ...]]:
+        """Return the replies to some commands, whose first argument is the key, for each key."""
+        replies = self.ask(
+            [(name, key, *rest) for key in keys.values() for name, *rest in commands]
+        )
+        return [
+            tuple(replies[n : n + len(commands)]) for n in range(0, len(replies), len(commands))
+        ]
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the replies to commands that are written at once, error replies among them."""

@@ -159,6 +159,7 @@ BODY = {"max_lifetime", "on_conflict", "on_lost"}
         ("dup_skip", {}, ALWAYS | RETRIES | BODY | {"on_duplicate"}),
         ("unlocked_body", {}, ALWAYS | {"on_duplicate"}),
         ("run_anyway", {}, ALWAYS | RETRIES | BODY),
+        ("rebuild", {}, (ALWAYS - {"key"}) | RETRIES | BODY),
     ],
 )
 def test_options_that_nothing_reads_are_for_programs_alone(
