@@ -21,7 +21,7 @@ COMMANDS = (
     *("bench", "demo", "doctor", "explain", "exporter", "ls", "release", "show", "stats", "watch"),
     "web",
 )
-"""Each is the module of this package of that name, which has it as `command`."""
+"""Each is `command` in the module of this package of that name; `demo` in its own package."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
@@ -39,7 +39,8 @@ class Commands(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"{__name__}.{name}").command
+        module = "..demo.__main__" if name == "demo" else f".{name}"
+        command: click.Command = importlib.import_module(module, __name__).command
         return command
 
 

@@ -50,7 +50,14 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
     It loads the nodes: do not run it while they are busy. Its keys have a random prefix, and are
     gone afterwards. Exit code 3 if too few nodes answered.
     """
-    redlock = _redlock(site)
+    known = site.redlock
+    redlock = Redlock(
+        site.nodes or read_settings(site.app).nodes,
+        ttl=TTL_S,
+        prefix=f"{known.prefix}bench-{secrets.token_hex(8)}:",  # keys that nobody else has
+        node_timeout=known.node_timeout,
+        restart_guard="off",
+    )
     try:
         looks = survey(redlock).looks
         redlock.connect()
@@ -58,9 +65,9 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
         left = len(survey(redlock).entries)
     finally:
         redlock.close()
-    # A quorum has answered when the slowest of its nodes has.
-    trip = sorted(look.rtt for look in looks if look.reachable)[quorum_of(len(looks)) - 1]
     acquiring, releasing = _figures(acquired), _figures(released)
+    count, quorum = len(acquired), quorum_of(len(looks))
+    trip = sorted(look.rtt for look in looks if look.reachable)[quorum - 1]
     data = {
         "seconds": seconds,
         "concurrency": concurrency,
@@ -69,50 +76,33 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
         "acquire": acquiring,
         "release": releasing,
         "failed": failed,
-        "per_second": len(released) / seconds,
-        "ratio": (acquiring["p50"] + releasing["p50"]) / (2 * trip) if acquired else None,
+        "per_second": count / seconds,
+        "ratio": (acquiring["p50"] + releasing["p50"]) / (2 * trip) if count else None,
         "left": left,
     }
-    rows = [
-        *((f"round trip to {look.name}", "", _ms(look.data()["rtt"]), "") for look in looks),
-        ("round trip to a quorum", "", _ms(trip), ""),
-        *(
-            (name, each["count"], _ms(each["p50"]), _ms(each["p99"]))
-            for name, each in (("acquire", acquiring), ("release", releasing))
-        ),
-    ]
+    rows = [(f"round trip to {look.name}", "", _ms(look.data()["rtt"]), "") for look in looks]
+    rows += [("round trip to a quorum", "", _ms(trip), "")]
+    for name, each in (("acquire", acquiring), ("release", releasing)):
+        rows.append((name, str(each["count"]), _ms(each["p50"]), _ms(each["p99"])))
     said = [
         table(("", "count", "p50", "p99"), rows),
         f"{data['per_second']:.0f} acquired and released per second,"
         f" by {counted(concurrency, 'thread')}",
     ]
-    if acquired:
-        asked = of_nodes(quorum_of(len(looks)), len(looks))
+    if count:
         said.append(
             f"an acquire or a release takes {data['ratio']:.1f} times as long as a bare round trip"
-            f" (one PTTL) to {asked}, which takes {_ms(trip)}"
+            f" (one PTTL) to {of_nodes(quorum, len(looks))}, which takes {_ms(trip)}"
         )
     if failed:
         said.append(f"{failed} were not acquired")
     if left:
         said.append(f"{counted(left, 'key')} left over, for {TTL_S:g} s at most")
     site.say(data, "\n".join(said))
-    return 0 if acquired else NO_QUORUM
+    return 0 if count else NO_QUORUM
 
 
-def _redlock(site: Site) -> Redlock:
-    """Return a lock over the same nodes, with keys that nobody else has."""
-    known = site.redlock
-    nodes = site.nodes if site.nodes else read_settings(site.app).nodes
-    prefix = f"{known.prefix}bench-{secrets.token_hex(8)}:"
-    return Redlock(
-        nodes, ttl=TTL_S, prefix=prefix, node_timeout=known.node_timeout, restart_guard="off"
-    )
-
-
-def _measure(
-    redlock: Redlock, seconds: float, concurrency: int
-) -> tuple[list[float], list[float], int]:
+def _measure(redlock: Redlock, seconds: float, count: int) -> tuple[list[float], list[float], int]:
     """Return how long each acquire and each release took, and how many acquires failed."""
     acquired: list[float] = []
     released: list[float] = []
@@ -132,8 +122,8 @@ def _measure(
             released.append(time.perf_counter() - granted)
             acquired.append(granted - begun)
 
-    names = map(str, range(concurrency))
-    threads = [threading.Thread(target=work, args=(name,), daemon=True) for name in names]
+    # Daemons, so that Ctrl-C ends it.
+    threads = [threading.Thread(target=work, args=(str(n),), daemon=True) for n in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

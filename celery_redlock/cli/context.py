@@ -1,4 +1,4 @@
-"""What a command works on: an app's nodes, or those that were named; and how it says what it found.
+"""What a command works on, the options that several have, and how they say what they found.
 
 Exit codes, of all commands:
 
@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import click
@@ -24,34 +26,36 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import printable
 from ..stores.redis.address import parse_nodes
-from .formatting import lines, without_quorum
+from ..survey.models import KINDS, Survey
+from ..survey.snapshot import survey
+from ..survey.waiting import at_once, count_parked
+from .formatting import cells, lines, padded, without_quorum
 
-__all__ = ["BOTH", "NO_QUORUM", "PROBLEM", "REFUSED", "Site", "as_json", "load_app"]
-__all__ += ["nodes_options", "on_site", "table"]
+__all__ = ["BOTH", "NO_QUORUM", "PROBLEM", "REFUSED", "USUAL_KINDS", "WORKERS_TIMEOUT_S"]
+__all__ += ["Site", "as_json", "choosing", "listen_option", "load_app", "nodes_options"]
+__all__ += ["on_site", "table", "timeout_option"]
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
+USUAL_KINDS = ("lock", "reservation", "foreign")
+"""What of the nodes' keys is shown unless others are asked for."""
+WORKERS_TIMEOUT_S = 1.0
+"""To wait for workers: always the whole time, as nobody knows how many there are."""
 BOTH = "give --app or --nodes, not both: an app names its own nodes"
 
 
 @dataclass
 class Site:
-    """What a command works on.
-
-    Attributes:
-        app: The Celery app; None where only nodes were named.
-        nodes: Their URLs, where there is no app.
-        prefix: Of the keys, where there is no app.
-        as_json: Whether a program reads what is said.
-    """
+    """What a command works on: an app, or nodes that were named."""
 
     app: Any = None
     nodes: Sequence[str] | None = None
-    prefix: str | None = None
-    as_json: bool = False
-    _redlock: Redlock | None = field(default=None, repr=False)
+    prefix: str | None = None  # of the keys, without an app
+    as_json: bool = False  # whether a program reads what is said
 
-    @property
+    @functools.cached_property
     def redlock(self) -> Redlock:
         """The lock over its nodes. A look at them needs no restart guard.
 
@@ -59,25 +63,18 @@ class Site:
             click.UsageError: No nodes are known.
             ConfigurationError: They cannot be nodes.
         """
-        if self._redlock is None:
-            if self.nodes:
-                given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
-                self._redlock = Redlock(self.nodes, restart_guard="off", **given)
-            elif self.app is not None:
-                self._redlock = Redlock.from_app(self.app)
-            else:
-                raise click.UsageError(
-                    "which nodes? Name an app (celery -A APP redlock ..., celery-redlock -A APP"
-                    " ...) or the nodes (celery-redlock --nodes redis://host:6379/0,...)"
-                )
-        return self._redlock
+        if self.nodes:
+            given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
+            return Redlock(self.nodes, restart_guard="off", **given)
+        if self.app is not None:
+            return Redlock.from_app(self.app)
+        raise click.UsageError(
+            "which nodes? Name an app (celery -A APP redlock ..., celery-redlock -A APP ...) or the"
+            " nodes (celery-redlock --nodes redis://host:6379/0,...)"
+        )
 
     def take_nodes(self, nodes: str | None, prefix: str | None) -> None:
-        """Take the nodes, and the prefix of the keys, from the command line.
-
-        Args:
-            nodes: Their URLs, with commas between; None for those that are known already.
-            prefix: The prefix; None for that which is known already.
+        """Take the nodes' URLs, with commas between, and the prefix of the keys, if given.
 
         Raises:
             click.UsageError: An app is known, or a URL cannot be understood.
@@ -86,27 +83,37 @@ class Site:
             raise click.UsageError(BOTH)
         if nodes is not None:
             self.nodes = [url.strip() for url in nodes.split(",") if url.strip()]
-            _check(self.nodes)
+            try:
+                parse_nodes(self.nodes, "--nodes")
+            except ConfigurationError as error:
+                raise click.UsageError(str(error).replace("; --nodes[", "\n--nodes[")) from None
         self.prefix = self.prefix if prefix is None else prefix
 
     def say(self, data: Any, text: str) -> None:
         """Print what was found: `data` as JSON for a program, else `text`."""
         click.echo(as_json(data, indent=2) if self.as_json else text)
 
-    def fail_without_quorum(self, error: QuorumUnavailable) -> int:
-        """Print which nodes do not answer, a line each; return the exit code."""
+    def fail(self, message: str, code: int, text: str = "") -> int:
+        """Print why nothing was found, for people as `text` if that is given; return the code."""
         if self.as_json:
-            return self.fail(str(error), NO_QUORUM)
-        click.echo(lines(*without_quorum(error)), err=True)
-        return NO_QUORUM
-
-    def fail(self, message: str, code: int, **data: Any) -> int:
-        """Print why nothing was found, for programs as JSON; return the exit code."""
-        if self.as_json:
-            click.echo(as_json({"error": printable(message), **data}))
+            click.echo(as_json({"error": printable(message)}))
         else:
-            click.echo(printable(message), err=True)
+            click.echo(text or printable(message), err=True)
         return code
+
+    def with_parked(self, look: Callable[[], Survey]) -> tuple[Survey, str]:
+        """Return what `look` returns, parked tasks counted as waiting; and why they are not, if so.
+
+        The workers are asked at the same time. Without an app there are none to ask.
+
+        Raises:
+            QuorumUnavailable: As `look` does.
+        """
+        from ..doctor.workers import waiting
+
+        told: tuple[Any, Any, str]
+        seen, told = at_once(look, lambda: waiting(self.app, WORKERS_TIMEOUT_S))
+        return count_parked(seen, told[1]), told[2]
 
 
 def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
@@ -130,7 +137,7 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
         except ConfigurationError as error:
             code = site.fail(f"cannot work: {error}", USAGE)
         except QuorumUnavailable as error:
-            code = site.fail_without_quorum(error)
+            code = site.fail(str(error), NO_QUORUM, lines(*without_quorum(error)))
         if code:
             sys.exit(code)
 
@@ -168,20 +175,89 @@ def load_app(name: str) -> Any:
         ) from None
 
 
-def _check(nodes: Sequence[str]) -> None:
-    """Check each URL by itself, so that all that are wrong are said at once, a line each.
+class _Seconds(click.FloatRange):
+    """Seconds to wait: a number that is one, and that a socket takes."""
 
-    Raises:
-        click.UsageError: One of them cannot be understood.
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        given: float = super().convert(value, param, ctx)
+        if given != given:
+            self.fail("nan is no number of seconds", param, ctx)
+        return given
+
+
+SECONDS = _Seconds(min=0.01, max=3600.0)
+
+
+def timeout_option(
+    default: float = 3.0, help: str = "Seconds without an answer after which a node counts as away."
+) -> Decorator:
+    """Decorate a command with --timeout SECONDS."""
+    return click.option(
+        "--timeout", type=SECONDS, default=default, show_default=True, metavar="SECONDS", help=help
+    )
+
+
+def listen_option(port: int, help: str) -> Decorator:
+    """Decorate a command that serves with --listen HOST:PORT, by default on loopback."""
+    usual = f"127.0.0.1:{port}"
+
+    def parsed(_ctx: Any, _parameter: Any, given: str) -> tuple[str, int]:
+        host, colon, number = given.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not re.fullmatch("[0-9]{1,5}", number) or int(number) > 65535:
+            raise click.BadParameter(f"it must be HOST:PORT, as {usual}; it is {given!r}")
+        return host, int(number)
+
+    return click.option(
+        "--listen",
+        default=usual,
+        show_default=True,
+        metavar="HOST:PORT",
+        callback=parsed,
+        help=help,
+    )
+
+
+def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command, below `on_site`, with --match, --task, --kind, --all and --timeout.
+
+    It is given `look`, which surveys what these choose and raises `QuorumUnavailable`.
     """
-    wrong = []
-    for number, url in enumerate(nodes, 1):
-        try:
-            parse_nodes([url])
-        except ConfigurationError as error:
-            wrong.append(f"node {number} of --nodes: {str(error).partition(': ')[2]}")
-    if wrong:
-        raise click.UsageError("\n".join(wrong))
+
+    @click.option(
+        "--match",
+        default="*",
+        metavar="GLOB",
+        help="Show only resources whose whole name fits, without the prefix: 'order:*'.",
+    )
+    @click.option(
+        "--task", metavar="GLOB", help="Show only what tasks of this name hold: 'shop.*'."
+    )
+    @click.option(
+        "--kind",
+        "kinds",
+        type=click.Choice(KINDS),
+        multiple=True,
+        help="Show only this kind; repeat it for more. Default: lock, reservation, foreign.",
+    )
+    @click.option("--all", "everything", is_flag=True, help="Show all kinds.")
+    @timeout_option()
+    @functools.wraps(command)
+    def chosen(site: Site, /, match: str, task: str | None, timeout: float, **given: Any) -> Any:
+        kinds, redlock = given.pop("kinds") or USUAL_KINDS, site.redlock
+        kinds = KINDS if given.pop("everything") else kinds
+
+        def look() -> Survey:
+            found = survey(redlock, match, kinds=kinds, timeout=timeout)
+            if task is None:
+                return found
+            owned = ((entry, entry.owner.task) for entry in found.entries if entry.owner)
+            fits = tuple(entry for entry, name in owned if fnmatchcase(name, task))
+            return replace(found, entries=fits)
+
+        return command(site, look=look, timeout=timeout, **given)
+
+    return chosen
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
@@ -190,21 +266,7 @@ def as_json(data: Any, indent: int | None = None) -> str:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for people: fitted to a terminal by rich, else plain text."""
-    cells = [[printable(str(cell)) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        try:
-            from rich.console import Console
-
-            from .live import rich_table
-        except ImportError:
-            pass
-        else:
-            console = Console()
-            with console.capture() as captured:
-                console.print(rich_table(columns, cells))
-            return captured.get().rstrip("\n")
-    lines = [columns, *cells]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-    return "\n".join(padded)
+    """Return a table for people."""
+    lines = [columns, *([printable(str(cell)) for cell in row] for row in rows)]
+    widths = [max(map(cells, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(padded(line, widths) for line in lines)

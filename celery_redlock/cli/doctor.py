@@ -6,8 +6,7 @@ import click
 
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError
-from .context import PROBLEM, Site, on_site
-from .options import timeout_option
+from .context import PROBLEM, Site, on_site, timeout_option
 
 __all__ = ["command"]
 
@@ -26,19 +25,18 @@ def command(site: Site, strict: bool, timeout: float) -> int | None:
     """
     from ..doctor import examine
 
-    app = site.app
-    made: ConfigurationError | None = None
-    if app is not None:
-        try:
-            app.loader.import_default_modules()
-            app.finalize()
-        except ConfigurationError as error:
-            made = error
+    unmade: ConfigurationError | None = None
     lock: Redlock | ConfigurationError
+    try:
+        if site.app is not None:
+            site.app.loader.import_default_modules()
+            site.app.finalize()
+    except ConfigurationError as error:
+        unmade = error
     try:
         lock = site.redlock
     except ConfigurationError as error:
         lock = error
-    report = examine(lock, app, timeout, made)
+    report = examine(lock, site.app, timeout, unmade)
     site.say(report.data(strict), report.text())
     return PROBLEM if report.bad(strict) else None

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..protocol.errors import QuorumUnavailable
-from .context import NO_QUORUM, PROBLEM, Site, on_site, table
+from .context import NO_QUORUM, PROBLEM, Site, on_site, table, timeout_option
 from .formatting import described, lines, waits_said, without_quorum
-from .options import timeout_option
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
@@ -23,10 +22,6 @@ __all__ = ["command"]
 
 MAX_TASKS = 10
 """That are named where none is like the one that was asked for."""
-EXAMPLES: dict[type, tuple[str, str]] = {
-    list: ("array", "'[1, \"en\"]'"),
-    dict: ("object", '\'{"lang": "en"}\''),
-}
 
 
 @click.command("explain")
@@ -47,15 +42,19 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
     app = site.app
     if app is None:
         raise click.UsageError("explain needs an app, not only nodes: -A APP")
-    given, named = _json(args, list, "ARGS"), _json(kwargs, dict, "--kwargs")
+    given = _json(args, "ARGS", '[1, "en"]')
+    named = _json(kwargs, "--kwargs", '{"lang": "en"}')
     app.loader.import_default_modules()
     found = app.tasks.get(task)
     if found is None:
-        near = difflib.get_close_matches(task, app.tasks, n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else f"there are {_some(app.tasks)}"
-        click.echo(lines(f"{task} is no task of this app; {hint}"), err=True)
+        click.echo(lines(_not_there(task, app.tasks)), err=True)
         return PROBLEM
-    _check_arguments(found, given, named)
+    # In the words of `apply_async`; or of the call, where a class is the task.
+    check = getattr(found, "__header__", None) or inspect.signature(found.run).bind
+    try:
+        check(*given, **named)
+    except TypeError as error:
+        raise click.UsageError(f"{task} cannot be called so: {error}") from None
     lock = lock_of(found)
     if lock is None:
         site.say({"task": task, "locked": False}, f"{task} takes no lock: it runs whenever it can.")
@@ -63,77 +62,78 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
     return _explain(site, found, lock, given, named, timeout=timeout)
 
 
-def _json(text: str, kind: type, what: str) -> Any:
-    name, example = EXAMPLES[kind]
+def _json(text: str, what: str, example: str) -> Any:
+    """Return an array or an object of JSON, whichever the example is."""
+    kind = type(json.loads(example))
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise click.UsageError(f"{what} must be JSON, such as {example}: {error}") from None
+        raise click.UsageError(f"{what} must be JSON, such as '{example}': {error}") from None
     if not isinstance(value, kind):
-        raise click.UsageError(f"{what} must be a JSON {name}, such as {example}")
+        name = "array" if kind is list else "object"
+        raise click.UsageError(f"{what} must be a JSON {name}, such as '{example}'")
     return value
 
 
-def _some(tasks: Any) -> str:
+def _not_there(task: str, tasks: Any) -> str:
+    """Return that there is no such task, and names of some that there are."""
     names = sorted(name for name in tasks if not name.startswith("celery."))
-    more = len(names) - MAX_TASKS
-    return ", ".join(names[:MAX_TASKS]) + (f", and {more} more" if more > 0 else "")
-
-
-def _check_arguments(task: Any, args: Sequence[Any], kwargs: Any) -> None:
-    """Check as `apply_async` does, in its words; or as the call does, where a class is the task."""
-    check = getattr(task, "__header__", None) or inspect.signature(task.run).bind
-    try:
-        check(*args, **kwargs)
-    except TypeError as error:
-        raise click.UsageError(f"{task.name} cannot be called so: {error}") from None
+    if near := difflib.get_close_matches(task, tasks, n=3):
+        return f"{task} is no task of this app; did you mean {', '.join(near)}?"
+    more = f", and {len(names) - MAX_TASKS} more" if len(names) > MAX_TASKS else ""
+    return f"{task} is no task of this app; there are {', '.join(names[:MAX_TASKS])}{more}"
 
 
 def _explain(
     site: Site, task: Any, lock: TaskLock, args: Sequence[Any], kwargs: Any, *, timeout: float
 ) -> int | None:
-    from ..doctor.workers import waiting_for
+    from ..config.settings import enabled
+    from ..doctor.workers import waiting
     from ..survey.snapshot import look_at
     from ..survey.waiting import count_parked
-    from .verdict import Call
+    from . import verdict
 
-    call = Call.of(task, lock, args, kwargs)
+    how = lock.options(site.app)
+    resources = lock.resources(task, task.run, args, kwargs)
+    rule, options = verdict.rule_of(task.name, how), verdict.options_of(lock, site.app)
     surveys: list[Survey] = []
     waits: list[dict[str, Any]] = []
     refusal: QuorumUnavailable | None = None
     unasked = ""
-    if call.enabled:
+    if enabled(site.app.conf):
         try:
-            surveys = [look_at(site.redlock, name, timeout) for name in call.resources]
+            surveys = [look_at(site.redlock, name, timeout) for name in resources]
             # A node that answers need not have a vote: it may have forgotten locks.
-            for name in call.resources:
+            for name in resources:
                 site.redlock.holder(name, timeout=timeout)
         except QuorumUnavailable as error:
             refusal = error
-        waits, parked, unasked = waiting_for(site.app, call.resources, timeout)
+        waits, parked, unasked = waiting(site.app, timeout)
+        waits = [wait for wait in waits if wait["resource"] in resources]
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
-    published, run = call.verdicts(entries, refusal)
-    keys = [site.redlock.prefix + name for name in call.resources]
+    published, run = verdict.verdicts(task, how, resources, entries, refusal)
+    keys = [site.redlock.prefix + name for name in resources]
     data = {
         "task": task.name,
         "locked": True,
-        "resources": call.resources,
+        "resources": resources,
         "keys": keys,
-        "rule": call.rule,
-        "options": {name: {"value": value, "from": source} for name, value, source in call.options},
+        "rule": rule,
+        "options": {name: {"value": value, "from": source} for name, value, source in options},
         "entries": [entry.data() for entry in entries],
         "nodes": [look.data() for look in (surveys[0].looks if surveys else ())],
         "waits": waits,
         "unasked": unasked,
-        "publish": published.data(),
-        "run": run.data(),
+        "publish": published._asdict(),
+        "run": run._asdict(),
         "error": str(refusal) if refusal else "",
     }
-    said = [f"task  {task.name}", *(f"key   {key}" for key in keys), f"made  {call.rule}", ""]
+    said = [f"task  {task.name}", *(f"key   {key}" for key in keys), f"made  {rule}", ""]
     said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += [*waits_said(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
-    site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), call.options))
+    read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
+    site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))
     return NO_QUORUM if refusal else None
 
 

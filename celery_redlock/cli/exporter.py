@@ -12,9 +12,7 @@ from typing import Any
 
 import click
 
-from .context import PROBLEM, Site, on_site
-from .options import listen_option, timeout_option
-from .waiting import parked_in
+from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, listen_option, on_site, timeout_option
 
 __all__ = ["command", "guarded"]
 
@@ -55,6 +53,7 @@ def command(
     --once is 0 all the same.
     """
     from ..doctor.votes import ask, votes_in
+    from ..doctor.workers import waiting
     from ..survey.exporter import exposition, figures, make_registry
 
     redlock = site.redlock
@@ -62,12 +61,14 @@ def command(
         redlock,
         cache=cache,
         timeout=timeout,
-        parked=parked_in(site.app),
-        votes_in=lambda: votes_in(ask(redlock, timeout), len(redlock.nodes), site.app),
+        parked=(lambda: waiting(site.app, WORKERS_TIMEOUT_S)[1]) if site.app is not None else None,
+        votes_in=lambda: votes_in(ask(redlock, timeout), site.app),
     )
-    if once or site.as_json:
-        text = "" if site.as_json else exposition(registry).rstrip()
-        site.say(figures(registry) if site.as_json else None, text)
+    if site.as_json:
+        site.say(figures(registry), "")
+        return None
+    if once:
+        click.echo(exposition(registry).rstrip())
         return None
     return _serve(registry, *listen, hosts)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -11,10 +12,23 @@ import click
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import NOT_WAITED_FOR, Owner, Vote, of_nodes, printable
 from ..survey.durations import span
-from ..survey.models import Entry, NodeLook, Survey
+from ..survey.models import Entry, Survey
 
-__all__ = ["counted", "described", "lines", "name_of", "owner_text", "say_away", "state_of"]
+__all__ = [
+    "agree",
+    "counted",
+    "described",
+    "lines",
+    "name_of",
+    "owner_text",
+    "say_away",
+    "state_of",
+]
 __all__ += ["ttl_text", "waits_said", "without_quorum"]
+
+COLUMN_GAP = "  "
+AGREE_S = 1.0
+"""Nodes whose ttls differ by less than this agree: they were asked one after the other."""
 
 
 def name_of(entry: Entry) -> str:
@@ -41,26 +55,32 @@ def owner_text(owner: Owner | None, digest: str) -> str:
 
 
 def described(entry: Entry, seen: Survey) -> list[str]:
-    """Return what is known of one key: who has it, and what each node says."""
+    """Return what is known of one key: who has it, and what each node says if they do not agree."""
     slot = f" slot {entry.slot}" if entry.slot > 1 else ""
     since = "" if entry.held_for is None else f" for {span(entry.held_for)}"
     who = owner_text(entry.owner, entry.digest)
-    said = [
-        f"{entry.kind}{slot}: {who},{since} on {of_nodes(entry.nodes, entry.total)}"
-        f"{state_of(entry)}"
-    ]
-    nodes = list(zip(entry.ttls, seen.looks, strict=True))
-    said += [f"    {look.name}  {_left(ttl, look)}" for ttl, look in nodes]
+    nodes = f"{of_nodes(entry.nodes, entry.total)}{state_of(entry)}"
+    said = [f"{entry.kind}{slot}: {who},{since} on {nodes}"]
+    if agree(entry.ttls) and not entry.leaked:
+        said[0] += f", {_left(min(t for t in entry.ttls if t is not None))}"
+    else:
+        for ttl, look in zip(entry.ttls, seen.looks, strict=True):
+            left = _left(ttl) if look.reachable else f"does not answer: {look.error}"
+            said.append(f"    {look.name}  {left}")
     for rival in entry.rivals:
-        nodes = list(zip(rival.ttls, seen.looks, strict=True))
-        on = ", ".join(look.name for ttl, look in nodes if ttl is not None)
+        there = zip(rival.ttls, seen.looks, strict=True)
+        on = ", ".join(look.name for ttl, look in there if ttl is not None)
         said.append(f"  but {owner_text(rival.owner, rival.digest)} on {on}")
     return said
 
 
-def _left(ttl: float | None, look: NodeLook) -> str:
-    if not look.reachable:
-        return f"does not answer: {look.error}"
+def agree(ttls: Sequence[float | None]) -> bool:
+    """Return whether all nodes have a key, for as long as each other."""
+    left = [ttl for ttl in ttls if ttl is not None]
+    return len(left) == len(ttls) and (len({*left}) == 1 or max(left) - min(left) < AGREE_S)
+
+
+def _left(ttl: float | None) -> str:
     if ttl is None:
         return "not there"
     return "has no ttl: it never expires" if ttl == math.inf else f"{ttl:.1f} s left"
@@ -110,3 +130,36 @@ def say_away(seen: Survey) -> None:
     for look in seen.looks:
         if not look.reachable:
             click.echo(printable(f"node {look.name} does not answer: {look.error}"), err=True)
+
+
+# -- Tables ----------------------------------------------------------------------------------------
+
+
+def padded(line: Sequence[str], widths: Sequence[int]) -> str:
+    """Return a line of a table: each cell as wide as its column."""
+    fitted = ((cut(cell, width), width) for cell, width in zip(line, widths, strict=True))
+    return COLUMN_GAP.join(cell + " " * (width - cells(cell)) for cell, width in fitted).rstrip()
+
+
+def cells(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    if text.isascii():
+        return len(text)
+    return sum(
+        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
+        for c in text
+    )
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text that takes so many columns at most: without its middle, if it is longer."""
+    if cells(text) <= width:
+        return text
+    if width < 5:
+        return text[:width] if text.isascii() else ""
+    head, tail = text, text
+    while cells(head) > (width - 2) - (width - 2) // 3:
+        head = head[:-1]
+    while cells(tail) > (width - 2) // 3:
+        tail = tail[1:]
+    return f"{head}..{tail}"

@@ -1,15 +1,13 @@
-"""Tables by rich, and the screen of `redlock watch`. Only imported where rich is installed."""
+"""The screen of `redlock watch`. Only imported where rich is installed."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich import box
 from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from ..protocol.values import printable
@@ -17,29 +15,15 @@ from ..survey.models import Survey
 from .formatting import counted
 from .lock_table import lock_table
 
-__all__ = ["rich_table", "screen"]
+__all__ = ["screen"]
 
 OTHER_LINES = 4
 """Of the screen: the clock, the table's head, the notes' last line, and the cursor's."""
 
 
-def rich_table(columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Return a table that fits the terminal; cells are folded, so that they can be copied whole."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for cells in rows:
-        table.add_row(*map(Text, cells))
-    return table
-
-
 @contextmanager
 def screen(*, waiters: bool) -> Iterator[Callable[[Survey | str], None]]:
-    """Show each survey in place of the one before, or why there is none; the last one stays.
-
-    Args:
-        waiters: Whether it is known how many wait.
-    """
+    """Show each survey in place of the one before, or why there is none; the last one stays."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         yield lambda seen: live.update(_page(seen, console.size, waiters), refresh=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Sequence
 
 from ..protocol.values import printable
 from ..survey.durations import span
 from ..survey.models import Entry
-from .formatting import name_of, state_of, ttl_text
+from .formatting import COLUMN_GAP, agree, cells, cut, name_of, padded, state_of, ttl_text
 
 __all__ = ["DROPPED", "lock_table"]
 
@@ -19,9 +18,6 @@ ENOUGH = {"key": 30, "task": 20}
 """Characters of a name that are worth a column of `DROPPED`; longer names are cut before it."""
 SHORT_ID_CHARS = 8
 """Of a task's id where the table is fitted: enough to find it."""
-AGREE_S = 1.0
-"""Nodes whose ttls differ by less than this agree: they were asked one after the other."""
-GAP = "  "
 
 
 def lock_table(entries: Iterable[Entry], width: int | None, *, waiters: bool) -> list[str]:
@@ -37,9 +33,9 @@ def lock_table(entries: Iterable[Entry], width: int | None, *, waiters: bool) ->
     shown = list(entries)
     names = [name for name in COLUMNS if waiters or name != "waiting"]
     lines = _lines(shown, names, None)
-    if width is None or max(map(_cells, lines)) <= width:
+    if width is None or max(map(cells, lines)) <= width:
         return lines
-    return [_cut(line, width) for line in _lines(shown, names, width)]
+    return [cut(line, width) for line in _lines(shown, names, width)]
 
 
 def _lines(entries: Sequence[Entry], names: Sequence[str], room: int | None) -> list[str]:
@@ -47,17 +43,17 @@ def _lines(entries: Sequence[Entry], names: Sequence[str], room: int | None) -> 
     rows = [_row(entry, whole=whole) for entry in entries]
     title = {"ttl": "ttl on each"} if whole else {}
     columns = {name: [title.get(name, name), *(row[name] for row in rows)] for name in names}
-    widths = {name: max(map(_cells, column)) for name, column in columns.items()}
+    widths = {name: max(map(cells, column)) for name, column in columns.items()}
     if room is not None:
         widths = _fitted(widths, room)
     lines = zip(*(columns[name] for name in widths), strict=True)
-    return [_padded(line, list(widths.values())) for line in lines]
+    return [padded(line, list(widths.values())) for line in lines]
 
 
 def _row(entry: Entry, *, whole: bool) -> dict[str, str]:
     owner = entry.owner
     task_id = (owner.task_id if owner else "") or "-"
-    cells = {
+    row = {
         "key": name_of(entry),
         "task": (owner.task if owner else "") or "-",
         "task id": task_id if whole else task_id[:SHORT_ID_CHARS],
@@ -69,14 +65,13 @@ def _row(entry: Entry, *, whole: bool) -> dict[str, str]:
         "fence": "-" if entry.fence is None else str(entry.fence),
         "waiting": str(entry.waiting),
     }
-    return {name: printable(cell) for name, cell in cells.items()}
+    return {name: printable(cell) for name, cell in row.items()}
 
 
 def _ttls(ttls: Sequence[float | None], whole: bool) -> str:
-    left = [ttl for ttl in ttls if ttl is not None]
-    agree = len(left) == len(ttls) and (len({*left}) == 1 or max(left) - min(left) < AGREE_S)
-    shown = [min(left)] if agree and not whole else ttls
-    return " ".join(map(ttl_text, shown))
+    if agree(ttls) and not whole:
+        return ttl_text(min(ttl for ttl in ttls if ttl is not None))
+    return " ".join(map(ttl_text, ttls))
 
 
 def _fitted(widths: dict[str, int], room: int) -> dict[str, int]:
@@ -85,7 +80,7 @@ def _fitted(widths: dict[str, int], room: int) -> dict[str, int]:
 
     def needed(least: dict[str, int]) -> int:
         total = sum(min(wide, least.get(name, wide)) for name, wide in left.items())
-        return total + len(GAP) * (len(left) - 1)
+        return total + len(COLUMN_GAP) * (len(left) - 1)
 
     for name in DROPPED:
         if needed(ENOUGH) <= room:
@@ -97,33 +92,3 @@ def _fitted(widths: dict[str, int], room: int) -> dict[str, int]:
             least = ENOUGH[name] if name == "task" else 1
             left[name] = max(min(left[name], least), left[name] - over)
     return left
-
-
-def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
-    cut = (_cut(cell, width) for cell, width in zip(cells, widths, strict=True))
-    padded = (cell + " " * (width - _cells(cell)) for cell, width in zip(cut, widths, strict=True))
-    return GAP.join(padded).rstrip()
-
-
-def _cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
-    if text.isascii():
-        return len(text)
-    return sum(
-        0 if unicodedata.combining(c) else 1 + (unicodedata.east_asian_width(c) in "WF")
-        for c in text
-    )
-
-
-def _cut(text: str, width: int) -> str:
-    """Return a text that takes so many columns at most: without its middle, if it is longer."""
-    if _cells(text) <= width:
-        return text
-    if width < 5:
-        return text[:width] if text.isascii() else ""
-    head, tail = text, text
-    while _cells(head) > (width - 2) - (width - 2) // 3:
-        head = head[:-1]
-    while _cells(tail) > (width - 2) // 3:
-        tail = tail[1:]
-    return f"{head}..{tail}"

@@ -7,7 +7,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +14,11 @@ import click
 
 from ..config.options import GLOBAL
 from ..protocol.values import printable
-from ..survey.models import Entry
-from .context import Site, on_site
+from ..survey.models import Entry, Survey
+from ..survey.waiting import at_once
+from .context import Site, choosing, on_site
 from .formatting import counted, say_away
 from .lock_table import lock_table
-from .options import Choice, choosing
-from .waiting import look_with_parked
 
 __all__ = ["command"]
 
@@ -34,7 +32,6 @@ ORDERS: dict[str, Callable[[Entry], Any]] = {
 
 
 @click.command("ls")
-@choosing
 @click.option(
     "--sort",
     type=click.Choice(list(ORDERS)),
@@ -44,7 +41,10 @@ ORDERS: dict[str, Callable[[Entry], Any]] = {
 )
 @click.option("--wide", is_flag=True, help="Show all columns, uncut, at any width.")
 @on_site
-def command(site: Site, choice: Choice, sort: str, wide: bool) -> None:
+@choosing
+def command(
+    site: Site, *, look: Callable[[], Survey], timeout: float, sort: str, wide: bool
+) -> None:
     """List locks that are held, and reservations.
 
     One line each. On a terminal that is too narrow columns are left out, in this order: fence, pid,
@@ -54,28 +54,26 @@ def command(site: Site, choice: Choice, sort: str, wide: bool) -> None:
     """
     from ..doctor.votes import ask, votes_in
 
-    redlock = site.redlock
-    with ThreadPoolExecutor(1) as pool:  # a node that hangs costs the timeout once
-        told = pool.submit(ask, redlock, choice.timeout)
-        seen, unasked = look_with_parked(site, lambda: choice.survey(redlock))
-        left = votes_in(told.result(), len(redlock.nodes), site.app)
+    seen: Survey
+    told, (seen, unasked) = at_once(
+        lambda: ask(site.redlock, timeout), lambda: site.with_parked(look)
+    )
+    left = votes_in(told, site.app)
     seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
     say_away(seen)
     said = ["nothing is held"]
     if seen.entries:
-        kinds = Counter(entry.kind for entry in seen.entries)
+        kinds = Counter(entry.kind for entry in seen.entries).items()
         fit = sys.stdout.isatty() and not wide
         width = shutil.get_terminal_size().columns if fit else None
         said = lock_table(seen.entries, width, waiters=site.app is not None)
-        said += [", ".join(_counted(count, kind) for kind, count in kinds.items())]
+        said += [
+            ", ".join(f"{n} {kind}" if kind == "foreign" else counted(n, kind) for kind, n in kinds)
+        ]
         said += [printable(unasked)] if site.app is not None and unasked else []
     if left is not None:
         said.append(_voteless(left, site))
     site.say({**seen.data(), "votes_in": left, "unasked": unasked}, "\n".join(said))
-
-
-def _counted(count: int, kind: str) -> str:
-    return f"{count} {kind}" if kind == "foreign" else counted(count, kind)
 
 
 def _voteless(left: float, site: Site) -> str:

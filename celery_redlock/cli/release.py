@@ -11,9 +11,8 @@ from ..protocol.values import printable
 from ..survey.force_release import Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of
-from .context import PROBLEM, REFUSED, Site, on_site
+from .context import PROBLEM, REFUSED, Site, on_site, timeout_option
 from .formatting import counted, described, lines, name_of, say_away
-from .options import timeout_option
 
 __all__ = ["command"]
 
@@ -55,8 +54,7 @@ def command(
     resource = resource_of(redlock, key)
     seen = look_at(redlock, resource, timeout)
     say_away(seen)
-    plain = redlock.prefix + resource
-    meant = f"{plain}{RESERVED_SUFFIX}" if reservation else plain
+    meant = redlock.prefix + resource + (RESERVED_SUFFIX if reservation else "")
     found = [
         entry
         for entry in seen.entries
@@ -68,16 +66,16 @@ def command(
         what = "reservation" if reservation else "lock"
         return _end(site, None, Freed("gone"), f"{resource}: no node has a {what} of it", PROBLEM)
     if len(found) > 1:
+        slots = ", ".join(str(entry.slot) for entry in found)
         raise click.UsageError(
-            printable(f"{resource} has {len(found)} holders; say which, by --slot: ")
-            + ", ".join(str(entry.slot) for entry in found)
+            printable(f"{resource} has {len(found)} holders; say which, by --slot: {slots}")
         )
     (entry,) = found
     if not force and (why := _refusal(entry, seen)):
-        return _end(site, entry, None, why, REFUSED)
+        return _end(site, entry, Freed("refused"), why, REFUSED)
     if not entry.digest:
         why = f"{entry.key} is no string, or too long: it cannot be compared; delete it by hand"
-        return _end(site, entry, None, why, REFUSED)
+        return _end(site, entry, Freed("refused"), why, REFUSED)
     freed = force_release(redlock, entry, timeout)
     code = REFUSED if freed.outcome == "changed" else 0
     return _end(site, entry, freed, _said(entry, freed), code)
@@ -114,13 +112,12 @@ def _said(entry: Entry, freed: Freed) -> str:
     return text
 
 
-def _end(site: Site, entry: Entry | None, freed: Freed | None, text: str, code: int) -> int:
-    done = freed or Freed("refused")
+def _end(site: Site, entry: Entry | None, freed: Freed, text: str, code: int) -> int:
     data = {
-        "outcome": done.outcome,
-        "freed_on": done.nodes,
-        "taken": done.taken,
-        "silent": done.silent,
+        "outcome": freed.outcome,
+        "freed_on": freed.nodes,
+        "taken": freed.taken,
+        "silent": freed.silent,
         "said": text,
         "entry": None if entry is None else entry.data(),
     }

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from ..protocol.values import of_nodes
 from ..survey.durations import span
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of
-from ..survey.waiting import Parked, count_parked
-from .context import PROBLEM, Site, on_site
+from ..survey.waiting import count_parked
+from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, on_site, timeout_option
 from .formatting import described, lines, say_away, waits_said
-from .options import timeout_option
-from .waiting import NO_APP, WORKERS_TIMEOUT_S
 
 __all__ = ["command"]
 
@@ -31,28 +27,22 @@ def command(site: Site, key: str, timeout: float) -> int:
 
     KEY may be given with or without the prefix.
 
-    Its holder, what each node says, its reservation, its fencing token and its waiters; with an app
-    also the tasks that wait in its workers, which have a second to answer.
+    Its holder, what each node says if they differ, its reservation, its fencing token and its
+    waiters; with an app also the tasks that wait in its workers, which have a second to answer.
 
     Exit code 1 if no node and no worker knows anything of it; 3 if too few nodes answer.
     """
+    from ..doctor.workers import waiting
+
     resource = resource_of(site.redlock, key)
     seen = look_at(site.redlock, resource, timeout)
     say_away(seen)
-    waits, parked, unasked = _waits(site, resource)
+    waits, parked, unasked = waiting(site.app, WORKERS_TIMEOUT_S)
+    waits = [wait for wait in waits if wait["resource"] == resource]
     seen = count_parked(seen, parked)
     data = {**seen.data(), "resource": resource, "waits": waits, "unasked": unasked}
     site.say(data, lines(*_said(seen, resource), *waits_said(waits, unasked)))
     return 0 if seen.entries or waits else PROBLEM
-
-
-def _waits(site: Site, resource: str) -> tuple[list[dict[str, Any]], Parked, str]:
-    """Return which tasks wait in the workers, unknown to the nodes; and why that is not known."""
-    if site.app is None:
-        return [], Parked(), NO_APP
-    from ..doctor.workers import waiting_for
-
-    return waiting_for(site.app, [resource], WORKERS_TIMEOUT_S)
 
 
 def _said(seen: Survey, resource: str) -> list[str]:

@@ -9,27 +9,22 @@ import click
 
 from ..protocol.values import printable
 from ..survey.durations import span
-from ..survey.models import Entry
+from ..survey.models import Entry, Survey
 from ..survey.snapshot import survey
-from .context import Site, on_site, table
+from .context import USUAL_KINDS, Site, on_site, table, timeout_option
 from .formatting import counted, say_away
-from .options import USUAL_KINDS, timeout_option
-from .waiting import look_with_parked
 
 __all__ = ["command"]
 
 
 @dataclass
 class Tally:
-    """How much one task has: locks, reservations, waiters for its locks, and its oldest lock.
-
-    `oldest` is in seconds; None if the task holds none.
-    """
+    """How much one task has."""
 
     locks: int = 0
     reservations: int = 0
-    waiting: int = 0
-    oldest: float | None = None
+    waiting: int = 0  # for its locks
+    oldest: float | None = None  # seconds that its oldest lock is held; None without one
 
 
 @click.command("stats")
@@ -41,45 +36,49 @@ def command(site: Site, match: str, timeout: float) -> None:
 
     And waiters (with an app), what is odd, and how fast the nodes answer.
     """
-    redlock, known = site.redlock, site.app is not None
-    seen, unasked = look_with_parked(
-        site, lambda: survey(redlock, match, kinds=USUAL_KINDS, timeout=timeout)
-    )
+    redlock = site.redlock
+
+    def look() -> Survey:
+        return survey(redlock, match, kinds=USUAL_KINDS, timeout=timeout)
+
+    seen, unasked = site.with_parked(look)
     say_away(seen)
     tallies = _tallies(seen.entries)
-    splits = sum(entry.split for entry in seen.entries)
-    leaks = sum(entry.leaked for entry in seen.entries)
-    foreign = sum(entry.kind == "foreign" for entry in seen.entries)
+    odd = {
+        "splits": sum(entry.split for entry in seen.entries),
+        "leaks": sum(entry.leaked for entry in seen.entries),
+        "foreign": sum(entry.kind == "foreign" for entry in seen.entries),
+    }
     data = {
         "at": seen.at,
         "tasks": [{"task": task, **vars(tally)} for task, tally in tallies.items()],
-        "splits": splits,
-        "leaks": leaks,
-        "foreign": foreign,
+        **odd,
         "nodes": [look.data() for look in seen.looks],
         "unasked": unasked,
     }
+    columns = ["task", "locks", "reservations", "oldest", "waiting"]
     rows = [
-        (
-            *(task or "(no task)", tally.locks, tally.reservations),
-            "-" if tally.oldest is None else span(tally.oldest),
-            *((tally.waiting,) if known else ()),
-        )
-        for task, tally in tallies.items()
+        [task or "(no task)", t.locks, t.reservations, _age(t), t.waiting]
+        for task, t in tallies.items()
     ]
+    if site.app is None:  # nobody knows who waits
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
     nodes = [
         (look.name, f"{look.rtt * 1e3:.2f} ms" if look.reachable else "-", look.error)
         for look in seen.looks
     ]
-    columns = ("task", "locks", "reservations", "oldest", *(("waiting",) if known else ()))
-    odd = f"{counted(splits, 'split vote')}, {counted(leaks, 'key')} without a ttl, {foreign} not"
     parts = [
         table(columns, rows) if rows else "nothing is held",
-        f"{odd} of ours",
+        f"{counted(odd['splits'], 'split vote')}, {counted(odd['leaks'], 'key')} without a ttl,"
+        f" {odd['foreign']} not of ours",
         table(("node", "round trip", "error"), nodes),
-        *([printable(unasked)] if known and unasked else []),
+        *([printable(unasked)] if site.app is not None and unasked else []),
     ]
     site.say(data, "\n\n".join(parts))
+
+
+def _age(tally: Tally) -> str:
+    return "-" if tally.oldest is None else span(tally.oldest)
 
 
 def _tallies(entries: Iterable[Entry]) -> dict[str, Tally]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import click
@@ -14,16 +14,13 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import printable
 from ..survey.durations import span
 from ..survey.models import Entry, Survey
-from .context import NO_QUORUM, Site, as_json, on_site
+from .context import NO_QUORUM, Site, as_json, choosing, on_site
 from .formatting import name_of, owner_text, state_of
-from .options import Choice, choosing
-from .waiting import look_with_parked
 
 __all__ = ["Changes", "command"]
 
 
 @click.command("watch")
-@choosing
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.1),
@@ -34,19 +31,17 @@ __all__ = ["Changes", "command"]
 )
 @click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
 @on_site
-def command(site: Site, choice: Choice, interval: float, count: int | None) -> int:
+@choosing
+def command(
+    site: Site, *, look: Callable[[], Survey], interval: float, count: int | None, **_timeout: float
+) -> int:
     """Show held locks, refreshed live (Ctrl-C to quit).
 
     On a terminal a table; else, and with --json, a line for each change. What is taken and given
     back between two looks is not seen. Exit code 3 if too few nodes answered the last look.
     """
-    redlock = site.redlock
-
-    def look() -> Survey:
-        if not (site.as_json or sys.stdout.isatty()):  # lines do not say how many wait
-            return choice.survey(redlock)
-        return look_with_parked(site, lambda: choice.survey(redlock))[0]
-
+    # Lines do not say how many wait.
+    counts = site.as_json or sys.stdout.isatty()
     looks = 0
     try:
         with _screen(site) as show:
@@ -54,7 +49,7 @@ def command(site: Site, choice: Choice, interval: float, count: int | None) -> i
                 seen: Survey | str
                 began = time.monotonic()
                 try:
-                    seen = look()
+                    seen = site.with_parked(look)[0] if counts else look()
                 except QuorumUnavailable as error:
                     seen = str(error)
                 show(seen)
@@ -68,21 +63,15 @@ def command(site: Site, choice: Choice, interval: float, count: int | None) -> i
 
 def _screen(site: Site) -> AbstractContextManager[Callable[[Survey | str], None]]:
     if sys.stdout.isatty() and not site.as_json:
-        try:
+        with suppress(ImportError):  # no rich
             from .live import screen
-        except ImportError:  # no rich
-            pass
-        else:
+
             return screen(waiters=site.app is not None)
     return nullcontext(Changes(site.as_json))
 
 
 class Changes:
-    """Prints what has changed since the last look: a line each.
-
-    Args:
-        for_programs: As JSON.
-    """
+    """Prints what has changed since the last look: a line each; for programs, as JSON."""
 
     def __init__(self, for_programs: bool) -> None:
         self._json = for_programs

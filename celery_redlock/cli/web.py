@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from .context import Site, on_site
-from .options import listen_option
+from .context import Site, listen_option, on_site
 
 __all__ = ["command"]
 

@@ -7,11 +7,11 @@ at the same time, so a node in distress costs a few seconds, once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
+from ..survey.waiting import at_once
 from .keys import examine_keys
 from .nodes import examine_nodes
 from .probe import probe
@@ -44,30 +44,26 @@ def examine(
     findings: list[Finding] = [] if unmade is None else [broken("tasks", unmade)]
     skipped: Sequence[str] = () if app is not None else NEED_APP
     looks: list[NodeLook] = []
-    with ThreadPoolExecutor(thread_name_prefix="celery_redlock doctor") as pool:
 
-        def start(examine: Any, *given: Any) -> Any:
-            return pool.submit(lambda: list(examine(*given)))
+    def nodes(redlock: Redlock) -> Iterable[Finding]:
+        probes = probe(redlock.client.addresses, redlock.prefix, timeout)
+        looks.extend(one.look for one in probes)
+        ttls = ttls_of(app) if app is not None else ()
+        return examine_nodes(probes, redlock.prefix, ttls, guard_of(app, len(probes)))
 
-        jobs = []
-        if isinstance(redlock, ConfigurationError):
-            findings.append(broken("settings", redlock))
-            of_nodes = [one for one in CHECKS if one != "configuration" and one not in OF_APPS]
-            skipped = (*of_nodes, *(() if app is not None else OF_APPS))
-        else:
-            jobs += [start(_nodes, redlock, app, timeout, looks)]
-            jobs += [start(examine_keys, redlock, timeout)]
-        if app is not None:
-            jobs += [start(examine_tasks, app), start(examine_workers, app, timeout)]
-        findings += [finding for job in jobs for finding in job.result()]
+    jobs: list[Callable[[], list[Finding]]] = []
+    if isinstance(redlock, ConfigurationError):
+        findings.append(broken("settings", redlock))
+        of_nodes = [one for one in CHECKS if one not in ("configuration", *OF_APPS)]
+        skipped = (*of_nodes, *(() if app is not None else OF_APPS))
+    else:
+        lock = redlock
+        jobs += [lambda: list(nodes(lock)), lambda: list(examine_keys(lock, timeout))]
+    if app is not None:
+        jobs += [lambda: list(examine_tasks(app)), lambda: list(examine_workers(app, timeout))]
+    for found in at_once(*jobs):
+        findings += found
     away = {look.name for look in looks if not look.reachable}
     # That the keys of such a node cannot be read is no news.
     findings = [one for one in findings if one.check != "leaks" or one.where not in away]
     return Report(merged(findings), tuple(skipped), tuple(looks))
-
-
-def _nodes(redlock: Redlock, app: Any, timeout: float, looks: list[NodeLook]) -> Iterable[Finding]:
-    probes = probe(redlock.client.addresses, redlock.prefix, timeout)
-    looks += [one.look for one in probes]
-    ttls = ttls_of(app) if app is not None else ()
-    return examine_nodes(probes, redlock.prefix, ttls, guard_of(app, len(redlock.nodes)))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ..protocol.errors import QuorumUnavailable
-from ..survey.models import KINDS, Entry, Survey
+from ..survey.models import KINDS, Entry, NodeLook
 from ..survey.snapshot import survey
-from .report import Finding, run, some, unchecked, warning, wrong
+from .report import Finding, some, unchecked, warning, wrong
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -21,45 +21,36 @@ MAX_KEY_CHARS = 60
 
 def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
     """Look at all keys under the prefix; a node that is silent for `timeout` seconds is away."""
-    found: Survey | None = None
+    entries: tuple[Entry, ...] = ()
+    looks: tuple[NodeLook, ...] = ()
     try:
         found = survey(redlock, kinds=KINDS, timeout=timeout)
-        silent = [(look.name, look.error) for look in found.looks if not look.reachable]
+        entries, looks = found.entries, found.looks
+        silent = [(look.name, look.error) for look in looks if not look.reachable]
     except QuorumUnavailable as error:
         silent = [(vote.node, vote.detail) for vote in error.votes if vote.detail]
     for node, why in silent:
-        yield from run({"leaks": _unread}, node, why)
-    if found is not None:
-        yield from run({"leaks": _leaks, "prefix": _foreign}, "", found, redlock.prefix)
-
-
-def _unread(why: str) -> Iterator[Finding]:
-    scan = "+scan" if "scan" in why else "+scan +zcard +zrange"
-    fix = f"ACL SETUSER ... {scan}; locks need none of them" if "NOPERM" in why else "see above"
-    yield unchecked(f"its keys could not be read: {why}", fix, hides=("prefix",))
-
-
-def _leaks(found: Survey, prefix: str) -> Iterator[Finding]:
-    leaked = [entry for entry in found.entries if entry.leaked]
-    if leaked:
-        looks = enumerate(found.looks)
-        nodes = [look.name for n, look in looks if any(entry.leaked_on(n) for entry in leaked)]
+        scan = "+scan" if "scan" in why else "+scan +zcard +zrange"
+        rights = f"ACL SETUSER ... {scan}; locks need none of them"
+        what, fix = f"its keys could not be read: {why}", rights if "NOPERM" in why else "see above"
+        yield unchecked(what, fix, node, "leaks", ("prefix",))
+    if leaked := [entry for entry in entries if entry.leaked]:
+        of_nodes = enumerate(looks)
+        nodes = [look.name for n, look in of_nodes if any(entry.leaked_on(n) for entry in leaked)]
         yield wrong(
-            f"{len(leaked)} under {prefix!r} without a ttl, on {', '.join(nodes)}: no lock of ours"
-            " is, and what they name is locked forever",
+            f"{len(leaked)} under {redlock.prefix!r} without a ttl, on {', '.join(nodes)}: no lock"
+            " of ours is, and what they name is locked forever",
             "see whose they are (show KEY), and delete them on these nodes; nothing expires them",
             where=_keys(leaked),
+            check="leaks",
         )
-
-
-def _foreign(found: Survey, prefix: str) -> Iterator[Finding]:
-    foreign = [entry for entry in found.entries if entry.kind == "foreign"]
-    if foreign:
+    if foreign := [entry for entry in entries if entry.kind == "foreign"]:
         yield warning(
-            f"{len(foreign)} under {prefix!r} that no release of this library has written: they"
-            " keep locks of these names from being taken",
+            f"{len(foreign)} under {redlock.prefix!r} that no release of this library has written:"
+            " they keep locks of these names from being taken",
             "give locks a redlock_prefix, or a database, that no other program uses",
             where=_keys(foreign),
+            check="prefix",
         )
 
 

@@ -11,7 +11,7 @@ from ..protocol.values import are_needed, of_nodes, quorum_of
 from .probe import Probe, Told, refused_by
 from .report import Finding, run, unchecked, warning, wrong
 from .tls import certificate_trouble, speaks_tls
-from .votes import voteless
+from .votes import quorum_in, voteless, votes_left
 
 __all__ = ["examine_nodes"]
 
@@ -58,12 +58,11 @@ def examine_nodes(
 def _quorum(site: _Site) -> Iterator[Finding]:
     count, needed = len(site.probes), quorum_of(len(site.probes))
     answering = [probe for probe in site.probes if probe.look.reachable]
-    pairs = [(one.index, other.index) for one, other in _pairs(site)]
-    in_pairs, seconds = {n for pair in pairs for n in pair}, {second for _, second in pairs}
-    masters = [probe for probe in answering if not probe.told.facts.misfit]
-    fit = [probe for probe in masters if probe.index not in in_pairs]
-    voting = [probe.told.facts for probe in masters if probe.index not in seconds]
-    left = sorted(voteless(facts, site.ttls, site.guard) for facts in voting)
+    twins = _pairs(site)
+    seconds = [second for _, second in twins]
+    fit = [p for p in answering if not p.told.facts.misfit and not any(p in pair for pair in twins)]
+    votes = [p.told.facts if p in answering and p not in seconds else None for p in site.probes]
+    left = votes_left(votes, site.ttls, site.guard)
     if len(answering) < needed:
         yield wrong(
             f"no quorum: {of_nodes(len(answering), count)} answer, {are_needed(needed)}:"
@@ -76,12 +75,12 @@ def _quorum(site: _Site) -> Iterator[Finding]:
             " no worker starts, and nothing can be locked",
             "name their masters in redlock_nodes, and each server once",
         )
-    elif left[needed - 1]:
+    elif wait := quorum_in(left):
         yield wrong(
             f"no quorum: {of_nodes(left.count(0.0), count)} have a vote, {are_needed(needed)}:"
             " a process that starts now can lock nothing, because the others were started a short"
             " time ago, or were replicas once, and may have forgotten locks",
-            f"wait {math.ceil(left[needed - 1])} s{'' if site.ttls else ', with the default ttl'};"
+            f"wait {math.ceil(wait)} s{'' if site.ttls else ', with the default ttl'};"
             " tasks then go on by themselves",
         )
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
@@ -41,53 +42,32 @@ NOTHING = NodeInfo()
 class Told:
     """What a node told.
 
-    Attributes:
-        peer: The IP address that answered; empty for a socket of this machine.
-        info: What INFO says, by name; empty if it is refused.
-        facts: What the restart guard makes of it.
-        denied: Why INFO is refused; empty if it is not.
-        ahead: Seconds that its clock is ahead of ours; None if it does not say.
-        refused: What its user may not do: the word of an ACL rule, and whether locks need it. `~`
-            and `&` stand for our keys and channels; `reset~` and `reset&` for these where it is not
-            known whether they are refused.
-        renamed: Commands that it does not know.
-        writes: Why it takes no writes; empty if it does.
-        mark: A key that was written there, and nowhere else.
-        unnamed: Whether it refused the name that connections of locks give themselves, and was
-            asked without. A lock is not.
+    `refused` is what its user may not do: the word of an ACL rule, and whether locks need it. There
+    `~` and `&` stand for our keys and channels; `reset~` and `reset&` for these where it is not
+    known whether they are refused.
     """
 
-    peer: str = ""
-    info: Mapping[str, str] = field(default_factory=dict)
-    facts: NodeInfo = NOTHING
-    denied: str = ""
-    ahead: float | None = None
+    peer: str = ""  # the IP address that answered; empty for a socket of this machine
+    info: Mapping[str, str] = field(default_factory=dict)  # what INFO says; empty if refused
+    facts: NodeInfo = NOTHING  # what the restart guard makes of it
+    denied: str = ""  # why INFO is refused
+    ahead: float | None = None  # seconds that its clock is ahead of ours, if it says
     refused: Mapping[str, bool] = field(default_factory=dict)
-    renamed: Sequence[str] = ()
-    writes: str = ""
-    mark: bytes = b""
-    unnamed: bool = False
+    renamed: Sequence[str] = ()  # commands that it does not know
+    writes: str = ""  # why it takes no writes
+    mark: bytes = b""  # a key that was written there, and nowhere else
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One node.
-
-    Attributes:
-        index: Which of the nodes.
-        address: Where it is.
-        look: How it answered.
-        told: What it told; nothing if it did not answer.
-        twins: Indexes of others at which our mark for this one was found.
-        speaks: What it speaks that it was not asked in, if it did not answer; see `tls.py`.
-    """
+    """One node: how it answered, and what it told; nothing if it did not answer."""
 
     index: int
     address: Address
     look: NodeLook
     told: Told
-    twins: tuple[int, ...] = ()
-    speaks: str = ""
+    twins: tuple[int, ...] = ()  # others at which our mark for this one was found
+    speaks: str = ""  # what it speaks that it was not asked in (`tls.py`), if it did not answer
 
     @property
     def name(self) -> str:
@@ -102,45 +82,34 @@ class Probe:
 
 def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
-    looks, found = read_nodes(addresses, prefix, lambda reader: _ask(reader, prefix), timeout)
+    looks, found = read_nodes(addresses, prefix, _ask, timeout)
     unnamed = [n for n, look in enumerate(looks) if refused_by(look.error) == NAMING]
     if unnamed:  # what else the user may not do is to be known at once
-        there = [_without_name(addresses[n]) for n in unnamed]
-        _looks, rest = read_nodes(there, prefix, lambda reader: _ask(reader, prefix), timeout)
+        there = [
+            replace(addresses[n], arguments={**addresses[n].arguments, "client_name": None})
+            for n in unnamed
+        ]
+        _looks, rest = read_nodes(there, prefix, _ask, timeout)
         for n, one in zip(unnamed, rest, strict=True):
-            found[n] = replace(one or Told(), unnamed=True)
+            found[n] = one
     told = [one or Told() for one in found]
     seen_at: list[Sequence[bytes] | None] = [None] * len(addresses)
     if any(one.denied for one in told):
         # INFO tells no run_id, but what was written to one address is found at the other.
         marks = [one.mark for one in told if one.mark]
-        _looks, seen_at = read_nodes(
-            addresses, prefix, lambda reader: _kept(reader, marks), timeout
-        )
+        _looks, seen_at = read_nodes(addresses, prefix, partial(_kept, marks=marks), timeout)
     twins = [
         tuple(n for n, one in enumerate(told) if n != here and one.mark in (seen or ()))
         for here, seen in enumerate(seen_at)
     ]
+
+    def speaks(address: Address, look: NodeLook) -> str:
+        silent = not look.reachable and not refused_by(look.error)
+        return other_protocol(address, timeout) if silent else ""
+
     with ThreadPoolExecutor() as pool:
-        speaks = pool.map(lambda address, look: _other(address, look, timeout), addresses, looks)
-    whole = zip(addresses, looks, told, twins, speaks, strict=True)
+        whole = zip(addresses, looks, told, twins, pool.map(speaks, addresses, looks), strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]
-
-
-def _without_name(address: Address) -> Address:
-    return replace(address, arguments={**address.arguments, "client_name": None})
-
-
-def _other(address: Address, look: NodeLook, timeout: float) -> str:
-    silent = not look.reachable and not refused_by(look.error)
-    return other_protocol(address, timeout) if silent else ""
-
-
-def _ask(reader: Reader, prefix: str) -> Told:
-    mark, line = (f"{prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
-    told, ahead = _read(reader), _ahead(reader)
-    refused, renamed, writes = _try(reader, mark, line)
-    return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
 
 
 def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
@@ -173,8 +142,10 @@ def _ahead(reader: Reader) -> float | None:
     return int(told[0]) + int(told[1]) / 1e6 - (before + after) / 2
 
 
-def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], list[str], str]:
-    """Return what is refused of all that locks do, what is unknown, and why writes fail."""
+def _ask(reader: Reader) -> Told:
+    """Return what it says of itself, and what it refuses of all that locks do."""
+    mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
+    told, ahead = _read(reader), _ahead(reader)
     tries: tuple[tuple[Any, ...], ...] = (
         ("SET", mark, 1, "PX", KEY_TTL_MS),
         ("GET", mark),
@@ -208,7 +179,7 @@ def _try(reader: Reader, mark: bytes, line: bytes) -> tuple[dict[str, bool], lis
         refused["reset&"] = False
     if {f"+{name}" for name in OF_KEYS} <= refused.keys():
         refused["reset~"] = True
-    return refused, renamed, writes
+    return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
 
 
 def _acl_word(said: str, name: str) -> str:

@@ -16,67 +16,32 @@ __all__ += ["broken", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. What is `unchecked` may be wrong: nobody could look."""
-
-CHECKS = {
-    "configuration": "the settings and the options of all tasks can work",
-    "quorum": "a quorum of nodes answers",
-    "reachable": "every node answers",
-    "role": "every node is an independent master",
-    "twins": "no two nodes are one server",
-    "even": "the number of nodes is odd",
-    "hosts": "the nodes are on different hosts",
-    "version": "every node is Redis 6.2 or newer, or Valkey",
-    "rights": "the user of the locks may do on every node what locks need",
-    "writes": "every node takes writes",
-    "eviction": "no node evicts keys when it is full",
-    "restart": "a node that restarts cannot forget locks unnoticed",
-    "clock": "the clocks of the nodes agree with ours",
-    "ttl": "every ttl is at least ten times as long as a round trip",
-    "leaks": "no key under our prefix is without a ttl",
-    "prefix": "nobody else writes under our prefix",
-    "lifetime": "no task may run for longer than its lock is extended",
-    "visibility": "the broker does not deliver a message again while its task runs",
-    "queues": "RabbitMQ delays what waits in quorum queues",
-    "acks": "acknowledgement and conflict policy go together",
-    "workers": "all workers have the same settings",
-}
-"""Every check, and what it says where nothing is found."""
 OF_APPS = ("lifetime", "visibility", "queues", "acks", "workers")
-"""Those that look at an app alone."""
+"""Checks that look at an app alone."""
 NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
-"""Those that need one."""
+"""Checks that need one."""
+CHECKS = (
+    *("configuration", "quorum", "reachable", "role", "twins", "even", "hosts", "version"),
+    *("rights", "writes", "eviction", "restart", "clock", "ttl", "leaks", "prefix", *OF_APPS),
+)
+"""Every check; docs/doctor.md says what each looks for."""
 MAX_NAMED = 5
 """Places that are named one by one."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or could not be looked at.
+    """One thing that is wrong, or could not be looked at."""
 
-    Attributes:
-        level: One of `LEVELS`.
-        check: One of `CHECKS`.
-        where: A node, a task, a worker, a key.
-        what: What is so, in one sentence.
-        fix: What to do about it, in one sentence.
-        hides: Other checks that could not be made there because of it.
-    """
-
-    level: str
-    check: str
-    where: str
-    what: str
-    fix: str
-    hides: tuple[str, ...] = ()
+    level: str  # one of `LEVELS`
+    what: str  # what is so, in one sentence
+    fix: str  # what to do about it, in one sentence
+    where: str = ""  # a node, a task, a worker, a key
+    check: str = ""  # one of `CHECKS`
+    hides: tuple[str, ...] = ()  # other checks that could not be made there because of it
 
 
-def _found(
-    level: str, what: str, fix: str, *, where: str = "", hides: tuple[str, ...] = ()
-) -> Finding:
-    return Finding(level, "", where, what, fix, hides)
-
-
-wrong, warning, unchecked = (partial(_found, level) for level in LEVELS)
+wrong, warning, unchecked = (partial(Finding, level) for level in LEVELS)
 """Make a finding of their level. `run` says which check found it, and where."""
 
 Check = Callable[..., Iterable[Finding]]
@@ -91,7 +56,7 @@ def run(checks: Mapping[str, Check], where: str, *given: Any) -> Iterator[Findin
 
 def broken(where: str, error: ConfigurationError) -> Finding:
     """Return the finding for settings or options that cannot work."""
-    return Finding("wrong", "configuration", where, str(error), "change what it names")
+    return wrong(str(error), "change what it names", where, "configuration")
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -99,11 +64,10 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     places: dict[Finding, dict[str, None]] = {}  # a place may be found twice
     for finding in findings:
         places.setdefault(replace(finding, where=""), {})[finding.where] = None
-    order = list(CHECKS)
 
     def rank(one: Finding) -> tuple[bool, int, int]:
         # What stops everything comes first.
-        return one.check != "quorum", LEVELS.index(one.level), order.index(one.check)
+        return one.check != "quorum", LEVELS.index(one.level), CHECKS.index(one.check)
 
     found = (replace(finding, where=some(list(named))) for finding, named in places.items())
     return tuple(sorted(found, key=rank))
@@ -117,17 +81,11 @@ def some(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found.
+    """All that was found."""
 
-    Attributes:
-        findings: The worst first.
-        skipped: Checks that were not made, because there is no app or there are no nodes.
-        nodes: How each node answered, and how fast.
-    """
-
-    findings: tuple[Finding, ...]
-    skipped: tuple[str, ...] = ()
-    nodes: tuple[NodeLook, ...] = ()
+    findings: tuple[Finding, ...]  # the worst first
+    skipped: tuple[str, ...] = ()  # checks that were not made: no app, or no nodes
+    nodes: tuple[NodeLook, ...] = ()  # how each node answered, and how fast
 
     @property
     def fine(self) -> list[str]:
@@ -135,13 +93,10 @@ class Report:
         found = {check for one in self.findings for check in (one.check, *one.hides)}
         return [check for check in CHECKS if check not in found and check not in self.skipped]
 
-    def count(self, level: str) -> int:
-        """Return how many findings are of a level."""
-        return sum(finding.level == level for finding in self.findings)
-
     def bad(self, strict: bool = False) -> bool:
         """Return whether something is wrong; `strict`: or worth a warning."""
-        return bool(self.count("wrong") or (strict and self.count("warning")))
+        bad = ("wrong", "warning") if strict else ("wrong",)
+        return any(one.level in bad for one in self.findings)
 
     def data(self, strict: bool = False) -> dict[str, Any]:
         """Return it as JSON takes it."""
@@ -155,22 +110,24 @@ class Report:
 
     def text(self) -> str:
         """Return it for people."""
-        lines = [
-            f"node       {look.name}: "
-            + (f"round trip {look.rtt * 1e3:.2f} ms" if look.reachable else "no answer")
-            for look in self.nodes
-        ]
-        for finding in self.findings:
+        lines = []
+        if self.nodes:
+            trips = (f"{n.rtt * 1e3:.2f} ms" if n.reachable else "no answer" for n in self.nodes)
+            named = (f"{n.name} ({trip})" for n, trip in zip(self.nodes, trips, strict=True))
+            lines.append(f"nodes      {', '.join(named)}")
+        for one in self.findings:
             lines += [
-                f"{finding.level.upper():9}  {finding.check}: {finding.where}: {finding.what}",
-                f"           -> {finding.fix}",
+                f"{one.level.upper():9}  {one.check}: {one.where}: {one.what}",
+                f"           -> {one.fix}",
             ]
-            if finding.hides:
-                lines.append(f"           not checked there: {', '.join(finding.hides)}")
-        lines += [f"ok         {check}: {CHECKS[check]}" for check in self.fine]
+            if one.hides:
+                lines.append(f"           not checked there: {', '.join(one.hides)}")
+        if self.fine:
+            lines.append(f"ok         {', '.join(self.fine)}")
         if self.skipped:
             need = "nodes" if "reachable" in self.skipped else "an app (-A APP)"
             lines.append(f"left out   {', '.join(self.skipped)}: they need {need}")
-        counts = [f"{self.count(level)} {level}" for level in LEVELS if self.count(level)]
+        levels = [one.level for one in self.findings]
+        counts = [f"{levels.count(level)} {level}" for level in LEVELS if level in levels]
         lines += ["", ", ".join(counts) or "Nothing is wrong."]
         return "\n".join(map(printable, lines))

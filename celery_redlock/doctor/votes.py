@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..config.checks import DAY
@@ -16,13 +16,13 @@ from ..survey.reader import read_nodes
 from .probe import introduce
 from .tasks import ttls_of
 
-__all__ = ["ask", "guard_of", "voteless", "votes_in"]
+__all__ = ["ask", "guard_of", "quorum_in", "voteless", "votes_in", "votes_left"]
 
 
-def ask(redlock: Redlock, timeout: float) -> list[NodeInfo]:
-    """Return what the nodes say of themselves, those that do. It only reads."""
+def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
+    """Return what each node says of itself; None for one that does not. It only reads."""
     _looks, told = read_nodes(redlock.client.addresses, redlock.prefix, introduce, timeout)
-    return [one[1] for one in told if one is not None]
+    return [None if one is None else one[1] for one in told]
 
 
 def guard_of(app: Any, nodes: int) -> str | None:
@@ -47,20 +47,41 @@ def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float
     return doubt.left if doubt is not None else 0.0
 
 
-def votes_in(told: Sequence[NodeInfo], nodes: int, app: Any) -> float | None:
+def votes_left(
+    told: Iterable[NodeInfo | None], ttls: Sequence[float], guard: str | None
+) -> list[float | None]:
+    """Return the seconds until each node has a vote, 0.0 if it has; None if it will have none.
+
+    That is one that does not answer, is no master, or is the same server as one before it.
+    """
+    met: set[str] = set()
+    found: list[float | None] = []
+    for facts in told:
+        if facts is None or facts.misfit or facts.run_id in met:
+            found.append(None)
+        else:
+            found.append(voteless(facts, ttls, guard))
+            met |= {facts.run_id} - {""}
+    return found
+
+
+def quorum_in(left: Sequence[float | None]) -> float | None:
+    """Return the seconds until a quorum has a vote, by those of each node; None if none will."""
+    seconds, needed = sorted(one for one in left if one is not None), quorum_of(len(left))
+    return seconds[needed - 1] if len(seconds) >= needed else None
+
+
+def votes_in(told: Sequence[NodeInfo | None], app: Any) -> float | None:
     """Return the seconds until a quorum has a vote; None if it has, or if time is not the matter.
 
     Args:
-        told: What the nodes say of themselves, as far as they do.
-        nodes: How many there are.
+        told: What each node says of itself.
         app: Whose ttls are in use; None for the default.
     """
-    fit = [facts for facts in told if not facts.misfit]
-    guard, needed = guard_of(app, nodes), quorum_of(nodes)
+    guard = guard_of(app, len(told))
 
     def left(ttls: Sequence[float]) -> float | None:
-        all_left = sorted(voteless(facts, ttls, guard) for facts in fit)
-        return (all_left[needed - 1] or None) if len(all_left) >= needed else None
+        return quorum_in(votes_left(told, ttls, guard)) or None
 
     if app is None:
         return left(())

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import printable
 from ..survey.waiting import Parked, waits_told
 from ..worker.remote_control import NAME, settings_of, tasks_of
-from .report import Finding, run, some, unchecked, warning, wrong
+from .report import Finding, some, unchecked, warning, wrong
 
-__all__ = ["ask", "examine_workers", "waiting_for"]
+__all__ = ["ask", "examine_workers", "waiting"]
 
 VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
+NO_APP = "tasks that wait parked in workers are not seen without their app: -A APP"
 MAX_ERROR_CHARS = 200
 """Of what a worker says instead of its settings: whoever reaches the broker can answer."""
 
@@ -48,32 +49,32 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
     return {name: dict(reply) for name, reply in good.items()}, ""
 
 
-def waiting_for(
-    app: Any, resources: Collection[str], timeout: float
-) -> tuple[list[dict[str, Any]], Parked, str]:
-    """Return the tasks that wait in the workers for some resources, and those that are parked.
+def waiting(app: Any, timeout: float) -> tuple[list[dict[str, Any]], Parked, str]:
+    """Return the tasks that wait in the workers of an app, the longest first; and the parked ones.
 
     And why that is not known; empty if it is.
     """
+    if app is None:
+        return [], Parked(), NO_APP
     replies, unasked = ask(app, timeout)
     if not replies and not unasked:
-        unasked = f"waiting tasks in workers are not known: none answered within {timeout:g} s"
-    found = [
+        unasked = f"no worker answered within {timeout:g} s: parked tasks are not counted"
+    waits = [
         {**wait, "worker": worker}
         for worker, reply in replies.items()
         for wait in waits_told(reply)
-        if wait["resource"] in resources
     ]
-    found.sort(key=lambda wait: -float(wait["waited"]))
-    return found, Parked.of(replies.values()), unasked
+    waits.sort(key=lambda wait: -float(wait["waited"]))
+    return waits, Parked.of(replies.values()), unasked
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
     """Compare what all workers have set with each other, and with what is set here."""
     replies, unasked = ask(app, timeout)
-    if unasked or not replies:
+    if not replies:
         why = unasked or f"none answered within {timeout:g} s"
-        yield from run({"workers": _silent}, "workers", why)
+        fix = "look again when they run; those of the pool solo answer between two tasks"
+        yield unchecked(why, fix, "workers", "workers")
         return
     try:
         settings, tasks = settings_of(app), tasks_of(app)
@@ -81,24 +82,15 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
         return  # another check finds that
     for worker, reply in sorted(replies.items()):
         if isinstance(reply.get("settings"), Mapping):
-            yield from run({"workers": _settings}, worker, settings, reply["settings"])
-            yield from run({"workers": _tasks}, worker, tasks, reply.get("tasks"))
+            yield from _settings(worker, settings, reply["settings"])
+            yield from _tasks(worker, tasks, reply.get("tasks"))
         else:
-            yield from run({"workers": _unreadable}, worker, reply.get("error"))
+            said = str(reply.get("error") or "nothing that makes sense")[:MAX_ERROR_CHARS]
+            fix = "run the same release of celery_redlock, and the same app, in all workers"
+            yield warning(f"it does not tell its settings: {said}", fix, worker, "workers")
 
 
-def _silent(why: str) -> Iterator[Finding]:
-    fix = "look again when they run; those of the pool solo answer between two tasks"
-    yield unchecked(why, fix)
-
-
-def _unreadable(error: Any) -> Iterator[Finding]:
-    said = str(error or "nothing that makes sense")[:MAX_ERROR_CHARS]
-    fix = "run the same release of celery_redlock, and the same app, in all workers"
-    yield warning(f"it does not tell its settings: {said}", fix)
-
-
-def _tasks(ours: Mapping[str, Any], told: Any) -> Iterator[Finding]:
+def _tasks(worker: str, ours: Mapping[str, Any], told: Any) -> Iterator[Finding]:
     theirs = told if isinstance(told, Mapping) else {}
     other = sorted(name for name in set(ours) & set(theirs) if ours[name] != theirs[name])
     if other:
@@ -106,10 +98,12 @@ def _tasks(ours: Mapping[str, Any], told: Any) -> Iterator[Finding]:
             f"{some(other)} {'is' if len(other) == 1 else 'are'} locked otherwise there than in the"
             " app that is looked at: another key, or other options",
             "deploy one release of your code to all workers, and restart them",
+            where=worker,
+            check="workers",
         )
 
 
-def _settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Finding]:
+def _settings(worker: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Finding]:
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name), theirs.get(name)
         if name == "nodes":  # in whichever order
@@ -121,6 +115,8 @@ def _settings(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Fi
                 f"redlock_{name} is {_shown(there)} there, and {_shown(here)} in the app that is"
                 f" looked at{': its locks are others' if vital else ''}",
                 "give all programs the same settings, and restart them",
+                where=worker,
+                check="workers",
             )
 
 

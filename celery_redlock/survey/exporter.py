@@ -14,16 +14,15 @@ import logging
 import math
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.values import Owner, Vote, printable, quorum_of
 from .models import KINDS, Survey
 from .snapshot import survey
-from .waiting import Parked, count_parked
+from .waiting import Parked, at_once, count_parked
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -42,28 +41,33 @@ MAX_NAME_CHARS = 200
 OTHERS = "(others)"
 
 GAUGES = {
-    "survey_seconds": ("How long the last survey of the nodes took", ""),
-    "survey_age_seconds": ("How old it is", ""),
-    "nodes": ("How many nodes there are", ""),
-    "quorum_up": ("Whether a quorum of nodes told what they have", ""),
-    "quorum_votes_in_seconds": (
-        "Until a quorum has a vote, for a worker that starts; 0: it has",
-        "",
-    ),
-    "node_up": ("Whether a node told what it has", "node"),
-    "node_ping_seconds": ("How long a node took for one answer", "node"),
-    "held": ("Locks that a quorum of nodes has", "task"),
-    "reserved": ("Reservations that a quorum has", "task"),
-    "oldest_hold_seconds": ("For how long the oldest lock has been held", "task"),
-    "waiting": ("Tasks and blocks that wait, by the task that holds what they wait for", "task"),
-    "longest_line": ("The most waiters that one key has", "task"),
-    "oldest_wait_seconds": ("How long the longest waiter has waited", "task"),
-    "locks_on_nodes": ("Locks, by how many nodes have them", "nodes"),
-    "split": ("Keys for which the nodes have several tokens, none a quorum", ""),
-    "foreign_keys": ("Keys below the prefix that are not of this library", ""),
-    "leaked_keys": ("Keys below the prefix without a ttl", "node"),
+    "survey_seconds": "How long the last survey of the nodes took",
+    "survey_age_seconds": "How old it is",
+    "nodes": "How many nodes there are",
+    "quorum_up": "Whether a quorum of nodes told what they have",
+    "quorum_votes_in_seconds": "Until a quorum has a vote, for a worker that starts; 0: it has",
+    "node_up": "Whether a node told what it has",
+    "node_ping_seconds": "How long a node took for one answer",
+    "held": "Locks that a quorum of nodes has",
+    "reserved": "Reservations that a quorum has",
+    "oldest_hold_seconds": "For how long the oldest lock has been held",
+    "waiting": "Tasks and blocks that wait, by the task that holds what they wait for",
+    "longest_line": "The most waiters that one key has",
+    "oldest_wait_seconds": "How long the longest waiter has waited",
+    "locks_on_nodes": "Locks, by how many nodes have them",
+    "split": "Keys for which the nodes have several tokens, none a quorum",
+    "foreign_keys": "Keys below the prefix that are not of this library",
+    "leaked_keys": "Keys below the prefix without a ttl",
 }
-"""What each says, and its label."""
+"""What each says."""
+OF_WAITERS = ("waiting", "longest_line", "oldest_wait_seconds")
+LABELS = {
+    **dict.fromkeys(("node_up", "node_ping_seconds", "leaked_keys"), "node"),
+    **dict.fromkeys(("held", "reserved", "oldest_hold_seconds"), "task"),
+    **dict.fromkeys(OF_WAITERS, "task"),
+    "locks_on_nodes": "nodes",
+}
+"""By what those are counted that have several values."""
 
 Values = Mapping[str, "float | Mapping[str, float]"]
 """Of gauges: a number, or one for each value of the label."""
@@ -109,6 +113,8 @@ class Nodes:
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of one survey."""
+        from prometheus_client.core import CounterMetricFamily
+
         with self._lock:  # whoever asks meanwhile is given the same
             good_for = max(self._cache, CACHE_TIMES_DURATION * self._took)
             if time.monotonic() >= self._at + good_for:
@@ -117,34 +123,35 @@ class Nodes:
             voteless = self._voteless
             age = time.monotonic() - self._at
         yield from _gauges({"survey_seconds": took, "survey_age_seconds": age})
-        yield _errors(errors)
+        failed = "Surveys that failed: no quorum, or a bug"
+        yield CounterMetricFamily("celery_redlock_survey_errors", failed, value=errors)
         if voteless is not None:
             yield from _gauges({"quorum_votes_in_seconds": voteless})
         if isinstance(found, QuorumUnavailable):
             yield from _gauges(_of_nodes({v.node: v.vote is Vote.YES for v in found.votes}))
         elif found is not None:
             yield from _gauges(_of_nodes({look.name: look.reachable for look in found.looks}))
-            yield from _gauges(_of_entries(found, waiters=self._parked is not None))
+            values, known = _of_entries(found), self._parked is not None
+            yield from _gauges({n: values[n] for n in values if known or n not in OF_WAITERS})
 
     def _look(self) -> None:
         self._found = self._voteless = None
-        with ThreadPoolExecutor(2, "celery_redlock workers") as pool:
-            asked = pool.submit(self._parked) if self._parked is not None else None
-            votes = pool.submit(self._votes_in) if self._votes_in is not None else None
-            try:
-                found = self._survey()
-                if votes is not None:
-                    self._voteless = votes.result() or 0.0
-                if asked is not None:
-                    found = count_parked(found, asked.result(), prefix=self._redlock.prefix)
-                self._found = found
-            except QuorumUnavailable as error:
-                self._found = error
-                self._errors += 1
-            except Exception:
-                # Whoever asks is to be told what is known, and that something is wrong.
-                logger.exception("could not look at the nodes")
-                self._errors += 1
+        try:
+            found, parked, voteless = at_once(
+                self._survey, self._parked or Parked, self._votes_in or (lambda: None)
+            )
+            if self._votes_in is not None:
+                self._voteless = voteless or 0.0
+            self._found = found
+            if self._parked is not None:
+                self._found = count_parked(found, parked, prefix=self._redlock.prefix)
+        except QuorumUnavailable as error:
+            self._found = error
+            self._errors += 1
+        except Exception:
+            # Whoever asks is to be told what is known, and that something is wrong.
+            logger.exception("could not look at the nodes")
+            self._errors += 1
         self._at = time.monotonic()
 
     def _survey(self) -> Survey:
@@ -160,40 +167,34 @@ def _of_nodes(up: Mapping[str, bool]) -> Values:
     return {"nodes": len(up), "quorum_up": enough, "node_up": up}
 
 
-def _of_entries(found: Survey, *, waiters: bool) -> Values:
+def _of_entries(found: Survey) -> Values:
     locks = [entry for entry in found.entries if entry.kind == "lock"]
     owned = [e for e in found.entries if e.kind in ("lock", "reservation") and e.held]
     holders = {entry.resource: entry.owner for entry in reversed(locks)}
     label = _labels(entry.owner for entry in owned)
     counts: dict[str, Counter[str]] = {name: Counter() for name in ("held", "reserved", "waiting")}
-    largest: dict[str, dict[str, float]] = {
-        name: defaultdict(float)
-        for name in ("oldest_hold_seconds", "longest_line", "oldest_wait_seconds")
-    }
-
-    def at_least(name: str, task: str, value: float) -> None:
-        largest[name][task] = max(value, largest[name][task])
-
+    oldest: dict[str, float] = {}
+    longest: dict[str, float] = {}
+    waited: dict[str, float] = {}
     for entry in owned:
         task = label(entry.owner)
         counts["held" if entry.kind == "lock" else "reserved"][task] += 1
         if entry.kind == "lock":
-            at_least("oldest_hold_seconds", task, entry.held_for or 0.0)
+            oldest[task] = max(entry.held_for or 0.0, oldest.get(task, 0.0))
     for entry in found.entries:
         if entry.kind == "line" and entry.waiting:
             task = label(holders.get(entry.resource))
             counts["waiting"][task] += entry.waiting
-            at_least("longest_line", task, entry.waiting)
-            at_least("oldest_wait_seconds", task, max(entry.waits, default=0.0))
-
-    if not waiters:
-        del counts["waiting"], largest["longest_line"], largest["oldest_wait_seconds"]
+            longest[task] = max(entry.waiting, longest.get(task, 0))
+            waited[task] = max(*entry.waits, waited.get(task, 0.0), 0.0)
     on_nodes = Counter(entry.nodes for entry in locks)
     reached = {look.name: (n, look) for n, look in enumerate(found.looks) if look.reachable}
     return {
         "node_ping_seconds": {name: look.rtt for name, (_, look) in reached.items()},
         **counts,
-        **largest,
+        "oldest_hold_seconds": oldest,
+        "longest_line": longest,
+        "oldest_wait_seconds": waited,
         "locks_on_nodes": {str(n): on_nodes[n] for n in range(1, len(found.looks) + 1)},
         "split": sum(entry.split for entry in found.entries),
         "foreign_keys": sum(entry.kind == "foreign" for entry in found.entries),
@@ -224,19 +225,11 @@ def _gauges(values: Values) -> Iterator[Any]:
     from prometheus_client.core import GaugeMetricFamily
 
     for name, value in values.items():
-        text, label = GAUGES[name]
-        family = GaugeMetricFamily(f"celery_redlock_{name}", text, labels=[label] if label else [])
-        each = value if isinstance(value, Mapping) else {"": value}
-        for of_label, number in each.items():
-            family.add_metric([of_label] if label else [], float(number))
+        labels = [LABELS[name]] if name in LABELS else []
+        family = GaugeMetricFamily(f"celery_redlock_{name}", GAUGES[name], labels=labels)
+        for of_label, number in (value if isinstance(value, Mapping) else {"": value}).items():
+            family.add_metric([of_label] if labels else [], float(number))
         yield family
-
-
-def _errors(count: int) -> Any:
-    from prometheus_client.core import CounterMetricFamily
-
-    text = "Surveys that failed: no quorum, or a bug"
-    return CounterMetricFamily("celery_redlock_survey_errors", text, value=count)
 
 
 def make_registry(redlock: Redlock, **options: Any) -> Any:

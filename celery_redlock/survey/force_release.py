@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic, sleep
 from typing import TYPE_CHECKING
@@ -31,20 +30,14 @@ POLL_INTERVAL_S = 0.02
 
 @dataclass(frozen=True)
 class Freed:
-    """What became of a key that was to be freed.
-
-    Attributes:
-        outcome: "freed"; "gone": it was free already; "changed": what is there is not what was
-            shown, and was left alone.
-        nodes: On how many nodes it was freed.
-        silent: The nodes that did not answer; there it stays until its ttl.
-        taken: Whether another has it already.
+    """What became of a key: "freed"; "gone": it was free already; "changed": it is not what was
+    shown, and was left alone.
     """
 
     outcome: str
-    nodes: int = 0
-    silent: tuple[str, ...] = ()
-    taken: bool = False
+    nodes: int = 0  # on how many it was freed
+    silent: tuple[str, ...] = ()  # those that did not answer: there it stays until its ttl
+    taken: bool = False  # whether another has it already
 
 
 def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
@@ -70,17 +63,18 @@ def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed
             f" {are_needed(needed)}, and nothing was done: {', '.join(silent)} did not",
             resource=entry.resource,
         )
-    token = next((token for token in tokens if token and _is_shown(entry, token)), None)
+    shown = (t for t in tokens if t and token_digest(t) == entry.digest)
+    token = next((t for t in shown if Owner.of(t) == entry.owner), None)
     if token is None:
         return Freed("gone" if set(tokens) == {None} else "changed", silent=silent)
-    had = _holding(tokens, token)
+    had = {index for index, other in enumerate(tokens) if other == token}
 
     claim = Claim(entry.key[len(redlock.prefix) :], token, redlock.ttl, total)
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, timeout))
     until = monotonic() + timeout
     while True:
         looks, tokens = _tokens(redlock, entry, timeout)
-        kept = _holding(tokens, token)
+        kept = {index for index, other in enumerate(tokens) if other == token}
         if not kept or monotonic() > until:
             break
         sleep(POLL_INTERVAL_S)  # it is on its way there, over another connection
@@ -121,8 +115,7 @@ def _tokens(
     looks, found = read_nodes(
         redlock.client.addresses, redlock.prefix, lambda reader: reader.values(keys), timeout
     )
-    values = [one[entry.key].value if one else None for one in found]
-    return looks, [None if value is None else _token(value) for value in values]
+    return looks, [_token(one[entry.key].value) if one else None for one in found]
 
 
 def _token(value: bytes) -> str:
@@ -130,11 +123,3 @@ def _token(value: bytes) -> str:
         return value.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return ""
-
-
-def _is_shown(entry: Entry, token: str) -> bool:
-    return token_digest(token) == entry.digest and Owner.of(token) == entry.owner
-
-
-def _holding(tokens: Sequence[str | None], token: str) -> set[int]:
-    return {index for index, other in enumerate(tokens) if other == token}

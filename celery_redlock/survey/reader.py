@@ -9,7 +9,6 @@ does one that answers nonsense: each reply is checked here, before anybody relie
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -68,19 +67,12 @@ return found"""
 
 
 class KeyValue(NamedTuple):
-    """What one node has under a key.
+    """What one node has under a key."""
 
-    Attributes:
-        value: The bytes; or `FOREIGN`, or `QUEUE`.
-        left: Seconds until it expires; infinite for a key without a ttl.
-        waiting: How many wait in a queue.
-        first: The first of them: name, and since when in microseconds since 1970.
-    """
-
-    value: bytes
-    left: float
-    waiting: int = 0
-    first: tuple[tuple[bytes, float], ...] = ()
+    value: bytes  # or `FOREIGN`, or `QUEUE`
+    left: float  # seconds until it expires; infinite for a key without a ttl
+    waiting: int = 0  # how many wait in a queue
+    first: tuple[tuple[bytes, float], ...] = ()  # their names, and since when (microseconds, 1970)
 
 
 class _Parser(Parser):
@@ -114,7 +106,7 @@ class Reader:
         cursor = b"0"
         while True:
             (reply,) = self.ask([("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)])
-            cursor, keys = _checked("SCAN", reply, _is_scan)
+            cursor, keys = _checked("SCAN", reply, _is_scan(reply))
             found |= {to_text(key[len(start) :]): key for key in keys if key.startswith(start)}
             if cursor == b"0":
                 return found
@@ -122,49 +114,37 @@ class Reader:
     def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
         """Return what is under some keys, by their names, without those that do not exist."""
         found = {}
-        for names, batch in _batches(keys):
-            replies = self.ask(
-                [
-                    command
-                    for key in batch
-                    for command in (("GETRANGE", key, 0, MAX_VALUE_BYTES), ("PTTL", key))
-                ]
-            )
-            if isinstance(replies[0], redis.exceptions.NoPermissionError):
-                (reply,) = self.ask([("EVAL", READ_SCRIPT, len(batch), *batch)])
-                fits = functools.partial(_has_length, 2 * len(batch))
-                replies = _checked("EVAL", reply, fits)
+        for batch in _batches(keys):
+            pairs = self._ask_each(batch, ("GETRANGE", 0, MAX_VALUE_BYTES), ("PTTL",))
+            if isinstance(pairs[0][0], redis.exceptions.NoPermissionError):
+                (reply,) = self.ask([("EVAL", READ_SCRIPT, len(batch), *batch.values())])
+                _checked("EVAL", reply, _is_list(reply, 2 * len(batch)))
+                pairs = list(zip(reply[::2], reply[1::2], strict=True))
                 self.by_script = True
-            for name, value, left in zip(names, replies[::2], replies[1::2], strict=True):
-                _checked("PTTL", left, _is_ttl)
+            for name, (value, left) in zip(batch, pairs, strict=True):
                 whole = FOREIGN if _is_of_another_type(value) else value
-                _checked("GETRANGE", whole, _is_value)
+                short = isinstance(whole, bytes) and len(whole) <= MAX_VALUE_BYTES + 1
+                _checked("PTTL", left, _is_int(left, NO_KEY))
+                _checked("GETRANGE", whole, short)
                 if left != NO_KEY:
-                    short = whole if len(whole) <= MAX_VALUE_BYTES else FOREIGN
-                    found[name] = KeyValue(short, seconds_left(left))
+                    known = whole if len(whole) <= MAX_VALUE_BYTES else FOREIGN
+                    found[name] = KeyValue(known, seconds_left(left))
         return found
 
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
         """Return the wait queues among some keys, by their names, with their first `members`."""
         found = {}
-        for names, batch in _batches(keys):
-            first = (0, members - 1, "WITHSCORES")
-            replies = self.ask(
-                [
-                    command
-                    for key in batch
-                    for command in (("ZCARD", key), ("ZRANGE", key, *first), ("PTTL", key))
-                ]
-            )
-            threes = zip(names, replies[::3], replies[1::3], replies[2::3], strict=True)
-            for name, count, queue, left in threes:
-                _checked("PTTL", left, _is_ttl)
+        for batch in _batches(keys):
+            first = ("ZRANGE", 0, members - 1, "WITHSCORES")
+            threes = self._ask_each(batch, ("ZCARD",), first, ("PTTL",))
+            for name, (count, queue, left) in zip(batch, threes, strict=True):
+                _checked("PTTL", left, _is_int(left, NO_KEY))
                 if left == NO_KEY or _is_of_another_type(count) or _is_of_another_type(queue):
                     continue
-                _checked("ZCARD", count, _is_count)
-                pairs = _checked("ZRANGE", queue, _are_bytes)
+                _checked("ZCARD", count, _is_int(count, 0))
+                pairs = _checked("ZRANGE", queue, _are_bytes(queue))
                 scored = tuple(zip(pairs[::2], map(float, pairs[1::2]), strict=True))
-                _checked("ZRANGE", scored, _have_scores)
+                _checked("ZRANGE", queue, not any(math.isnan(score) for _member, score in scored))
                 found[name] = KeyValue(QUEUE, seconds_left(left), count, scored)
         return found
 
@@ -182,6 +162,17 @@ class Reader:
         """The IP address at the other end; empty for this machine's own sockets."""
         peer = self._connection._sock.getpeername()
         return str(peer[0]) if isinstance(peer, tuple) else ""
+
+    def _ask_each(
+        self, keys: Mapping[str, bytes], *commands: tuple[Any, ...]
+    ) -> list[tuple[Any, ...]]:
+        """Return the replies to some commands, whose first argument is the key, for each key."""
+        replies = self.ask(
+            [(name, key, *rest) for key in keys.values() for name, *rest in commands]
+        )
+        return [
+            tuple(replies[n : n + len(commands)]) for n in range(0, len(replies), len(commands))
+        ]
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the replies to commands that are written at once, error replies among them."""
@@ -238,14 +229,19 @@ class _NodeThread(threading.Thread, Generic[T]):
                 with contextlib.suppress(Exception):
                     connection.disconnect()
 
-    def wait(self, until: float) -> None:
+    def outcome(self, until: float) -> tuple[NodeLook, T | None]:
         """Wait until it has ended, its node has been silent for the timeout, or `until`."""
         while self.is_alive():
             heard = self._begun if self._reader is None else self._reader.heard
-            left = min(heard + self._timeout, until) - monotonic()
-            if left <= 0:
-                return
-            self.join(left)
+            now = monotonic()
+            if now < min(heard + self._timeout, until):
+                self.join(min(heard + self._timeout, until) - now)
+                continue
+            why = f"no answer within {self._timeout:g} s"
+            if now >= until:
+                why = f"has not told all within {MAX_TIMEOUTS * self._timeout:g} s"
+            return NodeLook(self.look.name, False, why), None
+        return self.look, self.result
 
 
 def read_nodes(
@@ -267,21 +263,10 @@ def read_nodes(
     threads = [_NodeThread(address, prefix, query, timeout) for address in addresses]
     for thread in threads:
         thread.start()
-    looks, results = [], []
-    for thread in threads:
-        thread.wait(until)
-        late = thread.is_alive()  # first: it may end now
-        look, result = thread.look, thread.result
-        if late:
-            why = f"no answer within {timeout:g} s"
-            if monotonic() > until:
-                why = f"has not told all within {MAX_TIMEOUTS * timeout:g} s"
-            look, result = NodeLook(look.name, False, why), None
-        looks.append(look)
-        results.append(result)
+    outcomes = [thread.outcome(until) for thread in threads]
     for thread in threads:
         thread.join(0.2)  # so that they close their sockets; one that looks up a name may hang
-    return looks, results
+    return [look for look, _ in outcomes], [result for _, result in outcomes]
 
 
 def to_bytes(text: str) -> bytes:
@@ -297,11 +282,10 @@ def to_text(value: bytes) -> str:
         return value.decode("utf-8", "surrogateescape")
 
 
-def _batches(keys: Mapping[str, bytes]) -> Iterator[tuple[list[str], list[bytes]]]:
-    names = list(keys)
-    for start in range(0, len(names), BATCH_KEYS):
-        batch = names[start : start + BATCH_KEYS]
-        yield batch, [keys[name] for name in batch]
+def _batches(keys: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
+    items = list(keys.items())
+    for start in range(0, len(items), BATCH_KEYS):
+        yield dict(items[start : start + BATCH_KEYS])
 
 
 def _glob_escaped(text: bytes) -> bytes:
@@ -314,7 +298,7 @@ NO_KEY = -2
 """PTTL of a key that does not exist. Of one without a ttl it is -1; else milliseconds."""
 
 
-def _checked(command: str, reply: Any, fits: Callable[[Any], bool]) -> Any:
+def _checked(command: str, reply: Any, fits: bool) -> Any:
     """Return a reply that can be an answer.
 
     Raises:
@@ -323,7 +307,7 @@ def _checked(command: str, reply: Any, fits: Callable[[Any], bool]) -> Any:
     """
     if isinstance(reply, redis.ResponseError):
         raise reply
-    if not fits(reply):
+    if not fits:
         raise NodeError(f"answered {command} with what is no answer to it")
     return reply
 
@@ -332,7 +316,7 @@ def _is_of_another_type(reply: Any) -> bool:
     return isinstance(reply, redis.ResponseError) and str(reply).startswith("WRONGTYPE")
 
 
-def _has_length(length: int, reply: Any) -> bool:
+def _is_list(reply: Any, length: int) -> bool:
     return isinstance(reply, list) and len(reply) == length
 
 
@@ -341,23 +325,11 @@ def _are_bytes(reply: Any) -> bool:
 
 
 def _is_scan(reply: Any) -> bool:
-    if not (_has_length(2, reply) and _are_bytes(reply[1])):
+    if not (_is_list(reply, 2) and _are_bytes(reply[1])):
         return False
     cursor = reply[0]
     return isinstance(cursor, bytes) and cursor.isdigit() and len(cursor) <= 20
 
 
-def _is_value(reply: Any) -> bool:
-    return isinstance(reply, bytes) and len(reply) <= MAX_VALUE_BYTES + 1
-
-
-def _is_count(reply: Any) -> bool:
-    return isinstance(reply, int) and 0 <= reply < 2**63
-
-
-def _is_ttl(reply: Any) -> bool:
-    return isinstance(reply, int) and NO_KEY <= reply < 2**63
-
-
-def _have_scores(members: tuple[tuple[bytes, float], ...]) -> bool:
-    return not any(math.isnan(score) for _member, score in members)
+def _is_int(reply: Any, least: int) -> bool:
+    return isinstance(reply, int) and least <= reply < 2**63

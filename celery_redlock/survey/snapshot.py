@@ -10,7 +10,7 @@ import fnmatch
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from ..config.checks import MAX_SLOTS
 from ..protocol.commands import (
@@ -32,17 +32,8 @@ from .reader import FOREIGN, QUEUE, KeyValue, Reader, read_nodes, to_bytes, to_t
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
-__all__ = [
-    "KINDS",
-    "Entry",
-    "NodeLook",
-    "Rival",
-    "Survey",
-    "look",
-    "look_at",
-    "resource_of",
-    "survey",
-]
+__all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
+__all__ += ["look", "look_at", "resource_of", "survey"]
 
 NodeData = Mapping[str, KeyValue]
 """What one node has, by name without the prefix."""
@@ -64,12 +55,6 @@ QUEUE_MEMBERS = 100
 """How many of a wait queue are read of one resource."""
 _ANY_FENCE = b"0"
 """Stands for all fencing tokens: each node counts by itself, so that they differ is no split."""
-
-
-class _Name(NamedTuple):
-    resource: str
-    kind: str
-    slot: int
 
 
 def survey(
@@ -103,7 +88,9 @@ def survey(
         read = set()
         for name in keys:
             resource, kind, _slot = _parse(name)
-            if fits(resource) and not _OF_NODES.match(name) and wanted & _may_be(kind):
+            # What a name says to be a lock may turn out to be a tick, and anything to be foreign.
+            may_be = {kind, "foreign", *(("tick",) if kind == "lock" else ())}
+            if fits(resource) and not _OF_NODES.match(name) and wanted & may_be:
                 read.add(name)
                 if kind == "lock":  # is shown with these
                     read |= {resource + FENCE_SUFFIX, resource + LINE_SUFFIX}
@@ -147,8 +134,8 @@ def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
 
 def resource_of(redlock: Redlock, key: str) -> str:
     """Return the resource that a key belongs to; the key may lack prefix and suffix."""
-    name = key[len(redlock.prefix) :] if key.startswith(redlock.prefix) else key
-    return _parse(name).resource or name
+    name = key.removeprefix(redlock.prefix)
+    return _parse(name)[0] or name
 
 
 def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
@@ -169,30 +156,22 @@ def _survey(
     """
     at = time.time()
     looks, told = read_nodes(redlock.client.addresses, redlock.prefix, query, timeout)
-    _need_quorum(looks)
+    reached, quorum = sum(node.reachable for node in looks), quorum_of(len(looks))
+    if reached < quorum:
+        forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
+        hint = "; docs/cli.md has the ACL rule for users who only look" if forbidden else ""
+        said = f"{of_nodes(reached, len(looks))} told what they have; {are_needed(quorum)}{hint}: "
+        votes = [
+            NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
+            for node in looks
+        ]
+        raise QuorumUnavailable(said + ", ".join(map(str, votes)), votes=votes)
     nodes: list[NodeData] = [data or {} for data in told]
     names = {name for data in nodes for name in data}
     entries = [_entry(name, nodes, redlock.prefix, at) for name in names]
     entries = [entry for entry in entries if entry.kind in wanted]
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
     return Survey(tuple(entries), tuple(looks), at)
-
-
-def _need_quorum(looks: Sequence[NodeLook]) -> None:
-    reached, quorum = sum(node.reachable for node in looks), quorum_of(len(looks))
-    if reached >= quorum:
-        return
-    votes = [
-        NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
-        for node in looks
-    ]
-    forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
-    hint = "; docs/cli.md has the ACL rule for users who only look" if forbidden else ""
-    raise QuorumUnavailable(
-        f"{of_nodes(reached, len(looks))} told what they have; {are_needed(quorum)}{hint}: "
-        + ", ".join(map(str, votes)),
-        votes=votes,
-    )
 
 
 def _entry(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Entry:
@@ -271,20 +250,15 @@ def _last_fence(fences: Iterable[KeyValue | None]) -> int | None:
     return max((int(v) for v in values if v.isdigit() and len(v) < 20), default=None)
 
 
-def _parse(name: str) -> _Name:
-    """Return what a key is by its end."""
+def _parse(name: str) -> tuple[str, str, int]:
+    """Return what a key is by its end: of which resource, of which kind, which slot."""
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix) and len(name) > len(suffix):
-            return _Name(name[: -len(suffix)], kind, 1)
+            return name[: -len(suffix)], kind, 1
     base = base_of(name)
     if base and base != name:
-        return _Name(base, "lock", int(name[len(base) + len(SLOT_SUFFIX) :][:9]))
-    return _Name(name, "lock", 1)
-
-
-def _may_be(kind: str) -> set[str]:
-    """Return what a key may turn out to be whose name says `kind`."""
-    return {kind, "foreign", "tick"} if kind == "lock" else {kind, "foreign"}
+        return base, "lock", int(name[len(base) + len(SLOT_SUFFIX) :][:9])
+    return name, "lock", 1
 
 
 def _as_fnmatch(match: str) -> str:

@@ -8,7 +8,8 @@ all while its pool is full. So the nodes alone cannot tell how many wait; the wo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,19 +17,27 @@ from ..protocol.commands import LINE_SUFFIX
 from ..protocol.values import quorum_of
 from .models import Entry, Survey
 
-__all__ = ["Parked", "count_parked", "waits_told"]
+__all__ = ["Parked", "at_once", "count_parked", "waits_told"]
 
 MAX_WAITED_S = 1e12
 """No task waits for as long: a number beyond it is nonsense, or infinite."""
 
 
+def at_once(*calls: Callable[[], Any]) -> list[Any]:
+    """Return what several calls return, which wait at the same time: for nodes, for workers.
+
+    All are waited for; the error of the first that has one is raised.
+    """
+    with ThreadPoolExecutor(thread_name_prefix="celery_redlock look") as pool:
+        return [job.result() for job in [pool.submit(call) for call in calls]]
+
+
 @dataclass(frozen=True)
 class Parked:
-    """What workers tell of the tasks that wait parked in them.
+    """What workers tell of the tasks that wait parked in them, by resource.
 
-    Attributes:
-        waited: By resource: for how long each of them has waited, in seconds.
-        queued: By resource: how many of the workers stand in its queue on the nodes.
+    `waited` has for how long each has waited, in seconds; `queued` how many of the workers stand in
+    the queue on the nodes.
     """
 
     waited: Mapping[str, list[float]] = field(default_factory=dict)

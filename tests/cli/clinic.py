@@ -62,8 +62,8 @@ def examined(site: Site, *arguments: str) -> tuple[int, dict[str, Any]]:
     for finding in report["findings"]:  # each is a sentence that says what to do
         assert finding["where"] and finding["what"] and finding["fix"], finding
     assert "SECRET" not in result.output
-    if site._redlock is not None:
-        site._redlock.close()
+    if "redlock" in vars(site):
+        site.redlock.close()
     return result.exit_code, report
 
 

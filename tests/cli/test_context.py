@@ -76,7 +76,7 @@ def test_a_node_has_a_line_of_its_own_in_what_is_wrong_with_nodes() -> None:
     result = CliRunner().invoke(main, ["--nodes", wrong, "ls"])
     said = result.stderr.partition("Error: ")[2].splitlines()
     assert result.exit_code == 2 and "SECRET" not in result.output
-    assert [line.partition(": ")[0] for line in said] == [f"node {n} of --nodes" for n in (1, 3, 4)]
+    assert [line.partition(": ")[0] for line in said] == [f"--nodes[{n}]" for n in (0, 2, 3)]
     assert "write redis://host:6379" in said[0] and "'http'" in said[1]
 
 

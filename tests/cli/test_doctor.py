@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import redis
+from click.testing import CliRunner
 
 from celery_redlock.cli.context import Site
+from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.doctor import CHECKS
 from celery_redlock.doctor.nodes import examine_nodes
 from celery_redlock.doctor.probe import Probe, Told
@@ -73,6 +75,15 @@ def test_a_healthy_site_has_no_findings(healthy: list[str], servers: list[LocalS
     assert set(report["skipped"]) == set(NEED_APP)  # and it says so
     of_locks = [url(server, host, "redlock:SECRET@") for host, server in enumerate(servers, 1)]
     assert examined(nodes(*of_locks))[1]["findings"] == []
+
+
+def test_what_is_fine_is_one_line_and_so_are_the_nodes(healthy: list[str]) -> None:
+    said = CliRunner().invoke(doctor, [], obj=nodes(*healthy)).output.splitlines()
+    assert [line.split(" ")[0] for line in said] == ["nodes", "ok", "left", "", "Nothing"]
+    assert said[1].removeprefix("ok").strip().split(", ") == [
+        check for check in CHECKS if check not in NEED_APP
+    ]
+    assert said[0].count(" ms)") == 3
 
 
 def test_a_node_that_is_down_and_one_that_hangs(

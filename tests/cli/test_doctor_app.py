@@ -185,7 +185,7 @@ def test_settings_that_cannot_work_are_named_once() -> None:
 
 
 def test_what_is_found_at_many_places_is_said_once() -> None:
-    many = [Finding("warning", "acks", f"task{n}", "it is so", "change it") for n in range(7)]
+    many = [Finding("warning", "it is so", "change it", f"task{n}", "acks") for n in range(7)]
     said = {
         "task0, task1, task2, task3, task4 and 2 more": many,
         "task0, task1": [*many[:2], many[0]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from celery_redlock import Redlock, SingletonTask, locked
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
+from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import resources_of
 from celery_redlock.messages.reservation import claim_for, give_up, take
 from celery_redlock.protocol.values import Owner
@@ -137,6 +139,39 @@ def test_options_say_where_they_come_from(app: Celery) -> None:
     assert told(app, "shop.rebuild", "[1]")["options"]["ttl"] == {"value": 20.0, "from": "app"}
 
 
+ALWAYS = {"ttl", "key", "scope", "on_unavailable"}
+RETRIES = {"retry_backoff", "retry_backoff_max"}
+BODY = {"max_lifetime", "on_conflict", "on_lost"}
+
+
+@pytest.mark.parametrize(
+    ("name", "conf", "shown"),
+    [
+        ("charge", {}, ALWAYS | RETRIES | BODY),  # is parked, so no `wait`; reserves nothing
+        ("charge", {"redlock_parking": False}, ALWAYS | RETRIES | BODY | {"wait"}),
+        (
+            "charge",
+            {"redlock_retry_deadline": 9},
+            ALWAYS | RETRIES | BODY | {"retry_deadline", "on_deadline"},
+        ),
+        ("few", {}, ALWAYS | RETRIES | BODY | {"wait", "limit"}),
+        ("on_wait", {}, ALWAYS | RETRIES | BODY | {"wait", "on_deadline"}),
+        ("dup_skip", {}, ALWAYS | RETRIES | BODY | {"on_duplicate"}),
+        ("unlocked_body", {}, ALWAYS | {"on_duplicate"}),
+        ("run_anyway", {}, ALWAYS | RETRIES | BODY),
+        ("rebuild", {}, (ALWAYS - {"key"}) | RETRIES | BODY),
+    ],
+)
+def test_options_that_nothing_reads_are_for_programs_alone(
+    nodes: list[LocalServer], name: str, conf: dict[str, Any], shown: set[str]
+) -> None:
+    app = shop(nodes, **conf)
+    table = call(app, f"shop.{name}", "[1]").output.partition("option ")[2].splitlines()[1:]
+    assert {row.split()[0] for row in table} == shown
+    assert told(app, f"shop.{name}", "[1]")["options"].keys() == TASK.keys()
+    Redlock.from_app(app).close()
+
+
 @pytest.mark.parametrize(
     ("name", "outcome", "words"),
     [
@@ -160,7 +195,7 @@ def test_it_says_what_a_call_would_do_and_who_holds(
             data = told(app, f"shop.{name}", "[17]")
             text = call(app, f"shop.{name}", "[17]").output
             held = [one["nodes"] for one in data["entries"] if one["resource"] == "order:17"]
-            return (data, text) if held == [3] and "on 3 of 3 nodes" in text else None
+            return (data, text) if held == [3] and "on 3 of 3 nodes, " in text else None
 
         data, text = wait_until(whole, 20.0, "all nodes tell")
     assert data["run"]["outcome"] == outcome
@@ -169,6 +204,7 @@ def test_it_says_what_a_call_would_do_and_who_holds(
     assert (held["task"], held["task_id"], held["pid"]) == ("shop.other", "t-1", 42)
     assert held["held_for"] >= 0
     assert "lock: shop.other t-1, pid 42 on host, " in text
+    assert not re.search(r"^ +127\.", text, re.M)  # they all say the same
 
 
 def test_parking_that_is_switched_off_is_not_promised(
