@@ -14,6 +14,7 @@ import ctypes
 import signal
 import threading
 import time
+from _signal import getsignal  # type: ignore[import-not-found]  # that of `signal` makes an Enum
 from collections.abc import Callable
 from types import FrameType
 from typing import TypeVar
@@ -95,7 +96,7 @@ class Interruptible:
 
     def _enter(self) -> None:
         if self._main:
-            if signal.getsignal(SIGNAL) is not _deliver:
+            if getsignal(SIGNAL) is not _deliver:
                 signal.signal(SIGNAL, _deliver)
             _blocks[:] = [*(block for block in _blocks if block._inside), self]
         with self._guard:
