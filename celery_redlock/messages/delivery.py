@@ -75,18 +75,13 @@ class Delivery:
             or self._redelivered
             or (waited >= LEAST_KEPT_S and waited >= unacknowledged_for(task.app))
         )
+        assert held.request.owner is not None  # a delivery says who it is
+        self._owner = held.request.owner
         if self._again or task.acks_late:
             life = max(MIN_MARK_LIFE_S, 2 * message.options.retry_backoff_max)
             held.mark = mark_of(self._owner, held.resources), life
         release_leftovers()
         setattr(request, LEASE, held)  # from here on, the signal handlers release it
-
-    @property
-    def _owner(self) -> Owner:
-        """Who asks for the lock: this delivery."""
-        owner = self._held.request.owner
-        assert owner is not None
-        return owner
 
     def run(self, body: Callable[[], Any]) -> Any:
         """Run the body under the lock, or do what its options say of the refusal."""

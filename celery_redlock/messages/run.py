@@ -91,14 +91,7 @@ def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:
     """Who asks: a task that is called here, or the delivery that a request is of."""
     if task is None:
         return None
-    name = short_id(task.name)
     if delivered is None:
-        return Owner(here.host, here.pid, task=name)
-    return Owner(
-        here.host,
-        here.pid,
-        task_id=short_id(delivered.id),
-        retries=count(delivered.retries, MAX_RETRIES),
-        stamp=os.urandom(8).hex(),
-        task=name,
-    )
+        return Owner(here.host, here.pid, task=short_id(task.name))
+    retries, stamp = count(delivered.retries, MAX_RETRIES), os.urandom(8).hex()
+    return Owner(here.host, here.pid, short_id(delivered.id), retries, stamp, short_id(task.name))

@@ -182,10 +182,9 @@ class Connections:
         return news
 
     def _wake(self) -> None:
-        if self._sleeping:
-            sleeping, self._sleeping = self._sleeping, []
-            for news in sleeping:
-                news.set()
+        sleeping, self._sleeping = self._sleeping, []
+        for news in sleeping:
+            news.set()
 
     # -- In the background
 

@@ -76,8 +76,7 @@ class Driver(Connections):
                 round_ = steps.send(monotonic())
         except StopIteration as stop:
             result = stop.value
-        if self._later:
-            self._settle()
+        self._settle()
         return result  # type: ignore[no-any-return]
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
@@ -147,8 +146,7 @@ class Driver(Connections):
     def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
         """Let answers come in: poll for everybody, or sleep while another thread does.
 
-        Returns:
-            Whether there was anything to wait for.
+        Return whether there was anything to wait for.
         """
         me, mine, poll = threading.get_ident(), False, self._poll
         news: SafeEvent | None = None
