@@ -145,9 +145,7 @@ class Acquisition:
         self._tries += 1
         self._adopt(claim)
         client.remember(claim)
-        patience = request.patience
-        if patience is None:
-            patience = client.patience(claim.ttl)
+        patience = request.patience or client.patience(claim.ttl)
 
         def operation(now: float) -> Steps[Round]:
             if not request.fencing:

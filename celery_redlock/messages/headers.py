@@ -54,9 +54,8 @@ def said(request: Any, name: str) -> Any:
     """
     headers = request if isinstance(request, dict) else getattr(request, "__dict__", {})
     given = headers.get(name)
-    if given is None:
-        nested = headers.get("headers")
-        given = nested.get(name) if isinstance(nested, dict) else None
+    if given is None and isinstance(nested := headers.get("headers"), dict):
+        given = nested.get(name)
     return given
 
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from celery import _state
 from celery.exceptions import Retry
 
 from ..config.settings import enabled
@@ -27,11 +26,14 @@ from .policy import parks
 
 __all__ = ["run"]
 
-_celery_state: Any = _state  # its stubs lack most of it
-
 
 def run(
-    lock: TaskLock, task: Any, request: Any, resources: tuple[str, ...], body: Callable[[], Any]
+    lock: TaskLock,
+    app: Any,
+    task: Any,
+    request: Any,
+    resources: tuple[str, ...],
+    body: Callable[[], Any],
 ) -> Any:
     """Run a body under the lock of its call, on these resources; return what it returns.
 
@@ -41,7 +43,6 @@ def run(
     Raises:
         NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
-    app = task.app if task is not None else _celery_state.get_current_app()
     if not enabled(app.conf):
         with Unlocked(resources):
             return body()

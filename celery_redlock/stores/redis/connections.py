@@ -195,17 +195,17 @@ class Connections:
         `if` that ends a loop's body, and an exception there would keep the lock.
         """
         for node in self.nodes:
-            if node.connection is None:
-                self._poll.forget(node.index)
-                running = self._connecting.get(node.index)
-                # Alive: a time limit that came before its start left one that never will be.
-                if not (self._closing.is_set() or (running is not None and running.is_alive())):
-                    name = f"celery_redlock connect {node.name}"
-                    thread = threading.Thread(
-                        target=self._connect, args=(node,), name=name, daemon=True
-                    )
-                    self._connecting[node.index] = thread
-                    thread.start()
+            if node.connection is not None:
+                continue
+            self._poll.forget(node.index)
+            running = self._connecting.get(node.index)
+            # Alive: a time limit that came before its start left one that never will be.
+            if self._closing.is_set() or (running is not None and running.is_alive()):
+                continue
+            name = f"celery_redlock connect {node.name}"
+            thread = threading.Thread(target=self._connect, args=(node,), name=name, daemon=True)
+            self._connecting[node.index] = thread
+            thread.start()
 
     def _connect(self, node: Node) -> None:
         connected = False

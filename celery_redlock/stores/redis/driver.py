@@ -144,10 +144,7 @@ class Driver(Connections):
                     self.nodes[index].reports.late(round_.verb, why)
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
-        """Let answers come in: poll for everybody, or sleep while another thread does.
-
-        Return whether there was anything to wait for.
-        """
+        """Poll for everybody, or sleep while another thread does; False if none need wait."""
         me, mine, poll = threading.get_ident(), False, self._poll
         news: SafeEvent | None = None
         try:
