@@ -145,15 +145,16 @@ class Driver(Connections):
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
         """Poll for everybody, or sleep while another thread does; False if none need wait."""
+        # Not under the lock: a list with an `if` is a loop there, see `_reconnect`.
+        clogged = [node for node in self.nodes if node.unsent]
+        if clogged or (self._connecting and any(node.channel.waiting for node in self.nodes)):
+            timeout = min(timeout, UNWATCHED_POLL_S)
         me, mine, poll = threading.get_ident(), False, self._poll
         news: SafeEvent | None = None
         try:
             with self._lock:
                 if all([round_.decided for round_ in rounds]):
                     return False
-                clogged = [node for node in self.nodes if node.unsent]
-                if clogged or (self._connecting and any(n.channel.waiting for n in self.nodes)):
-                    timeout = min(timeout, UNWATCHED_POLL_S)
                 if self._poller is None:
                     mine, self._poller = True, me
                 elif self._poller == me:
