@@ -141,7 +141,7 @@ class SingletonTask(BaseTask):
         )
         body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
         resources = self.redlock.resources(self, self.run, args, kwargs)
-        return run(self.redlock, self, self.app, resources, body)
+        return run(self.redlock, self.app, self, request, resources, body)
 
 
 def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) -> Callable[[F], F]:
@@ -211,9 +211,10 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
             task = None  # called as a function, perhaps by another task
         app = task.app if task is not None else _celery_state.get_current_app()
+        request = task.request_stack.top if task is not None else None
         resources = lock.resources(task, function, args, kwargs)
         body = functools.partial(function, *args, **kwargs)
-        return run(lock, task, app, resources, body)
+        return run(lock, app, task, request, resources, body)
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.

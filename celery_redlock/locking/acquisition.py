@@ -145,14 +145,13 @@ class Acquisition:
         self._tries += 1
         self._adopt(claim)
         client.remember(claim)
-        patience = request.patience
-        if patience is None:
-            patience = client.patience(claim.ttl)
+        patience = request.patience or client.patience(claim.ttl)
 
         def operation(now: float) -> Steps[Round]:
+            if not request.fencing:
+                return quorum.acquire(claim, now, patience)
             # The proposal is made after `now`: a process that is stopped in between asks too late.
-            proposal = client.proposal() if request.fencing else None
-            return quorum.acquire(claim, now, patience, proposal, client.wall())
+            return quorum.acquire(claim, now, patience, client.proposal(), client.wall())
 
         ahead = () if entry is None else (partial(quorum.line_up, entry),)
         try:

@@ -95,7 +95,7 @@ class HeldLease:
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self._pid = os.getpid()
-        self._user = _user()
+        self._user: tuple[int, Any] | None = None
         self.claim: Claim | None = None
         self._held_for: float | None = None
         self._told = False
@@ -161,7 +161,7 @@ class HeldLease:
         request, client = self.request, self.redlock.client
         if self._own is not self.resources:
             request = replace(request, names=self._own)
-        if wait is not None:
+        if wait is not None and wait != request.wait:
             request = replace(request, wait=wait)
         try:
             claim = client.acquire(request, self._adopt)
@@ -185,7 +185,7 @@ class HeldLease:
         held = False
         if claim is not None and not claim.ended and self._pid == os.getpid():
             held = self.redlock.client.release(claim)
-        if claim is not None:
+        elif claim is not None:
             self.redlock.client.registry.unregister(claim)
         self._leave()
         return held
@@ -218,7 +218,7 @@ class HeldLease:
     def _leave(self) -> None:
         """No longer what this thread's work runs under."""
         self._outers, self._own = (), self.resources
-        _stack.set(tuple(other for other in _stack.get() if other is not self))
+        _stack.set(tuple([other for other in _stack.get() if other is not self]))
 
     @property
     def token(self) -> str:

@@ -54,6 +54,7 @@ class ReservedDelivery:
         self._message = message
         self._task, self._request = message.task, message.request
         self._redlock, self._options = message.redlock, message.options
+        self._header = said(message.request, HEADER)
         self.note = self._said() or Reservation(
             message.resources,
             self._options.scope,
@@ -71,10 +72,9 @@ class ReservedDelivery:
 
     def _said(self, confirmed: bool = False) -> Reservation | None:
         """What counts of its header, if that is of this very call's resources."""
-        header = said(self._request, HEADER)
-        if header is None:
+        if self._header is None:
             return None
-        note = Reservation.of(header, self.task_id, self._options, confirmed=confirmed)
+        note = Reservation.of(self._header, self.task_id, self._options, confirmed=confirmed)
         return note if note is not None and note.resources == self._message.resources else None
 
     def run(self, held: HeldLease, body: Callable[[], Any]) -> Any:
@@ -276,10 +276,10 @@ class ReservedDelivery:
         A message that will be delivered `again` must find its lock free.
         """
         claim = None if isinstance(held, Unlocked) else held.claim
-        now = monotonic()
-        if self._options.hold_for and not again and claim is not None and claim.held(now):
+        if self._options.hold_for and not again and claim is not None:
+            now = monotonic()
             left = (claim.granted_at or now) + self._options.hold_for - now
-            if left > 0:
+            if left > 0 and claim.held(now):
                 held.keep(left)
                 return
         held.release()

@@ -8,8 +8,6 @@ not).
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +41,8 @@ SPLIT_PATIENCE_S = 0.3
 all of them sent away, or skipped, the work would be done by none."""
 PREDECESSOR_PATIENCE_S = 2.0
 """To wait for a predecessor that has published us and is about to end."""
+LEAST_KEPT_S = 1.0
+"""No broker gives a message to another worker sooner: none counts in less than seconds."""
 MIN_MARK_LIFE_S = 180.0
 """For which the nodes remember that a delivery is done, at least: for a copy of its message to be
 delivered. It comes to the head of its queue, and looks again after half a minute at most."""
@@ -62,25 +62,21 @@ class Delivery:
         self._request = request
         self._held = held
         self._begun = time.monotonic()
-        attempts = headers.attempts_of(request)
-        self._copy = attempts.get("copy", False)
+        attempts, waited = headers.mapping_of(request, ATTEMPTS), headers.waited(request)
+        self._copy = attempts.get("copy") is True
+        # Whether the broker says that this message was with a worker before: whoever holds the lock
+        # now may not be there any more when we have waited.
+        self._redelivered = headers.is_redelivered(request.delivery_info)
         # Whether there may have been another delivery of this very message. Kept for too long it is
         # delivered to another worker, which may be faster.
         self._again = (
             self._copy
-            or attempts.get("again", False)
-            or headers.is_redelivered(request.delivery_info)
-            or headers.waited(request) >= unacknowledged_for(task.app)
+            or attempts.get("again") is True
+            or self._redelivered
+            or (waited >= LEAST_KEPT_S and waited >= unacknowledged_for(task.app))
         )
-        self._owner = Owner(
-            socket.gethostname(),
-            os.getpid(),
-            task_id=short_id(request.id),
-            retries=headers.count(request.retries, MAX_RETRIES),
-            stamp=os.urandom(8).hex(),
-            task=short_id(task.name),
-        )
-        held.request = replace(held.request, owner=self._owner)
+        assert held.request.owner is not None  # a delivery says who it is
+        self._owner = held.request.owner
         if self._again or task.acks_late:
             life = max(MIN_MARK_LIFE_S, 2 * message.options.retry_backoff_max)
             held.mark = mark_of(self._owner, held.resources), life
@@ -155,9 +151,7 @@ class Delivery:
         patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)
-        # Whether the broker says that this message was with a worker before: whoever holds it now
-        # may not be there any more when we have waited.
-        redelivered = not self._copy and headers.is_redelivered(self._request.delivery_info)
+        redelivered = self._redelivered and not self._copy
         try:
             self._held.acquire(wait=0.0 if redelivered else wait)
         except ResourceHeld as refusal:

@@ -25,21 +25,13 @@ from .headers import is_redelivered, mark_copy, receive, said
 from .received import hold
 from .reservation import HEADER, Reservation, free_soon
 
-__all__ = ["end", "over", "received", "refused", "release", "succeeded"]
-
-
-def succeeded(sender: Any = None, **_signal: Any) -> None:
-    """The body's process: this delivery has come to its end, and not only to an end."""
-    request = _request_of(sender)
-    held = lease_of(request)
-    if held is not None:
-        mark_done(held)
+__all__ = ["end", "over", "received", "refused", "release"]
 
 
 def _request_of(task: Any) -> Any:
     """What a task is at work on in this thread; None for nothing."""
     stack = getattr(task, "request_stack", None)
-    return stack.top if stack else None
+    return stack.top if stack is not None else None
 
 
 def release(
@@ -55,6 +47,8 @@ def release(
     arrival = arrival_of(request)
     if held is None or arrival is None:
         return
+    if signal is signals.task_success:  # come to its end, and not only to an end
+        mark_done(held)
     again = signal is signals.task_retry
     if signal is signals.task_postrun:
         again = state == states.RETRY or comes_back(sender, state, retval)

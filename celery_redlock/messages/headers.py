@@ -20,6 +20,7 @@ __all__ = [
     "count",
     "count_refusal",
     "is_redelivered",
+    "mapping_of",
     "mark_copy",
     "receive",
     "said",
@@ -51,21 +52,22 @@ def said(request: Any, name: str) -> Any:
 
     There a header may be in the way of a method; and those of protocol 1 are in one of this name.
     """
-    headers = request if isinstance(request, Mapping) else getattr(request, "__dict__", {})
+    headers = request if isinstance(request, dict) else getattr(request, "__dict__", {})
     given = headers.get(name)
-    if given is None and isinstance(headers.get("headers"), Mapping):
-        given = headers["headers"].get(name)
+    if given is None and isinstance(nested := headers.get("headers"), dict):
+        given = nested.get(name)
     return given
 
 
-def _mapping(request: Any, name: str) -> Mapping[str, Any]:
+def mapping_of(request: Any, name: str) -> Mapping[str, Any]:
+    """Return a header of a message that is a mapping; an empty one if there is none."""
     given = said(request, name)
-    return given if isinstance(given, Mapping) else {}
+    return given if isinstance(given, dict) else {}
 
 
 def attempts_of(request: Any) -> dict[str, Any]:
     """How often this message was sent again, and since when."""
-    given, now = _mapping(request, ATTEMPTS), time.time()
+    given, now = mapping_of(request, ATTEMPTS), time.time()
     since = _number(given.get("since"), -MAX_SECONDS)
     attempts: dict[str, Any] = {"since": now if since is None else min(since, now)}
     for name in ("stuck", "pause"):
@@ -105,7 +107,7 @@ def count_refusal(request: Any, refusal: NotAcquired) -> dict[str, Any]:
 
 def is_redelivered(delivery_info: Any) -> bool:
     """Whether the broker says that this message was with a worker before."""
-    return isinstance(delivery_info, Mapping) and bool(delivery_info.get("redelivered"))
+    return isinstance(delivery_info, dict) and bool(delivery_info.get("redelivered"))
 
 
 def mark_copy(request: dict[str, Any]) -> None:
@@ -121,13 +123,13 @@ def receive(request: dict[str, Any], content_type: Any) -> None:
 
 def waited(request: Any) -> float:
     """Seconds since the worker received this message; 0 where nobody noted when."""
-    at = _mapping(request, RECEIPT).get("at")
+    at = mapping_of(request, RECEIPT).get("at")
     return max(0.0, time.monotonic() - at) if isinstance(at, float) else 0.0
 
 
 def serializer_of(request: Any) -> str | None:
     """The name of what this message was written with; None if that is not known."""
-    content_type = _mapping(request, RECEIPT).get("content_type")
+    content_type = mapping_of(request, RECEIPT).get("content_type")
     names = _serialization.registry.type_to_name
     name = names.get(content_type) if isinstance(content_type, str) else None
     return name if isinstance(name, str) else None

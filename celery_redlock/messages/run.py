@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from celery.exceptions import Retry
@@ -16,23 +16,29 @@ from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..protocol.errors import NotAcquired
 from ..protocol.names import checked_names
+from ..protocol.values import Owner
 from ..runtime.interrupt import Interruptible
 from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
-from .headers import short_id
+from .headers import MAX_RETRIES, count, short_id
 from .policy import parks
 
 __all__ = ["run"]
 
 
 def run(
-    lock: TaskLock, task: Any, app: Any, resources: tuple[str, ...], body: Callable[[], Any]
+    lock: TaskLock,
+    app: Any,
+    task: Any,
+    request: Any,
+    resources: tuple[str, ...],
+    body: Callable[[], Any],
 ) -> Any:
     """Run a body under the lock of its call, on these resources; return what it returns.
 
-    `task` is None where a function was called. A delivery that is not to run returns a `Skipped`,
-    or leaves by one of Celery's exceptions.
+    `task` and `request` are None where a function was called. A delivery that is not to run returns
+    a `Skipped`, or leaves by one of Celery's exceptions.
 
     Raises:
         NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
@@ -41,19 +47,17 @@ def run(
         with Unlocked(resources):
             return body()
     options = lock.options(app)
-    request = task.request_stack.top if task is not None else None
     delivered = first_call(request)
     # Where those that wait are parked, none waits in its pool slot unless it asks for that.
     parked = delivered and parks(options) and not lock.waits
     redlock = Redlock.from_app(app)
-    owner = None
-    if task is not None and not delivered:  # a delivery says more of itself
-        owner = replace(redlock.client.owner, task=short_id(task.name))
+    if len(resources) > 1:  # one alone is of a key, which is a name, and goes with its options
+        checked_names(resources, fencing=options.fencing, limit=options.limit)
     asked = LockRequest(
-        names=checked_names(resources, fencing=options.fencing, limit=options.limit),
+        names=resources,
         ttl=options.ttl,
         wait=0.0 if parked else options.wait,
-        owner=owner,
+        owner=_owner(redlock.client.owner, task, request if delivered else None),
         fencing=options.fencing,
         limit=options.limit,
     )
@@ -82,3 +86,13 @@ def run(
         return body()
     finally:
         held.__exit__(None, None, None)
+
+
+def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:
+    """Who asks: a task that is called here, or the delivery that a request is of."""
+    if task is None:
+        return None
+    if delivered is None:
+        return Owner(here.host, here.pid, task=short_id(task.name))
+    retries, stamp = count(delivered.retries, MAX_RETRIES), os.urandom(8).hex()
+    return Owner(here.host, here.pid, short_id(delivered.id), retries, stamp, short_id(task.name))

@@ -72,7 +72,7 @@ class Claim:
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
         """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
-        if not self._open(now):
+        if self.granted_at is not None and not self._open(now):
             return
         expiry = sent + self.ttl
         if expiry > self.expiries[node]:

@@ -62,9 +62,11 @@ class NodeInfo:
 
     def still(self, text: str) -> bool:
         """Whether it is said, as lines of an INFO reply, that it is a master as before."""
-        history = self.history or NO_REPLICATION_ID
-        lines = ("role:master", f"master_replid:{self.replication}", f"master_replid2:{history}")
-        return all(f"{line}\r\n" in text for line in lines)
+        return (
+            "role:master\r\n" in text
+            and f"master_replid:{self.replication}\r\n" in text
+            and f"master_replid2:{self.history or NO_REPLICATION_ID}\r\n" in text
+        )
 
     @property
     def memory(self) -> str:

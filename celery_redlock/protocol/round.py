@@ -111,7 +111,7 @@ class Round:
     @property
     def decided(self) -> bool:
         """Whether the outcome is certain, so that nobody has to wait for further answers."""
-        if self.yes + self.no + self.silent == len(self.targets) or not self.waits:
+        if self.yes + self.no + self.silent == len(self.targets) or self.until <= self.sent:
             return True
         return self.verb.decided(self)
 

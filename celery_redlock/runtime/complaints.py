@@ -41,10 +41,6 @@ class Complaints:
         self._summed_up = False
         self._begin(0.0)
 
-    def __bool__(self) -> bool:
-        """Return whether there is anything that it fails at."""
-        return bool(self._failing)
-
     def fails(self, verb: Verb | None, reason: str, now: float, *, late: bool = False) -> None:
         """It fails at `verb`, or altogether: once until it works again or fails in another way."""
         self.look(now)

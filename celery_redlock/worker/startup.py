@@ -18,7 +18,7 @@ from ..config.declared import wrap as watch_declarations
 from ..config.settings import enabled, given_names, read_settings
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
-from ..messages.endings import end, over, received, refused, release, succeeded
+from ..messages.endings import end, over, received, refused, release
 from ..messages.policy import check_rejecting
 from ..messages.publish import wrap
 from ..protocol.errors import ConfigurationError
@@ -178,7 +178,6 @@ def _locked_tasks(app: Any) -> list[Any]:
 
 
 HANDLERS: dict[Callable[..., None], tuple[str, ...]] = {
-    succeeded: ("task_success",),  # before the lock is released
     release: ("task_postrun", "task_success", "task_failure", "task_retry"),
     end: ("task_postrun",),
     over: ("task_revoked", "task_failure"),

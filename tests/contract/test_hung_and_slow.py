@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import select
 import ssl
 import time
 from collections import Counter
@@ -16,7 +17,9 @@ from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.redis import driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
 from tests.support.proxy import Proxy
@@ -120,3 +123,25 @@ def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError])
     node.flush()
     assert wire.sent == payload and node.unsent == b""
     assert list(node.channel.unanswered) == [asked]
+
+
+def test_an_answer_that_has_come_is_read_however_late_it_is(
+    servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process that is stopped right after it has asked: the node was not silent."""
+    redlock = Redlock([servers[0].url], ttl=60.0, node_timeout=0.25)
+    redlock.connect(5.0)
+    (node,) = redlock.client.driver.nodes
+    ask, stopped_for = node.ask, 0.0
+
+    def stopped(*request: Any) -> None:
+        nonlocal stopped_for
+        ask(*request)
+        assert select.select([node.connection._sock], [], [], 5.0)[0]
+        stopped_for += 1.0
+
+    monkeypatch.setattr(node, "ask", stopped)
+    monkeypatch.setattr(driver, "monotonic", lambda: monotonic() + stopped_for)
+    assert redlock.release(redlock.acquire("late"))
+    assert stopped_for == 2.0
+    redlock.close()

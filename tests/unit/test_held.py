@@ -16,6 +16,7 @@ import pytest
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.locking.held import HeldLease, Unlocked, release_leftovers
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime import clock
@@ -439,3 +440,15 @@ def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
             redlock.clock.advance(40.0)
             assert held.lost
             assert not held.lost_unawares()
+
+
+def test_an_attempt_that_was_struck_while_it_was_undone_is_not_registered_any_more(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone: list[Claim] = []
+    monkeypatch.setattr(redlock.client.registry, "unregister", gone.append)
+    held = redlock.lock("r")
+    held.claim = undone = Claim("r", "token", 10.0, 5)
+    undone.ended = True
+    assert not held.release()
+    assert gone == [undone]

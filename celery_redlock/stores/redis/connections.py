@@ -102,8 +102,7 @@ class Connections:
         with self._lock:
             if not self._started:
                 self._started = True
-                for node in self.nodes:
-                    self._reconnect(node)
+                self._reconnect()
         start, hurried, quorum = monotonic(), hung is not None, quorum_of(len(self.nodes))
         while True:
             with self._lock:
@@ -189,23 +188,24 @@ class Connections:
 
     # -- In the background
 
-    def _reconnect(self, node: Node) -> None:
-        """Make a new connection in the background if there is none, unless that is being done.
+    def _reconnect(self) -> None:
+        """Make new connections in the background where there are none, unless that is being done.
 
-        It is asked here and not in the callers' loops: CPython 3.12 and 3.13 forget the `with`
-        around an `if` that ends a loop's body, and an exception there would keep the lock.
+        The loop is here and not in the callers: CPython 3.12 and 3.13 forget the `with` around an
+        `if` that ends a loop's body, and an exception there would keep the lock.
         """
-        if node.connection is not None:
-            return
-        self._poll.forget(node.index)
-        running = self._connecting.get(node.index)
-        # Alive: a time limit that came before its start left one that never will be.
-        if self._closing.is_set() or (running is not None and running.is_alive()):
-            return
-        name = f"celery_redlock connect {node.name}"
-        thread = threading.Thread(target=self._connect, args=(node,), name=name, daemon=True)
-        self._connecting[node.index] = thread
-        thread.start()
+        for node in self.nodes:
+            if node.connection is not None:
+                continue
+            self._poll.forget(node.index)
+            running = self._connecting.get(node.index)
+            # Alive: a time limit that came before its start left one that never will be.
+            if self._closing.is_set() or (running is not None and running.is_alive()):
+                continue
+            name = f"celery_redlock connect {node.name}"
+            thread = threading.Thread(target=self._connect, args=(node,), name=name, daemon=True)
+            self._connecting[node.index] = thread
+            thread.start()
 
     def _connect(self, node: Node) -> None:
         connected = False

@@ -125,19 +125,17 @@ class Driver(Connections):
         with self._lock:
             now = monotonic()
             for round_ in rounds:
-                last = round_ is rounds[-1]
+                more = round_.verb is Verb.ENQUEUE and round_ is not rounds[-1]
                 round_.begin()
                 payload = encode(round_, self._prefix)
                 for index in round_.targets:
-                    node = self.nodes[index]
-                    node.ask(round_, payload, now, round_.verb is Verb.ENQUEUE and not last)
-                    self._reconnect(node)
-        until = max(round_.until for round_ in rounds)
-        while not all([round_.decided for round_ in rounds]):
+                    self.nodes[index].ask(round_, payload, now, more)
+            self._reconnect()
+        until = max([round_.until for round_ in rounds])
+        while True:
             left = until - monotonic()
             # An unread answer is no silence: read once more, however late it is.
-            self._wait(rounds, max(0.0, left))
-            if left <= 0:
+            if not self._wait(rounds, max(0.0, left)) or left <= 0:
                 break
         with self._lock:
             for round_ in rounds:
@@ -145,8 +143,9 @@ class Driver(Connections):
                 for index in round_.close(why):
                     self.nodes[index].reports.late(round_.verb, why)
 
-    def _wait(self, rounds: Sequence[Round], timeout: float) -> None:
-        """Let answers come in: poll for everybody, or sleep while another thread does."""
+    def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
+        """Poll for everybody, or sleep while another thread does; False if none need wait."""
+        # Not under the lock: a list with an `if` is a loop there, see `_reconnect`.
         clogged = [node for node in self.nodes if node.unsent]
         if clogged or (self._connecting and any(node.channel.waiting for node in self.nodes)):
             timeout = min(timeout, UNWATCHED_POLL_S)
@@ -155,7 +154,7 @@ class Driver(Connections):
         try:
             with self._lock:
                 if all([round_.decided for round_ in rounds]):
-                    return  # by the thread that has just polled: nothing would wake us
+                    return False
                 if self._poller is None:
                     mine, self._poller = True, me
                 elif self._poller == me:
@@ -164,18 +163,18 @@ class Driver(Connections):
                     news = self._news()
             if news is not None:
                 news.wait(timeout)
-                return
+                return True
             ready = poll.wait(min(timeout, POLL_S))
             with self._lock:
                 if mine:
                     mine, self._poller = False, None
                 for index in ready:
-                    node = self.nodes[index]
-                    node.receive()
-                    self._reconnect(node)
+                    self.nodes[index].receive()
                 for node in clogged:
                     node.flush()
+                self._reconnect()
                 self._wake()
+            return True
         except BaseException:
             with self._lock:
                 if mine:

@@ -185,7 +185,7 @@ class Node:
             if verb.needs_memory and self._trust.to_ask_again(now):
                 self._look_again(now)
             if channel.ask(round_, now):
-                self.unsent += self._in_its_words(round_, payload)
+                self.unsent += self._in_its_words(round_, payload) if self._plain else payload
                 if not more:
                     self.flush()
             elif channel.up:
@@ -283,8 +283,10 @@ class Node:
 
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
         verb = round_.verb
-        self._answered(round_, now)
-        round_.answer(self.index, answer, now, self._trust.doubt(now))
+        if heard_nodes():
+            self._tell(round_, now)
+        doubt = self._trust.doubt(now) if verb.needs_memory else ""
+        round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         written = verb.wrote(answer)
         self.reports.did(verb, written, now)
@@ -315,7 +317,7 @@ class Node:
             if forbidden:
                 self._welcome(Memory(NodeInfo(denied=why)), now)
             return
-        self._answered(round_, now)
+        self._tell(round_, now)
         if verb is Verb.ACQUIRE and "WRONGTYPE" in text:
             round_.answer(self.index, FOREIGN, now)
             return
@@ -340,7 +342,7 @@ class Node:
             # have forgotten locks: what it is, is asked on a new connection.
             self._drop(why)
 
-    def _answered(self, round_: Round, now: float) -> None:
+    def _tell(self, round_: Round, now: float) -> None:
         # Once nobody waits for a round its answers are read whenever somebody reads: when they came
         # is not known. Nor is how long a node took that first had to be connected to.
         if heard_nodes() and not round_.closed and round_.waits and round_.sent >= self._opened:

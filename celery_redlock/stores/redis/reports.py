@@ -56,7 +56,7 @@ class Reports(Complaints):
     def did(self, verb: Verb, wrote: bool, now: float) -> None:
         """Note that it has done what it was asked for."""
         self.answers += 1
-        if self:
+        if self._failing:
             if wrote or verb is Verb.PEEK:
                 self.works(verb, now)
             self.works(None, now)

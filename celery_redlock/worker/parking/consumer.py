@@ -38,7 +38,7 @@ from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_fo
 from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, attempts_of, said
 from ...messages.policy import parkable, set_at_work
 from ...messages.reservation import HEADER, Reservation
-from ...protocol.values import Owner, names_of, printable, shown
+from ...protocol.values import Owner, printable, shown
 from ...runtime.clock import monotonic
 from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked, Resources
@@ -158,7 +158,7 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            resources = names_of(resources_of(request.task, request.args, request.kwargs))
+            resources = resources_of(request.task, request.args, request.kwargs)
         except Exception:
             return False  # the body's process says what is wrong
         attempts = attempts_of(request.request_dict)
