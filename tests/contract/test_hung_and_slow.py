@@ -6,8 +6,7 @@ import logging
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,17 +20,8 @@ from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
+from tests.support.nodes import hung
 from tests.support.proxy import Proxy
-
-
-@contextmanager
-def hung(servers: list[LocalServer]) -> Iterator[float]:
-    """So many hang in this block; when it began."""
-    for one in servers:
-        one.pause()
-    yield time.monotonic()
-    for one in servers:
-        one.resume()
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["here", "in a fork's child"])

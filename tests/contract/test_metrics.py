@@ -16,6 +16,7 @@ from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.metrics import Metrics, install
 from celery_redlock.protocol.values import Owner
 from tests.support.names import Locks, Log, Servers
+from tests.support.nodes import hung
 from tests.support.wait import wait_until
 
 LONG = 30.0
@@ -100,15 +101,11 @@ def test_extensions_that_succeed(lock: Locks, value: Callable[..., float]) -> No
 def test_extensions_that_fail_until_the_lease_is_lost(
     lock: Locks, value: Callable[..., float], servers: Servers
 ) -> None:
-    with lock(ttl=1.0).lock("r"):
-        for server in servers[:3]:
-            server.pause()
+    with lock(ttl=1.0).lock("r"), hung(servers[:3]):
         wait_until(
             lambda: value("lost_total", task="", reason="expired"), LONG, "the lease is lost"
         )
         assert value("extend_total", task="", outcome="failed") >= 1
-        for server in servers[:3]:
-            server.resume()
     assert value("lost_total", task="", reason="expired") == 1
     assert value("hold_seconds_count", task="") == 1
 

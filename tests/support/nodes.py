@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
@@ -83,6 +84,18 @@ def told_all(redlock: Redlock) -> None:
         return not any(node.channel.unanswered for node in nodes)
 
     wait_until(answered, 30.0, "all nodes have done it")
+
+
+@contextlib.contextmanager
+def hung(servers: Iterable[LocalServer]) -> Iterator[float]:
+    """These hang in this block; when it began."""
+    for server in servers:
+        server.pause()
+    try:
+        yield time.monotonic()
+    finally:
+        for server in servers:
+            server.resume()
 
 
 def use(redlock: Redlock, other: Redlock) -> None:

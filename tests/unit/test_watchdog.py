@@ -14,8 +14,8 @@ from celery_redlock.testing.fakes import FakeClock
 NOW, TTL = 1000.0, 9.0
 
 
-def held(token: str = "t", at: float = NOW, ttl: float = TTL) -> Claim:
-    claim = Claim("r", token, ttl, 1)
+def held(token: str = "t", at: float = NOW) -> Claim:
+    claim = Claim("r", token, TTL, 1)
     claim.acknowledged(0, at, at)
     assert claim.grant(at)
     return claim
@@ -25,18 +25,29 @@ def watched(claim: Claim, until: float = float("inf")) -> Watched:
     return Watched(claim, until, lambda claim: None)
 
 
-def test_a_lease_falls_due_after_a_third_of_its_ttl() -> None:
+@pytest.fixture
+def claim() -> Claim:
+    return held()
+
+
+@pytest.fixture
+def schedule(claim: Claim) -> Schedule:
+    """Of one lease."""
     schedule = Schedule()
-    schedule.add(watched(held()), NOW)
+    schedule.add(watched(claim), NOW)
+    return schedule
+
+
+def test_a_lease_falls_due_after_a_third_of_its_ttl(schedule: Schedule) -> None:
     assert schedule.wakes == NOW + TTL / 3
     assert schedule.take(NOW + 2.0) == []
     assert len(schedule.take(NOW + 3.0)) == 1
     assert schedule.wakes == float("inf")
 
 
-def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tenth() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tenth(
+    schedule: Schedule, claim: Claim
+) -> None:
     due = schedule.take(NOW + 3.0)
     assert schedule.settle(due, [claim], NOW + 3.0) == []
     assert schedule.wakes == NOW + 6.0
@@ -45,9 +56,7 @@ def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tent
     assert schedule.wakes == pytest.approx(NOW + 6.9)
 
 
-def test_a_lease_falls_due_at_its_deadline_at_the_latest() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_a_lease_falls_due_at_its_deadline_at_the_latest(schedule: Schedule, claim: Claim) -> None:
     due = schedule.take(NOW + 8.7)
     schedule.settle(due, [], NOW + 8.7)
     assert schedule.wakes == claim.deadline
@@ -60,9 +69,7 @@ def test_leases_that_are_nearly_due_are_extended_together() -> None:
     assert [w.claim.token for w in schedule.take(NOW + 3.0)] == ["0", "1"]
 
 
-def test_a_dropped_lease_is_extended_no_more() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_a_dropped_lease_is_extended_no_more(schedule: Schedule, claim: Claim) -> None:
     schedule.drop(claim)
     assert schedule.wakes == float("inf")
     assert schedule.take(NOW + 100.0) == []
@@ -77,9 +84,7 @@ def test_a_lease_is_lost_once_it_is_older_than_its_lifetime() -> None:
     assert claim.lost == "max_lifetime"
 
 
-def test_what_was_given_back_is_not_lost() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_what_was_given_back_is_not_lost(schedule: Schedule, claim: Claim) -> None:
     due = schedule.take(NOW + 3.0)
     claim.ended = True
     assert schedule.settle(due, [], NOW + 100.0) == []
@@ -174,9 +179,10 @@ def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
 
     clock = FakeClock(NOW)
     dog = Watchdog(extend, clock)
-    dog.watch(held(ttl=0.003), lambda claim: None)
-    clock.advance(0.0005)
-    assert not dog._closed
+    dog.watch(held(), lambda claim: None)
+    clock.advance(TTL / 3)
+    dog.wake()
+    assert extended.wait(5.0)
     dog.close()
     assert dog._thread is not None
     dog._thread.join(5.0)
