@@ -200,7 +200,7 @@ def test_two_entries_of_one_task_are_two(any_kind: Worlds) -> None:
             **entry("other", crontab()),
             **entry("fast", 5.0),
             **entry("also fast", 5.0),
-        },
+        }
     )
     world.run(301.0)
     counts = Counter(message.entry for message in world.sent)
@@ -269,14 +269,9 @@ def test_what_a_beat_sent_itself_is_not_told(monkeypatch: Patch, caplog: Log) ->
 
 @pytest.mark.parametrize(
     ("options", "count"),
-    [
-        ({}, 1),
-        ({"redlock": True}, 1),
-        ({"redlock": False}, 3),
-        ({"headers": {"redlock": False}}, 3),
-        ({"headers": {"redlock": True}}, 1),
-    ],
-)
+    [({}, 1), ({"redlock": True}, 1), ({"redlock": False}, 3),
+     ({"headers": {"redlock": False}}, 3), ({"headers": {"redlock": True}}, 1)],
+)  # fmt: skip
 def test_an_entry_can_be_left_alone(any_kind: Worlds, options: dict[str, Any], count: int) -> None:
     given = {**options, "queue": "slow"}
     world = any_kind(lambda: entry("cron", crontab(), options=given))
@@ -337,9 +332,7 @@ def test_a_schedule_that_raises_stops_no_other(any_kind: Worlds, caplog: Log) ->
 def test_an_entry_that_is_put_off_keeps_no_other_waiting(any_flow: Worlds) -> None:
     """One sends "slow" for twelve seconds; the other asks for it each second, and does the rest."""
     world = any_flow(
-        lambda: {**entry("slow", crontab()), **entry("every", 2.0)},
-        beats=[0.0, 0.7],
-        ttl=15.0,
+        lambda: {**entry("slow", crontab()), **entry("every", 2.0)}, beats=[0.0, 0.7], ttl=15.0
     )
     busy: list[Beat] = []
 

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import Reject
 
-from celery_redlock import (
-    ConfigurationError,
-    LeaseLost,
-    QuorumUnavailable,
-    Redlock,
-    SingletonTask,
-)
+from celery_redlock import ConfigurationError, LeaseLost, QuorumUnavailable, Redlock, SingletonTask
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter

@@ -288,9 +288,7 @@ def test_a_loss_tells_which_nodes_are_silent_and_for_how_long_it_was_held(
         assert raised.value.votes == loss.votes
 
 
-def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(
-    monkeypatch: Patch,
-) -> None:
+def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(monkeypatch: Patch) -> None:
     if not hasattr(time, "CLOCK_BOOTTIME"):
         pytest.skip("this system has no clock that does")
     clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 100.0}

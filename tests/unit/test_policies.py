@@ -29,8 +29,9 @@ from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
-from tests.support.delivering import Log, Patch, Waits, deliver
+from tests.support.delivering import Waits, deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 HOLDER = "the-holder"
 
@@ -406,14 +407,9 @@ def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
 
 @pytest.mark.parametrize(
     ("content_type", "serializer"),
-    [
-        ("application/x-python-serialize", "pickle"),
-        ("application/x-yaml", "yaml"),
-        ("application/x-nobody-knows", None),
-        (5, None),
-        (None, None),
-    ],
-)
+    [("application/x-python-serialize", "pickle"), ("application/x-yaml", "yaml"),
+     ("application/x-nobody-knows", None), (5, None), (None, None)],
+)  # fmt: skip
 def test_a_message_is_sent_again_in_the_words_it_came_in(
     held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any
 ) -> None:

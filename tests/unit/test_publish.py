@@ -30,8 +30,9 @@ from celery_redlock.messages.reservation import HEADER, MONTH, UNSENT_TTL_S, Res
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
-from tests.support.delivering import RESERVED, Box, Log, Patch, declare, take
+from tests.support.delivering import RESERVED, Box, declare, take
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 # -- the message ---------------------------------------------------------------------------------
 

@@ -149,9 +149,7 @@ def test_what_was_taken_besides_can_be_lost_alone(redlock: FakeRedlock) -> None:
             inner.ensure()
 
 
-def test_a_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(
-    redlock: FakeRedlock,
-) -> None:
+def test_a_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(redlock: FakeRedlock) -> None:
     theirs = redlock.acquire("account:2")
     lock = redlock.lock(NAMES)
     with redlock.lock("account:1") as outer:

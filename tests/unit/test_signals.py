@@ -32,8 +32,9 @@ from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
-from tests.support.delivering import Box, Log, Patch, deliver, rob, take
+from tests.support.delivering import Box, deliver, rob, take
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 from tests.support.schedules import due, entries
 from tests.unit.beat_world import World
 

@@ -35,8 +35,9 @@ from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from celery_redlock.testing.fakes import FakeClock
-from tests.support.delivering import Log, Patch, Waits, deliver
+from tests.support.delivering import Waits, deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 # -- declared ------------------------------------------------------------------------------------
 

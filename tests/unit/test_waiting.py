@@ -24,15 +24,10 @@ def test_what_waits_for_one_lock_is_parked(parking: None) -> None:
 
 @pytest.mark.parametrize(
     ("options", "resources"),
-    [
-        (OPTIONS, ["one", "two"]),
-        (OPTIONS, []),
-        (replace(OPTIONS, on_conflict="skip"), ["one"]),
-        (replace(OPTIONS, on_conflict=print), ["one"]),
-        (replace(OPTIONS, limit=2), ["one"]),
-        (replace(OPTIONS, scope="until_executing"), ["one"]),
-    ],
-)
+    [(OPTIONS, ["one", "two"]), (OPTIONS, []), (replace(OPTIONS, on_conflict="skip"), ["one"]),
+     (replace(OPTIONS, on_conflict=print), ["one"]), (replace(OPTIONS, limit=2), ["one"]),
+     (replace(OPTIONS, scope="until_executing"), ["one"])],
+)  # fmt: skip
 def test_all_else_is_not(parking: None, options: TaskOptions, resources: list[str]) -> None:
     assert not parks(options, resources)
 

@@ -14,8 +14,8 @@ from celery_redlock.testing.fakes import FakeClock
 NOW, TTL = 1000.0, 9.0
 
 
-def held(token: str = "t", at: float = NOW) -> Claim:
-    claim = Claim("r", token, TTL, 1)
+def held(token: str = "t", at: float = NOW, ttl: float = TTL) -> Claim:
+    claim = Claim("r", token, ttl, 1)
     claim.acknowledged(0, at, at)
     assert claim.grant(at)
     return claim
@@ -130,9 +130,7 @@ def test_a_loss_that_nobody_could_notice_is_told_when_the_lease_is_given_back() 
     assert thread.events == ["lost t"]
 
 
-def test_a_round_that_fails_with_an_error_is_tried_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_round_that_fails_with_an_error_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     thread, claim = Thread(), held()
     thread.watch(claim)
     thread.error = RuntimeError("a bug")
@@ -179,9 +177,9 @@ def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
 
     clock = FakeClock(NOW)
     dog = Watchdog(extend, clock)
-    dog.watch(held(), lambda claim: None)
-    clock.advance(TTL / 3)
-    dog.wake()
+    dog.watch(held(ttl=90.0), lambda claim: None)
+    clock.advance(30.0)
+    dog.wake()  # else it would sleep for longer than we wait
     assert extended.wait(5.0)
     dog.close()
     assert dog._thread is not None
