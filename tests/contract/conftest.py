@@ -11,12 +11,7 @@ import pytest
 
 from celery_redlock import Redlock
 from tests.support.nodes import GUARDED_TTL
-from tests.support.subjects import (
-    Fake,
-    Real,
-    Subject,
-    _real,
-)
+from tests.support.subjects import Fake, Real, Subject, _real
 
 
 @pytest.fixture(scope="module")

@@ -123,20 +123,12 @@ def test_another_database_needs_select(
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ("GET", "secret"),
-        ("SET", "secret", "1"),
-        ("DEL", "secret"),
-        ("EVAL", "return redis.call('GET', 'secret')", "0"),
-        ("PUBLISH", "secret", "1"),
-        ("KEYS", "*"),
-        ("FLUSHALL",),
-        ("CONFIG", "GET", "*"),
-        ("CLIENT", "KILL", "TYPE", "normal"),
-        ("ACL", "WHOAMI"),
-    ],
+    [("GET", "secret"), ("SET", "secret", "1"), ("DEL", "secret"),
+     ("EVAL", "return redis.call('GET', 'secret')", "0"), ("PUBLISH", "secret", "1"),
+     ("KEYS", "*"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("CLIENT", "KILL", "TYPE", "normal"),
+     ("ACL", "WHOAMI")],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_nothing_else_is_allowed(
     node: LocalServer, admin: redis.Redis, command: tuple[str, ...]
 ) -> None:

@@ -12,16 +12,10 @@ from tests.support.names import Locks, Servers
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"wait": "x"},
-        {"wait": -1},
-        {"max_lifetime": "y"},
-        {"on_lost": "raise"},
-        {"ttl": 0},
-        {"owner": "me"},
-    ],
+    [{"wait": "x"}, {"wait": -1}, {"max_lifetime": "y"}, {"on_lost": "raise"}, {"ttl": 0},
+     {"owner": "me"}],
     ids=str,
-)
+)  # fmt: skip
 def test_of_a_lock(servers: Servers, lock_over: Locks, wrong: dict[str, Any]) -> None:
     redlock = lock_over(servers)
     (name,) = wrong

@@ -116,9 +116,7 @@ def test_a_credential_provider_that_fails_is_asked_again(make: Locks, caplog: Lo
     assert "a secret" not in caplog.text
 
 
-def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(
-    make: Locks,
-) -> None:
+def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(make: Locks) -> None:
     lock = make(ttl=1)
     with pytest.raises(KeyError), lock.lock("r"):
         lock.close()

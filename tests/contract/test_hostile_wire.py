@@ -84,9 +84,7 @@ def test_no_handshake_is_read_to_its_end_however_long(header: bytes, servers: Se
         assert impostor.sent / (impostor.connections - 1) < BUFFERED
 
 
-def test_a_handshake_with_an_answer_too_many_makes_no_connection(
-    servers: Servers,
-) -> None:
+def test_a_handshake_with_an_answer_too_many_makes_no_connection(servers: Servers) -> None:
     """What came unasked would be the first lock's answer."""
     answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
     with beside(servers, answers, b"\r\nINFO\r\n") as (redlock, impostor):

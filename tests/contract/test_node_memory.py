@@ -134,9 +134,7 @@ def test_a_running_lock_sees_a_restart_and_an_old_run_again(lock: Locks, log: Lo
         assert len(said()) == 5
 
 
-def test_held_locks_survive_the_restart_of_every_node(
-    lock: Locks,
-) -> None:
+def test_held_locks_survive_the_restart_of_every_node(lock: Locks) -> None:
     """One after the other: an extension counts on a node that has no vote yet."""
     with start_servers(3) as servers:
         redlock = lock(servers, ttl=30.0, restart_guard="off")

@@ -134,10 +134,7 @@ def test_it_goes_on_while_a_minority_is_stopped(
 
 
 def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
-    keeper: LeaseSupervisor,
-    held: Callable[..., HeldLease],
-    servers: Servers,
-    caplog: Log,
+    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: Servers, caplog: Log
 ) -> None:
     lease = held("r")
     for server in servers[:3]:

@@ -42,10 +42,7 @@ def ran(process: Process, task: str, begin: float, end: float, resource: str = "
 
 
 def judge(*accounts: Any, tasks: list[Sent], **more: Any) -> tuple[list[str], Waits]:
-    lines: dict[Process, list[Line]] = {
-        A: [line(0.0, "connected")],
-        B: [line(0.0, "connected")],
-    }
+    lines: dict[Process, list[Line]] = {A: [line(0.0, "connected")], B: [line(0.0, "connected")]}
     for process, of_one in accounts:
         lines[process] = sorted([*lines.get(process, []), *of_one], key=lambda one: one.at)
     alive = {process: UNTIL for process in lines} | more.pop("alive", {})
@@ -286,16 +283,11 @@ def window(value: int, wire: int = -1) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("after", "unacked", "found"),
-    [
-        ({"a": window(8, 8)}, 0, []),
-        ({"a": window(8)}, 0, []),
-        ({"a": window(1, 1)}, 0, ["prefetch"]),
-        ({"a": window(8, 5)}, 0, ["prefetch"]),
-        ({}, 0, ["prefetch"]),
-        ({"a": window(8, 8)}, 3, ["unacknowledged"]),
-        ({"a": {**window(8, 8), "reserved": 1}}, 0, ["reserved"]),
-    ],
-)
+    [({"a": window(8, 8)}, 0, []), ({"a": window(8)}, 0, []),
+     ({"a": window(1, 1)}, 0, ["prefetch"]), ({"a": window(8, 5)}, 0, ["prefetch"]),
+     ({}, 0, ["prefetch"]), ({"a": window(8, 8)}, 3, ["unacknowledged"]),
+     ({"a": {**window(8, 8), "reserved": 1}}, 0, ["reserved"])],
+)  # fmt: skip
 def test_at_rest(after: dict[str, dict[str, int]], unacked: int, found: list[str]) -> None:
     verdict = Verdict()
     judge_rest(verdict, {"a": window(8, 8)}, after, unacked, 1.0)

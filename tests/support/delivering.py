@@ -15,10 +15,7 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from kombu.utils.uuid import uuid
 
-from celery_redlock import (
-    Redlock,
-    SingletonTask,
-)
+from celery_redlock import Redlock, SingletonTask
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.reservation import HEADER
 from celery_redlock.protocol.claim import Claim
@@ -28,6 +25,7 @@ from celery_redlock.runtime.complaints import Once
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log as Log
 from tests.support.names import Patch
 
 RESERVED = "order:1#reserved"

@@ -30,12 +30,7 @@ class Impostor(Proxy):
         sent: Bytes of its answers that the other side took.
     """
 
-    def __init__(
-        self,
-        port: int,
-        reply: Reply = None,
-        words: tuple[bytes, ...] = (),
-    ) -> None:
+    def __init__(self, port: int, reply: Reply = None, words: tuple[bytes, ...] = ()) -> None:
         super().__init__(port)
         self.reply = reply
         self.words = words
