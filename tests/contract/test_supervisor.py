@@ -180,7 +180,7 @@ def killed_while_away(
     keeper: LeaseSupervisor, redlock: Redlock, away: Servers, ttl: float = 30.0
 ) -> Iterator[int]:
     """A process dies that holds "r", while some nodes hang, and have broken off with the keeper."""
-    child = child_that_holds(redlock, "r", ttl)
+    child = child_that_holds(redlock, "r", ttl=ttl)
     work(keeper, 0.1)
     for server, node in zip(away, keeper._driver.nodes, strict=False):
         server.pause()
@@ -191,12 +191,13 @@ def killed_while_away(
         server.resume()
 
 
-def child_that_holds(redlock: Redlock, resource: str, ttl: float = 30.0) -> int:
+def child_that_holds(redlock: Redlock, *resources: str, ttl: float = 30.0) -> int:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            redlock.lock(resource, ttl=ttl).acquire()
+            for resource in resources:
+                redlock.lock(resource, ttl=ttl).acquire()
             os.write(writing, b"held")
             time.sleep(30)
         finally:
@@ -214,12 +215,13 @@ def test_what_a_dead_process_held_is_freed_and_not_before(
     table: SharedLeaseTable,
     caplog: Log,
 ) -> None:
-    child = child_that_holds(redlock, "r")
-    wait_until(lambda: tokens(servers, "r") == 5, 10.0, "the last nodes have it too")
+    child = child_that_holds(redlock, "r", "s")
+    wait_until(lambda: tokens(servers, "s") == 5, 10.0, "the last nodes have it too")
     work(keeper, 0.3)
-    assert tokens(servers, "r") == 5
+    assert [tokens(servers, resource) for resource in "rs"] == [5, 5]
     os.kill(child, signal.SIGKILL)  # it is not reaped: a zombie is dead
     until_free(keeper, servers)
+    until_free(keeper, servers, "s")
     os.waitpid(child, 0)
     assert f"freed r, which process {child} held when it died" in caplog.text
     assert list(table.blocks()) == []
