@@ -114,7 +114,7 @@ def test_with_certificates_on_both_sides(
         nodes = [redis.Redis(**one, ssl_check_hostname=True) for one in nodes]
     redlock = lock(nodes)
     use(redlock, lock(nodes))  # its listeners speak TLS as well
-    # More leases than fit a TLS record: the answer comes in pieces.
+    # More leases than fit a TLS record: the request goes in pieces.
     claims = [
         redlock.client.claims[redlock.acquire(f"{form} {n}", ttl=20.0).token] for n in range(300)
     ]
