@@ -10,18 +10,18 @@ import pytest
 import redis
 
 from celery_redlock import Redlock, ResourceHeld
-from celery_redlock.server import LocalServer
 from tests.canvas import tasks
 from tests.canvas.cells import CELLS, SELVES, Cell, Self
 from tests.canvas.play import Maker, expected, expected_of_itself
 from tests.canvas.tasks import POLICIES, Policy, show
+from tests.support.names import Servers
 
 EAGER = [cell for cell in CELLS if cell.eager]
 EAGER_SELVES = [cell for cell in SELVES if not cell.one]  # as Cell.eager
 
 
 @pytest.fixture(scope="module")
-def app(servers: list[LocalServer], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def app(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path: Path = tmp_path_factory.mktemp("eager") / "bodies.log"
     app = tasks.make_app(
         {
@@ -41,7 +41,7 @@ def app(servers: list[LocalServer], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture
-def nothing_is_left(servers: list[LocalServer]) -> Iterator[None]:
+def nothing_is_left(servers: Servers) -> Iterator[None]:
     yield
     for server in servers:
         with redis.Redis(port=server.port) as client:
@@ -65,9 +65,7 @@ def test_a_canvas_of_duplicates_runs_one_after_another(
 
 
 @pytest.mark.parametrize("cell", EAGER, ids=[cell.name for cell in EAGER])
-def test_a_canvas_whose_lock_another_has_raises(
-    app: Any, servers: list[LocalServer], cell: Cell
-) -> None:
+def test_a_canvas_whose_lock_another_has_raises(app: Any, servers: Servers, cell: Cell) -> None:
     maker = Maker(app, POLICIES["while_executing_retry"])
     other = Redlock([server.url for server in servers])
     with other.lock(f"k:{maker.key}"), pytest.raises(ResourceHeld):

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
 
 from celery_redlock import Redlock
 from tests.support.nodes import GUARDED_TTL
-from tests.support.subjects import (
-    Fake,
-    Real,
-    Subject,
-    _real,
-)
+from tests.support.subjects import Fake, Real, Subject, _real
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +38,20 @@ def node(request: pytest.FixtureRequest) -> Subject:
 
 
 @pytest.fixture
-def lock() -> Iterator[Callable[..., Redlock]]:
-    """Makes locks with the guard on, and closes them."""
-    made: list[Redlock] = []
+def lock_over() -> Iterator[Callable[..., Redlock]]:
+    """Makes locks over servers, proxies or addresses; closes them when the test ends."""
+    with ExitStack() as stack:
 
-    def make(nodes: list[Any], **options: Any) -> Redlock:
-        urls = [node if isinstance(node, str) else node.url for node in nodes]
-        made.append(Redlock(urls, **{"ttl": GUARDED_TTL, "restart_guard": "uptime", **options}))
-        return made[-1]
+        def over(nodes: Iterable[Any], **options: Any) -> Redlock:
+            made = Redlock([getattr(node, "url", node) for node in nodes], **options)
+            stack.callback(made.close)
+            return made
 
-    yield make
-    for redlock in made:
-        redlock.close()
+        yield over
+
+
+@pytest.fixture
+def lock(lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    """The same with the guard on."""
+    usual = {"ttl": GUARDED_TTL, "restart_guard": "uptime"}
+    return lambda nodes, **options: lock_over(nodes, **{**usual, **options})

@@ -6,33 +6,27 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import ConfigurationError, Redlock
+from celery_redlock import ConfigurationError
+from tests.support.names import Locks, Servers
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"wait": "x"},
-        {"wait": -1},
-        {"max_lifetime": "y"},
-        {"on_lost": "raise"},
-        {"ttl": 0},
-        {"owner": "me"},
-    ],
+    [{"wait": "x"}, {"wait": -1}, {"max_lifetime": "y"}, {"on_lost": "raise"}, {"ttl": 0},
+     {"owner": "me"}],
     ids=str,
-)
-def test_of_a_lock(servers: list[Any], wrong: dict[str, Any]) -> None:
-    redlock = Redlock([server.url for server in servers])
+)  # fmt: skip
+def test_of_a_lock(servers: Servers, lock_over: Locks, wrong: dict[str, Any]) -> None:
+    redlock = lock_over(servers)
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=name), redlock.lock("r", **wrong):
         pass
     assert redlock.holder("r") is None
-    redlock.close()
 
 
 @pytest.mark.parametrize("resource", ["", None, 5, b"r"])
-def test_of_an_acquisition(servers: list[Any], resource: Any) -> None:
-    redlock = Redlock([server.url for server in servers])
+def test_of_an_acquisition(servers: Servers, lock_over: Locks, resource: Any) -> None:
+    redlock = lock_over(servers)
     with pytest.raises(ConfigurationError, match="a resource is a name"):
         redlock.acquire(resource)
     with pytest.raises(ConfigurationError, match="wait"):
@@ -40,4 +34,3 @@ def test_of_an_acquisition(servers: list[Any], resource: Any) -> None:
     for method in (redlock.extend, redlock.release):
         with pytest.raises(ConfigurationError, match="not a Lease"):
             method(resource)
-    redlock.close()

@@ -6,19 +6,20 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 import redis
 
-from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock import QuorumUnavailable, ResourceHeld
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.locking import acquisition
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.headers import ATTEMPTS, attempts_of
 from celery_redlock.server import LocalServer
+from tests.support.names import Locks, Log, Patch, Servers
 from tests.support.wait import wait_until
 
 
@@ -51,16 +52,8 @@ def babbling(reply: bytes) -> Iterator[str]:
 
 
 @pytest.fixture
-def make(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
-    made: list[Redlock] = []
-
-    def make(*extra: Any, count: int = 2, **options: Any) -> Redlock:
-        made.append(Redlock([*[s.url for s in servers[:count]], *extra], **options))
-        return made[-1]
-
-    yield make
-    for lock in made:
-        lock.close()
+def make(servers: Servers, lock_over: Locks) -> Locks:
+    return lambda *extra, count=2, **options: lock_over([*servers[:count], *extra], **options)
 
 
 @pytest.mark.parametrize(
@@ -69,9 +62,7 @@ def make(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
      b"-MOVED 1 1\r\n"],
     ids=["integer", "length", "count", "depth", "digits", "moved"],
 )  # fmt: skip
-def test_a_minority_that_speaks_no_redis_costs_nothing(
-    make: Callable[..., Redlock], reply: bytes
-) -> None:
+def test_a_minority_that_speaks_no_redis_costs_nothing(make: Locks, reply: bytes) -> None:
     with babbling(reply) as url:
         lock = make(url, ttl=5)
         lease = lock.acquire("r")
@@ -81,7 +72,7 @@ def test_a_minority_that_speaks_no_redis_costs_nothing(
 
 
 def test_callbacks_that_exit_do_not_end_the_watchdog(
-    make: Callable[..., Redlock], servers: list[LocalServer]
+    make: Locks, admins: list[redis.Redis]
 ) -> None:
     lock = make(ttl=2.0)
     told = threading.Event()
@@ -91,9 +82,8 @@ def test_callbacks_that_exit_do_not_end_the_watchdog(
         sys.exit("as a program's user may write")
 
     with lock.lock("lost", on_lost=exits):
-        for server in servers[:2]:
-            with redis.Redis(port=server.port) as client:
-                client.set("redlock:lost", "another's", px=300)
+        for client in admins[:2]:
+            client.set("redlock:lost", "another's", px=300)
         assert told.wait(30)
     with lock.lock("next") as lease:
         until = time.monotonic() + 3.0
@@ -113,9 +103,7 @@ class Hiccup(redis.CredentialProvider):
         return ("word",)
 
 
-def test_a_credential_provider_that_fails_is_asked_again(
-    make: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_credential_provider_that_fails_is_asked_again(make: Locks, caplog: Log) -> None:
     provider = Hiccup()
     with LocalServer(password="word") as guarded:
         third = {"host": "127.0.0.1", "port": guarded.port, "credential_provider": provider}
@@ -128,9 +116,7 @@ def test_a_credential_provider_that_fails_is_asked_again(
     assert "a secret" not in caplog.text
 
 
-def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(
-    make: Callable[..., Redlock],
-) -> None:
+def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(make: Locks) -> None:
     lock = make(ttl=1)
     with pytest.raises(KeyError), lock.lock("r"):
         lock.close()
@@ -143,12 +129,9 @@ def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(
         never_used.acquire("r2")
 
 
-def test_a_forged_token_is_held_by_another_program(
-    make: Callable[..., Redlock], servers: list[LocalServer]
-) -> None:
-    for server in servers[:2]:
-        with redis.Redis(port=server.port) as client:
-            client.set("redlock:r", f"s|h|{'9' * 5000}|t|0|task|0|n")
+def test_a_forged_token_is_held_by_another_program(make: Locks, admins: list[redis.Redis]) -> None:
+    for client in admins[:2]:
+        client.set("redlock:r", f"s|h|{'9' * 5000}|t|0|task|0|n")
     with pytest.raises(ResourceHeld, match="another program"):
         make().acquire("r")
 
@@ -160,7 +143,7 @@ def test_forged_times_of_any_size_are_no_times() -> None:
 
 
 def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
-    make: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+    make: Locks, monkeypatch: Patch
 ) -> None:
     struck, waiter = make(count=3, ttl=20), make(count=3, ttl=20)
     for lock in (struck, waiter):

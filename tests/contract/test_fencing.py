@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import celery
@@ -22,21 +22,17 @@ from celery_redlock import (
 )
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.server import LocalServer
-from tests.support.fences import HOUR, Skewed, fences, take
+from tests.support.fences import HOUR, Skewed, fences, skewed, take
+from tests.support.names import Patch, Servers
 from tests.support.nodes import told_all
 from tests.support.wait import wait_until
 
 
 @pytest.fixture
-def clients(servers: list[LocalServer]) -> Iterator[list[Skewed]]:
+def clients(servers: Servers) -> Iterator[list[Skewed]]:
     """Three programs: one an hour late, one right, one an hour early."""
-    three = [Skewed([server.url for server in servers], ttl=5.0) for _ in range(3)]
-    for client, skew in zip(three, (-HOUR, 0, HOUR), strict=True):
-        client.skew = skew
-    yield three
-    for client in three:
-        client.close()
+    with ExitStack() as stack:
+        yield [stack.enter_context(skewed(servers, skew)) for skew in (-HOUR, 0, HOUR)]
 
 
 def test_tokens_grow_whoever_asks_and_whatever_the_clock_says(clients: list[Skewed]) -> None:
@@ -60,7 +56,7 @@ def test_a_quorum_knows_the_token_when_it_is_granted(
 
 
 def test_one_round_trip_is_enough_when_the_nodes_agree(
-    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
     rounds = []
     make = Round
@@ -91,9 +87,7 @@ def test_tokens_grow_though_one_node_after_the_other_forgets(
     assert tokens == sorted(set(tokens))
 
 
-def test_a_minority_that_is_down_does_not_matter(
-    clients: list[Skewed], servers: list[LocalServer]
-) -> None:
+def test_a_minority_that_is_down_does_not_matter(clients: list[Skewed], servers: Servers) -> None:
     tokens = [take(clients[2])]
     for server in servers[:2]:
         server.kill()
@@ -102,7 +96,7 @@ def test_a_minority_that_is_down_does_not_matter(
 
 
 def test_a_number_that_nobody_can_be_told_is_not_granted(
-    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
     """Between the two rounds another program deletes our key on three of five nodes."""
     fence = quorum._fence
@@ -122,7 +116,7 @@ def test_a_number_that_nobody_can_be_told_is_not_granted(
 
 
 def test_an_attempt_that_is_struck_between_its_rounds_is_undone(
-    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: pytest.MonkeyPatch
+    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
     def strike(ballot: Round) -> bool:
         raise TimeoutError("a soft time limit")
@@ -187,7 +181,7 @@ def test_who_waits_gets_a_token_as_well(clients: list[Skewed]) -> None:
     assert tokens[0] > lease.fencing_token
 
 
-def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: list[LocalServer]) -> None:
+def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: Servers) -> None:
     app = celery.Celery("fencing", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = [server.url for server in servers]
 
@@ -208,7 +202,7 @@ def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: list[LocalServer]) 
     Redlock.from_app(app).close()
 
 
-def test_it_can_be_usual_for_an_app(servers: list[LocalServer]) -> None:
+def test_it_can_be_usual_for_an_app(servers: Servers) -> None:
     app = celery.Celery("fenced", broker="memory://", set_as_current=False)
     app.conf.update(redlock_nodes=[server.url for server in servers], redlock_fencing=True)
 

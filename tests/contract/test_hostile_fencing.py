@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 import redis
@@ -14,7 +15,7 @@ from celery_redlock.protocol.quorum import FENCE_AHEAD
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger
-from tests.support.fences import HOUR, Skewed, fences, take
+from tests.support.fences import HOUR, Skewed, fences, skewed, take
 from tests.support.wait import wait_until
 
 KEY = "redlock:r#fence"
@@ -37,17 +38,8 @@ def liar(servers: list[LocalServer]) -> Iterator[Liar]:
 @pytest.fixture
 def client(servers: list[LocalServer], liar: Liar) -> Iterator[Callable[..., Skewed]]:
     """Makes clients of five nodes, the first of which may lie."""
-    made: list[Skewed] = []
-
-    def make(skew: int = 0) -> Skewed:
-        urls = [liar.url, *(server.url for server in servers[1:])]
-        made.append(Skewed(urls, ttl=5.0))
-        made[-1].skew = skew
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    with ExitStack() as stack:
+        yield lambda skew=0: stack.enter_context(skewed([liar, *servers[1:]], skew))
 
 
 def wall() -> int:

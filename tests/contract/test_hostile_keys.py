@@ -8,14 +8,14 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 
 import pytest
 import redis
 
 from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld
 from celery_redlock.config.checks import DAY, MIN_TTL
-from celery_redlock.protocol.lease import Lease
+from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.names import MAX_NAME_CHARS
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
@@ -36,74 +36,74 @@ KINDS: dict[str, Callable[[redis.Redis], object]] = {
 
 
 @pytest.fixture
-def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
-    made = Redlock([server.url for server in servers[:3]], ttl=5.0)
-    yield made
-    made.close()
+def redlock(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Redlock:
+    return lock_over(servers[:3], ttl=5.0)
 
 
-@contextmanager
+@pytest.fixture
+def clients(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
+    """They read bytes."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(redis.Redis(port=server.port)) for server in servers[:3]]
+
+
 def foreign(
-    servers: list[LocalServer], kind: str, ttl: float | None = None
-) -> Iterator[Callable[[], list[bytes]]]:
-    """Another program's key on some nodes; what it looks like there now."""
-    clients = [redis.Redis(port=server.port) for server in servers]
+    clients: list[redis.Redis], kind: str, ttl: float | None = None
+) -> Callable[[], list[bytes]]:
+    """Make another program's key on some nodes; what it looks like there now."""
     for client in clients:
         KINDS[kind](client)
         if ttl is not None:
             client.pexpire("redlock:r", int(ttl * 1000))
-    yield lambda: [client.dump("redlock:r") for client in clients]
-    for client in clients:
-        client.close()
+    return lambda: [client.dump("redlock:r") for client in clients]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_key_without_a_ttl_is_held_for_ever_and_it_is_said_where_and_what_to_do(
-    kind: str, servers: list[LocalServer], redlock: Redlock
+    kind: str, clients: list[redis.Redis], redlock: Redlock
 ) -> None:
-    with foreign(servers[:3], kind) as now:
-        before = now()
-        with pytest.raises(ResourceHeld) as raised:
-            redlock.acquire("r")
-        assert raised.value.permanent
-        text = str(raised.value)
-        assert "r is held forever, by another program's key" in text
-        assert "the key redlock:r on 127.0.0.1:" in text
-        assert "has no ttl" in text and "delete it" in text and "redlock_prefix" in text
-        assert sum(node in text for node in redlock.nodes) >= 2
-        assert redlock.try_acquire("r") is None
-        assert now() == before
-        holder = redlock.holder("r")
-        assert holder is not None and holder.owner is None and holder.expires_in == float("inf")
+    now = foreign(clients, kind)
+    before = now()
+    with pytest.raises(ResourceHeld) as raised:
+        redlock.acquire("r")
+    assert raised.value.permanent
+    text = str(raised.value)
+    assert "r is held forever, by another program's key" in text
+    assert "the key redlock:r on 127.0.0.1:" in text
+    assert "has no ttl" in text and "delete it" in text and "redlock_prefix" in text
+    assert sum(node in text for node in redlock.nodes) >= 2
+    assert redlock.try_acquire("r") is None
+    assert now() == before
+    holder = redlock.holder("r")
+    assert holder is not None and holder.owner is None and holder.expires_in == float("inf")
 
 
 @pytest.mark.parametrize("kind", ["string", "list"])
 def test_a_key_with_a_ttl_is_held_and_then_free(
-    kind: str, servers: list[LocalServer], redlock: Redlock
+    kind: str, clients: list[redis.Redis], redlock: Redlock
 ) -> None:
-    with foreign(servers[:3], kind, ttl=1.0):
-        with pytest.raises(ResourceHeld, match="another program's key") as raised:
-            redlock.acquire("r")
-        assert not raised.value.permanent
-        assert "forever" not in str(raised.value)
-        holder = redlock.holder("r")
-        assert holder is not None and 0 < (holder.expires_in or 0) <= 1.0
-        assert redlock.release(redlock.acquire("r", wait=5.0)) is True
+    foreign(clients, kind, ttl=1.0)
+    with pytest.raises(ResourceHeld, match="another program's key") as raised:
+        redlock.acquire("r")
+    assert not raised.value.permanent
+    assert "forever" not in str(raised.value)
+    holder = redlock.holder("r")
+    assert holder is not None and 0 < (holder.expires_in or 0) <= 1.0
+    assert redlock.release(redlock.acquire("r", wait=5.0)) is True
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_on_a_minority_it_costs_nothing_and_is_not_touched(
-    kind: str, servers: list[LocalServer], redlock: Redlock
+    kind: str, clients: list[redis.Redis], redlock: Redlock
 ) -> None:
-    with foreign(servers[:1], kind) as now:
-        before = now()
-        lease = redlock.extend(redlock.acquire("r"))
-        assert redlock.release(lease) is True
-        assert now() == before
+    now = foreign(clients[:1], kind)
+    before = now()
+    lease = redlock.extend(redlock.acquire("r"))
+    assert redlock.release(lease) is True
+    assert now() == before
 
 
-def test_a_value_of_any_size_is_not_fetched(servers: list[LocalServer], redlock: Redlock) -> None:
-    clients = [redis.Redis(port=server.port) for server in servers[:3]]
+def test_a_value_of_any_size_is_not_fetched(clients: list[redis.Redis], redlock: Redlock) -> None:
     for client in clients:
         client.set("redlock:r", b"x" * 50_000_000)
     with pytest.raises(Exception, match=r"more than \d+ bytes"):
@@ -111,7 +111,6 @@ def test_a_value_of_any_size_is_not_fetched(servers: list[LocalServer], redlock:
     assert redlock.release(redlock.acquire("other", wait=5.0)) is True
     for client in clients:
         assert client.strlen("redlock:r") == 50_000_000
-        client.close()
 
 
 # -- Names
@@ -141,16 +140,15 @@ def test_a_name_too_long_for_a_key_is_refused_with_what_to_do(redlock: Redlock) 
 # -- Times
 
 
-def test_every_ttl_that_may_be_declared_leaves_twice_the_time_to_ask_and_the_drift() -> None:
+def test_every_ttl_that_may_be_declared_leaves_twice_the_time_to_ask_and_the_drift(
+    lock_over: Callable[..., Redlock],
+) -> None:
     """TTL > 2 x (node timeout + drift): a node is never waited for longer than a tenth of it."""
-    from celery_redlock.protocol.lease import drift
-
-    redlock = Redlock(["redis://127.0.0.1:1"], node_timeout=60.0)
+    redlock = lock_over(["redis://127.0.0.1:1"], node_timeout=60.0)
     ttl = MIN_TTL
     while ttl <= DAY:
         assert ttl > 2 * (redlock.client.patience(ttl) + drift(ttl))
         ttl *= 1.1
-    redlock.close()
 
 
 @pytest.mark.parametrize(
@@ -182,9 +180,9 @@ def test_a_time_that_no_node_can_keep_is_refused(seconds: float, redlock: Redloc
 
 
 def test_a_forged_lease_frees_and_extends_nothing(
-    servers: list[LocalServer], redlock: Redlock
+    servers: list[LocalServer], redlock: Redlock, lock_over: Callable[..., Redlock]
 ) -> None:
-    other = Redlock([server.url for server in servers[:3]], ttl=5.0)
+    other = lock_over(servers[:3], ttl=5.0)
     lease = redlock.acquire("r")
     forged: list[Lease] = [
         dataclasses.replace(lease, token=Owner("host", 1).token("0" * 32)),
@@ -205,7 +203,6 @@ def test_a_forged_lease_frees_and_extends_nothing(
     assert other.extend(victim).remaining() > 0
     assert redlock.holder("r") is None
     assert other.release(victim) is True
-    other.close()
 
 
 def test_a_token_holds_128_random_bits_that_no_other_attempt_has(redlock: Redlock) -> None:
@@ -223,14 +220,13 @@ def test_a_token_holds_128_random_bits_that_no_other_attempt_has(redlock: Redloc
 
 
 def test_a_forged_holder_cannot_write_into_the_log(
-    servers: list[LocalServer], redlock: Redlock, caplog: pytest.LogCaptureFixture
+    clients: list[redis.Redis], redlock: Redlock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever may write under our prefix chooses host and task that an operator reads."""
     caplog.set_level(logging.DEBUG)
     evil = "\x1b[2J\nCRITICAL all is well\u202e"
-    for server in servers[:3]:
-        with redis.Redis(port=server.port) as client:
-            client.set("redlock:r", Owner(evil, 1, evil, 0, evil).token("n"), px=5000)
+    for client in clients:
+        client.set("redlock:r", Owner(evil, 1, evil, 0, evil).token("n"), px=5000)
     with pytest.raises(ResourceHeld) as raised:
         redlock.acquire("r")
     assert str(raised.value).isprintable()

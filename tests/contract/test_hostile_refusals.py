@@ -15,22 +15,16 @@ from typing import Any
 
 import pytest
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.protocol.values import Vote
-from celery_redlock.server import LocalServer
+from celery_redlock.server import LocalServer, start_servers
 from tests.support.impostor import Impostor
-from tests.support.nodes import ACL_RULE, all_connected
+from tests.support.nodes import ACL_RULE, admin, all_connected
 from tests.support.wait import wait_until
 
 TTL = 30.0
 """Long: nothing that goes away in these tests has expired."""
-
-
-def admin(server: LocalServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
 
 class Ailing:
@@ -150,17 +144,18 @@ def binary(request: pytest.FixtureRequest) -> str | None:
     return found
 
 
+Make = Callable[..., "tuple[Redlock, list[Ailing]]"]
+
+
 @pytest.fixture
-def make(
-    servers: list[LocalServer], binary: str | None, tmp_path: Path
-) -> Iterator[Callable[..., tuple[Redlock, list[Ailing]]]]:
+def make(servers: list[LocalServer], binary: str | None, tmp_path: Path) -> Iterator[Make]:
     """A lock over some nodes that will fall ill, and healthy ones to make it three."""
     with ExitStack() as stack:
 
         def made(kind: type[Ailing], count: int = 1) -> tuple[Redlock, list[Ailing]]:
             ailing = [kind(stack, tmp_path, binary) for _ in range(count)]
-            urls = [one.server.url for one in ailing]
-            redlock = Redlock([*urls, *(s.url for s in servers[: 3 - count])], ttl=TTL)
+            nodes = [*(one.server for one in ailing), *servers[: 3 - count]]
+            redlock = Redlock([node.url for node in nodes], ttl=TTL)
             stack.callback(redlock.close)
             return all_connected(redlock), ailing
 
@@ -183,9 +178,7 @@ def everywhere(redlock: Redlock, ailing: list[Ailing], resource: str) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_release_that_is_refused_is_made_up_for(
-    make: Callable[..., tuple[Redlock, list[Ailing]]],
-    kind: type[Ailing],
-    caplog: pytest.LogCaptureFixture,
+    make: Make, kind: type[Ailing], caplog: pytest.LogCaptureFixture
 ) -> None:
     redlock, (ailing,) = make(kind)
     name = redlock.nodes[0]
@@ -216,7 +209,7 @@ def test_a_release_that_is_refused_is_made_up_for(
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_deadline(
-    make: Callable[..., tuple[Redlock, list[Ailing]]], kind: type[Ailing]
+    make: Make, kind: type[Ailing]
 ) -> None:
     redlock, ailing = make(kind, count=2)
     lease = redlock.acquire("held")
@@ -241,25 +234,24 @@ def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_dea
 
 
 def test_a_full_node_keeps_what_is_held(
-    servers: list[LocalServer], binary: str | None, caplog: pytest.LogCaptureFixture
+    binary: str | None, lock_over: Callable[..., Redlock]
 ) -> None:
-    with LocalServer(binary=binary) as full:
-        redlock = Redlock([full.url], ttl=TTL)
-        with admin(full) as client:
-            lease = redlock.acquire("held")
-            client.config_set("maxmemory", 1)
-            with pytest.raises(QuorumUnavailable, match="OOM"):
-                redlock.acquire("r")
-            assert redlock.release(redlock.extend(lease)) is True
-            assert client.keys("redlock:*") == []
-        redlock.close()
+    with LocalServer(binary=binary) as full, admin(full) as client:
+        redlock = lock_over([full], ttl=TTL)
+        lease = redlock.acquire("held")
+        client.config_set("maxmemory", 1)
+        with pytest.raises(QuorumUnavailable, match="OOM"):
+            redlock.acquire("r")
+        assert redlock.release(redlock.extend(lease)) is True
+        assert client.keys("redlock:*") == []
 
 
-def test_a_replica_that_answers_0_has_not_proved_a_release(servers: list[LocalServer]) -> None:
+def test_a_replica_that_answers_0_has_not_proved_a_release(
+    servers: list[LocalServer], lock_over: Callable[..., Redlock]
+) -> None:
     """It says the same as a node where the key is another's."""
     with LocalServer(config=["--repl-diskless-sync-delay", "0"]) as empty, ExitStack() as stack:
-        redlock = Redlock([s.url for s in servers[:3]], ttl=TTL)
-        stack.callback(redlock.close)
+        redlock = lock_over(servers[:3], ttl=TTL)
         lease = redlock.acquire("r")
         for server in servers[:3]:
             client = stack.enter_context(admin(server))
@@ -274,20 +266,21 @@ def test_a_replica_that_answers_0_has_not_proved_a_release(servers: list[LocalSe
 
 
 def test_a_cluster_and_a_replica_without_its_master_are_refused(
-    servers: list[LocalServer], binary: str | None, tmp_path: Path
+    servers: list[LocalServer],
+    binary: str | None,
+    lock_over: Callable[..., Redlock],
+    tmp_path: Path,
 ) -> None:
     cluster = ["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf")]
     orphan = ["--replicaof", "127.0.0.1", "1", "--replica-serve-stale-data", "no"]
     for config, words in ((cluster, "(?i)cluster"), (orphan, "(?i)master")):
-        with LocalServer(binary=binary, config=config) as sick:
-            redlock = Redlock([sick.url, servers[0].url], ttl=TTL)
-            with pytest.raises(ConfigurationError, match=words):
-                redlock.acquire("r")
-            redlock.close()
+        sick = LocalServer(binary=binary, config=config)
+        with sick, pytest.raises(ConfigurationError, match=words):
+            lock_over([sick, servers[0]], ttl=TTL).acquire("r")
 
 
 def test_a_node_without_room_for_clients_is_not_hammered(
-    servers: list[LocalServer], binary: str | None
+    servers: list[LocalServer], binary: str | None, lock_over: Callable[..., Redlock]
 ) -> None:
     with LocalServer(binary=binary) as crowded, admin(crowded) as client:
         client.config_set("maxclients", 1)  # that is this one
@@ -295,32 +288,31 @@ def test_a_node_without_room_for_clients_is_not_hammered(
         def refused() -> int:
             return int(client.info("stats")["rejected_connections"])
 
-        redlock = Redlock([crowded.url, servers[0].url, servers[1].url], ttl=TTL)
-        others = Redlock([crowded.url, servers[0].url], ttl=TTL)
-        try:
-            wait_until(lambda: redlock.release(redlock.acquire("r")) and refused() >= 3, 10, "3")
-            before = refused()
-            for _ in range(500):
-                assert redlock.release(redlock.acquire("r")) is True
-            assert refused() - before < 20  # they come by time, not by request
-            with pytest.raises(QuorumUnavailable, match="max number of clients"):
-                others.acquire("r")
-            client.config_set("maxclients", 1000)
+        redlock = lock_over([crowded, *servers[:2]], ttl=TTL)
+        others = lock_over([crowded, servers[0]], ttl=TTL)
+        wait_until(lambda: redlock.release(redlock.acquire("r")) and refused() >= 3, 10, "3")
+        before = refused()
+        for _ in range(500):
+            assert redlock.release(redlock.acquire("r")) is True
+        assert refused() - before < 20  # they come by time, not by request
+        with pytest.raises(QuorumUnavailable, match="max number of clients"):
+            others.acquire("r")
+        client.config_set("maxclients", 1000)
 
-            def granted() -> bool:
-                with suppress(QuorumUnavailable):
-                    return others.release(others.acquire("s"))
-                return False
+        def granted() -> bool:
+            with suppress(QuorumUnavailable):
+                return others.release(others.acquire("s"))
+            return False
 
-            wait_until(granted, 10, "it has room")
-        finally:
-            redlock.close()
-            others.close()
+        wait_until(granted, 10, "it has room")
 
 
 @pytest.mark.parametrize("command", ["EVALSHA", "SET"])
 def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
-    command: str, servers: list[LocalServer], caplog: pytest.LogCaptureFixture
+    command: str,
+    servers: list[LocalServer],
+    lock_over: Callable[..., Redlock],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Of an unknown command it says with which arguments it was called."""
     caplog.set_level(logging.DEBUG)
@@ -338,13 +330,12 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
                 quoted,
             )
 
-        redlock = Redlock([impostor.url], ttl=TTL)
+        redlock = lock_over([impostor], ttl=TTL)
         redlock.connect()
         impostor.reply = quote
         for _ in range(3):  # the first release goes by the script's text
             with suppress(QuorumUnavailable):
                 redlock.release(redlock.acquire("r"))
-        redlock.close()
         nonces = {word.decode().rpartition("|")[2] for word in seen}
         assert nonces and all(len(nonce) == 32 for nonce in nonces)
         assert f"unknown command '{command}'" in caplog.text
@@ -352,13 +343,10 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
 
 
 def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
-    caplog: pytest.LogCaptureFixture,
+    lock_over: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with ExitStack() as stack:
-        config = ["--maxmemory-policy", "allkeys-random"]
-        nodes = [stack.enter_context(LocalServer(config=config)) for _ in range(3)]
-        redlock = all_connected(Redlock([node.url for node in nodes], ttl=9.0))
-        stack.callback(redlock.close)
+    with start_servers(3, config=["--maxmemory-policy", "allkeys-random"]) as nodes:
+        redlock = all_connected(lock_over(nodes, ttl=9.0))
         with redlock.lock("r") as lease, admin(nodes[0]) as client:
             wait_until(lambda: client.exists("redlock:r"), 5, "it is set")
             client.config_set("maxmemory", client.info("memory")["used_memory"] + 300_000)
@@ -376,25 +364,24 @@ def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
 
 @pytest.mark.parametrize("command", ["EVAL", "EVALSHA"])
 def test_a_node_that_runs_no_scripts_is_refused_before_anything_is_locked(
-    binary: str | None, command: str
+    binary: str | None, lock_over: Callable[..., Redlock], command: str
 ) -> None:
     """A lock could be taken there with SET; it could not be given back before its ttl."""
     config = ["--rename-command", command, ""]
     with LocalServer(binary=binary, config=config) as mute, admin(mute) as client:
-        redlock = Redlock([mute.url], ttl=TTL)
+        redlock = lock_over([mute], ttl=TTL)
         with pytest.raises(ConfigurationError, match=f"runs no scripts.*{command}") as raised:
             redlock.check(timeout=10.0)
         assert redlock.nodes[0] in str(raised.value)
         assert client.dbsize() == 0
-        redlock.close()
 
 
-def test_a_node_where_the_user_may_run_no_scripts_is_refused() -> None:
+def test_a_node_where_the_user_may_run_no_scripts_is_refused(
+    lock_over: Callable[..., Redlock],
+) -> None:
     with LocalServer() as strict, admin(strict) as client:
         rule = [word for word in ACL_RULE if word != "+eval"]
         client.execute_command("ACL", "SETUSER", "redlock", *rule)
         url = f"redis://redlock:SECRET@127.0.0.1:{strict.port}/0"
-        redlock = Redlock([url], ttl=TTL)
         with pytest.raises(ConfigurationError, match=r"runs no scripts.*NOPERM"):
-            redlock.acquire("r")
-        redlock.close()
+            lock_over([url], ttl=TTL).acquire("r")

@@ -16,10 +16,10 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.protocol.values import Vote
-from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from tests.support.impostor import Impostor
 from tests.support.machine import brief
+from tests.support.names import Locks, Log, Servers
 from tests.support.nodes import all_connected
 from tests.support.wait import wait_until
 
@@ -53,8 +53,8 @@ SHORT_OF_AN_END = {"the half of an answer, then the end"}
 
 
 @contextlib.contextmanager
-def lock_over(
-    servers: list[LocalServer], impostors: int, ttl: float = 2.0
+def with_impostors(
+    servers: Servers, impostors: int, ttl: float = 2.0
 ) -> Iterator[tuple[Redlock, list[Impostor]]]:
     """A lock over three nodes, the first of which are impostors that behave, as yet."""
     with ExitStack() as stack:
@@ -72,9 +72,9 @@ def spoil(impostors: list[Impostor], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_minority_that_answers_so_costs_nothing(name: str, servers: list[LocalServer]) -> None:
+def test_a_minority_that_answers_so_costs_nothing(name: str, servers: Servers) -> None:
     # A long reply is read to its limit; a tenth of the ttl must be time for that.
-    with lock_over(servers, 1, ttl=20.0) as (redlock, impostors):
+    with with_impostors(servers, 1, ttl=20.0) as (redlock, impostors):
         spoil(impostors, name)
         times = []
         begin = time.monotonic()
@@ -90,10 +90,10 @@ def test_a_minority_that_answers_so_costs_nothing(name: str, servers: list[Local
 
 @pytest.mark.parametrize("name", REPLIES)
 def test_a_majority_that_answers_so_grants_nothing_and_loses_its_connections(
-    name: str, servers: list[LocalServer]
+    name: str, servers: Servers
 ) -> None:
     process = psutil.Process()
-    with lock_over(servers, 2) as (redlock, impostors):
+    with with_impostors(servers, 2) as (redlock, impostors):
         spoil(impostors, name)
         before = process.memory_info().rss
         for turn in range(3):
@@ -125,20 +125,19 @@ def test_a_majority_that_answers_so_grants_nothing_and_loses_its_connections(
 
 
 def test_an_answer_too_many_ends_the_connection_and_shifts_no_other(
-    servers: list[LocalServer],
+    servers: Servers, admins: list[redis.Redis]
 ) -> None:
-    with lock_over(servers, 3) as (redlock, impostors):
+    with with_impostors(servers, 3) as (redlock, impostors):
         for one in impostors[:2]:
             one.reply = b"$-1\r\n$-1\r\n"
-        with redis.Redis(port=servers[2].port) as client:
-            client.set("redlock:r", "another's", px=60_000)  # or a quorum may be met without both
+        # Or a quorum may be met without both.
+        admins[2].set("redlock:r", "another's", px=60_000)
         redlock.acquire("r")  # two nodes that lie are a quorum that lies
         for one in impostors[:2]:
             one.reply = None
         # What they sent too much must not be taken for a yes to this.
-        for server in servers[:2]:
-            with redis.Redis(port=server.port) as client:
-                client.set("redlock:other", "another's", px=60_000)
+        for client in admins[:2]:
+            client.set("redlock:other", "another's", px=60_000)
 
         def refused_over_new_connections() -> bool:
             assert redlock.try_acquire("other") is None
@@ -148,12 +147,10 @@ def test_an_answer_too_many_ends_the_connection_and_shifts_no_other(
         wait_until(refused_over_new_connections, 20.0, "the liars' connections are new ones")
 
 
-def test_a_reply_that_is_no_answer_is_not_shown(
-    servers: list[LocalServer], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_reply_that_is_no_answer_is_not_shown(servers: Servers, caplog: Log) -> None:
     """It may be what another was to read: a token."""
     caplog.set_level(logging.DEBUG)
-    with lock_over(servers, 2) as (redlock, impostors):
+    with with_impostors(servers, 2) as (redlock, impostors):
         for one in impostors:
             one.reply = b"|host|1||0||0|s3cr3t-nonce\r\n"
         with pytest.raises(QuorumUnavailable) as raised:
@@ -162,11 +159,9 @@ def test_a_reply_that_is_no_answer_is_not_shown(
         assert "s3cr3t" not in str(raised.value) + caplog.text
 
 
-def test_what_a_terminal_would_obey_is_escaped(
-    servers: list[LocalServer], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_a_terminal_would_obey_is_escaped(servers: Servers, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
-    with lock_over(servers, 2) as (redlock, impostors):
+    with with_impostors(servers, 2) as (redlock, impostors):
         for one in impostors:
             one.reply = "-ERR \x1b[2J\x1b]0;owned\x07 \u202egnitirw\r\n".encode()
         with pytest.raises(QuorumUnavailable, match=r"\\x1b\[2J") as raised:
@@ -176,23 +171,20 @@ def test_what_a_terminal_would_obey_is_escaped(
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
-def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) -> None:
+def test_a_listener_reads_no_message_without_an_end(
+    servers: Servers, admins: list[redis.Redis], lock_over: Locks
+) -> None:
     """The subscriptions have connections, and a thread each, of their own."""
-    process = psutil.Process()
-    redlock = Redlock([servers[0].url], ttl=5.0)
-    try:
-        with redlock.lock("r"), redlock.client.wakeup.waiter() as waiter:
-            wait_until(lambda: waiter.informed, 5, "it listens")
-            (listener,) = redlock.client.wakeup._subscriptions
-            before, first = process.memory_info().rss, listener._socket
-            with redis.Redis(port=servers[0].port) as client:
-                client.publish(redlock.client.wakeup.channel, b"x" * 100_000_000)
-            wait_until(
-                lambda: waiter.informed and listener._socket is not first, 10, "it listens again"
-            )
-            assert process.memory_info().rss - before < 90_000_000
-    finally:
-        redlock.close()
+    process, redlock = psutil.Process(), lock_over(servers[:1], ttl=5.0)
+    with redlock.lock("r"), redlock.client.wakeup.waiter() as waiter:
+        wait_until(lambda: waiter.informed, 5, "it listens")
+        (listener,) = redlock.client.wakeup._subscriptions
+        before, first = process.memory_info().rss, listener._socket
+        admins[0].publish(redlock.client.wakeup.channel, b"x" * 100_000_000)
+        wait_until(
+            lambda: waiter.informed and listener._socket is not first, 10, "it listens again"
+        )
+        assert process.memory_info().rss - before < 90_000_000
 
 
 @pytest.mark.parametrize(
@@ -207,14 +199,11 @@ def test_a_listener_reads_no_message_without_an_end(servers: list[LocalServer]) 
         b"*3\r\n$11\r\nunsubscribe\r\n$3\r\np:r\r\n:0\r\n",
     ],
 )
-def test_a_listener_survives_what_is_no_message(reply: bytes, servers: list[LocalServer]) -> None:
+def test_a_listener_survives_what_is_no_message(reply: bytes, servers: Servers) -> None:
     with Impostor(servers[0].port) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
-        try:
-            with wakeup.waiter() as waiter:
-                wait_until(lambda: waiter.informed, 5, "it listens")
-                impostor.say(reply)
-                wait_until(lambda: impostor.connections > 1, 5, "it has hung up")
-                wait_until(lambda: waiter.informed, 5, "it listens again")
-        finally:
-            wakeup.close()
+        with contextlib.closing(wakeup), wakeup.waiter() as waiter:
+            wait_until(lambda: waiter.informed, 5, "it listens")
+            impostor.say(reply)
+            wait_until(lambda: impostor.connections > 1, 5, "it has hung up")
+            wait_until(lambda: waiter.informed, 5, "it listens again")

@@ -19,17 +19,12 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import (
-    LeaseLost,
-    NotAcquired,
-    Redlock,
-    RedlockError,
-    current_lease,
-)
+from celery_redlock import LeaseLost, NotAcquired, Redlock, RedlockError, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
-from celery_redlock.server import LocalServer
+from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from tests.support.impostor import Impostor
+from tests.support.names import Locks, Log, Servers
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -76,7 +71,7 @@ class Catch:
 
 
 @pytest.fixture
-def shown(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
+def shown(caplog: Log) -> Iterator[list[str]]:
     """What a test has seen; searched at its end, with the whole log and all events."""
     caplog.set_level(logging.DEBUG)
     seen: list[str] = []
@@ -93,20 +88,13 @@ def shown(caplog: pytest.LogCaptureFixture) -> Iterator[list[str]]:
         assert not TOKEN.search(text), text
 
 
-def guarded(stack: ExitStack, count: int) -> list[LocalServer]:
-    return [stack.enter_context(LocalServer(password=CANARY)) for _ in range(count)]
-
-
 def show(seen: list[str], redlock: Redlock) -> None:
     seen += [repr(redlock), str(redlock.nodes), repr(redlock.client.addresses)]
 
 
-def test_in_a_life_of_a_lock(shown: list[str]) -> None:
-    with ExitStack() as stack:
-        servers = guarded(stack, 3)
-        redlock, other = (Redlock([s.url for s in servers], ttl=1.0) for _ in range(2))
-        stack.callback(redlock.close)
-        stack.callback(other.close)
+def test_in_a_life_of_a_lock(shown: list[str], lock_over: Locks) -> None:
+    with start_servers(3, password=CANARY) as servers:
+        redlock, other = lock_over(servers, ttl=1.0), lock_over(servers, ttl=1.0)
         catch = Catch()
         with redlock.lock("r") as lease:
             shown += [repr(lease), str(lease), repr(lease.lease), repr(current_lease())]
@@ -124,11 +112,9 @@ def test_in_a_life_of_a_lock(shown: list[str]) -> None:
         show(shown, redlock)
 
 
-def test_in_a_loss(shown: list[str], caplog: pytest.LogCaptureFixture) -> None:
-    with ExitStack() as stack:
-        servers = guarded(stack, 3)
-        redlock = Redlock([s.url for s in servers], ttl=1.0)
-        stack.callback(redlock.close)
+def test_in_a_loss(shown: list[str], lock_over: Locks, caplog: Log) -> None:
+    with start_servers(3, password=CANARY) as servers:
+        redlock = lock_over(servers, ttl=1.0)
         catch = Catch()
         told = threading.Event()
 
@@ -195,15 +181,12 @@ def bad_nodes(stack: ExitStack) -> dict[str, Any]:
     }
 
 
-def test_in_whatever_a_node_can_do_to_us(
-    shown: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_whatever_a_node_can_do_to_us(shown: list[str], lock_over: Locks, caplog: Log) -> None:
     with ExitStack() as stack:
         nodes = bad_nodes(stack)
-        redlocks = {name: Redlock([node], ttl=1.0) for name, node in nodes.items()}
+        redlocks = {name: lock_over([node], ttl=1.0) for name, node in nodes.items()}
         catch = Catch()
         for redlock in redlocks.values():
-            stack.callback(redlock.close)
             redlock.connect(timeout=0)
         for redlock in redlocks.values():
             show(shown, redlock)
@@ -231,6 +214,9 @@ MISTAKES = [
     f"redis://:a@b@{CANARY}@127.0.0.1:1/x",
     f"redis://:[{CANARY}@127.0.0.1:1/0",
     f"redis://:{CANARY}@127.0.0.1:1/0?socket_timeout=x",
+    f"redis://:{CANARY}@127.0.0.1:1/0?health_check_interval={CANARY}",
+    f"lock:{CANARY}@localhost:7001",
+    f"localhost:7001?password={CANARY}",
     f"redis://127.0.0.1:1/0?password={CANARY}&nonsense=1",
     f"redis://127.0.0.1:1/{CANARY}",
     f"rediss://:{CANARY}@h:1/0?ssl_cert_reqs=nonsense",
@@ -241,26 +227,24 @@ MISTAKES = [
 ]
 
 
+@pytest.fixture
+def redlock(servers: Servers, lock_over: Locks) -> Redlock:
+    return lock_over(servers[:3], ttl=5.0)
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=range(len(MISTAKES)))
-def test_in_an_address_that_is_none(mistake: Any, shown: list[str]) -> None:
+def test_in_an_address_that_is_none(mistake: Any, shown: list[str], lock_over: Locks) -> None:
     catch = Catch()
     with catch:
-        redlock = Redlock([mistake])
-        try:
-            redlock.acquire("r")
-        finally:
-            redlock.close()
+        lock_over([mistake]).acquire("r")
     with catch:
         Redlock([f"redis://:{CANARY}@h:1/0", f"redis://:{CANARY}@h:1/1"])  # the same server
     assert catch.kinds <= {"ConfigurationError", "QuorumUnavailable"}
     shown += catch.seen
 
 
-def test_a_lease_that_travels_in_an_error_leaves_its_token_behind(
-    servers: list[LocalServer],
-) -> None:
+def test_a_lease_that_travels_in_an_error_leaves_its_token_behind(redlock: Redlock) -> None:
     """A task's error is stored where others read; its token would free the lock."""
-    redlock = Redlock([server.url for server in servers[:3]], ttl=5.0)
     lease = redlock.acquire("r")
     error = LeaseLost("lost", resource="r", lease=lease, reason="expired")
     travelled = pickle.loads(pickle.dumps(error))
@@ -270,7 +254,6 @@ def test_a_lease_that_travels_in_an_error_leaves_its_token_behind(
     assert error.lease is lease
     assert pickle.loads(pickle.dumps(LeaseLost("lost"))).lease is None
     assert redlock.release(lease) is True
-    redlock.close()
 
 
 def test_addresses_compare_and_print_without_their_arguments() -> None:
@@ -278,9 +261,8 @@ def test_addresses_compare_and_print_without_their_arguments() -> None:
     assert CANARY not in repr(address) and address.arguments["password"] == CANARY
 
 
-def test_a_token_is_shown_as_a_digest_only(servers: list[LocalServer]) -> None:
+def test_a_token_is_shown_as_a_digest_only(redlock: Redlock) -> None:
     """The same for all who look, so that lines of two logs can be brought together."""
-    redlock = Redlock([server.url for server in servers[:3]], ttl=5.0)
     lease = redlock.acquire("r")
     holder = redlock.holder("r")
     assert holder is not None and re.fullmatch(r"[0-9a-f]{8}", holder.digest)
@@ -289,13 +271,7 @@ def test_a_token_is_shown_as_a_digest_only(servers: list[LocalServer]) -> None:
         redlock.acquire("r")
     nonce = lease.token.rpartition("|")[2]
     assert nonce not in repr(lease) + repr(holder) + str(holder)
-    redlock.release(lease)
-    redlock.close()
 
 
-def test_the_search_finds_what_it_searches_for(servers: list[LocalServer]) -> None:
-    redlock = Redlock([server.url for server in servers[:3]], ttl=5.0)
-    lease = redlock.acquire("r")
-    assert TOKEN.search(f"lost the lock r held by {lease.token}, after 1 s")
-    redlock.release(lease)
-    redlock.close()
+def test_the_search_finds_what_it_searches_for(redlock: Redlock) -> None:
+    assert TOKEN.search(f"lost the lock r held by {redlock.acquire('r').token}, after 1 s")

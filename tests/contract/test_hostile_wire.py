@@ -5,18 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 import redis
 
 from celery_redlock import Redlock
 from celery_redlock.locking.pubsub import ReleaseSubscriber
-from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey import reader, snapshot
-from tests.support.impostor import Impostor
+from tests.support.impostor import Impostor, Reply
 from tests.support.machine import brief
+from tests.support.names import Locks, Patch, Servers
 from tests.support.wait import wait_until
 
 BUFFERED = 20 * 2**20
@@ -24,19 +24,25 @@ BUFFERED = 20 * 2**20
 FLOOD = 200 * 2**20
 
 
+@contextmanager
+def beside(servers: Servers, reply: Reply, *to: bytes) -> Iterator[tuple[Redlock, Impostor]]:
+    """A lock over an impostor, that answers such requests so, and two sound nodes."""
+    with ExitStack() as stack:
+        impostor = stack.enter_context(Impostor(servers[0].port, reply, to))
+        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+        stack.callback(redlock.close)
+        yield redlock, impostor
+
+
 LONG_TTL = b"*2\r\n$1\r\na\r\n:1" + b"0" * 400 + b"\r\n"
 
 
 def test_a_ttl_of_401_digits_is_that_nodes_silence_and_ends_no_waiter(
-    servers: list[LocalServer], admins: list[redis.Redis]
+    servers: Servers, admins: list[redis.Redis], lock_over: Locks
 ) -> None:
     """It ended the thread of each waiter with an OverflowError."""
-    with ExitStack() as stack:
-        impostor = stack.enter_context(Impostor(servers[0].port, LONG_TTL, (b"local seen = {}",)))
-        urls = [impostor.url, servers[1].url, servers[2].url]
-        ours, others = Redlock(urls, ttl=5.0), Redlock(urls, ttl=5.0)
-        stack.callback(ours.close)
-        stack.callback(others.close)
+    with Impostor(servers[0].port, LONG_TTL, (b"local seen = {}",)) as impostor:
+        ours, others = (lock_over([impostor, *servers[1:3]], ttl=5.0) for _ in range(2))
         lease = others.acquire("r")
         waiting = threading.Thread(target=others.release, args=(lease,))
         timer = threading.Timer(0.8, waiting.start)
@@ -70,79 +76,54 @@ FLOODS = [b"$1500000000\r\n", b"*100000000\r\n", b"-ERR ", b"+", b":"]
 
 
 @pytest.mark.parametrize("header", FLOODS)
-def test_no_handshake_is_read_to_its_end_however_long(
-    header: bytes, servers: list[LocalServer]
-) -> None:
+def test_no_handshake_is_read_to_its_end_however_long(header: bytes, servers: Servers) -> None:
     """An INFO of 1.5 GB took each client from 31 to 1 432 MiB."""
-    with Impostor(servers[0].port, flood(header), (b"\r\nINFO\r\n",)) as impostor:
-        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
-        try:
-            redlock.release(redlock.acquire("r"))
-            wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
-            assert impostor.sent / (impostor.connections - 1) < BUFFERED
-        finally:
-            redlock.close()
+    with beside(servers, flood(header), b"\r\nINFO\r\n") as (redlock, impostor):
+        redlock.release(redlock.acquire("r"))
+        wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
+        assert impostor.sent / (impostor.connections - 1) < BUFFERED
 
 
-def test_a_handshake_with_an_answer_too_many_makes_no_connection(
-    servers: list[LocalServer],
-) -> None:
+def test_a_handshake_with_an_answer_too_many_makes_no_connection(servers: Servers) -> None:
     """What came unasked would be the first lock's answer."""
     answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
-    with Impostor(servers[0].port, answers, (b"\r\nINFO\r\n",)) as impostor:
-        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
+    with beside(servers, answers, b"\r\nINFO\r\n") as (redlock, impostor):
         channel = redlock.client.driver.nodes[0].channel
-        try:
-            redlock.connect()
-            wait_until(lambda: channel.up, 5, "it is a node")
-            impostor.reply = answers + b"$-1\r\n"
-            impostor.reset()
+        redlock.connect()
+        wait_until(lambda: channel.up, 5, "it is a node")
+        impostor.reply = answers + b"$-1\r\n"
+        impostor.reset()
 
-            def refused() -> bool:
-                redlock.release(redlock.acquire("r"))
-                return "nobody asked for" in (channel.down or "")
+        def refused() -> bool:
+            redlock.release(redlock.acquire("r"))
+            return "nobody asked for" in (channel.down or "")
 
-            wait_until(refused, 5, "it is none")
-        finally:
-            redlock.close()
+        wait_until(refused, 5, "it is none")
 
 
-def test_no_announcement_is_read_to_its_end_however_long(servers: list[LocalServer]) -> None:
+def test_no_announcement_is_read_to_its_end_however_long(servers: Servers) -> None:
     with Impostor(servers[0].port, flood(b"*3\r\n$7\r\n"), (b"SUBSCRIBE\r\n",)) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
-        try:
-            with wakeup.waiter():
-                wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
+        with closing(wakeup), wakeup.waiter():
+            wait_until(lambda: impostor.connections > 2, 10, "it was hung up on, twice")
             assert impostor.sent / (impostor.connections - 1) < BUFFERED
-        finally:
-            wakeup.close()
 
 
 @pytest.mark.parametrize("header", FLOODS)
-def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: list[LocalServer]) -> None:
-    with Impostor(servers[0].port, flood(header), (b"\r\nSCAN\r\n",)) as impostor:
-        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
-        try:
-            with redlock.lock("r"):
-                seen = snapshot.survey(redlock)
-        finally:
-            redlock.close()
+def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: Servers) -> None:
+    with beside(servers, flood(header), b"\r\nSCAN\r\n") as (redlock, impostor):
+        with redlock.lock("r"):
+            seen = snapshot.survey(redlock)
         assert [entry.resource for entry in seen.entries] == ["r"], "the others tell"
         assert [node.reachable for node in seen.looks] == [False, True, True]
         assert impostor.sent < BUFFERED
 
 
-def test_a_look_that_finds_ever_more_keys_is_given_up(
-    servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_that_finds_ever_more_keys_is_given_up(servers: Servers, monkeypatch: Patch) -> None:
     monkeypatch.setattr(reader._Parser, "budget", 2**20)
     keys = b"".join(b"$12\r\nredlock:%04d\r\n" % number for number in range(1000))
     scanned = b"*2\r\n$1\r\n7\r\n*1000\r\n" + keys
-    with Impostor(servers[0].port, scanned, (b"\r\nSCAN\r\n",)) as impostor:
-        redlock = Redlock([impostor.url, servers[1].url, servers[2].url], ttl=2.0)
-        try:
-            seen = snapshot.survey(redlock)
-        finally:
-            redlock.close()
+    with beside(servers, scanned, b"\r\nSCAN\r\n") as (redlock, impostor):
+        seen = snapshot.survey(redlock)
         assert "more than is read" in seen.looks[0].error
         assert impostor.sent < 2**20

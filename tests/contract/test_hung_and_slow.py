@@ -7,6 +7,7 @@ import select
 import ssl
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,46 +23,32 @@ from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis import driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import Node
+from tests.support.nodes import hung
 from tests.support.proxy import Proxy
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["here", "in a fork's child"])
 def test_the_first_call_with_three_of_five_hung_takes_one_node_timeout(
-    servers: list[LocalServer], forked: bool
+    servers: list[LocalServer], lock_over: Callable[..., Redlock], forked: bool
 ) -> None:
-    redlock = Redlock([one.url for one in servers], node_timeout=0.4)
+    redlock = lock_over(servers, node_timeout=0.4)
     if forked:
         redlock.client.start_afresh()
-    for one in servers[:3]:
-        one.pause()
-    try:
-        begin = time.monotonic()
+    with hung(servers[:3]) as begin:
         with pytest.raises(QuorumUnavailable):
             redlock.acquire("r")
         took = time.monotonic() - begin
-    finally:
-        for one in servers[:3]:
-            one.resume()
     assert 0.3 < took < 0.8, f"{took:.3f} s; a connection attempt takes 1.0"
-    lease = redlock.acquire("r", wait=10.0)
-    assert redlock.release(lease)
-    redlock.close()
+    assert redlock.release(redlock.acquire("r", wait=10.0))
 
 
 def test_the_first_call_with_two_of_five_hung_waits_for_none_of_them(
-    servers: list[LocalServer],
+    servers: list[LocalServer], lock_over: Callable[..., Redlock]
 ) -> None:
-    redlock = Redlock([one.url for one in servers], node_timeout=1.0)
-    for one in servers[:2]:
-        one.pause()
-    try:
-        begin = time.monotonic()
+    redlock = lock_over(servers, node_timeout=1.0)
+    with hung(servers[:2]) as begin:
         assert redlock.release(redlock.acquire("r"))
         assert time.monotonic() - begin < 0.9
-    finally:
-        for one in servers[:2]:
-            one.resume()
-        redlock.close()
 
 
 def test_nodes_that_are_late_time_and_again_do_not_flood_the_log(

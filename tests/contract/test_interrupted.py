@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -49,16 +49,13 @@ def alarm() -> Iterator[Callable[[float], AbstractContextManager[None]]]:
 
 
 @pytest.fixture
-def make(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
-    with ExitStack() as stack:
+def make(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    def make(count: int | None = None, **options: Any) -> Redlock:
+        redlock = lock_over(servers[:count], **options)
+        redlock.connect()
+        return redlock
 
-        def make(count: int | None = None, **options: Any) -> Redlock:
-            redlock = Redlock([server.url for server in servers[:count]], **options)
-            stack.callback(redlock.close)
-            redlock.connect()
-            return redlock
-
-        yield make
+    return make
 
 
 def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(make, alarm):
@@ -176,8 +173,10 @@ def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(make
     assert caught >= 0.85 * fired  # but for those in a destructor, or in closing a socket
 
 
-def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(servers, monkeypatch):
-    redlock = Redlock([servers[0].url])
+def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(
+    servers, lock_over, monkeypatch
+):
+    redlock = lock_over(servers[:1])
     start = threading.Thread.start
 
     def struck(thread: threading.Thread) -> None:
@@ -190,7 +189,6 @@ def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(servers, mo
         with pytest.raises(Struck):
             redlock.acquire("r")
     assert redlock.release(redlock.acquire("r", wait=5.0))
-    redlock.close()
 
 
 def test_two_threads_that_connect_to_one_node_make_one_connection(make, monkeypatch, caplog):

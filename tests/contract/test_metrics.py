@@ -15,7 +15,8 @@ from prometheus_client import CollectorRegistry
 from celery_redlock import QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.metrics import Metrics, install
 from celery_redlock.protocol.values import Owner
-from celery_redlock.server import LocalServer
+from tests.support.names import Locks, Log, Servers
+from tests.support.nodes import hung
 from tests.support.wait import wait_until
 
 LONG = 30.0
@@ -30,17 +31,13 @@ def installed() -> Iterator[Metrics]:
 
 
 @pytest.fixture
-def lock(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
-    made: list[Redlock] = []
-
+def lock(servers: Servers, lock_over: Locks) -> Locks:
     def make(**options: float) -> Redlock:
-        made.append(Redlock([one.url for one in servers[:3]], **options))
-        made[-1].connect(LONG)
-        return made[-1]
+        made = lock_over(servers[:3], **options)
+        made.connect(LONG)
+        return made
 
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 @pytest.fixture
@@ -51,9 +48,7 @@ def value(installed: Metrics) -> Callable[..., float]:
     return value
 
 
-def test_a_lock_that_is_granted_and_given_back(
-    lock: Callable[..., Redlock], value: Callable[..., float]
-) -> None:
+def test_a_lock_that_is_granted_and_given_back(lock: Locks, value: Callable[..., float]) -> None:
     with lock().lock("r", owner=CHARGE) as lease:
         assert value("acquire_total", task="shop.charge", outcome="acquired") == 1
         assert value("acquire_seconds_count", task="shop.charge") == 1
@@ -64,9 +59,7 @@ def test_a_lock_that_is_granted_and_given_back(
     assert value("acquire_total", task="shop.charge", outcome="held") == 0
 
 
-def test_a_lock_that_another_holds(
-    lock: Callable[..., Redlock], value: Callable[..., float]
-) -> None:
+def test_a_lock_that_another_holds(lock: Locks, value: Callable[..., float]) -> None:
     redlock = lock()
     redlock.acquire("r")
     with pytest.raises(ResourceHeld):
@@ -77,9 +70,7 @@ def test_a_lock_that_another_holds(
     assert value("acquire_seconds_count", task="") == 1
 
 
-def test_no_quorum(
-    lock: Callable[..., Redlock], value: Callable[..., float], servers: list[LocalServer]
-) -> None:
+def test_no_quorum(lock: Locks, value: Callable[..., float], servers: Servers) -> None:
     redlock = lock()
     for server in servers[:2]:
         server.pause()
@@ -91,9 +82,7 @@ def test_no_quorum(
     assert value("node_errors_total", node=redlock.nodes[2], kind="timeout") == 0
 
 
-def test_the_time_that_a_node_takes(
-    lock: Callable[..., Redlock], value: Callable[..., float]
-) -> None:
+def test_the_time_that_a_node_takes(lock: Locks, value: Callable[..., float]) -> None:
     redlock = lock()
     for node in redlock.nodes:
         wait_until(
@@ -104,34 +93,29 @@ def test_the_time_that_a_node_takes(
         assert value("node_errors_total", node=node, kind="disconnected") == 0
 
 
-def test_extensions_that_succeed(lock: Callable[..., Redlock], value: Callable[..., float]) -> None:
+def test_extensions_that_succeed(lock: Locks, value: Callable[..., float]) -> None:
     with lock(ttl=2.0).lock("r"):
         wait_until(lambda: value("extend_total", task="", outcome="extended"), LONG, "an extension")
 
 
 def test_extensions_that_fail_until_the_lease_is_lost(
-    lock: Callable[..., Redlock], value: Callable[..., float], servers: list[LocalServer]
+    lock: Locks, value: Callable[..., float], servers: Servers
 ) -> None:
-    with lock(ttl=1.0).lock("r"):
-        for server in servers[:3]:
-            server.pause()
+    with lock(ttl=1.0).lock("r"), hung(servers[:3]):
         wait_until(
             lambda: value("lost_total", task="", reason="expired"), LONG, "the lease is lost"
         )
         assert value("extend_total", task="", outcome="failed") >= 1
-        for server in servers[:3]:
-            server.resume()
     assert value("lost_total", task="", reason="expired") == 1
     assert value("hold_seconds_count", task="") == 1
 
 
 def test_a_lease_that_is_taken_away_is_lost_for_another_reason(
-    lock: Callable[..., Redlock], value: Callable[..., float], servers: list[LocalServer]
+    lock: Locks, value: Callable[..., float], admins: list[redis.Redis]
 ) -> None:
     with lock(ttl=1.0).lock("r"):
-        for server in servers[:3]:
-            with redis.Redis(port=server.port) as client:
-                client.set("redlock:r", "another's", px=20_000)
+        for client in admins[:3]:
+            client.set("redlock:r", "another's", px=20_000)
         wait_until(lambda: value("lost_total", task="", reason="refused"), LONG, "it is lost")
     assert value("lost_total", task="", reason="expired") == 0
 
@@ -151,7 +135,7 @@ class Consumer:
 
 
 def test_a_worker_of_one_process_shows_its_own(
-    installed: Metrics, lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+    installed: Metrics, lock: Locks, caplog: Log
 ) -> None:
     caplog.set_level("INFO", "celery_redlock.metrics")
     installed.begin(Consumer(), 0, "127.0.0.1")
@@ -162,7 +146,7 @@ def test_a_worker_of_one_process_shows_its_own(
 
 
 def test_a_port_that_is_taken_is_an_error_in_the_log_and_no_more(
-    installed: Metrics, caplog: pytest.LogCaptureFixture
+    installed: Metrics, caplog: Log
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -171,7 +155,7 @@ def test_a_port_that_is_taken_is_an_error_in_the_log_and_no_more(
 
 
 def test_a_prefork_worker_without_a_directory_says_what_it_does_not_show(
-    installed: Metrics, caplog: pytest.LogCaptureFixture
+    installed: Metrics, caplog: Log
 ) -> None:
     installed.begin(Consumer(object.__new__(TaskPool)), 0, "127.0.0.1")
     assert "set PROMETHEUS_MULTIPROC_DIR to an empty directory" in caplog.text

@@ -19,6 +19,7 @@ from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.conftest import as_new
+from tests.support.names import Locks, Log, Servers
 from tests.support.nodes import GUARDED_TTL as TTL
 from tests.support.nodes import admin, make_known, told_all
 from tests.support.wait import wait_until
@@ -29,7 +30,7 @@ NO_INFO = "on >SECRET resetkeys ~redlock:* resetchannels &redlock:* nocommands +
 
 
 @pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+def log(caplog: Log) -> Log:
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -41,7 +42,7 @@ def three() -> Iterator[list[LocalServer]]:
 
 
 @pytest.fixture
-def known(three: list[LocalServer]) -> list[LocalServer]:
+def known(three: Servers) -> Servers:
     """Servers that may vote at once; empty but for the mark that says so."""
     as_new(three)
     make_known(three)
@@ -58,9 +59,7 @@ def votes(redlock: Redlock, resource: str = "r") -> list[Vote]:
 # -- Restarts
 
 
-def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(
-    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(lock: Locks, log: Log) -> None:
     before = time.monotonic()
     with LocalServer() as server:
         started = time.monotonic()
@@ -92,7 +91,7 @@ def try_it(redlock: Redlock) -> Any:
 
 
 def test_a_node_that_forgot_does_not_help_another_to_a_second_grant(
-    known: list[LocalServer], lock: Callable[..., Redlock]
+    known: Servers, lock: Locks
 ) -> None:
     """X has a bare quorum, one of its nodes forgets: the rest and that one are no quorum."""
     with start_servers(1) as (forgetful,):
@@ -112,9 +111,7 @@ def test_a_node_that_forgot_does_not_help_another_to_a_second_grant(
         careless.release(careless.acquire("r"))  # what the guard is for
 
 
-def test_a_running_lock_sees_a_restart_and_an_old_run_again(
-    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
-) -> None:
+def test_a_running_lock_sees_a_restart_and_an_old_run_again(lock: Locks, log: Log) -> None:
     with start_servers(3) as servers:
         redlock = lock(servers)
         redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
@@ -137,9 +134,7 @@ def test_a_running_lock_sees_a_restart_and_an_old_run_again(
         assert len(said()) == 5
 
 
-def test_held_locks_survive_the_restart_of_every_node(
-    lock: Callable[..., Redlock],
-) -> None:
+def test_held_locks_survive_the_restart_of_every_node(lock: Locks) -> None:
     """One after the other: an extension counts on a node that has no vote yet."""
     with start_servers(3) as servers:
         redlock = lock(servers, ttl=30.0, restart_guard="off")
@@ -167,7 +162,7 @@ def extended_everywhere(redlock: Redlock, lease: Any) -> bool:
 
 
 @pytest.mark.parametrize("longer", ["of the instance", "asked for", "named by a check"])
-def test_the_longest_ttl_counts(lock: Callable[..., Redlock], longer: str) -> None:
+def test_the_longest_ttl_counts(lock: Locks, longer: str) -> None:
     with LocalServer() as server:
         redlock = lock([server], ttl=100.0 if longer == "of the instance" else TTL)
         if longer == "asked for":
@@ -180,7 +175,7 @@ def test_the_longest_ttl_counts(lock: Callable[..., Redlock], longer: str) -> No
             redlock.acquire("r", ttl=TTL)
 
 
-def test_no_file_exempts_a_node(lock: Callable[..., Redlock]) -> None:
+def test_no_file_exempts_a_node(lock: Locks) -> None:
     """Not even one of its own, written at each command; here, of before a time without one."""
     with LocalServer(config=("--appendonly", "yes", "--appendfsync", "always")) as server:
         make_known([server])
@@ -212,7 +207,7 @@ def promote(replica: LocalServer) -> None:
         client.replicaof("NO", "ONE")
 
 
-def test_a_replica_is_refused(lock: Callable[..., Redlock]) -> None:
+def test_a_replica_is_refused(lock: Locks) -> None:
     with start_servers(2) as (master, replica):
         follow(replica, master)
         redlock = lock([master, replica])
@@ -225,7 +220,7 @@ def test_a_replica_is_refused(lock: Callable[..., Redlock]) -> None:
                 ask()
 
 
-def test_a_promoted_replica_is_treated_like_a_restart(lock: Callable[..., Redlock]) -> None:
+def test_a_promoted_replica_is_treated_like_a_restart(lock: Locks) -> None:
     """It has been up for long, and may lack what its master acknowledged last."""
     with start_servers(2) as (master, replica):
         follow(replica, master)
@@ -246,9 +241,7 @@ def test_a_promoted_replica_is_treated_like_a_restart(lock: Callable[..., Redloc
             lock([replica], ttl=TTL).acquire("r")
 
 
-def test_a_node_that_becomes_a_replica_is_silent_and_loud(
-    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_becomes_a_replica_is_silent_and_loud(lock: Locks, log: Log) -> None:
     with start_servers(3) as servers, LocalServer() as master:
         redlock = lock(servers, ttl=TTL)
         redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
@@ -275,9 +268,7 @@ def test_a_node_that_becomes_a_replica_is_silent_and_loud(
 # -- Not independent, not masters
 
 
-def test_one_server_under_two_names_is_refused(
-    lock: Callable[..., Redlock], tmp_path: Path
-) -> None:
+def test_one_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> None:
     path = str(tmp_path / "node.sock")
     config = ["--unixsocket", path]
     with LocalServer(config=config) as server, start_servers(1) as (another,):
@@ -300,7 +291,7 @@ def test_one_server_under_two_names_is_refused(
 
 
 def test_one_server_under_two_names_is_found_without_info(
-    lock: Callable[..., Redlock], log: pytest.LogCaptureFixture, tmp_path: Path
+    lock: Locks, log: Log, tmp_path: Path
 ) -> None:
     """By a nonce that is written through one and read through the other."""
     path = str(tmp_path / "node.sock")
@@ -332,9 +323,7 @@ def test_one_server_under_two_names_is_found_without_info(
                 assert 0 < client.pttl(key) <= 60_000
 
 
-def test_nodes_that_are_away_are_no_error(
-    known: list[LocalServer], lock: Callable[..., Redlock]
-) -> None:
+def test_nodes_that_are_away_are_no_error(known: Servers, lock: Locks) -> None:
     redlock = lock([known[0], known[1], "redis://127.0.0.1:1"])
     assert redlock.check() == []
     redlock.release(redlock.acquire("r"))
@@ -342,7 +331,7 @@ def test_nodes_that_are_away_are_no_error(
 
 
 def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
-    known: list[LocalServer], lock: Callable[..., Redlock], log: pytest.LogCaptureFixture
+    known: Servers, lock: Locks, log: Log
 ) -> None:
     """A worker has been checked at its start. Its children do not fail a task for what is later."""
     with LocalServer() as third:
@@ -355,7 +344,7 @@ def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
         promote(third)
 
 
-def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCaptureFixture) -> None:
+def test_eviction_is_warned_of(lock: Locks, log: Log) -> None:
     config = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]
     with LocalServer(config=config) as server:
         make_known([server])
@@ -369,7 +358,7 @@ def test_eviction_is_warned_of(lock: Callable[..., Redlock], log: pytest.LogCapt
         assert lock([server]).check() == [line]
 
 
-def test_a_node_is_asked_about_itself_once_a_connection(lock: Callable[..., Redlock]) -> None:
+def test_a_node_is_asked_about_itself_once_a_connection(lock: Locks) -> None:
     """The guard costs nothing per operation."""
     with LocalServer() as server, admin(server, text=True) as client:
         make_known([server])

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.events import NODE_FAILURES, Listener, heard_nodes, subscribe, unsubscribe
-from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.server import start_servers
+from tests.support.names import Locks, Servers
 from tests.support.wait import wait_until
 
 LONG = 30.0
@@ -41,17 +43,13 @@ def ears() -> Iterator[Ears]:
 
 
 @pytest.fixture
-def lock(servers: list[LocalServer]) -> Iterator[Callable[..., Redlock]]:
-    made: list[Redlock] = []
+def lock(servers: Servers, lock_over: Locks) -> Locks:
+    def make(*nodes: Any, **options: float) -> Redlock:
+        made = lock_over(nodes or servers[:3], **options)
+        made.connect(LONG)
+        return made
 
-    def make(*nodes: str, **options: float) -> Redlock:
-        made.append(Redlock(nodes or [one.url for one in servers[:3]], **options))
-        made[-1].connect(LONG)
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    return make
 
 
 def use(redlock: Redlock) -> None:
@@ -60,7 +58,7 @@ def use(redlock: Redlock) -> None:
     redlock.release(lease)
 
 
-def test_each_answer_that_is_waited_for_is_told(lock: Callable[..., Redlock], ears: Ears) -> None:
+def test_each_answer_that_is_waited_for_is_told(lock: Locks, ears: Ears) -> None:
     redlock = lock(ttl=3.0)
 
     def all_heard() -> bool:
@@ -73,7 +71,7 @@ def test_each_answer_that_is_waited_for_is_told(lock: Callable[..., Redlock], ea
 
 
 def test_an_answer_that_nobody_waited_for_tells_no_time(
-    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+    lock: Locks, ears: Ears, servers: Servers
 ) -> None:
     redlock = lock()
     slow = redlock.nodes[0]
@@ -89,9 +87,7 @@ def test_an_answer_that_nobody_waited_for_tells_no_time(
     assert len([node for node, _seconds in ears.answers if node == slow]) <= looks
 
 
-def test_a_node_that_hangs_is_late(
-    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
-) -> None:
+def test_a_node_that_hangs_is_late(lock: Locks, ears: Ears, servers: Servers) -> None:
     redlock = lock()
     for server in servers[:2]:
         server.pause()
@@ -102,7 +98,7 @@ def test_a_node_that_hangs_is_late(
 
 
 def test_a_node_that_dies_breaks_off_and_is_not_to_be_reached(
-    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
+    lock: Locks, ears: Ears, servers: Servers
 ) -> None:
     redlock = lock()
     use(redlock)
@@ -113,19 +109,17 @@ def test_a_node_that_dies_breaks_off_and_is_not_to_be_reached(
     assert {node for node, _kind in ears.failures} == {redlock.nodes[0]}
 
 
-def test_a_node_that_refuses_us_is_told_apart(
-    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
-) -> None:
+def test_a_node_that_refuses_us_is_told_apart(lock: Locks, ears: Ears, servers: Servers) -> None:
     with start_servers(1, password="SESAME") as (guarded,):
         wrong = f"redis://:WRONG@127.0.0.1:{guarded.port}/0"
-        redlock = lock(wrong, *[one.url for one in servers[:2]])
+        redlock = lock(wrong, *servers[:2])
         ears.wait_for(redlock.nodes[0], "refused")
         assert "WRONG" not in str(ears.failures)
 
 
-def test_a_node_that_answers_with_an_error_is_too(lock: Callable[..., Redlock], ears: Ears) -> None:
+def test_a_node_that_answers_with_an_error_is_too(lock: Locks, ears: Ears) -> None:
     with start_servers(1) as (full,):
-        redlock = lock(full.url)
+        redlock = lock(full)
         with redis.Redis(port=full.port) as client:
             client.config_set("maxmemory", "1")
         with pytest.raises(QuorumUnavailable):
@@ -133,26 +127,22 @@ def test_a_node_that_answers_with_an_error_is_too(lock: Callable[..., Redlock], 
         assert ears.failures[redlock.nodes[0], "refused"] == 1
 
 
-def test_a_replica_is_a_misfit(lock: Callable[..., Redlock], ears: Ears) -> None:
+def test_a_replica_is_a_misfit(lock_over: Locks, ears: Ears) -> None:
     with start_servers(2) as (master, replica):
         with redis.Redis(port=replica.port) as client:
             client.replicaof("127.0.0.1", master.port)
-        redlock = Redlock([replica.url])
+        redlock = lock_over([replica])
         redlock.client.driver.strict = False
         redlock.connect()
         ears.wait_for(redlock.nodes[0], "unsuitable")
-        redlock.close()
 
 
-def test_a_node_that_forgets_is_told(
-    lock: Callable[..., Redlock], ears: Ears, servers: list[LocalServer]
-) -> None:
+def test_a_node_that_forgets_is_told(lock: Locks, ears: Ears, admins: list[redis.Redis]) -> None:
     redlock = lock()
     lease = redlock.acquire("r")
     node = redlock.client.driver.nodes[0]
     wait_until(lambda: (redlock.holder("q"), not node.channel.unanswered)[1], LONG, "all have it")
-    with redis.Redis(port=servers[0].port) as client:
-        client.flushall()
+    admins[0].flushall()
 
     def told() -> bool:
         redlock.extend(lease)
@@ -161,9 +151,7 @@ def test_a_node_that_forgets_is_told(
     wait_until(told, LONG, "it is told")
 
 
-def test_a_listener_that_raises_changes_nothing(
-    lock: Callable[..., Redlock], servers: list[LocalServer]
-) -> None:
+def test_a_listener_that_raises_changes_nothing(lock: Locks) -> None:
     class Broken(Listener):
         def node_answered(self, node: str, seconds: float) -> None:
             raise KeyError(node)

@@ -8,6 +8,7 @@ import pickle
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -51,10 +52,8 @@ def urls(servers: list[LocalServer]) -> list[str]:
 
 
 @pytest.fixture
-def redlock(urls: list[str]) -> Any:
-    made = Redlock(urls, ttl=30.0)
-    yield all_connected(made)
-    made.close()
+def redlock(urls: list[str], lock_over: Callable[..., Redlock]) -> Redlock:
+    return all_connected(lock_over(urls, ttl=30.0))
 
 
 def commands(url: str) -> dict[str, int]:
@@ -162,26 +161,19 @@ def test_the_parents_watchdog_goes_on_and_the_child_has_its_own(redlock: Redlock
 
 def test_a_fork_while_other_threads_are_at_work(redlock: Redlock) -> None:
     stop = threading.Event()
-    failures: list[BaseException] = []
 
     def work(name: str) -> None:
-        try:
-            while not stop.is_set():
-                redlock.release(redlock.acquire(name))
-        except BaseException as error:
-            failures.append(error)
+        while not stop.is_set():
+            redlock.release(redlock.acquire(name))
 
-    threads = [threading.Thread(target=work, args=(f"t{i}",)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for number in range(5):
-            assert in_child(lambda n=number: redlock.release(redlock.acquire(f"c{n}"))) is True
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(10)
-    assert failures == []
+    with ThreadPoolExecutor(2) as threads:
+        at_work = [threads.submit(work, name) for name in ("t0", "t1")]
+        try:
+            for number in range(5):
+                assert in_child(lambda n=number: redlock.release(redlock.acquire(f"c{n}"))) is True
+        finally:
+            stop.set()
+        assert [one.result(10) for one in at_work] == [None, None]
 
 
 def _spawned(urls: list[str], results: Any) -> None:

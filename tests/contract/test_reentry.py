@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import NotAcquired, Redlock, RedlockError
-from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.driver import Driver
 from tests.sim.interruption import at_each_line
+from tests.support.names import Patch, Request, Servers
 from tests.support.wait import wait_until
 
 MILLISECOND = 0.001
@@ -58,7 +58,7 @@ class Users:
 
 
 @pytest.fixture(params=[1, 3], ids=["one node", "three nodes"])
-def users(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[Users]:
+def users(request: Request, servers: Servers) -> Iterator[Users]:
     them = Users([server.url for server in servers[: request.param]])
     yield them
     them.close()
@@ -128,9 +128,7 @@ def test_at_each_line(users: Users) -> None:
     assert users.other.extend(users.theirs)
 
 
-def test_one_that_lets_its_own_thread_in_again_is_seen(
-    users: Users, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_lets_its_own_thread_in_again_is_seen(users: Users, monkeypatch: Patch) -> None:
     """As it was once: of this the test above must not be silent."""
     monkeypatch.setattr(Driver, "_reentered", lambda _self: False)
     good = {"used", "refused"}

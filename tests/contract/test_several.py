@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from celery import Celery
 
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
-from celery_redlock.server import LocalServer
 from tests.support.machine import in_time
+from tests.support.names import Locks, Patch, Servers
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -24,65 +24,48 @@ BOTH = ["account-1", "account-2"]
 
 
 @pytest.fixture
-def urls(servers: list[LocalServer]) -> list[str]:
+def urls(servers: Servers) -> list[str]:
     return [server.url for server in servers]
 
 
 @pytest.fixture
-def make(urls: list[str]) -> Iterator[Callable[..., Redlock]]:
-    made: list[Redlock] = []
-
-    def one(**options: object) -> Redlock:
-        made.append(Redlock(urls, **options))  # type: ignore[arg-type]
-        return made[-1]
-
-    yield one
-    for redlock in made:
-        redlock.close()
+def make(urls: list[str], lock_over: Locks) -> Locks:
+    return partial(lock_over, urls)
 
 
-def keys(urls: list[str]) -> set[bytes]:
-    found: set[bytes] = set()
-    for url in urls:
-        with redis.Redis.from_url(url) as client:
-            found |= set(client.keys("redlock:*"))
-    return found
+def keys(admins: list[redis.Redis]) -> set[str]:
+    return {name for admin in admins for name in admin.keys("redlock:*")}
 
 
 def test_a_lock_of_several_is_on_all_nodes_and_off_again(
-    make: Callable[..., Redlock], urls: list[str]
+    make: Locks, admins: list[redis.Redis]
 ) -> None:
     redlock = make()
     with redlock.lock(BOTH, ttl=3.0) as held:
-        assert keys(urls) == {b"redlock:account-1", b"redlock:account-2"}
+        assert keys(admins) == {"redlock:account-1", "redlock:account-2"}
         before = held.lease.deadline
         wait_until(lambda: held.lease.deadline > before, 6.0, "an extension")
         with pytest.raises(ResourceHeld, match="account-2 is held by pid"):
             make().acquire(["account-2", "account-3"])
-    wait_until(lambda: not keys(urls), 1.0, "all keys are gone")
+    wait_until(lambda: not keys(admins), 1.0, "all keys are gone")
 
 
-def in_queue(urls: list[str], name: str) -> list[int]:
+def in_queue(admins: list[redis.Redis], name: str) -> list[int]:
     """How many stand in the wait queue of a resource, per node."""
-    lengths = []
-    for url in urls:
-        with redis.Redis.from_url(url) as client:
-            lengths.append(client.zcard(f"redlock:{name}#line"))
-    return lengths
+    return [admin.zcard(f"redlock:{name}#line") for admin in admins]
 
 
 class Waiting:
     """Waits for both, in a thread; stands in the queue of what is held once this is made."""
 
-    def __init__(self, redlock: Redlock, urls: list[str], held: str) -> None:
+    def __init__(self, redlock: Redlock, admins: list[redis.Redis], held: str) -> None:
         self.granted = 0.0
         self.lease: Lease | None = None
         self.thread = threading.Thread(target=self._run, args=(redlock,), daemon=True)
-        before = in_queue(urls, held)
+        before = in_queue(admins, held)
         self.thread.start()
-        wait_until(
-            lambda: in_queue(urls, held) == [count + 1 for count in before], 10.0, "it waits"
-        )
+        after = [count + 1 for count in before]
+        wait_until(lambda: in_queue(admins, held) == after, 10.0, "it waits")
 
     def _run(self, redlock: Redlock) -> None:
         self.lease = redlock.acquire(BOTH, wait=30.0)
@@ -90,7 +73,7 @@ class Waiting:
 
 
 @pytest.fixture
-def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def never_by_itself(monkeypatch: Patch) -> None:
     """Who is not called does not try, nor look."""
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
@@ -99,27 +82,27 @@ def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("never_by_itself")
 @pytest.mark.parametrize("held", BOTH)
 def test_a_waiter_for_several_stands_in_the_queue_of_what_is_held_only(
-    make: Callable[..., Redlock], urls: list[str], held: str
+    make: Locks, admins: list[redis.Redis], held: str
 ) -> None:
     holder = make()
     theirs = holder.acquire(held, ttl=60.0)
-    waiting = Waiting(make(), urls, held)
+    waiting = Waiting(make(), admins, held)
     (other,) = set(BOTH) - {held}
-    assert in_queue(urls, other) == [0] * len(urls)
+    assert in_queue(admins, other) == [0] * 5
     released = time.monotonic()
     holder.release(theirs)
     waiting.thread.join(10.0)
     in_time(released, waiting.granted, 1.0, "from the release to the grant")
-    assert keys(urls) == {b"redlock:account-1", b"redlock:account-2"}, "and in none afterwards"
+    assert keys(admins) == {"redlock:account-1", "redlock:account-2"}, "and in none afterwards"
 
 
 @pytest.mark.usefixtures("never_by_itself")
 def test_a_call_for_one_of_several_is_handed_on_while_another_is_held(
-    make: Callable[..., Redlock], urls: list[str]
+    make: Locks, admins: list[redis.Redis]
 ) -> None:
     holder, single = make(), make()
     theirs = [holder.acquire(name, ttl=60.0) for name in BOTH]
-    waiting = Waiting(make(), urls, "account-1")
+    waiting = Waiting(make(), admins, "account-1")
     got: list[float] = []
 
     def wait() -> None:
@@ -129,13 +112,13 @@ def test_a_call_for_one_of_several_is_handed_on_while_another_is_held(
 
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    wait_until(lambda: in_queue(urls, "account-1") == [2] * len(urls), 10.0, "two wait for it")
+    wait_until(lambda: in_queue(admins, "account-1") == [2] * 5, 10.0, "two wait for it")
     released = time.monotonic()
     holder.release(theirs[0])  # it calls the waiter for both, which cannot have the other
     thread.join(10.0)
     in_time(released, got[0], 1.0, "from the release to the next waiter's grant")
-    wait_until(lambda: in_queue(urls, "account-2") == [1] * len(urls), 10.0, "it waits there")
-    wait_until(lambda: in_queue(urls, "account-1") == [0] * len(urls), 10.0, "and only there")
+    wait_until(lambda: in_queue(admins, "account-2") == [1] * 5, 10.0, "it waits there")
+    wait_until(lambda: in_queue(admins, "account-1") == [0] * 5, 10.0, "and only there")
     released = time.monotonic()
     holder.release(theirs[1])
     waiting.thread.join(10.0)
@@ -178,7 +161,7 @@ def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_pa
     assert sum(moves) > 5
 
 
-def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
+def test_at_most_so_many_are_inside(make: Locks) -> None:
     inside, most, entered = 0, 0, 0
     counting = threading.Lock()
 
@@ -206,7 +189,9 @@ def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
     assert (most, entered, inside) == (3, 40, 0)
 
 
-def test_a_task_with_several_keys_reserves_all_of_them_or_none(urls: list[str]) -> None:
+def test_a_task_with_several_keys_reserves_all_of_them_or_none(
+    urls: list[str], admins: list[redis.Redis]
+) -> None:
     app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.redlock_nodes = urls
 
@@ -220,11 +205,11 @@ def test_a_task_with_several_keys_reserves_all_of_them_or_none(urls: list[str]) 
 
     with app:
         first = move.apply_async((1, 2))
-        assert keys(urls) == {b"redlock:a:1#reserved", b"redlock:a:2#reserved"}
+        assert keys(admins) == {"redlock:a:1#reserved", "redlock:a:2#reserved"}
         assert move.apply_async((3, 2)).id == first.id
-        assert keys(urls) == {b"redlock:a:1#reserved", b"redlock:a:2#reserved"}
+        assert keys(admins) == {"redlock:a:1#reserved", "redlock:a:2#reserved"}
         assert move.apply_async((4, 3)).id != first.id
-        assert len(keys(urls)) == 4
+        assert len(keys(admins)) == 4
         Redlock.from_app(app).close()
 
 
@@ -238,9 +223,7 @@ with redlock.lock(["account-2", "account-1"]):
 """
 
 
-def test_what_a_killed_process_held_is_all_free_at_once(
-    make: Callable[..., Redlock], urls: list[str]
-) -> None:
+def test_what_a_killed_process_held_is_all_free_at_once(make: Locks, urls: list[str]) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", HOLD, *urls], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as holder:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,9 +16,9 @@ from celery_redlock import HeldLease, Redlock
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.supervisor import REPORT_AFTER_S, LeaseSupervisor
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
+from tests.support.names import Log, Patch, Servers
 from tests.support.wait import wait_until
 
 TTL = 2.0
@@ -32,7 +33,7 @@ def table() -> SharedLeaseTable:
 
 
 @pytest.fixture
-def redlock(servers: list[LocalServer], table: SharedLeaseTable) -> Iterator[Redlock]:
+def redlock(servers: Servers, table: SharedLeaseTable) -> Iterator[Redlock]:
     redlock = Redlock([server.url for server in servers], ttl=TTL)
     redlock.client.registry.table = table
     yield redlock
@@ -40,7 +41,7 @@ def redlock(servers: list[LocalServer], table: SharedLeaseTable) -> Iterator[Red
 
 
 @pytest.fixture
-def keeper(servers: list[LocalServer], table: SharedLeaseTable) -> Iterator[LeaseSupervisor]:
+def keeper(servers: Servers, table: SharedLeaseTable) -> Iterator[LeaseSupervisor]:
     driver = Driver(parse_nodes([server.url for server in servers]), "redlock:")
     driver.connect()
     yield LeaseSupervisor(table, driver, 0.25)
@@ -70,7 +71,7 @@ def work(keeper: LeaseSupervisor, seconds: float) -> None:
         keeper.run_once()
 
 
-def tokens(servers: list[LocalServer], resource: str) -> int:
+def tokens(servers: Servers, resource: str) -> int:
     """How many nodes hold a key of this resource."""
     count = 0
     for server in servers:
@@ -79,10 +80,14 @@ def tokens(servers: list[LocalServer], resource: str) -> int:
     return count
 
 
+def until_free(keeper: LeaseSupervisor, servers: Servers, resource: str = "r") -> None:
+    wait_until(lambda: keeper.run_once() or tokens(servers, resource) == 0, 10.0, "it is free")
+
+
 def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
     keeper: LeaseSupervisor,
     held: Callable[..., HeldLease],
-    servers: list[LocalServer],
+    servers: Servers,
     table: SharedLeaseTable,
 ) -> None:
     """Side by side; in the middle, a new keeper goes on where another has ended."""
@@ -105,23 +110,21 @@ def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
 
 
 def test_what_is_still_asked_for_is_not_yet_lost(
-    keeper: LeaseSupervisor, redlock: Redlock, caplog: pytest.LogCaptureFixture
+    keeper: LeaseSupervisor, redlock: Redlock, caplog: Log
 ) -> None:
     redlock.client.registry.table.register(Claim(("r",), "a token", TTL, 5))
     work(keeper, 2 * REPORT_AFTER_S)
     assert caplog.records == []
 
 
-def test_without_it_the_same_is_lost(
-    held: Callable[..., HeldLease], servers: list[LocalServer]
-) -> None:
+def test_without_it_the_same_is_lost(held: Callable[..., HeldLease], servers: Servers) -> None:
     lease = held("r", ttl=1.0)
     wait_until(lambda: tokens(servers, "r") == 0, 2 * TTL, "the nodes have dropped it")
     assert lease.lost
 
 
 def test_it_goes_on_while_a_minority_is_stopped(
-    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: list[LocalServer]
+    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: Servers
 ) -> None:
     lease = held("r")
     servers[0].pause()
@@ -131,10 +134,7 @@ def test_it_goes_on_while_a_minority_is_stopped(
 
 
 def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
-    keeper: LeaseSupervisor,
-    held: Callable[..., HeldLease],
-    servers: list[LocalServer],
-    caplog: pytest.LogCaptureFixture,
+    keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: Servers, caplog: Log
 ) -> None:
     lease = held("r")
     for server in servers[:3]:
@@ -150,9 +150,9 @@ def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
 def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
     keeper: LeaseSupervisor,
     held: Callable[..., HeldLease],
-    servers: list[LocalServer],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    servers: Servers,
+    monkeypatch: Patch,
+    caplog: Log,
 ) -> None:
     """The keeper may be stopped between looking and asking, for as long as you like."""
     lease = held("r")
@@ -170,12 +170,34 @@ def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
     assert caplog.text == ""
 
 
-def child_that_holds(redlock: Redlock, resource: str, ttl: float = 30.0) -> int:
+def kill(child: int) -> None:
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+
+
+@contextmanager
+def killed_while_away(
+    keeper: LeaseSupervisor, redlock: Redlock, away: Servers, ttl: float = 30.0
+) -> Iterator[int]:
+    """A process dies that holds "r", while some nodes hang, and have broken off with the keeper."""
+    child = child_that_holds(redlock, "r", ttl=ttl)
+    work(keeper, 0.1)
+    for server, node in zip(away, keeper._driver.nodes, strict=False):
+        server.pause()
+        node._drop("a connection that breaks", blame=False)
+    kill(child)
+    yield child
+    for server in away:
+        server.resume()
+
+
+def child_that_holds(redlock: Redlock, *resources: str, ttl: float = 30.0) -> int:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            redlock.lock(resource, ttl=ttl).acquire()
+            for resource in resources:
+                redlock.lock(resource, ttl=ttl).acquire()
             os.write(writing, b"held")
             time.sleep(30)
         finally:
@@ -189,78 +211,59 @@ def child_that_holds(redlock: Redlock, resource: str, ttl: float = 30.0) -> int:
 def test_what_a_dead_process_held_is_freed_and_not_before(
     keeper: LeaseSupervisor,
     redlock: Redlock,
-    servers: list[LocalServer],
+    servers: Servers,
     table: SharedLeaseTable,
-    caplog: pytest.LogCaptureFixture,
+    caplog: Log,
 ) -> None:
-    child = child_that_holds(redlock, "r")
-    wait_until(lambda: tokens(servers, "r") == 5, 10.0, "the last nodes have it too")
+    child = child_that_holds(redlock, "r", "s")
+    wait_until(lambda: tokens(servers, "s") == 5, 10.0, "the last nodes have it too")
     work(keeper, 0.3)
-    assert tokens(servers, "r") == 5
+    assert [tokens(servers, resource) for resource in "rs"] == [5, 5]
     os.kill(child, signal.SIGKILL)  # it is not reaped: a zombie is dead
-    wait_until(lambda: keeper.run_once() or tokens(servers, "r") == 0, 10.0, "it is free")
+    until_free(keeper, servers)
+    until_free(keeper, servers, "s")
     os.waitpid(child, 0)
     assert f"freed r, which process {child} held when it died" in caplog.text
     assert list(table.blocks()) == []
 
 
 def test_a_death_is_not_taken_for_that_of_a_process_that_has_just_begun(
-    keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer], table: SharedLeaseTable
+    keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, table: SharedLeaseTable
 ) -> None:
     """The descriptor of the dead one is closed; that of the new one gets its number."""
     dead = child_that_holds(redlock, "r")
     work(keeper, 0.1)
-    os.kill(dead, signal.SIGKILL)
-    os.waitpid(dead, 0)
+    kill(dead)
     living = child_that_holds(redlock, "s")
     wait_until(lambda: tokens(servers, "s") == 5, 10.0, "the last nodes have it too")
-    wait_until(lambda: keeper.run_once() or tokens(servers, "r") == 0, 10.0, "r is free")
+    until_free(keeper, servers)
     work(keeper, 0.3)
     assert [pid for _block, pid in table.blocks()] == [living]
     assert tokens(servers, "s") == 5
-    os.kill(living, signal.SIGKILL)
-    os.waitpid(living, 0)
-    wait_until(lambda: keeper.run_once() or tokens(servers, "s") == 0, 10.0, "s is free")
+    kill(living)
+    until_free(keeper, servers, "s")
 
 
 def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
-    keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer]
+    keeper: LeaseSupervisor, redlock: Redlock, servers: Servers
 ) -> None:
-    child = child_that_holds(redlock, "r")
-    work(keeper, 0.1)
-    for server, node in zip(servers[:2], keeper._driver.nodes, strict=False):
-        server.pause()
-        node._drop("a connection that breaks", blame=False)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    wait_until(
-        lambda: keeper.run_once() or tokens(servers[2:], "r") == 0, 10.0, "the rest are free"
-    )
-    for server in servers[:2]:
-        server.resume()
+    with killed_while_away(keeper, redlock, servers[:2]):
+        until_free(keeper, servers[2:])
     wait_until(lambda: tokens(servers, "r") == 0, 20.0, "all are free")
 
 
 def test_a_majority_that_is_away_is_asked_again_until_it_is_free(
     keeper: LeaseSupervisor,
     redlock: Redlock,
-    servers: list[LocalServer],
+    servers: Servers,
     table: SharedLeaseTable,
-    caplog: pytest.LogCaptureFixture,
+    caplog: Log,
 ) -> None:
     """Such as nodes that have hung up on a supervisor that seldom asks them anything."""
-    child = child_that_holds(redlock, "r")
-    work(keeper, 0.1)
-    for server, node in zip(servers[:3], keeper._driver.nodes, strict=False):
-        server.pause()
-        node._drop("a connection that breaks", blame=False)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
     refused = "cannot free r yet"
-    wait_until(lambda: keeper.run_once() or refused in caplog.text, 10.0, "too few answer")
-    assert len(list(table.blocks())) == 1
-    for server in servers[:3]:
-        server.resume()
+    with killed_while_away(keeper, redlock, servers[:3]) as child:
+        wait_until(lambda: keeper.run_once() or refused in caplog.text, 10.0, "too few answer")
+        assert len(list(table.blocks())) == 1
     freed = f"freed r, which process {child} held when it died"
     wait_until(lambda: keeper.run_once() or freed in caplog.text, 20.0, "a quorum confirms it")
     assert tokens(servers, "r") == 0
@@ -269,15 +272,7 @@ def test_a_majority_that_is_away_is_asked_again_until_it_is_free(
 
 
 def test_what_nobody_can_free_is_over_with_its_ttl(
-    keeper: LeaseSupervisor, redlock: Redlock, servers: list[LocalServer], table: SharedLeaseTable
+    keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, table: SharedLeaseTable
 ) -> None:
-    child = child_that_holds(redlock, "r", ttl=1.5)
-    work(keeper, 0.1)
-    for server, node in zip(servers[:3], keeper._driver.nodes, strict=False):
-        server.pause()
-        node._drop("a connection that breaks", blame=False)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    wait_until(lambda: keeper.run_once() or not list(table.blocks()), 20.0, "it is given up")
-    for server in servers[:3]:
-        server.resume()
+    with killed_while_away(keeper, redlock, servers[:3], ttl=1.5):
+        wait_until(lambda: keeper.run_once() or not list(table.blocks()), 20.0, "it is given up")

@@ -7,7 +7,7 @@ import itertools
 import logging
 import pickle
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
+from tests.support.names import Locks, Log, Patch, Servers
 from tests.support.nodes import admin, all_connected, make_known
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
@@ -66,7 +67,7 @@ def proxies(servers: Sequence[LocalServer]) -> Iterator[list[Proxy]]:
 
 
 def test_another_server_behind_a_known_address_has_no_vote_for_a_span(
-    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+    old: Servers, lock: Locks, caplog: Log
 ) -> None:
     """It was started after we had connected to the one before, and long ago all the same."""
     with proxies(old[:3]) as nodes, start_servers(2) as later:
@@ -88,9 +89,7 @@ def test_another_server_behind_a_known_address_has_no_vote_for_a_span(
         wait_until(lambda: tried(other, "r"), 3, "they have been known for a span")
 
 
-def test_one_that_others_have_known_has_none_either(
-    lock: Callable[..., Redlock],
-) -> None:
+def test_one_that_others_have_known_has_none_either(lock: Locks) -> None:
     with start_servers(4) as servers, proxies(servers[:3]) as nodes:
         make_known(servers)
         wait_until(lambda: min(map(uptime, servers)) > 2, 10, "they are older than our answers")
@@ -118,7 +117,7 @@ def test_one_that_others_have_known_has_none_either(
 
 
 def test_a_server_that_was_swapped_out_and_in_again_is_a_stranger(
-    old: list[LocalServer], lock: Callable[..., Redlock]
+    old: Servers, lock: Locks
 ) -> None:
     """While it was away the other granted locks of which it knows nothing."""
     with proxies(old[:3]) as nodes:
@@ -158,7 +157,7 @@ def demote_and_promote(server: LocalServer, master: LocalServer) -> float:
 
 
 def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
-    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+    old: Servers, lock: Locks, caplog: Log
 ) -> None:
     with start_servers(1) as (empty,):
         nodes = old[3:]
@@ -176,39 +175,23 @@ def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
         assert caplog.text.count("was a replica, met 0 s ago") >= 2
 
 
-def test_without_the_right_to_look_nothing_changes(
-    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("right", ["never had", "taken away"])
+def test_without_the_right_to_look_nothing_changes_and_it_is_said_once(
+    old: list[LocalServer], lock: Locks, caplog: Log, right: str
 ) -> None:
-    server = old[5]
-    rule = "on >SECRET ~* &* +@all -info"
-    with admin(server, text=True) as client:
-        client.execute_command("ACL", "SETUSER", "blind", *rule.split())
-    url = f"redis://blind:SECRET@127.0.0.1:{server.port}"
-    redlock = lock([url])
-    redlock.release(redlock.acquire("r"))
-    time.sleep(2 * LOOK_AFTER_S)  # idle
-    redlock.release(redlock.acquire("r"))
-    assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
-
-
-def test_a_right_that_is_taken_away_is_said_once(
-    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
-) -> None:
-    server = old[5]
-    with admin(server, text=True) as client:
-        client.execute_command("ACL", "SETUSER", "seeing", "on", ">SECRET", "~*", "&*", "+@all")
-        redlock = lock([f"redis://seeing:SECRET@127.0.0.1:{server.port}"])
+    with admin(old[5], text=True) as client:
+        rule = ["on", ">SECRET", "~*", "&*", "+@all", *["-info"] * (right == "never had")]
+        client.execute_command("ACL", "SETUSER", "blind", "reset", *rule)
+        redlock = lock([f"redis://blind:SECRET@127.0.0.1:{old[5].port}"])
         redlock.release(redlock.acquire("r"))
-        client.execute_command("ACL", "SETUSER", "seeing", "-info")
+        client.execute_command("ACL", "SETUSER", "blind", "-info")
         for _ in range(2):
             time.sleep(2 * LOOK_AFTER_S)  # idle
             redlock.release(redlock.acquire("r"))
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
 
-def test_who_is_busy_is_not_looked_at(
-    old: list[LocalServer], lock: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_is_busy_is_not_looked_at(old: Servers, lock: Locks, monkeypatch: Patch) -> None:
     """The hot path: a write that was carried out shows that it is a master."""
     look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
     monkeypatch.setattr("celery_redlock.protocol.restart_guard.LOOK_AFTER_S", look_after)
@@ -235,16 +218,14 @@ def test_who_is_busy_is_not_looked_at(
 
 
 @pytest.fixture(autouse=True)
-def log(caplog: pytest.LogCaptureFixture) -> None:
+def log(caplog: Log) -> None:
     caplog.set_level(logging.INFO)
 
 
 # -- What is known, and who is no node
 
 
-def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(
-    lock: Callable[..., Redlock],
-) -> None:
+def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(lock: Locks) -> None:
     with start_servers(3) as servers:
         redlock = lock(servers, ttl=5.0)
         begun = time.monotonic()
@@ -262,7 +243,7 @@ def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(
     assert refusal.value.retry_after is None
 
 
-def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Callable[..., Redlock]) -> None:
+def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Locks) -> None:
     with start_servers(3) as servers:
         alone = lock(servers[:1], ttl=30.0, restart_guard="auto")
         alone.release(alone.acquire("r"))
@@ -271,7 +252,7 @@ def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Callable[..., Redloc
 
 
 def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_start(
-    old: list[LocalServer], lock: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+    old: Servers, lock: Locks, caplog: Log
 ) -> None:
     with start_servers(2) as replicas:
         for replica in replicas:
@@ -293,9 +274,7 @@ def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_star
             lock([*three, *twice, old[2]]).check()
 
 
-def test_how_long_a_lock_is_kept_makes_the_pause_longer(
-    old: list[LocalServer], lock: Callable[..., Redlock]
-) -> None:
+def test_how_long_a_lock_is_kept_makes_the_pause_longer(old: Servers, lock: Locks) -> None:
     redlock = lock(old[:3])
     lease = redlock.acquire("r")
     assert redlock.client.hold_for(redlock.client.claims[lease.token], 60.0, None)

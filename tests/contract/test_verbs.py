@@ -24,16 +24,7 @@ from celery_redlock.stores.redis.node import SETTLED_S
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
-from tests.support.subjects import (
-    LONG,
-    PREFIX,
-    Fake,
-    Real,
-    Resource,
-    Subject,
-    a_node,
-    claim,
-)
+from tests.support.subjects import LONG, PREFIX, Fake, Real, Resource, Subject, a_node, claim
 from tests.support.wire import Wire
 
 EXTENDING = [verb for verb in VERBS if verb.extends]
@@ -542,10 +533,7 @@ def test_the_fake_answers_as_the_real_one(name: str, request: pytest.FixtureRequ
     real: Real = request.getfixturevalue(name)
 
     @settings(
-        max_examples=150,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(st.lists(COMMANDS, max_size=15))
     def the_same(commands: list[Any]) -> None:

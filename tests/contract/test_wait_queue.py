@@ -44,16 +44,8 @@ def servers() -> Iterator[list[LocalServer]]:
 
 
 @pytest.fixture
-def make(servers: list[LocalServer]) -> Iterator[Callable[[], Redlock]]:
-    made: list[Redlock] = []
-
-    def make() -> Redlock:
-        made.append(Redlock([s.url for s in servers], ttl=60.0, node_timeout=5.0))
-        return made[-1]
-
-    yield make
-    for redlock in made:
-        redlock.close()
+def make(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Callable[[], Redlock]:
+    return lambda: lock_over(servers, ttl=60.0, node_timeout=5.0)
 
 
 @pytest.fixture

@@ -128,8 +128,7 @@ class Feeder:
             seconds = choose.uniform(0.6, 3 * TTL)
         task = choose.choices(("early", "late", "skipping"), (60, 32, 8))[0]
         manner = choose.choices(
-            ("sleep", "loop", "stubborn", "raise", "retry", "gil", "_exit"),
-            (70, 9, 8, 5, 5, 2, 1),
+            ("sleep", "loop", "stubborn", "raise", "retry", "gil", "_exit"), (70, 9, 8, 5, 5, 2, 1)
         )[0]
         options: dict[str, Any] = {}
         if manner == "gil":

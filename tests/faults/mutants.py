@@ -199,78 +199,33 @@ def _nothing() -> None: ...
 
 WITHIN = ("overlap within both validities",)
 MUTANTS: dict[str, Mutant] = {
-    "blind-release": Mutant(
-        "the token is compared before a key is deleted",
-        _blind_release,
-        ("sleepers",),
-        WITHIN,
-    ),
-    "minority-quorum": Mutant(
-        "more than half of the nodes are a quorum", _minority_quorum, ("nodes",), WITHIN
-    ),
+    "blind-release": Mutant("the token is compared before a key is deleted", _blind_release,
+        ("sleepers",), WITHIN),
+    "minority-quorum": Mutant("more than half of the nodes are a quorum", _minority_quorum,
+        ("nodes",), WITHIN),
     "free-before-death": Mutant(
-        "what a child held is freed when it is dead, not when it is to die",
-        _free_before_death,
-        ("endings",),
-        WITHIN,
-    ),
-    "recycled-descriptor": Mutant(
-        "what a child holds is not freed when another has died",
-        _recycled_descriptor,
-        ("endings",),
-        ("trace, rule 7",),
-        (("worker_max_tasks_per_child", 1),),
-        seconds=30.0,
-    ),
-    "guard-off": Mutant(
-        "a node that forgot has no vote for a ttl",
-        _nothing,
-        ("memory",),
-        WITHIN,
-        (("redlock_restart_guard", "off"),),
-    ),
-    "endless-extension": Mutant(
-        "a lease that has reached its deadline is over",
-        _endless_extension,
-        ("majority",),
-        ("not told", "untrue", *WITHIN),
-    ),
+        "what a child held is freed when it is dead, not when it is to die", _free_before_death,
+        ("endings",), WITHIN),
+    "recycled-descriptor": Mutant("what a child holds is not freed when another has died",
+        _recycled_descriptor, ("endings",), ("trace, rule 7",),
+        (("worker_max_tasks_per_child", 1),), seconds=30.0),
+    "guard-off": Mutant("a node that forgot has no vote for a ttl", _nothing, ("memory",), WITHIN,
+        (("redlock_restart_guard", "off"),)),
+    "endless-extension": Mutant("a lease that has reached its deadline is over", _endless_extension,
+        ("majority",), ("not told", "untrue", *WITHIN)),
     "leak": Mutant("a lock is freed at every ending", _leak, ("processes",), ("not freed", "key")),
-    "kept-token": Mutant(
-        "a token is used for one attempt", _kept_token, ("nodes",), ("trace, rule 1",), seconds=10.0
-    ),
-    "counted-late": Mutant(
-        "a lease is counted from before it was asked for",
-        _counted_from_the_answer,
-        ("nodes",),
-        ("trace, rule 3",),
-        seconds=10.0,
-    ),
-    "not-undone": Mutant(
-        "an attempt that fails is undone", _not_undone, ("nodes",), ("trace, rule 8",), seconds=15.0
-    ),
-    "no-doubt": Mutant(
-        "a node that has just started has no vote",
-        _no_doubt,
-        ("memory",),
-        ("trace, rule 5",),
-        seconds=15.0,
-    ),
-    "dawdle": Mutant(
-        "a key that is free and wanted is taken within a second",
-        _dawdle,
-        ("nodes",),
-        ("a key is free and wanted",),
-        seconds=30.0,
-    ),
-    "wide-window": Mutant(
-        "the prefetch window at rest is what it was at the start",
-        _wide_window,
-        ("nodes", "later"),
-        ("prefetch",),
-        seconds=12.0,
-    ),
-    "swallow": Mutant(
-        "a task that waits is not lost", _swallow, ("nodes",), ("message",), seconds=15.0
-    ),
-}
+    "kept-token": Mutant("a token is used for one attempt", _kept_token, ("nodes",),
+        ("trace, rule 1",), seconds=10.0),
+    "counted-late": Mutant("a lease is counted from before it was asked for",
+        _counted_from_the_answer, ("nodes",), ("trace, rule 3",), seconds=10.0),
+    "not-undone": Mutant("an attempt that fails is undone", _not_undone, ("nodes",),
+        ("trace, rule 8",), seconds=15.0),
+    "no-doubt": Mutant("a node that has just started has no vote", _no_doubt, ("memory",),
+        ("trace, rule 5",), seconds=15.0),
+    "dawdle": Mutant("a key that is free and wanted is taken within a second", _dawdle, ("nodes",),
+        ("a key is free and wanted",), seconds=30.0),
+    "wide-window": Mutant("the prefetch window at rest is what it was at the start", _wide_window,
+        ("nodes", "later"), ("prefetch",), seconds=12.0),
+    "swallow": Mutant("a task that waits is not lost", _swallow, ("nodes",), ("message",),
+        seconds=15.0),
+}  # fmt: skip

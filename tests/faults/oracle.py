@@ -259,10 +259,7 @@ def _stalled(begin: float, end: float, stalls: Sequence[tuple[float, float]]) ->
 
 
 def _returns(
-    verdict: Verdict,
-    faults: Sequence[Fault],
-    stalls: Sequence[tuple[float, float]],
-    until: float,
+    verdict: Verdict, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]], until: float
 ) -> None:
     """After a majority came back, somebody gets a lock."""
     losses = [f for f in faults if len(f.nodes) >= QUORUM and not f.worker and f.end]

@@ -21,7 +21,7 @@ from celery import Celery
 from celery_redlock.server import LocalServer
 from tests.faults.broker import broker as make_broker
 from tests.faults.journal import Journal
-from tests.support.forked import start_anew
+from tests.support import forked
 from tests.support.network import Link, Network
 from tests.support.program import Program
 
@@ -156,10 +156,6 @@ class Stage:
         self._stack.close()
         self.app.close()
 
-    def is_lasting(self, node: LocalServer) -> bool:
-        """Whether it comes back with all it knew."""
-        return self.nodes.index(node) < 2
-
 
 class Worker(Program):
     """A worker by one name; its process changes when it is restarted.
@@ -197,22 +193,12 @@ class Worker(Program):
         if self.name == "two":
             conf["worker_soft_shutdown_timeout"] = 1.0  # what is a cold shutdown elsewhere
         environment = self.stage.environment(self.name, conf)
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.run_celery",
-            "-A",
-            PROJECT,
-            "worker",
-            "-l",
-            "INFO",
-        ]
-        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        command = forked.celery(PROJECT, "worker", *forked.QUIET)
         command += ["-n", f"{self.name}@faults", *self._arguments]
         command += ["-Q", f"celery,only-{self.name}"]
         with open(self.output, "ab") as output:
             # Mutants are planted, and traces begun, before others import what they change.
-            self.process = start_anew(command, cwd=ROOT, env=environment, output=output)
+            self.process = forked.start_anew(command, cwd=ROOT, env=environment, output=output)
 
     def children(self, *, helper: bool = False) -> list[int]:
         """The pids of its pool's processes; or of its helper."""

@@ -28,9 +28,7 @@ pytestmark = [
 ]
 
 
-def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(
-    tmp_path: Path,
-) -> None:
+def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(tmp_path: Path) -> None:
     report = campaign(tmp_path / "run", 5.0, seed=1, phases=(SHORT,))
     assert report.problems == [], str(report)
     # A busy machine runs fewer; a campaign that runs nothing proves nothing.

@@ -42,10 +42,7 @@ def ran(process: Process, task: str, begin: float, end: float, resource: str = "
 
 
 def judge(*accounts: Any, tasks: list[Sent], **more: Any) -> tuple[list[str], Waits]:
-    lines: dict[Process, list[Line]] = {
-        A: [line(0.0, "connected")],
-        B: [line(0.0, "connected")],
-    }
+    lines: dict[Process, list[Line]] = {A: [line(0.0, "connected")], B: [line(0.0, "connected")]}
     for process, of_one in accounts:
         lines[process] = sorted([*lines.get(process, []), *of_one], key=lambda one: one.at)
     alive = {process: UNTIL for process in lines} | more.pop("alive", {})

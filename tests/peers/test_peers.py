@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -325,8 +324,7 @@ def two_beats(site: Site, path: Path) -> Iterator[None]:
     logs = [path / "one", path / "two"]
     beats = []
     for output in logs:
-        command = [sys.executable, "-m", forked.MODULE, "-A", site.tasks, "beat", "--pidfile="]
-        command += ["-l", "INFO", "-s", f"{output}.schedule"]
+        command = forked.celery(site.tasks, "beat", "--pidfile=", "-s", f"{output}.schedule")
         with open(output, "wb") as file:
             beats.append(forked.start(command, cwd=ROOT, env=environment, output=file))
     try:

@@ -25,7 +25,7 @@ SCHEDULERS = {
     "redbeat": "redbeat:RedBeatScheduler",
     "django": "tests.beat.django_scheduler:SecondScheduler",
 }
-QUIET = ("-c", "1", "-Q", "nobody", "--without-gossip", "--without-mingle", "--without-heartbeat")
+NO_MESSAGES = ("-c", "1", "-Q", "nobody")
 """A worker that takes no message."""
 START = 30.0
 """Seconds for a beat to start, on a machine that is busy."""
@@ -184,34 +184,15 @@ class Beat(Program):
             for file in self.site.path.glob(f"{self.schedule.name}*"):
                 file.unlink()
         self.begins()
-        arguments = {
-            "beat": (
-                "-m",
-                "tests.support.run_celery",
-                "-A",
-                PROJECT,
-                "beat",
-                "-l",
-                "INFO",
-                "--pidfile=",
-            ),
-            "worker": (
-                "-m",
-                "tests.support.run_celery",
-                "-A",
-                PROJECT,
-                "worker",
-                "-B",
-                "-l",
-                "INFO",
-                *QUIET,
-            ),
-            "thread": ("-m", "tests.beat.embedded"),
+        command = {
+            "beat": forked.celery(PROJECT, "beat", "--pidfile="),
+            "worker": forked.celery(PROJECT, "worker", "-B", *NO_MESSAGES, *forked.QUIET),
+            "thread": [sys.executable, "-m", "tests.beat.embedded"],
         }[self.way]
-        arguments += ("-s", str(self.schedule), "--scheduler", SCHEDULERS[self.site.kind])
+        command += ["-s", str(self.schedule), "--scheduler", SCHEDULERS[self.site.kind]]
         with open(self.output, "ab") as output:
             self.process = forked.start(
-                [sys.executable, *arguments],
+                command,
                 cwd=ROOT,
                 env=self.site.variables(self.conf, TEST_BEAT=self.name, **self.variables),
                 output=output,

@@ -15,10 +15,7 @@ from celery.app.trace import build_tracer
 from celery.canvas import Signature
 from kombu.utils.uuid import uuid
 
-from celery_redlock import (
-    Redlock,
-    SingletonTask,
-)
+from celery_redlock import Redlock, SingletonTask
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.messages.reservation import HEADER
 from celery_redlock.protocol.claim import Claim
@@ -28,15 +25,14 @@ from celery_redlock.runtime.complaints import Once
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
 from tests.support.fake_lock import FakeRedlock
-
-Patch = pytest.MonkeyPatch
-Log = pytest.LogCaptureFixture
+from tests.support.names import Log as Log
+from tests.support.names import Patch
 
 RESERVED = "order:1#reserved"
 
 
 @pytest.fixture
-def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+def redlock(monkeypatch: Patch) -> FakeRedlock:
     fake = FakeRedlock(monkeypatch)
     monkeypatch.setattr("celery_redlock.messages.conflict.unavailable", Once())
     monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda app: fake))
@@ -44,7 +40,7 @@ def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
 
 
 @pytest.fixture
-def app(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> Any:
+def app(redlock: FakeRedlock, monkeypatch: Patch) -> Any:
     # Tasks are shared with every app to come, unless that is undone.
     monkeypatch.setattr(_state, "_on_app_finalizers", set())
     monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
@@ -73,7 +69,7 @@ def deliver(task: Any, *args: Any, **request: Any) -> tuple[Any, Any]:
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def sent(monkeypatch: Patch) -> list[Any]:
     """Signatures that were sent, rather than sending them."""
     found: list[Any] = []
     monkeypatch.setattr(Signature, "apply_async", lambda self, *_a, **_k: found.append(self))

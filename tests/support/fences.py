@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import redis
 
-from celery_redlock import (
-    Redlock,
-)
+from celery_redlock import Redlock
 
 HOUR = 3600 * 1_000_000
 
@@ -20,6 +22,14 @@ class Skewed(Redlock):
         super().__init__(nodes, ttl=ttl)
         right = self.client.wall
         self.client.wall = lambda: right() + self.skew  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def skewed(nodes: Iterable[Any], skew: int) -> Iterator[Skewed]:
+    """A client of servers whose wall clock is so many microseconds ahead."""
+    with contextlib.closing(Skewed([node.url for node in nodes], ttl=5.0)) as client:
+        client.skew = skew
+        yield client
 
 
 def fences(admins: list[redis.Redis]) -> list[int]:

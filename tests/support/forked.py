@@ -26,6 +26,8 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[2]
 MODULE = "tests.support.run_celery"
+QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
+"""A worker that says nothing to others, and does not wait for them."""
 SERVE = "--serve"
 PROGRAM = "--program"
 GREEN = ("gevent",)
@@ -92,6 +94,11 @@ class Forked:
 
 _server: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
 """Of this process. It ends when the socket is closed: with this process."""
+
+
+def celery(app: str, *arguments: str) -> list[str]:
+    """The command of a Celery program of an app, that logs what it does."""
+    return [sys.executable, "-m", MODULE, "-A", app, *arguments, "-l", "INFO"]
 
 
 def start(

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable
 
 from tests.support.proxy import Proxy
 
-__all__ = ["Impostor"]
+__all__ = ["Impostor", "Reply"]
+
+Reply = bytes | Callable[[bytes], bytes | Iterable[bytes]] | None
 
 ASKED = (b"\r\nEVAL\r\n", b"\r\nEVALSHA\r\n", b"\r\nNX\r\n$3\r\nGET\r\n")
 """What the requests of a lock contain."""
@@ -28,12 +30,7 @@ class Impostor(Proxy):
         sent: Bytes of its answers that the other side took.
     """
 
-    def __init__(
-        self,
-        port: int,
-        reply: bytes | Callable[[bytes], bytes | Iterable[bytes]] | None = None,
-        words: tuple[bytes, ...] = (),
-    ) -> None:
+    def __init__(self, port: int, reply: Reply = None, words: tuple[bytes, ...] = ()) -> None:
         super().__init__(port)
         self.reply = reply
         self.words = words

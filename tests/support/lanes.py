@@ -41,22 +41,12 @@ BROWSER = ("tests/web/test_browser.py", "tests/web/test_docs_pages.py")
 """The same, for the files that share a Chromium."""
 
 LONGEST = (
-    "tests/beat/test_ticks.py",
-    "tests/worker/test_shutdown.py",
-    "tests/worker/test_start.py",
-    "tests/examples/",
-    "tests/worker/test_parking.py",
-    "tests/worker/test_holding.py",
-    "tests/worker/test_sidecar.py",
-    "tests/worker/test_hostile.py",
-    "tests/worker/test_green.py",
-    "tests/worker/test_endings.py",
-    "tests/beat/",
-    "tests/worker/",
-    "tests/peers/",
-    "tests/web/",
+    "tests/beat/test_ticks.py", "tests/worker/test_shutdown.py", "tests/worker/test_start.py",
+    "tests/examples/", "tests/worker/test_parking.py", "tests/worker/test_holding.py",
+    "tests/worker/test_sidecar.py", "tests/worker/test_hostile.py", "tests/worker/test_green.py",
+    "tests/worker/test_endings.py", "tests/beat/", "tests/worker/", "tests/peers/", "tests/web/",
     "tests/contract/",
-)
+)  # fmt: skip
 """What takes long is not to be begun last. In this order, and all else behind."""
 
 FILLING = ("tests/unit/",)

@@ -7,7 +7,7 @@ import os
 import threading
 import uuid
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import psutil
 import redis
@@ -39,15 +39,10 @@ class Monitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._client.client_kill_filter(_type="normal", skipme=True)
         self._thread.join(30.0)
-        self._monitor.__exit__(kind, error, traceback)
+        self._monitor.__exit__(*error)
         self._client.close()
 
     def _listen(self) -> None:

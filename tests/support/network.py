@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections import deque
-from types import TracebackType
+from typing import Any
 
 REQUESTS, REPLIES = "requests", "replies"
 TICK = 0.004
@@ -152,12 +152,7 @@ class Network:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         self._over.set()
         self._thread.join(5.0)
         for connection in self._connections:

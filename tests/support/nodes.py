@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -81,6 +84,36 @@ def told_all(redlock: Redlock) -> None:
         return not any(node.channel.unanswered for node in nodes)
 
     wait_until(answered, 30.0, "all nodes have done it")
+
+
+@contextlib.contextmanager
+def hung(servers: Iterable[LocalServer]) -> Iterator[float]:
+    """These hang in this block; when it began."""
+    for server in servers:
+        server.pause()
+    try:
+        yield time.monotonic()
+    finally:
+        for server in servers:
+            server.resume()
+
+
+def use(redlock: Redlock, other: Redlock) -> None:
+    """Acquire, extend, refuse, release, also from several threads; and wait for the other."""
+    lease = redlock.acquire("r")
+    assert redlock.try_acquire("r") is None
+    assert redlock.extend(lease).remaining() > 0
+    assert redlock.release(lease) is True
+
+    def work(number: int) -> None:
+        for turn in range(20):
+            assert redlock.release(redlock.acquire(f"{number}:{turn}")) is True
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
+    lease = other.acquire("w")
+    threading.Timer(0.1, other.release, (lease,)).start()
+    assert redlock.release(redlock.acquire("w", wait=10.0)) is True
 
 
 def refused_by(node: LocalServer) -> set[str]:

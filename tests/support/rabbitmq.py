@@ -126,10 +126,7 @@ def _spawn(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            for command in (
-                ["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"],
-                [program],
-            )
+            for command in (["epmd", "-port", str(epmd_port), "-address", "127.0.0.1"], [program])
         )
     for process in (epmd, server):
         stack.callback(_kill, process)

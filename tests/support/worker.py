@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pytest_celery import CeleryTestWorker
 
-from tests.support import bodies
+from tests.support import bodies, forked
 from tests.support.containers import LocalProcess, LocalWorker
 from tests.support.wait import wait_until
 
@@ -63,17 +62,7 @@ class Worker(CeleryTestWorker):
             "PYTHONPATH": str(ROOT),
             "C_FORCE_ROOT": "1",  # Celery's leave to take pickles as root: ours alone arrive
         }
-        command = [
-            sys.executable,
-            "-m",
-            "tests.support.run_celery",
-            "-A",
-            cluster.tasks,
-            "worker",
-            "-l",
-            "INFO",
-        ]
-        command += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+        command = forked.celery(cluster.tasks, "worker", *forked.QUIET)
         command += ["-n", f"{name}@test", "-Q", queue, *(arguments or ("-c", "3"))]
         self.output = cluster.path / f"worker-{name}.log"
         process = LocalProcess(command, output=self.output, env=environment, cwd=ROOT)

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -262,6 +263,7 @@ class World:
     """Beats, five nodes, a broker, and a clock.
 
     Attributes:
+        kind: The scheduler.
         before_applying: Called with a beat and an entry's name when it has claimed a tick.
         before_sending: The same, later: when the broker is given the message. May raise.
 
@@ -303,7 +305,7 @@ class World:
         self.before_sending: Callable[[Beat, str], None] | None = None
         self._begin = utc(begin)
         self._origin = self.clock()
-        self._kind, self._schedule = kind, schedule
+        self.kind, self._schedule = kind, schedule
         self.beats: list[Beat] = []
         for start in sorted(beats):
             self.run(start - self.time)
@@ -322,7 +324,7 @@ class World:
         self, schedule: Schedule | None = None, *, skew: float = 0.0, main: str = "shop"
     ) -> Beat:
         """One more beat, with a schedule of its own, or a time of day, or another app's."""
-        beat = Beat(self, self._kind, schedule or self._schedule, skew, main)
+        beat = Beat(self, self.kind, schedule or self._schedule, skew, main)
         self.beats.append(beat)
         return beat
 
@@ -387,3 +389,19 @@ class World:
             self.clock.advance(PASS)
         late = random.uniform(0.0, LATE) if wait > 0 else 0.0
         beat.wake = max(beat.wake, self.clock() + max(0.0, wait) + late)
+
+
+Worlds = Callable[..., World]
+"""As `World`, but for its first argument and for the kind of scheduler."""
+
+
+@pytest.fixture(params=KINDS)
+def any_kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Worlds:
+    """Makes a world; a test that asks for it is run with each kind of scheduler."""
+    return partial(World, monkeypatch, kind=request.param)
+
+
+@pytest.fixture(params=FLOWS)
+def any_flow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Worlds:
+    """The same with each flow."""
+    return partial(World, monkeypatch, kind=request.param)

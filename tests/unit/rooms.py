@@ -17,18 +17,12 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "stores": (("protocol", "runtime", "events"), {"redis"}),
     "config": (("protocol", "keys", "stores"), {"celery"}),
     "keepalive": (("protocol", "runtime", "events", "stores"), set()),
-    "locking": (
-        ("protocol", "runtime", "events", "config", "stores", "keepalive"),
-        set(),
-    ),
+    "locking": (("protocol", "runtime", "events", "config", "stores", "keepalive"), set()),
     "messages": (
         ("protocol", "runtime", "events", "config", "locking"),
         {"celery", "kombu", "tenacity"},
     ),
-    "beat": (
-        ("protocol", "runtime", "keys", "config", "locking", "messages"),
-        {"celery"},
-    ),
+    "beat": (("protocol", "runtime", "keys", "config", "locking", "messages"), {"celery"}),
     "worker": ((*CORE, "messages", "beat"), {"celery", "billiard"}),
     "task": ((*CORE, "messages", "worker"), {"celery"}),
     "signals": (("messages",), set()),

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 from celery.schedules import BaseSchedule, crontab, schedule
 
+from tests.support.names import Log, Patch
 from tests.unit.beat_moments import entry, gaps, minutely
-from tests.unit.beat_world import FLOWS, KINDS, Beat, Plain, Shared, World
-
-Patch = pytest.MonkeyPatch
-Log = pytest.LogCaptureFixture
+from tests.unit.beat_world import Beat, Shared, World, Worlds
 
 
 def suppressed(log: Log, *, level: int = logging.INFO) -> list[str]:
@@ -34,27 +32,23 @@ def suppressed(log: Log, *, level: int = logging.INFO) -> list[str]:
 # -- Due times ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_crontab_tick_is_sent_once_and_in_time(monkeypatch: Patch, kind: type[Plain]) -> None:
-    world = World(monkeypatch, minutely, kind=kind, beats=[0.0, 0.3, 0.7, 11.0])
+def test_a_crontab_tick_is_sent_once_and_in_time(any_kind: Worlds) -> None:
+    world = any_kind(minutely, beats=[0.0, 0.3, 0.7, 11.0])
     world.run(600.0)
     times = world.times("cron")
     assert [round(at / 60) for at in times] == list(range(1, 11))
     assert all(0 <= at % 60 < 0.1 for at in times)
-    if kind is Shared:
+    if world.kind is Shared:
         assert world.store["cron"][1] == 10  # the store has heard of each
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_overdue_crontab_is_sent_once_when_beats_start(
-    monkeypatch: Patch, kind: type[Plain]
-) -> None:
+def test_an_overdue_crontab_is_sent_once_when_beats_start(any_kind: Worlds) -> None:
     """Their schedules are from yesterday, and they start one after the other."""
-    world = World(monkeypatch, minutely, kind=kind, beats=[], begin="2026-11-21 10:00:20")
+    world = any_kind(minutely, beats=[], begin="2026-11-21 10:00:20")
     yesterday = world.now() - timedelta(days=1)
     for _ in range(3):
         beat = world.start()
-        if kind is Shared:
+        if world.kind is Shared:
             world.store.setdefault("cron", (yesterday, 5))
         else:
             beat.entry("cron").last_run_at = yesterday
@@ -87,22 +81,18 @@ class EverySecond(BaseSchedule):
         return left <= 0, left if left > 0 else following
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_tick_a_second(monkeypatch: Patch, kind: type[Plain]) -> None:
-    world = World(monkeypatch, lambda: entry("second", EverySecond()), kind=kind)
+def test_a_tick_a_second(any_kind: Worlds) -> None:
+    world = any_kind(lambda: entry("second", EverySecond()))
     world.run(59.5)
     seconds = [int(at) for at in world.times("second")]
     assert seconds == list(range(1, 61))
     assert all(at % 1 < 0.1 for at in world.times("second"))
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_the_hour_that_is_repeated(monkeypatch: Patch, flow: type[Plain]) -> None:
+def test_the_hour_that_is_repeated(any_flow: Worlds) -> None:
     """A beat that starts in it believes to be overdue; it does not ask the nodes forever."""
-    world = World(
-        monkeypatch,
+    world = any_flow(
         lambda: entry("cron", crontab(minute="*/7")),
-        kind=flow,
         beats=[0.0],
         begin="2026-10-24 23:57:00",  # in UTC: three minutes before two o'clock
         zone="Europe/Berlin",
@@ -121,15 +111,10 @@ def test_the_hour_that_is_repeated(monkeypatch: Patch, flow: type[Plain]) -> Non
 # -- Intervals ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("period", [0.5, 2.0, 10.0])
-def test_beats_keep_the_period_of_an_interval(
-    monkeypatch: Patch, kind: type[Plain], period: float
-) -> None:
-    world = World(
-        monkeypatch,
+def test_beats_keep_the_period_of_an_interval(any_kind: Worlds, period: float) -> None:
+    world = any_kind(
         lambda: entry("every", period),
-        kind=kind,
         beats=[0.0, 0.15 * period, 0.4 * period, 0.93 * period, 3.35 * period],
     )
     world.run(200 * period)
@@ -140,9 +125,8 @@ def test_beats_keep_the_period_of_an_interval(
     assert min(gaps(times)) >= 0.9 * period
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_a_refused_beat_is_due_when_the_winner_is(monkeypatch: Patch, flow: type[Plain]) -> None:
-    world = World(monkeypatch, lambda: entry("every", 10.0), kind=flow, beats=[0.0, 4.0])
+def test_a_refused_beat_is_due_when_the_winner_is(any_flow: Worlds) -> None:
+    world = any_flow(lambda: entry("every", 10.0), beats=[0.0, 4.0])
     world.run(20.0)
     first, second = world.beats
     # As if it had sent when the other did; and it looks a moment after the other.
@@ -153,15 +137,12 @@ def test_a_refused_beat_is_due_when_the_winner_is(monkeypatch: Patch, flow: type
     assert 0 < due - (30.0 - world.time) < 0.05
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("period", "ticks"), [(60, 10), (3600, 3)])
 def test_a_relative_interval_is_sent_when_the_clock_is_round(
-    monkeypatch: Patch, kind: type[Plain], period: int, ticks: int
+    any_kind: Worlds, period: int, ticks: int
 ) -> None:
-    world = World(
-        monkeypatch,
+    world = any_kind(
         lambda: entry("round", schedule(period, relative=True)),
-        kind=kind,
         beats=[0.0, 3.3, 17.1],
         begin="2026-11-21 10:00:05",
     )
@@ -169,12 +150,9 @@ def test_a_relative_interval_is_sent_when_the_clock_is_round(
     assert [round((at + 5) / period, 2) for at in world.times("round")] == list(range(1, ticks + 1))
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_an_interval_that_is_made_shorter_begins_at_once(
-    monkeypatch: Patch, flow: type[Plain]
-) -> None:
+def test_an_interval_that_is_made_shorter_begins_at_once(any_flow: Worlds) -> None:
     """An old beat has claimed an hour; the new configuration wants it every ten seconds."""
-    world = World(monkeypatch, lambda: entry("every", 3600.0), kind=flow, beats=[0.0])
+    world = any_flow(lambda: entry("every", 3600.0), beats=[0.0])
     world.run(3610.0)
     assert len(world.times("every")) == 1
     world.beats[0].die()
@@ -203,9 +181,8 @@ def test_and_in_a_beat_that_had_been_refused_the_longer_one(monkeypatch: Patch) 
     assert len(world.sent) == 1 + 10
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_an_entry_under_another_name_is_another(monkeypatch: Patch, flow: type[Plain]) -> None:
-    world = World(monkeypatch, lambda: entry("old", 60.0), kind=flow, beats=[0.0, 0.2])
+def test_an_entry_under_another_name_is_another(any_flow: Worlds) -> None:
+    world = any_flow(lambda: entry("old", 60.0), beats=[0.0, 0.2])
     world.run(61.0)
     for beat in world.beats:
         beat.die()
@@ -215,18 +192,15 @@ def test_an_entry_under_another_name_is_another(monkeypatch: Patch, flow: type[P
     assert [message.entry for message in world.sent] == ["old", "new"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_entries_of_one_task_are_two(monkeypatch: Patch, kind: type[Plain]) -> None:
+def test_two_entries_of_one_task_are_two(any_kind: Worlds) -> None:
     """Even with one schedule."""
-    world = World(
-        monkeypatch,
+    world = any_kind(
         lambda: {
             **entry("one", crontab()),
             **entry("other", crontab()),
             **entry("fast", 5.0),
             **entry("also fast", 5.0),
-        },
-        kind=kind,
+        }
     )
     world.run(301.0)
     counts = Counter(message.entry for message in world.sent)
@@ -245,11 +219,8 @@ def test_apps_do_not_share_ticks(monkeypatch: Patch) -> None:
 # -- The claim ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_claim_is_kept_and_never_given_back(monkeypatch: Patch, kind: type[Plain]) -> None:
-    world = World(
-        monkeypatch, lambda: {**minutely(), **entry("every", 50.0)}, kind=kind, beats=[0.0]
-    )
+def test_a_claim_is_kept_and_never_given_back(any_kind: Worlds) -> None:
+    world = any_kind(lambda: {**minutely(), **entry("every", 50.0)}, beats=[0.0])
     world.run(61.0)
     left = {
         resource: held[1] - world.clock()
@@ -296,30 +267,22 @@ def test_what_a_beat_sent_itself_is_not_told(monkeypatch: Patch, caplog: Log) ->
 # -- Options --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("options", "count"),
-    [
-        ({}, 1),
-        ({"redlock": True}, 1),
-        ({"redlock": False}, 3),
-        ({"headers": {"redlock": False}}, 3),
-        ({"headers": {"redlock": True}}, 1),
-    ],
-)
-def test_an_entry_can_be_left_alone(
-    monkeypatch: Patch, kind: type[Plain], options: dict[str, Any], count: int
-) -> None:
+    [({}, 1), ({"redlock": True}, 1), ({"redlock": False}, 3),
+     ({"headers": {"redlock": False}}, 3), ({"headers": {"redlock": True}}, 1)],
+)  # fmt: skip
+def test_an_entry_can_be_left_alone(any_kind: Worlds, options: dict[str, Any], count: int) -> None:
     given = {**options, "queue": "slow"}
-    world = World(monkeypatch, lambda: entry("cron", crontab(), options=given), kind=kind)
+    world = any_kind(lambda: entry("cron", crontab(), options=given))
     world.run(60.5)
     # In one place for all beats, it is sent by whoever is first, or by all who looked meanwhile.
-    assert len(world.sent) == count if kind is not Shared else 1
+    assert len(world.sent) == count if world.kind is not Shared else 1
     for message in world.sent:
         assert "redlock" not in message.options
         assert message.options["queue"] == "slow"
     world.run(60.0)  # the entry has not lost its option by that
-    assert len(world.sent) == 2 * count if kind is not Shared else 2
+    assert len(world.sent) == 2 * count if world.kind is not Shared else 2
 
 
 # -- One does not stand in another's way ----------------------------------------------------------
@@ -347,14 +310,9 @@ class BrokenWhenTaken(Broken):
             self.broken = True
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_schedule_that_raises_stops_no_other(
-    monkeypatch: Patch, caplog: Log, kind: type[Plain]
-) -> None:
-    world = World(
-        monkeypatch,
+def test_a_schedule_that_raises_stops_no_other(any_kind: Worlds, caplog: Log) -> None:
+    world = any_kind(
         lambda: {**entry("broken", BrokenWhenTaken()), **entry("every", 10.0), **minutely()},
-        kind=kind,
         beats=[0.0, 0.5],
     )
     with caplog.at_level(logging.ERROR, "celery_redlock.beat"):
@@ -367,21 +325,14 @@ def test_a_schedule_that_raises_stops_no_other(
         "broken: cannot tell which tick is due; it is not sent"
     }
     assert all(record.exc_info for record in told)
-    if kind is not Shared:
+    if world.kind is not Shared:
         assert 2 * 8 <= len(told) <= 2 * 11  # each beat, once a minute
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_an_entry_that_is_put_off_keeps_no_other_waiting(
-    monkeypatch: Patch, flow: type[Plain]
-) -> None:
+def test_an_entry_that_is_put_off_keeps_no_other_waiting(any_flow: Worlds) -> None:
     """One sends "slow" for twelve seconds; the other asks for it each second, and does the rest."""
-    world = World(
-        monkeypatch,
-        lambda: {**entry("slow", crontab()), **entry("every", 2.0)},
-        kind=flow,
-        beats=[0.0, 0.7],
-        ttl=15.0,
+    world = any_flow(
+        lambda: {**entry("slow", crontab()), **entry("every", 2.0)}, beats=[0.0, 0.7], ttl=15.0
     )
     busy: list[Beat] = []
 

@@ -9,11 +9,11 @@ import pytest
 from celery.schedules import crontab, schedule
 
 from celery_redlock.protocol.round import Round
+from tests.support.names import Log, Patch
 from tests.support.schedules import LONG_AGO, due, entries
 from tests.unit import beat_world
-from tests.unit.beat_world import FLOWS, Killed, Plain, Shared, World
+from tests.unit.beat_world import Killed, Shared, World, Worlds
 
-Patch = pytest.MonkeyPatch
 TIMEOUT = 0.25
 """The node timeout, in seconds."""
 
@@ -94,11 +94,10 @@ def test_a_shared_entry_is_looked_at_again_within_a_second(monkeypatch: Patch) -
     assert len(world.sent) == 2
 
 
-@pytest.mark.parametrize("flow", FLOWS)
 def test_however_many_entries_wait_for_a_quorum_the_nodes_are_asked_once_a_second(
-    monkeypatch: Patch, flow: type[Plain]
+    any_flow: Worlds,
 ) -> None:
-    world = World(monkeypatch, lambda: overdue(crontab(), 100), kind=flow, beats=[])
+    world = any_flow(lambda: overdue(crontab(), 100), beats=[])
     beat = world.start()
     beat.driver.dead = {0, 1, 2}
     world.run(11.0)
@@ -110,26 +109,20 @@ def test_however_many_entries_wait_for_a_quorum_the_nodes_are_asked_once_a_secon
     assert len(world.sent) == 100
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_one_that_needs_no_quorum_is_sent_meanwhile(monkeypatch: Patch, flow: type[Plain]) -> None:
+def test_one_that_needs_no_quorum_is_sent_meanwhile(any_flow: Worlds) -> None:
     alone = {"task": "job", "schedule": 2.0, "args": ("alone",), "options": {"redlock": False}}
-    world = World(
-        monkeypatch, lambda: {**entries(crontab(), 20), "alone": alone}, kind=flow, beats=[0.0]
-    )
+    world = any_flow(lambda: {**entries(crontab(), 20), "alone": alone}, beats=[0.0])
     world.beats[0].driver.dead = {0, 1, 2}
     world.run(121.0)
     assert {message.entry for message in world.sent} == {"alone"}
     assert 58 <= len(world.sent) <= 60
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_options_that_are_none_do_not_end_a_beat(monkeypatch: Patch, flow: type[Plain]) -> None:
+def test_options_that_are_none_do_not_end_a_beat(any_flow: Worlds) -> None:
     """Not while it waits for a quorum either; the others are sent."""
     # Due when the first has found that there is no quorum.
     odd = {"task": "job", "schedule": 60.5, "args": ("odd",), "options": ["slow"]}
-    world = World(
-        monkeypatch, lambda: {**entries(crontab()), "odd": odd}, kind=flow, beats=[0.0, 0.1]
-    )
+    world = any_flow(lambda: {**entries(crontab()), "odd": odd}, beats=[0.0, 0.1])
     for dead in ({0, 1, 2}, set[int]()):
         for beat in world.beats:
             beat.driver.dead = dead
@@ -178,13 +171,11 @@ def test_an_entry_in_a_hurry_holds_back_no_other(monkeypatch: Patch) -> None:
 # -- What is said ----------------------------------------------------------------------------------
 
 
-def said(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+def said(caplog: Log) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-def test_a_tick_whose_message_does_not_leave(
-    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tick_whose_message_does_not_leave(monkeypatch: Patch, caplog: Log) -> None:
     world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0])
     guard = world.beats[0].guard
     guard._claims.decide(due(world.beats[0]), TIMEOUT).claim.finish(sent=False)
@@ -193,9 +184,7 @@ def test_a_tick_whose_message_does_not_leave(
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_a_tick_whose_sender_hangs(
-    monkeypatch: Patch, caplog: pytest.LogCaptureFixture, sent: bool
-) -> None:
+def test_a_tick_whose_sender_hangs(monkeypatch: Patch, caplog: Log, sent: bool) -> None:
     """It says so while it hangs; afterwards it does not accuse the nodes."""
     world = World(monkeypatch, lambda: entries(10.0), beats=[0.0], ttl=2.0)
     (beat,) = world.beats
@@ -213,9 +202,7 @@ def test_a_tick_whose_sender_hangs(
     assert said(caplog) == ([("WARNING", late)] if sent else [])
 
 
-def test_a_tick_that_is_sent_when_the_nodes_are_lost(
-    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_tick_that_is_sent_when_the_nodes_are_lost(monkeypatch: Patch, caplog: Log) -> None:
     world = World(monkeypatch, lambda: entries(10.0), beats=[0.0])
     (beat,) = world.beats
     turn = beat.guard._claims.decide(due(beat), TIMEOUT)
@@ -225,7 +212,7 @@ def test_a_tick_that_is_sent_when_the_nodes_are_lost(
     assert said(caplog) == [("WARNING", f"{what}: another beat may send it again")]
 
 
-def test_an_outage_names_what_waits(monkeypatch: Patch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_outage_names_what_waits(monkeypatch: Patch, caplog: Log) -> None:
     caplog.set_level("INFO", "celery_redlock.beat")
     world = World(monkeypatch, lambda: overdue(crontab(), 7), beats=[])
     beat = world.start()
@@ -246,9 +233,7 @@ def test_an_outage_names_what_waits(monkeypatch: Patch, caplog: pytest.LogCaptur
     )
 
 
-def test_a_wish_that_is_not_understood_is_said_once(
-    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_wish_that_is_not_understood_is_said_once(monkeypatch: Patch, caplog: Log) -> None:
     """As from a form of Django's, where nobody checks it."""
     odd = {"options": {"headers": {"redlock": "false"}}}
     world = World(monkeypatch, lambda: entries(crontab(), **odd), beats=[0.0, 0.0])

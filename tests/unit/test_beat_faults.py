@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 from celery.schedules import crontab
 
+from tests.support.names import Log, Patch
 from tests.unit.beat_moments import entry, gaps, minutely
-from tests.unit.beat_world import FLOWS, KINDS, Beat, Killed, Plain, Shared, World
-
-Patch = pytest.MonkeyPatch
-Log = pytest.LogCaptureFixture
+from tests.unit.beat_world import Beat, Killed, Shared, World, Worlds
 
 TTL = 5.0
 
@@ -44,13 +42,10 @@ def kill_the_first(beat: Beat, _entry: str) -> None:
 # -- A beat dies ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("period", [2.0, 10.0])
-def test_a_dead_beat_is_missed_by_nobody(
-    monkeypatch: Patch, kind: type[Plain], period: float
-) -> None:
+def test_a_dead_beat_is_missed_by_nobody(any_kind: Worlds, period: float) -> None:
     """It dies right after it has sent, and another begins: four times."""
-    world = World(monkeypatch, lambda: {**entry("every", period), **minutely()}, kind=kind, ttl=TTL)
+    world = any_kind(lambda: {**entry("every", period), **minutely()}, ttl=TTL)
     for _ in range(4):
         world.run(5 * period)
         count = len(world.sent)
@@ -66,11 +61,8 @@ def test_a_dead_beat_is_missed_by_nobody(
     assert [round(at / 60, 2) for at in world.times("cron")] == list(minutes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_a_dead_beat_had_claimed_is_sent_by_another(
-    monkeypatch: Patch, kind: type[Plain]
-) -> None:
-    world = World(monkeypatch, minutely, kind=kind, ttl=TTL)
+def test_what_a_dead_beat_had_claimed_is_sent_by_another(any_kind: Worlds) -> None:
+    world = any_kind(minutely, ttl=TTL)
     world.before_sending = kill_the_first
     world.run(119.0)
     (message,) = world.sent
@@ -80,10 +72,9 @@ def test_what_a_dead_beat_had_claimed_is_sent_by_another(
     assert [round(at) for at in world.times("cron")][1:] == [120]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("period", [0.5, 2.0, 10.0])
-def test_and_of_an_interval(monkeypatch: Patch, kind: type[Plain], period: float) -> None:
-    world = World(monkeypatch, lambda: entry("every", period), kind=kind, ttl=TTL)
+def test_and_of_an_interval(any_kind: Worlds, period: float) -> None:
+    world = any_kind(lambda: entry("every", period), ttl=TTL)
     world.run(5.5 * period)
     world.before_sending = kill_the_first
     world.run(10 * period)
@@ -94,11 +85,8 @@ def test_and_of_an_interval(monkeypatch: Patch, kind: type[Plain], period: float
 # -- A message cannot be sent ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_if_the_broker_refuses_another_beat_sends(
-    monkeypatch: Patch, caplog: Log, kind: type[Plain]
-) -> None:
-    world = World(monkeypatch, minutely, kind=kind, ttl=30.0)
+def test_if_the_broker_refuses_another_beat_sends(any_kind: Worlds, caplog: Log) -> None:
+    world = any_kind(minutely, ttl=30.0)
     failed: list[Beat] = []
 
     def refuse_the_first(beat: Beat, name: str) -> None:
@@ -120,10 +108,9 @@ def test_if_the_broker_refuses_another_beat_sends(
     assert [round(at) for at in world.times("cron")][1:] == [120]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_if_it_refuses_everybody_they_go_on_in_time(monkeypatch: Patch, kind: type[Plain]) -> None:
+def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds) -> None:
     """Celery's own moves on after an error, so does a shared schedule, and nobody spins."""
-    world = World(monkeypatch, minutely, kind=kind)
+    world = any_kind(minutely)
     tried: list[float] = []
 
     def refuse(beat: Beat, name: str) -> None:
@@ -140,11 +127,8 @@ def test_if_it_refuses_everybody_they_go_on_in_time(monkeypatch: Patch, kind: ty
     assert [round(at) for at in world.times("cron")] == [120]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(
-    monkeypatch: Patch, kind: type[Plain]
-) -> None:
-    world = World(monkeypatch, minutely, kind=kind, ttl=30.0)
+def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(any_kind: Worlds) -> None:
+    world = any_kind(minutely, ttl=30.0)
 
     def end_the_first(beat: Beat, name: str) -> None:
         if all(other.alive for other in world.beats):
@@ -161,10 +145,9 @@ def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(
     assert message.at < 61.2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_slow_sender_is_waited_for(monkeypatch: Patch, caplog: Log, kind: type[Plain]) -> None:
+def test_a_slow_sender_is_waited_for(any_kind: Worlds, caplog: Log) -> None:
     """Its claim is extended while it sends; the others see that it is not yet sent."""
-    world = World(monkeypatch, lambda: {**minutely(), **entry("fast", 0.25)}, kind=kind, ttl=TTL)
+    world = any_kind(lambda: {**minutely(), **entry("fast", 0.25)}, ttl=TTL)
 
     def slowly(beat: Beat, name: str) -> None:
         if name == "cron":
@@ -182,12 +165,9 @@ def test_a_slow_sender_is_waited_for(monkeypatch: Patch, caplog: Log, kind: type
         assert beat.driver.tried["beat:shop:cron:2026-11-21T10:01:00Z"] <= TTL + 2
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_sender_that_hangs_is_not_waited_for_for_ever(
-    monkeypatch: Patch, caplog: Log, kind: type[Plain]
-) -> None:
+def test_a_sender_that_hangs_is_not_waited_for_for_ever(any_kind: Worlds, caplog: Log) -> None:
     """Half-open connection: it neither sends nor fails. Extended for one ttl, and no more."""
-    world = World(monkeypatch, both, kind=kind, ttl=TTL)
+    world = any_kind(both, ttl=TTL)
     hung: list[Beat] = []
 
     def hang_the_first(beat: Beat, name: str) -> None:
@@ -208,11 +188,8 @@ def test_a_sender_that_hangs_is_not_waited_for_for_ever(
 # -- A beat is stopped ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_stopped_beat_repeats_nothing_when_it_wakes(
-    monkeypatch: Patch, kind: type[Plain]
-) -> None:
-    world = World(monkeypatch, both, kind=kind)
+def test_a_stopped_beat_repeats_nothing_when_it_wakes(any_kind: Worlds) -> None:
+    world = any_kind(both)
     for turn in range(9):
         world.run(33.0)
         world.beats[turn % 3].stop(47.0)
@@ -222,13 +199,12 @@ def test_a_stopped_beat_repeats_nothing_when_it_wakes(
     assert min(gaps(world.times("every"))) >= 9.0
 
 
-@pytest.mark.parametrize("flow", FLOWS)
 @pytest.mark.parametrize("seconds", [TTL + 2.0, 45.0, 200.0])
 def test_a_beat_that_is_stopped_with_a_claim_does_not_send_what_another_has(
-    monkeypatch: Patch, flow: type[Plain], seconds: float
+    any_flow: Worlds, seconds: float
 ) -> None:
     """Stopped after it has claimed and before it sends: it asks anew."""
-    world = World(monkeypatch, both, kind=flow, ttl=TTL)
+    world = any_flow(both, ttl=TTL)
     stopped: list[Beat] = []
 
     def stop_the_first(beat: Beat, name: str) -> None:
@@ -247,9 +223,8 @@ def test_a_beat_that_is_stopped_with_a_claim_does_not_send_what_another_has(
     assert not stopped[0].watchdog.due.watched
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_and_sends_it_if_nobody_has(monkeypatch: Patch, flow: type[Plain]) -> None:
-    world = World(monkeypatch, minutely, kind=flow, beats=[0.0], ttl=TTL)
+def test_and_sends_it_if_nobody_has(any_flow: Worlds) -> None:
+    world = any_flow(minutely, beats=[0.0], ttl=TTL)
     stopped: list[Beat] = []
 
     def stop_once(beat: Beat, name: str) -> None:
@@ -271,9 +246,8 @@ def cut(world: World, *nodes: int) -> None:
         beat.driver.dead = set(nodes)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_of_five_nodes_are_not_missed(monkeypatch: Patch, kind: type[Plain]) -> None:
-    world = World(monkeypatch, both, kind=kind)
+def test_two_of_five_nodes_are_not_missed(any_kind: Worlds) -> None:
+    world = any_kind(both)
     cut(world, 1, 4)
     world.run(601.0)
     assert [round(at / 60, 2) for at in world.times("cron")] == list(range(1, 11))
@@ -291,11 +265,10 @@ def many() -> Mapping[str, Any]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_without_a_quorum_nothing_is_sent_and_nothing_forgotten(
-    monkeypatch: Patch, caplog: Log, kind: type[Plain]
+    any_kind: Worlds, caplog: Log
 ) -> None:
-    world = World(monkeypatch, many, kind=kind)
+    world = any_kind(many)
     world.run(30.0)
     before = len(world.sent)
     remembered = {
@@ -333,21 +306,18 @@ def test_without_a_quorum_nothing_is_sent_and_nothing_forgotten(
     after = [message.entry for message in world.sent[before:]]
     assert sorted(after) == sorted(many())  # once each, what was missed
     back = [line for line in lines(caplog, logging.WARNING) if "answers again" in line]
-    assert len(back) == 3 if kind is not Shared else back  # who has something due hears of it
+    assert len(back) == 3 if world.kind is not Shared else back  # who has something due hears of it
     world.run(begin + 125.0 + 62.0 - world.time)
     crons = [m for m in world.sent[before:] if m.entry == "cron0"]
     assert [round(message.at) for message in crons][1:] == [180]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_or_everything_is_sent_by_everybody(
-    monkeypatch: Patch, caplog: Log, kind: type[Plain]
-) -> None:
-    world = World(monkeypatch, many, kind=kind, on_unavailable="send")
+def test_or_everything_is_sent_by_everybody(any_kind: Worlds, caplog: Log) -> None:
+    world = any_kind(many, on_unavailable="send")
     cut(world, 0, 2, 4)
     with caplog.at_level(logging.ERROR):
         world.run(119.0)
-    count = 1 if kind is Shared else 3  # one store: whoever is first
+    count = 1 if world.kind is Shared else 3  # one store: whoever is first
     for number in range(8):
         assert len(world.times(f"cron{number}")) == count
         assert len(world.times(f"every{number}")) == pytest.approx(
@@ -363,9 +333,8 @@ def test_or_everything_is_sent_by_everybody(
     assert len(world.times("cron0")) == before + 1
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_one_beat_that_is_cut_off_is_not_missed(monkeypatch: Patch, flow: type[Plain]) -> None:
-    world = World(monkeypatch, both, kind=flow)
+def test_one_beat_that_is_cut_off_is_not_missed(any_flow: Worlds) -> None:
+    world = any_flow(both)
     world.run(15.0)
     world.beats[0].driver.dead = set(range(5))
     world.run(170.0)
@@ -376,12 +345,9 @@ def test_one_beat_that_is_cut_off_is_not_missed(monkeypatch: Patch, flow: type[P
     assert min(gaps(world.times("every"))) >= 9.0
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-def test_what_was_sent_by_a_quorum_that_is_no_more_was_sent(
-    monkeypatch: Patch, flow: type[Plain]
-) -> None:
+def test_what_was_sent_by_a_quorum_that_is_no_more_was_sent(any_flow: Worlds) -> None:
     """Nodes are restarted one after the other: two of the three that are up remember the claim."""
-    world = World(monkeypatch, minutely, kind=flow, beats=[0.0])
+    world = any_flow(minutely, beats=[0.0])
     cut(world, 3, 4)
     world.run(61.0)
     late = world.start()
@@ -392,15 +358,14 @@ def test_what_was_sent_by_a_quorum_that_is_no_more_was_sent(
     assert len(late.driver.asked) < 10  # not taken for a split vote, which is tried again soon
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_split_votes_end_by_chance(monkeypatch: Patch, caplog: Log, kind: type[Plain]) -> None:
+def test_split_votes_end_by_chance(monkeypatch: Patch, any_kind: Worlds, caplog: Log) -> None:
     """Five beats wake up within milliseconds, and keep each other from a quorum."""
     monkeypatch.setattr("tests.unit.beat_world.LATE", 0.0)  # nothing else comes between them
-    world = World(monkeypatch, minutely, kind=kind, beats=[0.0, 0.0, 0.0, 0.0, 0.0])
+    world = any_kind(minutely, beats=[0.0, 0.0, 0.0, 0.0, 0.0])
     world.split()
     world.run(610.0)
     tried = sum(verb == "acquire" for beat in world.beats for _when, verb in beat.driver.asked)
-    assert tried > 60 if kind is not Shared else tried > 11  # it does happen
+    assert tried > 60 if world.kind is not Shared else tried > 11  # it does happen
     times = world.times("cron")
     assert [int(at / 60) for at in times] == list(range(1, 11))
     assert all(at % 60 < 1.0 for at in times)

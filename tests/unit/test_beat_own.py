@@ -12,11 +12,9 @@ import pytest
 from celery.beat import ScheduleEntry
 from celery.schedules import BaseSchedule, schedstate
 
+from tests.support.names import Log, Patch
 from tests.unit.beat_moments import minutely
 from tests.unit.beat_world import Beat, Plain, World
-
-Patch = pytest.MonkeyPatch
-Log = pytest.LogCaptureFixture
 
 
 def copy_of(entry: Any, **fields: Any) -> Any:

@@ -24,7 +24,8 @@ from celery_redlock.messages.broker import (
     unacknowledged_for,
     without_delays,
 )
-from tests.support.delivering import Log, Patch, deliver
+from tests.support.delivering import deliver
+from tests.support.names import Log, Patch
 
 pytest.importorskip("celery.utils.quorum_queues", reason="Celery 5.4 has no quorum queues")
 ZEROS = "0." * 26

@@ -19,8 +19,9 @@ from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
-from tests.support.delivering import Log, Patch, Waits, deliver
+from tests.support.delivering import Waits, deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 AGAIN = {"delivery_info": {"redelivered": True}}
 COPY = {ATTEMPTS: {"copy": True}}

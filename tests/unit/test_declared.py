@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery import Celery, Task, _state, shared_task
+from celery import Celery, Task, shared_task
 
 from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.config.task_lock import lock_of
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.worker import startup
 from celery_redlock.worker.startup import check
-
-
-@pytest.fixture
-def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    # Tasks are shared with every app to come, unless that is undone.
-    monkeypatch.setattr(_state, "_on_app_finalizers", set())
-    monkeypatch.setattr(_state, "_apps", weakref.WeakSet())
-    app = Celery("shop", broker="memory://", set_as_current=False)
-    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
-    yield app
-    app.close()
 
 
 def charge(order_id: int) -> None: ...

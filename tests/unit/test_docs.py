@@ -324,50 +324,51 @@ def test_hooks_are_all_of_them() -> None:
         assert arguments.split(", ") == list(names)
 
 
-def test_redlock_is_documented_whole() -> None:
-    table = first_cells(section("docs/settings.md", "`Redlock`, without Celery"))
+@pytest.mark.parametrize(
+    ("kind", "heading", "besides", "unlisted"),
+    [
+        # As it was given them.
+        ("Redlock", "`Redlock`, without Celery", "Redlock", "ttl prefix node_timeout"),
+        ("HeldLease", "`current_lease()`", "resource", "acquire end loss lost_unawares"),
+    ],
+)
+def test_redlock_and_leases_are_documented_whole(
+    kind: str, heading: str, besides: str, unlisted: str
+) -> None:
+    table = first_cells(section("docs/settings.md", heading))
     named = set(re.findall(r"`(?:Redlock\.)?(\w+)[(`]", table))
-    settings_of_it = {"ttl", "prefix", "node_timeout"}  # as it was given them
-    assert named - {"Redlock"} == methods(celery_redlock.Redlock) - settings_of_it
-
-
-def test_what_current_lease_returns_is_documented() -> None:
-    table = first_cells(section("docs/settings.md", "`current_lease()`"))
-    named = set(re.findall(r"`(\w+)[(`]", table))
-    unlisted = {"acquire", "end", "loss", "lost_unawares"}
-    assert named - {"resource"} == methods(celery_redlock.HeldLease) - unlisted
+    assert named - {besides} == methods(getattr(celery_redlock, kind)) - set(unlisted.split())
 
 
 @functools.cache
-def sources() -> list[ast.AST]:
-    return [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+def nodes() -> list[ast.AST]:
+    """Of the syntax trees of the package."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    return [node for tree in trees for node in ast.walk(tree)]
+
+
+def given_to(method: str) -> set[Any]:
+    """What methods of this name are given first, where that is a constant."""
+    calls = [node for node in nodes() if isinstance(node, ast.Call)]
+    first = [one.args[0] for one in calls if getattr(one.func, "attr", "") == method and one.args]
+    return {node.value for node in first if isinstance(node, ast.Constant)}
 
 
 def test_log_names_are_those_of_the_code() -> None:
     documented = set(
         re.findall(r"`(celery_redlock[\w.]*)`", section("docs/settings.md", "Log names"))
     )
-    used = {
-        node.args[0].value
-        for tree in sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "") == "getLogger"
-        and isinstance(node.args[0], ast.Constant)
-        and node.args[0].value.startswith("celery_redlock")
-    }
+    used = {name for name in given_to("getLogger") if name.startswith("celery_redlock")}
     assert documented == used - {"celery_redlock.testing"}
 
 
 @pytest.mark.parametrize(
-    ("page", "heading"),
-    [("docs/runbook.md", "Log lines"), ("docs/beat.md", "In the log")],
+    ("page", "heading"), [("docs/runbook.md", "Log lines"), ("docs/beat.md", "In the log")]
 )
 def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) -> None:
     said = [
         re.sub(r"%\.?\d*[srdf]", "…", node.value)
-        for tree in sources()
-        for node in ast.walk(tree)
+        for node in nodes()
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
     lines = re.findall(r"`([^`]+)`", first_cells(section(page, heading)))
@@ -381,14 +382,7 @@ def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) 
 
 
 def test_reasons_of_a_loss_are_those_of_the_code() -> None:
-    lost = {
-        node.args[0].value
-        for tree in sources()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and getattr(node.func, "attr", "") == "lose"
-        and isinstance(node.args[0], ast.Constant)
-    }
+    lost = given_to("lose")
     assert lost == {"expired", "refused", "max_lifetime"}
     for reason in lost:
         assert f'"{reason}"' in section("docs/settings.md", "Errors")

@@ -41,16 +41,9 @@ def site(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "link",
-    [
-        "#top",
-        "code/beat.py.html",
-        "code/beat.py.html#L1",
-        "picture.svg",
-        "code/../index.html?q=1",
-        "https://example.org/a?b#c",
-        "mailto:a@example.org",
-    ],
-)
+    ["#top", "code/beat.py.html", "code/beat.py.html#L1", "picture.svg", "code/../index.html?q=1",
+     "https://example.org/a?b#c", "mailto:a@example.org"],
+)  # fmt: skip
 def test_a_link_that_leads_somewhere_is_right(script: Any, site: Path, link: str) -> None:
     (site / "index.html").write_text(f'<h1 id="top">x</h1><a href="{link}">x</a>')
     assert script.check(site) == ([], 2)

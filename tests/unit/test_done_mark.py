@@ -14,12 +14,7 @@ import pytest
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_redlock import (
-    ConfigurationError,
-    QuorumUnavailable,
-    SingletonTask,
-    current_lease,
-)
+from celery_redlock import ConfigurationError, QuorumUnavailable, SingletonTask, current_lease
 from celery_redlock.locking.done_mark import look_up, mark_done
 from celery_redlock.messages.delivery import Delivery
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
@@ -27,8 +22,9 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner
-from tests.support.delivering import Patch, deliver
+from tests.support.delivering import deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Patch
 
 MARK = mark_of(Owner("here", 1, "the-id", task="t"), ["k"])
 AGAIN = {"delivery_info": {"redelivered": True}}

@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import Reject
 
-from celery_redlock import (
-    ConfigurationError,
-    LeaseLost,
-    QuorumUnavailable,
-    Redlock,
-    SingletonTask,
-)
+from celery_redlock import ConfigurationError, LeaseLost, QuorumUnavailable, Redlock, SingletonTask
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
@@ -28,7 +22,7 @@ from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
-from celery_redlock.protocol.values import Vote
+from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from celery_redlock.stores.redis.node import Node
@@ -202,9 +196,13 @@ def test_nobody_waits_for_less_time_than_the_nodes_have_no_vote(
 
 def test_a_pickled_loss_shows_no_token() -> None:
     lease = Lease("r", "secret", 10.0, 109.0, NOW.__abs__)
-    loss = pickle.loads(pickle.dumps(LeaseLost("r: over", resource="r", lease=lease, held_for=2.0)))
-    assert (loss.lease.token, loss.lease.ttl, loss.resource, loss.held_for) == ("", 10.0, "r", 2.0)
-    assert str(loss) == "r: over"
+    told = {"resource": "r", "lease": lease, "held_for": 2.0, "owner": Owner("h", 1)}
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        pickled = pickle.dumps(LeaseLost("r: over", **told), protocol)
+        assert b"secret" not in pickled
+        loss = pickle.loads(pickled)
+        found = loss.lease.token, loss.lease.ttl, loss.resource, loss.held_for, str(loss)
+        assert found == ("", 10.0, "r", 2.0, "r: over")
     with pytest.raises(TypeError, match="no attribute 'holder'"):
         LeaseLost("r: over", holder=None)
 

@@ -18,19 +18,9 @@ from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
-from tests.support.delivering import (
-    RESERVED,
-    Box,
-    Log,
-    Patch,
-    Ran,
-    deliver,
-    header,
-    request_of,
-    take,
-    token_of,
-)
+from tests.support.delivering import RESERVED, Box, Ran, deliver, header, request_of, take, token_of
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 LOCKING = [scope for scope in SCOPES if scope != "until_executing"]
 YEARS = 9e9
@@ -109,14 +99,10 @@ def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
 @pytest.mark.parametrize("token", ["", token_of()], ids=["no token", "a token of nobody's"])
 @pytest.mark.parametrize(
     ("declared", "forged"),
-    [
-        ("while_executing", "until_executed"),
-        ("while_executing", "until_expired"),
-        ("until_executed", "until_expired"),
-        ("until_executing", "until_expired"),
-        ("until_and_while_executing", "until_expired"),
-    ],
-)
+    [("while_executing", "until_executed"), ("while_executing", "until_expired"),
+     ("until_executed", "until_expired"), ("until_executing", "until_expired"),
+     ("until_and_while_executing", "until_expired")],
+)  # fmt: skip
 def test_no_header_keeps_a_key_for_longer(
     ran: Ran, redlock: FakeRedlock, declared: str, forged: str, token: str
 ) -> None:

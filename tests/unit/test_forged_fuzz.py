@@ -39,16 +39,9 @@ from celery_redlock.messages.results import end_of
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.values import Owner
-from tests.support.delivering import (
-    RESERVED,
-    Box,
-    Patch,
-    Ran,
-    Received,
-    _parking,
-    deliver,
-)
+from tests.support.delivering import RESERVED, Box, Ran, Received, _parking, deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Patch
 
 CASES = settings(
     max_examples=int(os.environ.get("KEY_CASES", 40)),

@@ -14,7 +14,8 @@ from redis.client import Pipeline
 from celery_redlock.messages import conflict
 from celery_redlock.messages.broker import has_way_back
 from celery_redlock.protocol.errors import RedlockError
-from tests.support.delivering import Patch, Ran, Received, _parking, deliver
+from tests.support.delivering import Ran, Received, _parking, deliver
+from tests.support.names import Patch
 
 FORGED = [
     {"exchange": "", "routing_key": ["x"]},

@@ -22,12 +22,8 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime import clock
 from tests.support.delivering import rob
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 from tests.support.wait import wait_until
-
-
-@pytest.fixture
-def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
-    return FakeRedlock(monkeypatch)
 
 
 def test_a_block_holds_and_frees_also_if_it_raises(redlock: FakeRedlock) -> None:
@@ -178,9 +174,7 @@ def test_two_resources_are_two_locks_and_the_inner_one_is_current(redlock: FakeR
         current_lease()
 
 
-def test_another_redlock_shares_nothing(
-    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_redlock_shares_nothing(redlock: FakeRedlock, monkeypatch: Patch) -> None:
     with redlock.lock("r") as held:
         other = FakeRedlock(monkeypatch)
         with other.lock("r") as its:
@@ -205,7 +199,7 @@ def test_another_thread_shares_nothing(redlock: FakeRedlock) -> None:
     assert isinstance(found[1], ResourceHeld)
 
 
-def test_a_forks_child_holds_nothing(redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forks_child_holds_nothing(redlock: FakeRedlock, monkeypatch: Patch) -> None:
     with redlock.lock("r") as held:
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 1)
@@ -249,9 +243,7 @@ def witness() -> Any:
     unsubscribe(witness)
 
 
-def test_a_loss_is_told(
-    redlock: FakeRedlock, witness: Witness, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loss_is_told(redlock: FakeRedlock, witness: Witness, caplog: Log) -> None:
     told: list[HeldLease] = []
     with redlock.lock("r", on_lost=told.append) as held:
         rob(redlock, "r")
@@ -297,9 +289,7 @@ def test_a_loss_tells_which_nodes_are_silent_and_for_how_long_it_was_held(
         assert raised.value.votes == loss.votes
 
 
-def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(monkeypatch: Patch) -> None:
     if not hasattr(time, "CLOCK_BOOTTIME"):
         pytest.skip("this system has no clock that does")
     clocks = {time.CLOCK_MONOTONIC: 100.0, time.CLOCK_BOOTTIME: 100.0}
@@ -310,9 +300,7 @@ def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(
     assert lease.lost
 
 
-def test_an_on_lost_that_raises_harms_nobody(
-    redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_on_lost_that_raises_harms_nobody(redlock: FakeRedlock, caplog: Log) -> None:
     def on_lost(_held: HeldLease) -> None:
         raise KeyError("a user's mistake")
 
@@ -324,9 +312,7 @@ def test_an_on_lost_that_raises_harms_nobody(
     wait_until(lambda: "a: on_lost failed" in caplog.text, 10, "the mistake is in the log")
 
 
-def test_a_listener_that_raises_stops_no_release(
-    redlock: FakeRedlock, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_raises_stops_no_release(redlock: FakeRedlock, caplog: Log) -> None:
     class Broken(Listener):
         def acquired(self, lease: Any) -> None:
             raise KeyError

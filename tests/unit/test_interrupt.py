@@ -62,18 +62,25 @@ def in_thread(work: Callable[[], None]) -> None:
         raise failed[0]
 
 
-both = pytest.mark.parametrize("where", [in_main, in_thread])
+def both(test: Callable[[], None]) -> Callable[..., None]:
+    """Run a test in the main thread, and in another."""
+
+    @pytest.mark.parametrize("where", [in_main, in_thread])
+    def run(where: Callable[..., None]) -> None:
+        where(test)
+
+    return run
 
 
-def strike_later(block: Interruptible) -> Callable[[], threading.Thread]:
-    """Call the result to have `block` struck by another thread, soon."""
+def strike(block: Interruptible) -> None:
+    """By another thread, soon."""
+    threading.Thread(target=block.interrupt).start()
 
-    def now() -> threading.Thread:
-        thread = threading.Thread(target=block.interrupt)
-        thread.start()
-        return thread
 
-    return now
+def a_while() -> None:
+    """In which a strike would show."""
+    for _ in range(1000):
+        pass
 
 
 def raising(error: BaseException | None) -> Callable[[], None]:
@@ -85,17 +92,13 @@ def raising(error: BaseException | None) -> Callable[[], None]:
 
 
 @both
-def test_a_body_is_struck(where: Callable[..., None]) -> None:
-    def work() -> None:
-        block = Interruptible(loss)
-        strike = strike_later(block)
-        with pytest.raises(LeaseLost) as raised:
-            block.run(lambda: (strike(), spin()))
-        assert raised.value.resource == "r"
-        assert raised.value.reason == "refused"
-        assert "the one that says" in str(raised.value)
-
-    where(work)
+def test_a_body_is_struck() -> None:
+    block = Interruptible(loss)
+    with pytest.raises(LeaseLost) as raised:
+        block.run(lambda: (strike(block), spin()))
+    assert raised.value.resource == "r"
+    assert raised.value.reason == "refused"
+    assert "the one that says" in str(raised.value)
 
 
 def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(
@@ -111,10 +114,9 @@ def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(
 
     monkeypatch.setattr(signal, "pthread_kill", lost_once)
     block = Interruptible(loss)
-    strike = strike_later(block)
     begin = time.monotonic()
     with pytest.raises(LeaseLost):
-        block.run(lambda: (strike(), threading.Event().wait(20.0)))
+        block.run(lambda: (strike(block), threading.Event().wait(20.0)))
     assert time.monotonic() - begin < 5.0
 
 
@@ -137,97 +139,71 @@ def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: pytest.Mo
 
 
 @both
-def test_a_body_is_not_begun_whose_lease_is_lost(where: Callable[..., None]) -> None:
-    def work() -> None:
-        block = Interruptible(loss)
+def test_a_body_is_not_begun_whose_lease_is_lost() -> None:
+    block = Interruptible(loss)
+    block.interrupt()
+    with pytest.raises(LeaseLost, match="the one that says"):
+        block.run(lambda: pytest.fail("it was begun"))
+
+
+@both
+def test_nothing_strikes_afterwards() -> None:
+    block = Interruptible(loss)
+    assert block.run(lambda: 5) == 5
+    block.interrupt()
+    a_while()
+
+
+@both
+def test_it_strikes_once_and_a_body_that_goes_on_has_decided() -> None:
+    block = Interruptible(loss, lambda: True)
+
+    def body() -> str:
+        with pytest.raises(LeaseLost):
+            strike(block)
+            spin()
         block.interrupt()
-        with pytest.raises(LeaseLost, match="the one that says"):
-            block.run(lambda: pytest.fail("it was begun"))
+        a_while()
+        return "went on"
 
-    where(work)
-
-
-@both
-def test_nothing_strikes_afterwards(where: Callable[..., None]) -> None:
-    def work() -> None:
-        block = Interruptible(loss)
-        assert block.run(lambda: 5) == 5
-        block.interrupt()
-        for _ in range(1000):
-            pass
-
-    where(work)
+    assert block.run(body) == "went on"
 
 
 @both
-def test_it_strikes_once_and_a_body_that_goes_on_has_decided(where: Callable[..., None]) -> None:
-    def work() -> None:
-        block = Interruptible(loss, lambda: True)
-        strike = strike_later(block)
+def test_only_the_struck_body_is_ended() -> None:
+    outer, inner = Interruptible(loss), Interruptible(loss)
 
-        def body() -> str:
-            with pytest.raises(LeaseLost):
-                strike()
-                spin()
-            block.interrupt()
-            for _ in range(1000):
-                pass
-            return "went on"
+    def body() -> str:
+        with pytest.raises(LeaseLost):
+            inner.run(lambda: (strike(inner), spin()))
+        a_while()
+        return "went on"
 
-        assert block.run(body) == "went on"
-
-    where(work)
+    assert outer.run(body) == "went on"
 
 
 @both
-def test_only_the_struck_body_is_ended(where: Callable[..., None]) -> None:
-    def work() -> None:
-        outer, inner = Interruptible(loss), Interruptible(loss)
-        strike = strike_later(inner)
-
-        def body() -> str:
-            with pytest.raises(LeaseLost):
-                inner.run(lambda: (strike(), spin()))
-            for _ in range(1000):
-                pass
-            return "went on"
-
-        assert outer.run(body) == "went on"
-
-    where(work)
+def test_the_outers_loss_ends_the_inner_as_well() -> None:
+    outer, inner = Interruptible(loss), Interruptible(lambda: pytest.fail("not this one's"))
+    with pytest.raises(LeaseLost, match="the one that says"):
+        outer.run(lambda: inner.run(lambda: (strike(outer), spin())))
 
 
 @both
-def test_the_outers_loss_ends_the_inner_as_well(where: Callable[..., None]) -> None:
-    def work() -> None:
-        outer, inner = Interruptible(loss), Interruptible(lambda: pytest.fail("not this one's"))
-        strike = strike_later(outer)
-        with pytest.raises(LeaseLost, match="the one that says"):
-            outer.run(lambda: inner.run(lambda: (strike(), spin())))
-
-    where(work)
-
-
-@both
-def test_an_error_of_the_bodys_own_goes_its_way(where: Callable[..., None]) -> None:
-    def work() -> None:
-        for own in (KeyError("own"), LeaseLost("of another lock", resource="other"), LeaseLost()):
-            with pytest.raises(type(own)) as raised:
-                Interruptible(loss).run(raising(own))
-            assert raised.value is own
-
-    where(work)
+def test_an_error_of_the_bodys_own_goes_its_way() -> None:
+    for own in (KeyError("own"), LeaseLost("of another lock", resource="other"), LeaseLost()):
+        with pytest.raises(type(own)) as raised:
+            Interruptible(loss).run(raising(own))
+        assert raised.value is own
 
 
 @pytest.mark.skipif(
     sys.version_info >= (3, 12), reason="traces no bytecode before it has run; the races remain"
 )
 @both
-@pytest.mark.parametrize("own", [None, LeaseLost("own", resource="own")], ids=repr)
-def test_a_strike_at_every_bytecode(where: Callable[..., None], own: BaseException | None) -> None:
+def test_a_strike_at_every_bytecode() -> None:
     """From before the body to after it: ended properly, if at all, and never once it is left."""
-
-    def work() -> None:
+    for own in (None, LeaseLost("own", resource="own")):
         outcomes = []
         number, reached = 0, True
         while reached:
@@ -236,8 +212,6 @@ def test_a_strike_at_every_bytecode(where: Callable[..., None], own: BaseExcepti
             number += 1
         assert outcomes[-1] == "not struck"
         assert outcomes.count("struck") > 10
-
-    where(work)
 
 
 def struck_at(number: int, own: BaseException | None) -> tuple[str, bool]:
@@ -296,7 +270,7 @@ def anew(function: Any) -> Any:
 
 
 @both
-def test_strikes_that_race_with_the_end(where: Callable[..., None]) -> None:
+def test_strikes_that_race_with_the_end() -> None:
     """The same with threads that really run at once; by chance, so many times."""
 
     def race(number: int) -> bool:
@@ -330,14 +304,11 @@ def test_strikes_that_race_with_the_end(where: Callable[..., None]) -> None:
             pytest.fail(f"struck after the body had ended, in race {number}")
         return struck
 
-    def work() -> None:
-        struck = sum(race(number) for number in range(RACES))
-        assert 0 < struck < RACES, "no race was run: this proves nothing"
-
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        where(work)
+        struck = sum(race(number) for number in range(RACES))
+        assert 0 < struck < RACES, "no race was run: this proves nothing"
     finally:
         sys.setswitchinterval(interval)
 
@@ -387,16 +358,11 @@ def test_a_greenlet_is_struck_once_when_it_waits(
 
 
 @both
-def test_a_body_that_returns_though_its_lease_was_over_ends_with_the_loss(
-    where: Callable[..., None],
-) -> None:
+def test_a_body_that_returns_though_its_lease_was_over_ends_with_the_loss() -> None:
     """Such as a C call that held the GIL: nobody could look at the clock, nobody was struck."""
 
-    def work() -> None:
-        with pytest.raises(LeaseLost, match="the one that says"):
-            Interruptible(loss, lambda: True).run(lambda: 5)
-        assert Interruptible(loss, lambda: False).run(lambda: 5) == 5
-        with pytest.raises(KeyError):
-            Interruptible(loss, lambda: True).run(raising(KeyError("own")))
-
-    where(work)
+    with pytest.raises(LeaseLost, match="the one that says"):
+        Interruptible(loss, lambda: True).run(lambda: 5)
+    assert Interruptible(loss, lambda: False).run(lambda: 5) == 5
+    with pytest.raises(KeyError):
+        Interruptible(loss, lambda: True).run(raising(KeyError("own")))

@@ -171,19 +171,11 @@ def test_every_kind_of_parameter_is_bound_as_python_does(
 
 @pytest.mark.parametrize(
     ("function", "args", "kwargs"),
-    [
-        (two, (1,), {}),
-        (two, (1, 2, 3), {}),
-        (two, (1,), {"a": 1, "b": 2}),
-        (two, (1,), {"c": 2}),
-        (two, (), {"a": 1, "c": 2}),
-        (two, (1, 2), {"c": 2}),
-        (rebuild, (), {"lang": "en"}),
-        (rebuild, (1, 2), {"lang": "en"}),
-        (keyword_only, (1, 2), {}),
-        (positional_only, (), {"a": 1}),
-    ],
-)
+    [(two, (1,), {}), (two, (1, 2, 3), {}), (two, (1,), {"a": 1, "b": 2}), (two, (1,), {"c": 2}),
+     (two, (), {"a": 1, "c": 2}), (two, (1, 2), {"c": 2}), (rebuild, (), {"lang": "en"}),
+     (rebuild, (1, 2), {"lang": "en"}), (keyword_only, (1, 2), {}),
+     (positional_only, (), {"a": 1})],
+)  # fmt: skip
 def test_arguments_that_do_not_fit_raise_what_inspect_raises(
     function: Callable[..., object], args: typing.Any, kwargs: typing.Any
 ) -> None:
@@ -277,32 +269,16 @@ def test_tasks_with_one_template_share_their_locks() -> None:
 
 @pytest.mark.parametrize(
     ("template", "why"),
-    [
-        ("", "is empty"),
-        ("  ", "is empty"),
-        ("x:{c}", r"unknown name 'c'; the names are: a, b"),
-        ("x:<c>", r"unknown name 'c'; the names are: a, b"),
-        ("x:{}", "inserts nothing"),
-        ("x:<>", "inserts nothing"),
-        ("x:{0}", "only the name"),
-        ("x:{a", r"unbalanced '\{' at 2"),
-        ("x:a}", r"unbalanced '\}' at 3"),
-        ("x:<a", "unbalanced '<'"),
-        ("x:a>", "unbalanced '>'"),
-        ("x:{a>", "unbalanced"),
-        ("x:<a}", "unbalanced"),
-        ("x:{{a}", "unbalanced"),
-        ("x:{a}}", "unbalanced"),
-        ("x:{a{b}}", "unbalanced"),
-        ("x:{a.__class__}", "without attribute"),
-        ("x:{a[0]}", "without attribute"),
-        ("x:<a.b>", "without attribute"),
-        ("x:{a!r}", "conversion"),
-        ("x:{a:>10}", "unbalanced"),
-        ("x:{a:03}", "format"),
-        ("x:{ a }", "only the name"),
-    ],
-)
+    [("", "is empty"), ("  ", "is empty"), ("x:{c}", r"unknown name 'c'; the names are: a, b"),
+     ("x:<c>", r"unknown name 'c'; the names are: a, b"), ("x:{}", "inserts nothing"),
+     ("x:<>", "inserts nothing"), ("x:{0}", "only the name"), ("x:{a", r"unbalanced '\{' at 2"),
+     ("x:a}", r"unbalanced '\}' at 3"), ("x:<a", "unbalanced '<'"), ("x:a>", "unbalanced '>'"),
+     ("x:{a>", "unbalanced"), ("x:<a}", "unbalanced"), ("x:{{a}", "unbalanced"),
+     ("x:{a}}", "unbalanced"), ("x:{a{b}}", "unbalanced"),
+     ("x:{a.__class__}", "without attribute"), ("x:{a[0]}", "without attribute"),
+     ("x:<a.b>", "without attribute"), ("x:{a!r}", "conversion"), ("x:{a:>10}", "unbalanced"),
+     ("x:{a:03}", "format"), ("x:{ a }", "only the name")],
+)  # fmt: skip
 def test_a_template_that_cannot_work_is_refused_at_declaration(
     template: typing.Any, why: str
 ) -> None:

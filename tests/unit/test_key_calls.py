@@ -140,10 +140,7 @@ def test_equal_calls_have_equal_keys_and_different_calls_have_different_ones() -
     counts = {True: 0, False: 0}
 
     @settings(
-        max_examples=CASES,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=CASES, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(pairs())
     def one(pair: tuple[Callable[..., None], str | None, Call, Call]) -> None:

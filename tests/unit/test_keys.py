@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -221,14 +220,6 @@ def test_a_scope_name_is_a_text(scope: object) -> None:
 # -- On tasks
 
 
-@pytest.fixture
-def app() -> Iterator[Celery]:
-    app = Celery("keys", set_as_current=False, broker="memory://")
-    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
-    yield app
-    app.close()
-
-
 def test_a_task_declares_its_keys_in_every_form(app: Celery) -> None:
     class Money(SingletonTask):
         abstract = True
@@ -324,13 +315,6 @@ def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app:
     with pytest.raises(ConfigurationError, match="limit lets several work"):
         lock_of(limited).options(app)  # type: ignore[union-attr]
     assert not lock_of(unfenced).options(app).fencing  # type: ignore[union-attr]
-
-
-@pytest.fixture
-def redlock(monkeypatch: pytest.MonkeyPatch, app: Celery) -> FakeRedlock:
-    fake = FakeRedlock(monkeypatch)
-    monkeypatch.setattr("celery_redlock.messages.run.Redlock.from_app", lambda _app: fake)
-    return fake
 
 
 def test_a_function_with_several_keys_is_locked_under_all_of_them(

@@ -17,9 +17,7 @@ from celery_redlock.testing.fakes import FakeNode
 from tests.support.clock import FakeClock
 
 
-def claim_of(
-    *sent: float, ttl: float = 10.0, nodes: int = 3, granted: float | None = None
-) -> Claim:
+def claim_of(*sent: float, granted: float | None = None) -> Claim:
     """A claim which so many nodes acknowledged, to requests of these times."""
     claim = Claim("r", "t", 10.0, 3)
     for node, at in enumerate(sent):
@@ -214,24 +212,6 @@ def test_no_token_is_shown() -> None:
     holder = Holder("r", Owner("h", 1), 2, 2, None, token_digest("host|secret"))
     assert "secret" not in repr(holder) + str(holder)
     assert holder.digest == token_digest("host|secret") != token_digest("host|other")
-
-
-@given(
-    st.builds(
-        Owner,
-        host=st.text(st.characters(exclude_characters="|", codec="utf-8")),
-        pid=st.integers(0, 1 << 22),
-        task_id=st.text(),
-        retries=st.integers(0, 100),
-        stamp=st.text(st.characters(exclude_characters="|", codec="utf-8")),
-        task=st.text(),
-    ),
-    st.integers(0, 1 << 33),
-)
-def test_an_owner_is_read_back_from_its_token(owner: Owner, now: int) -> None:
-    read = Owner.of(owner.token("0123", now))
-    assert read == owner
-    assert read is not None and read.since == now
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,6 @@ SLOTS = ["r", "r#slot2", "r#slot3"]
 
 
 @pytest.fixture
-def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
-    return FakeRedlock(monkeypatch)
-
-
-@pytest.fixture
 def first(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Says which slot is tried first."""
 

@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import machine, wanting
+from tests.support.names import Patch
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stalls(tmp_path: Path, monkeypatch: Patch) -> Path:
     """What the watcher has written: one stall of 0.4 s, from second 10 on."""
     path = tmp_path / "stalls"
     path.write_text("10.0 10.4\n")
@@ -42,18 +43,14 @@ def test_a_stall_makes_it_longer(stalls: Path) -> None:
         machine.in_time(9.5, 13.0, 1.0, "it")
 
 
-def test_what_has_the_time_of_day_is_judged_alike(
-    stalls: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_has_the_time_of_day_is_judged_alike(stalls: Path, monkeypatch: Patch) -> None:
     ago = time.time() - time.monotonic()
     machine.by_wall_clock(ago + 9.5, ago + 11.0, 1.0, "it")
     with pytest.raises(AssertionError):
         machine.by_wall_clock(ago + 20.0, ago + 21.5, 1.0, "it")
 
 
-def test_the_watcher_sees_that_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watcher_sees_that_it_was_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
     """As it is when the machine gives it no core."""
     path = tmp_path / "seen"
     begin = time.monotonic()
@@ -70,7 +67,7 @@ def test_the_watcher_sees_that_it_was_stopped(
         watcher.wait()
 
 
-def test_one_line_names_what_is_missing_and_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line_names_what_is_missing_and_how_to_get_it(monkeypatch: Patch) -> None:
     there = {name: f"/usr/bin/{name}" for name in wanting.PACKAGES}
     monkeypatch.setattr(shutil, "which", lambda name, path="": there.get(name))
     assert wanting.advice() == ""

@@ -29,8 +29,9 @@ from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
 from celery_redlock.protocol.values import Holder, Owner
 from celery_redlock.worker.startup import check
-from tests.support.delivering import Log, Patch, Waits, deliver
+from tests.support.delivering import Waits, deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 HOLDER = "the-holder"
 
@@ -180,12 +181,6 @@ def test_it_waits_in_its_slot_and_then_does_what_on_deadline_says(
     assert (len(revoked), sent) == (policy == "replace", [])
 
 
-def test_wait_waits_for_a_ttl_where_nothing_is_said(held: Any, declare: Any, waits: Waits) -> None:
-    """Whatever a dead machine has left is free then."""
-    deliver(declare("wait", lock_ttl=12))
-    assert waits == [12.0]
-
-
 def test_reject_rejects_the_message_and_does_not_requeue_it(
     held: Any, declare: Any, sent: list[Any], waits: Waits
 ) -> None:
@@ -314,27 +309,28 @@ def test_replace_goes_on_when_the_broker_is_away(
 # -- a function -----------------------------------------------------------------------------------
 
 
-def test_a_function_is_given_the_holder_and_the_request(held: Any, declare: Any) -> None:
+def test_a_function_is_given_the_holder_and_the_request_where_there_is_a_conflict(
+    held: Any, redlock: FakeRedlock, declare: Any
+) -> None:
     asked: list[Any] = []
 
     def decide(holder: Any, request: Any) -> str:
         asked.append((holder, request.id, request.retries))
         return "skip"
 
-    assert Skipped.of(deliver(declare(decide), retries=2)[0]) is not None
+    task = declare(decide)
+    assert Skipped.of(deliver(task, retries=2)[0]) is not None
+    redlock.release(held)
+    assert deliver(task)[0] == "ran"
     ((holder, *request),) = asked
     assert isinstance(holder, Holder)
-    assert holder.owner is not None
-    assert holder.owner.task_id == HOLDER
+    assert holder.owner is not None and holder.owner.task_id == HOLDER
     assert request == ["the-id", 2]
-
-
-def test_a_function_is_not_asked_where_there_is_no_conflict(declare: Any) -> None:
-    assert deliver(declare(lambda *_asked: pytest.fail("asked")))[0] == "ran"
 
 
 @pytest.mark.parametrize(
     ("policy", "waited"),
+    # To wait is to wait for a ttl: whatever a dead machine has left is free then.
     [("retry", 0.5), ("skip", 0.0), ("raise", 0.0), ("wait", 10.0), ("reject", 0.0)],
 )
 @pytest.mark.parametrize("own", [None, 3.0])
@@ -353,6 +349,7 @@ def test_what_a_function_says_is_done_as_if_it_were_declared(
     asked, _info = deliver(declare(lambda *_asked: policy, **options))
     assert waits == [0.0, waited if own is None else own]  # asked at once
     declared, _info = deliver(declare(policy, **options))
+    assert waits[2:] == waits[1:2]
     assert type(asked) is type(declared)
     assert len(sent) == 2 * (policy == "retry")
 
@@ -410,14 +407,9 @@ def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
 
 @pytest.mark.parametrize(
     ("content_type", "serializer"),
-    [
-        ("application/x-python-serialize", "pickle"),
-        ("application/x-yaml", "yaml"),
-        ("application/x-nobody-knows", None),
-        (5, None),
-        (None, None),
-    ],
-)
+    [("application/x-python-serialize", "pickle"), ("application/x-yaml", "yaml"),
+     ("application/x-nobody-knows", None), (5, None), (None, None)],
+)  # fmt: skip
 def test_a_message_is_sent_again_in_the_words_it_came_in(
     held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any
 ) -> None:

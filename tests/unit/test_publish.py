@@ -30,8 +30,9 @@ from celery_redlock.messages.reservation import HEADER, MONTH, UNSENT_TTL_S, Res
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
-from tests.support.delivering import RESERVED, Box, Log, Patch, declare, take
+from tests.support.delivering import RESERVED, Box, declare, take
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 # -- the message ---------------------------------------------------------------------------------
 
@@ -88,17 +89,14 @@ def test_how_long_it_is_reserved(redlock: FakeRedlock, app: Celery, box: Box, na
     late = (datetime.now(timezone.utc) - NOW).total_seconds() + 2.0
     declare(app, **of_task).apply_async((1,), **of_call)
     # The time that has gone by since this module was imported counts for moments, not for spans.
-    assert ttl - late <= box.header()["ttl"] <= ttl
+    message = box.message()
+    assert ttl - late <= message.headers[HEADER]["ttl"] <= ttl
+    if "expires" not in name:  # it does not expire because of it
+        assert message.headers["expires"] is None
     redlock.clock.advance(max(0.0, lasts - late))
     assert not redlock.free(RESERVED)
     redlock.clock.advance(late + 0.001)
     assert redlock.free(RESERVED)
-
-
-@pytest.mark.parametrize("of_call", [{}, {"countdown": 60}, {"lock": {"reserve_ttl": 30}}])
-def test_no_message_expires_because_of_it(charge: Any, box: Box, of_call: Any) -> None:
-    charge.apply_async((1,), **of_call)
-    assert box.message().headers["expires"] is None
 
 
 @pytest.fixture
@@ -148,19 +146,16 @@ def test_one_that_a_body_has_taken_over_is_not_made_to_last(
     assert redlock.free(RESERVED)
 
 
-def test_a_message_that_has_expired_is_celerys_to_refuse(charge: Any, box: Box) -> None:
+def test_a_time_that_is_over_or_none_is_celerys_to_refuse(
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
+    for when in ("soon", object()):
+        with pytest.raises((TypeError, ValueError, AttributeError)):
+            charge.apply_async((1,), expires=when)
+        assert redlock.free(RESERVED)
+        assert box.messages() == []
     charge.apply_async((1,), expires=-5)
     assert box.header()["token"]
-
-
-@pytest.mark.parametrize("when", ["soon", object()])
-def test_a_time_that_is_none_is_celerys_to_refuse(
-    redlock: FakeRedlock, charge: Any, box: Box, when: Any
-) -> None:
-    with pytest.raises((TypeError, ValueError, AttributeError)):
-        charge.apply_async((1,), expires=when)
-    assert redlock.free(RESERVED)
-    assert box.messages() == []
 
 
 # -- a duplicate ---------------------------------------------------------------------------------
@@ -460,14 +455,6 @@ def test_bad_arguments_are_celerys_to_refuse(
     assert redlock.driver.rounds == []
 
 
-def test_an_argument_without_a_stable_text_is_refused_at_once(
-    redlock: FakeRedlock, charge: Any, box: Box
-) -> None:
-    with pytest.raises(ConfigurationError, match="order_id"):
-        charge.delay(object())
-    assert box.messages() == []
-
-
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -483,31 +470,27 @@ def test_an_argument_without_a_stable_text_is_refused_at_once(
 def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         charge.apply_async((1,), lock=given)
+    with pytest.raises(ConfigurationError, match="order_id"):  # nor an argument without a text
+        charge.delay(object())
     assert box.messages() == []
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lock_scope": "until_executed", "lock_limit": 2}, "use 'until_and_while_executing'"),
-        ({"lock_scope": "until_executing", "lock_limit": 2}, "use 'until_and_while_executing'"),
-        (
-            {"lock_scope": "until_expired", "lock_on_duplicate": "replace"},
-            "no task takes its place",
-        ),
-        (
-            {"lock_scope": "while_executing", "lock_on_duplicate": "skip"},
-            "lock_on_duplicate applies to",
-        ),
-        ({"lock_scope": "while_executing", "lock_reserve_ttl": 5}, "lock_reserve_ttl applies to"),
-        ({"lock_scope": "until_done"}, "lock_scope must be one of"),
+        ({"scope": "until_executed", "limit": 2}, "use 'until_and_while_executing'"),
+        ({"scope": "until_executing", "limit": 2}, "use 'until_and_while_executing'"),
+        ({"scope": "until_expired", "on_duplicate": "replace"}, "no task takes its place"),
+        ({"scope": "while_executing", "on_duplicate": "skip"}, "lock_on_duplicate applies to"),
+        ({"scope": "while_executing", "reserve_ttl": 5}, "lock_reserve_ttl applies to"),
+        ({"scope": "until_done"}, "lock_scope must be one of"),
     ],
 )
 def test_what_contradicts_itself_is_refused_when_declared(
     app: Celery, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        bool(declare(app, **options))
+        bool(declare(app, **{f"lock_{name}": value for name, value in options.items()}))
 
 
 def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> None:

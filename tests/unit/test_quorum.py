@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from celery_redlock.protocol import quorum
@@ -23,6 +25,13 @@ def vote(round_: Round, votes: str, now: float = NOW + 0.01) -> Round:
         elif letter == "s":
             round_.silence(node, "down")
     return round_
+
+
+def attempt(votes: str, nodes: int = 5) -> tuple[Claim, Any, Round]:
+    """An attempt, and what of its first round has been answered."""
+    mine = claim(nodes)
+    steps = quorum.acquire(mine, NOW, PATIENCE)
+    return mine, steps, vote(next(steps), votes)
 
 
 # -- Acquire: the page's five steps
@@ -56,17 +65,14 @@ def test_all_nodes_are_asked_at_once_with_one_token() -> None:
     ],
 )
 def test_an_attempt_is_decided_as_early_as_it_can_be(votes: str, decided: bool) -> None:
-    round_ = vote(next(quorum.acquire(claim(), NOW, PATIENCE)), votes)
-    assert round_.decided is decided
+    assert attempt(votes)[2].decided is decided
 
 
 @pytest.mark.parametrize("nodes", range(1, 8))
 def test_a_quorum_of_yes_is_granted_and_one_less_is_not(nodes: int) -> None:
     enough = nodes // 2 + 1
     for yes in (enough, enough - 1):
-        mine = claim(nodes)
-        steps = quorum.acquire(mine, NOW, PATIENCE)
-        round_ = vote(next(steps), "y" * yes + "n" * (nodes - yes))
+        mine, steps, round_ = attempt("y" * yes + "n" * (nodes - yes), nodes)
         assert round_.decided
         if yes == enough:
             assert ended(steps) is round_
@@ -79,16 +85,13 @@ def test_a_quorum_of_yes_is_granted_and_one_less_is_not(nodes: int) -> None:
 
 
 def test_our_own_token_is_a_yes() -> None:
-    mine = claim(1)
-    round_ = next(quorum.acquire(mine, NOW, PATIENCE))
+    _mine, _steps, round_ = attempt("", 1)
     round_.answer(0, "mine", NOW)
     assert round_.yes == 1
 
 
 def test_a_quorum_without_time_left_is_undone_everywhere() -> None:
-    mine = claim(3)
-    steps = quorum.acquire(mine, NOW, PATIENCE)
-    vote(next(steps), "yyy")
+    mine, steps, _round = attempt("yyy", 3)
     undoing = steps.send(NOW + TTL)
     assert undoing.verb is Verb.UNDO
     assert list(undoing.targets) == [0, 1, 2]
@@ -96,9 +99,7 @@ def test_a_quorum_without_time_left_is_undone_everywhere() -> None:
 
 
 def test_a_lost_vote_is_undone_wherever_the_answer_was_not_no() -> None:
-    mine = claim()
-    steps = quorum.acquire(mine, NOW, PATIENCE)
-    round_ = vote(next(steps), "ynsn.")
+    mine, steps, round_ = attempt("ynsn.")
     round_.close("late")
     undoing = steps.send(NOW + PATIENCE)
     assert undoing.verb is Verb.UNDO
@@ -109,21 +110,16 @@ def test_a_lost_vote_is_undone_wherever_the_answer_was_not_no() -> None:
 
 
 def test_a_late_yes_does_not_change_a_decided_attempt() -> None:
-    mine = claim(3)
-    steps = quorum.acquire(mine, NOW, PATIENCE)
-    round_ = vote(next(steps), "nn.")
+    mine, steps, round_ = attempt("nn.", 3)
     round_.close("late")
-    ended_with = [list(steps.send(NOW + PATIENCE).targets)]
+    assert list(steps.send(NOW + PATIENCE).targets) == [2]
     round_.answer(2, None, NOW + 1.0)
-    assert ended_with == [[2]]
     assert (round_.yes, round_.no) == (0, 2)
     assert not mine.held(NOW + 1.0)
 
 
 def test_a_late_yes_improves_the_lease_it_belongs_to() -> None:
-    mine = claim(3)
-    steps = quorum.acquire(mine, NOW, PATIENCE)
-    round_ = vote(next(steps), "yy.")
+    mine, steps, round_ = attempt("yy.", 3)
     round_.close("not waited for")
     ended(steps)
     assert round_.votes[2] is None
@@ -137,7 +133,7 @@ def test_a_late_yes_improves_the_lease_it_belongs_to() -> None:
 
 def outcome(votes: str) -> str:
     """What users are told of these votes."""
-    round_ = vote(next(quorum.acquire(claim(len(votes)), NOW, PATIENCE)), votes)
+    round_ = attempt(votes, len(votes))[2]
     round_.close("no answer")
     error = refusal("r", round_, [f"node {i}" for i in range(len(votes))], TTL)
     assert [told.vote.value[0] for told in error.votes] == list(votes.replace(".", "s"))
@@ -174,17 +170,12 @@ def test_a_quorum_renews() -> None:
     assert mine.deadline == pytest.approx(NOW + 3.0 + TTL - 0.102)
 
 
-@pytest.mark.parametrize(("answer", "lost"), [("0", "refused"), (None, None)])
-def test_a_refusal_is_an_answer_and_silence_refuses_nothing(
-    answer: str | None, lost: str | None
-) -> None:
+@pytest.mark.parametrize(("votes", "lost"), [("nnn", "refused"), ("sss", None)])
+def test_a_refusal_is_an_answer_and_silence_refuses_nothing(votes: str, lost: str | None) -> None:
     mine = claim(3, granted=True)
     round_ = extension(mine)
-    for node in range(3):
-        if answer is None:
-            round_.silence(node, "down")
-        else:
-            round_.answer(node, answer, NOW + 3.01)
+    for node, letter in enumerate(votes):
+        round_.silence(node, "down") if letter == "s" else round_.answer(node, "0", NOW + 3.01)
     assert round_.decided and round_.confirmed() == []
     assert mine.held(NOW + 3.02) is (lost is None)
     assert mine.lost == lost
@@ -292,16 +283,11 @@ def test_a_release_tells_whether_it_was_held_to_the_end(
 ) -> None:
     mine = claim(granted=True)
     steps = quorum.release(mine, NOW + after, PATIENCE)
-    round_ = vote(next(steps), votes)
-    assert round_.decided
+    round_ = next(steps)
+    assert mine.ended  # before anything is written: it is extended no more
+    assert vote(round_, votes).decided
     assert ended(steps).held is held
     assert not mine.held(NOW + 1.0)
-
-
-def test_nothing_is_extended_once_a_release_has_begun() -> None:
-    mine = claim(granted=True)
-    next(quorum.release(mine, NOW + 1.0, PATIENCE))
-    assert mine.ended  # before anything is written
 
 
 # -- Peek, votes
@@ -318,18 +304,17 @@ def test_a_peek_waits_for_all_and_tells_what_each_holds() -> None:
 
 
 def test_a_node_votes_once() -> None:
-    round_ = next(quorum.acquire(claim(3), NOW, PATIENCE))
-    round_.silence(0, "down")
+    round_ = attempt("s", 3)[2]
     round_.answer(0, None, NOW)
     assert (round_.yes, round_.silent) == (0, 1)
     assert round_.votes[0] is Vote.SILENT
 
 
 def test_closing_takes_the_late_for_silent_only_if_they_mattered() -> None:
-    waiting = vote(next(quorum.acquire(claim(3), NOW, PATIENCE)), "y..")
+    waiting = attempt("y..", 3)[2]
     assert waiting.close("late") == [1, 2]
     assert waiting.details[1:] == ["late", "late"]
-    decided = vote(next(quorum.acquire(claim(3), NOW, PATIENCE)), "yy.")
+    decided = attempt("yy.", 3)[2]
     assert decided.close("late") == []
     assert decided.votes[2] is None
 

@@ -101,23 +101,10 @@ def test_any_bytes_are_replies_or_end_the_connection(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [
-        b":%d\r\n" % 10**400,
-        b":%d\r\n" % 2**63,
-        b":1_000\r\n",
-        b": 1\r\n",
-        b":\r\n",
-        b":+1\r\n",
-        b"$1e3\r\n",
-        b"$-2\r\n",
-        b"*-2\r\n",
-        b"$1\r\nabc",
-        b"$%d\r\n" % MAX_REPLY_BYTES,
-        b"*%d\r\n" % (MAX_REPLY_BYTES // 4),
-        b"*1\r\n*1\r\n*1\r\n:1\r\n",
-        b"%1\r\n",
-    ],
-)
+    [b":%d\r\n" % 10**400, b":%d\r\n" % 2**63, b":1_000\r\n", b": 1\r\n", b":\r\n", b":+1\r\n",
+     b"$1e3\r\n", b"$-2\r\n", b"*-2\r\n", b"$1\r\nabc", b"$%d\r\n" % MAX_REPLY_BYTES,
+     b"*%d\r\n" % (MAX_REPLY_BYTES // 4), b"*1\r\n*1\r\n*1\r\n:1\r\n", b"%1\r\n"],
+)  # fmt: skip
 def test_what_no_server_means_is_refused_at_its_first_line(data: bytes) -> None:
     with pytest.raises(InvalidResponse):
         list(Replies().feed(data))
@@ -294,16 +281,10 @@ def test_any_answer_fits_or_is_that_nodes_silence(
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
     "reply",
-    [
-        b":%d\r\n" % 10**400,
-        b"*2\r\n$1\r\na\r\n:%d\r\n" % 10**400,
-        b"*2\r\n$1\r\na\r\n:%d\r\n" % -(10**17),
-        b"*2\r\n$1\r\na\r\n:-1\r\n*0\r\n",
-        b"*1\r\n-ERR x\r\n",
-        b":4\r\n",
-        b":-1\r\n",
-    ],
-)
+    [b":%d\r\n" % 10**400, b"*2\r\n$1\r\na\r\n:%d\r\n" % 10**400,
+     b"*2\r\n$1\r\na\r\n:%d\r\n" % -(10**17), b"*2\r\n$1\r\na\r\n:-1\r\n*0\r\n",
+     b"*1\r\n-ERR x\r\n", b":4\r\n", b":-1\r\n"],
+)  # fmt: skip
 def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, reply: bytes) -> None:
     """It may be anybody's thread, with a round of its own for other nodes."""
     line = Wire()

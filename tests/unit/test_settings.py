@@ -141,22 +141,16 @@ def test_a_near_miss_is_answered_with_what_was_meant() -> None:
 
 @pytest.mark.parametrize("namespace", ["CELERY", "APP"])
 def test_through_a_namespace(namespace: str) -> None:
-    app = Celery("settings", set_as_current=False)
-    app.config_from_object(
-        {f"{namespace}_REDLOCK_NODES": NODES, f"{namespace}_REDLOCK_TTL": 7}, namespace=namespace
-    )
-    settings = read_settings(app)
-    assert settings.nodes == NODES
-    assert settings.ttl == 7.0
+    def read(**given: Any) -> Any:
+        app = Celery("settings", set_as_current=False)
+        names = {f"{namespace}_REDLOCK_{name}": value for name, value in given.items()}
+        app.config_from_object(names, namespace=namespace)
+        return read_settings(app)
 
-
-def test_unknown_through_a_namespace() -> None:
-    app = Celery("settings", set_as_current=False)
-    app.config_from_object(
-        {"CELERY_REDLOCK_NODES": NODES, "CELERY_REDLOCK_TIL": 7}, namespace="CELERY"
-    )
+    settings = read(NODES=NODES, TTL=7)
+    assert (settings.nodes, settings.ttl) == (NODES, 7.0)
     with pytest.raises(ConfigurationError, match="no option redlock_til"):
-        read_settings(app)
+        read(NODES=NODES, TIL=7)
 
 
 def test_a_config_object_is_not_hidden() -> None:

@@ -32,8 +32,9 @@ from celery_redlock.messages import signals
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, Owner
-from tests.support.delivering import Box, Log, Patch, deliver, rob, take
+from tests.support.delivering import Box, deliver, rob, take
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 from tests.support.schedules import due, entries
 from tests.unit.beat_world import World
 
@@ -235,8 +236,13 @@ def test_a_receiver_that_raises_stops_nothing(redlock: FakeRedlock, caplog: Log)
 # -- a task ----------------------------------------------------------------------------------------
 
 
-def test_a_delivery_is_told_with_its_task(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
-    @app.task(base=SingletonTask, name="charge", lock_key="k")
+@pytest.mark.parametrize("scope", ["while_executing", "until_executed"])
+def test_a_delivery_is_told_with_its_task(
+    redlock: FakeRedlock, app: Any, ears: Ears, scope: str
+) -> None:
+    """And its reservation is no lock, though the same watchdog extends it."""
+
+    @app.task(base=SingletonTask, name="charge", lock_key="k", lock_scope=scope)
     def charge() -> None:
         redlock.clock.advance(4.0)
         redlock.watchdog.tend()
@@ -244,6 +250,7 @@ def test_a_delivery_is_told_with_its_task(redlock: FakeRedlock, app: Any, ears: 
     deliver(charge)
     assert ears.names == ["lock_acquired", "lock_extended", "lock_released"]
     assert {sender for _name, sender, _more in ears.heard} == {charge}
+    assert {more["resource"] for _name, _sender, more in ears.heard} == {"k"}
     _sender, more = ears.of("lock_acquired")
     assert (more["owner"].task_id, more["owner"].task) == ("the-id", "charge")
 
@@ -397,19 +404,6 @@ def test_a_second_delivery_of_what_is_done_is_told(
     sender, more = ears.of("task_skipped")
     assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "k")
     assert (more["holder"], more["where"], more["policy"]) == (None, "run", "done")
-
-
-def test_a_reservation_is_no_lock(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
-    """The same watchdog extends it."""
-
-    @app.task(base=SingletonTask, name="charge", lock_key="k", lock_scope="until_executed")
-    def charge() -> None:
-        redlock.clock.advance(4.0)
-        redlock.watchdog.tend()
-
-    deliver(charge)
-    assert ears.names == ["lock_acquired", "lock_extended", "lock_released"]
-    assert {more["resource"] for _name, _sender, more in ears.heard} == {"k"}
 
 
 # -- a beat ----------------------------------------------------------------------------------------

@@ -35,8 +35,9 @@ from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from tests.support.clock import FakeClock
-from tests.support.delivering import Log, Patch, Waits, deliver
+from tests.support.delivering import Waits, deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 # -- declared ------------------------------------------------------------------------------------
 
@@ -183,14 +184,12 @@ def task(request: pytest.FixtureRequest, app: Any) -> Any:
     return app.tasks["t"]
 
 
-def test_a_plain_call_is_locked(task: Any, redlock: FakeRedlock) -> None:
+def test_a_plain_call_and_a_delivery_are_locked(task: Any, redlock: FakeRedlock) -> None:
     assert task(1) == "k:1"
     assert task(1, y=3) == "k:1"
+    assert deliver(task, 1) == ("k:1", None)
     assert redlock.free("k:1")
-    assert redlock.driver.rounds == ["acquire", "release"] * 2
-
-
-def test_a_plain_call_is_refused(task: Any, redlock: FakeRedlock) -> None:
+    assert redlock.driver.rounds == ["acquire", "release"] * 3
     lease = redlock.acquire("k:1")
     with pytest.raises(ResourceHeld, match="k:1 is held by"):
         task(1)
@@ -211,22 +210,13 @@ def test_eager_calls_are_locked(task: Any, redlock: FakeRedlock) -> None:
     assert redlock.tokens("k:1") == {lease.token}
 
 
-def test_a_delivery_is_locked(task: Any, redlock: FakeRedlock) -> None:
-    assert deliver(task, 1) == ("k:1", None)
-    assert redlock.free("k:1")
-    assert redlock.driver.rounds == ["acquire", "release"]
-
-
-def test_it_stays_a_task(task: Any) -> None:
+def test_it_stays_a_task_whose_arguments_are_checked_when_sent(task: Any) -> None:
     assert task.name == "t"
     assert lock_of(task) is not None
     assert resource_of(task, (1,), {}) == "k:1"
     assert [*inspect.signature(task.run).parameters][-2:] == ["x", "y"]
-
-
-def test_arguments_are_checked_when_sent(task: Any) -> None:
     if not hasattr(task, "__header__"):
-        pytest.skip("Celery does not check those of a class-based task")
+        return  # Celery does not check those of a class-based task
     for args, kwargs in (((), {}), ((1, 2, 3), {}), ((1,), {"z": 1})):
         with pytest.raises(TypeError):
             task.apply_async(args, kwargs)
@@ -239,6 +229,8 @@ def test_disabled(task: Any, redlock: FakeRedlock) -> None:
     assert task.apply((1,)).get() == "k:1"
     assert deliver(task, 1) == ("k:1", None)
     assert redlock.driver.rounds == ["acquire"]
+    with pytest.raises(RedlockError, match="no current lease"):  # outside of them
+        current_lease()
 
 
 def test_a_function_outside_celery(redlock: FakeRedlock, app: Any) -> None:
@@ -318,12 +310,6 @@ def test_recursion_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
     assert down(3) == 3
     assert down.apply((3,)).get() == 3
     assert redlock.driver.rounds == ["acquire", "release"] * 3
-
-
-def test_there_is_no_lease_outside(task: Any) -> None:
-    deliver(task, 1)
-    with pytest.raises(RedlockError, match="no current lease"):
-        current_lease()
 
 
 # -- endings -------------------------------------------------------------------------------------
@@ -481,11 +467,14 @@ def test_no_deadline_is_for_ever(busy: Any, sent: list[Any]) -> None:
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise"])
-def test_skip_and_raise(busy: Any, sent: list[Any], caplog: Log, policy: str) -> None:
+def test_skip_and_raise(
+    redlock: FakeRedlock, busy: Any, sent: list[Any], caplog: Log, policy: str
+) -> None:
     caplog.set_level(logging.INFO)
-    task = busy(lock_on_conflict=policy)
+    task, before = busy(lock_on_conflict=policy), redlock.tokens("k")
     result, _info = deliver(task)
     assert (task.ran, sent) == ([], [])
+    assert redlock.tokens("k") == redlock.client.claims.keys() == before  # it leaves nothing
     if policy == "raise":
         assert isinstance(result, ResourceHeld)
         return
@@ -561,16 +550,6 @@ def test_unavailable_raise_and_run(
     (record,) = [record for record in caplog.records if "WITHOUT its lock" in record.message]
     assert record.levelno == logging.WARNING
     assert sent == []
-
-
-def test_a_loser_leaves_nothing_and_takes_nothing(
-    busy: Any, sent: list[Any], redlock: FakeRedlock
-) -> None:
-    before = redlock.tokens("k")
-    for options in ({}, {"lock_on_conflict": "skip"}, {"lock_on_conflict": "raise"}):
-        deliver(busy(**options))
-    assert redlock.tokens("k") == before
-    assert redlock.client.claims.keys() == before
 
 
 # -- the predecessor rule ------------------------------------------------------------------------

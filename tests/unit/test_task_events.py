@@ -154,5 +154,5 @@ def test_a_monitor_takes_them_for_states_that_outrank_started() -> None:
         state.event({**event, "name": "charge", "resource": "k"})
         seen.append(state.tasks["one"].state)
     assert seen == [
-        *("RECEIVED", "LOCK-WAITING", "LOCK-WAITING", "LOCK-ACQUIRED", "LOCK-LOST", "SUCCESS"),
+        *("RECEIVED", "LOCK-WAITING", "LOCK-WAITING", "LOCK-ACQUIRED", "LOCK-LOST", "SUCCESS")
     ]

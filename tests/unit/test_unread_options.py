@@ -81,10 +81,7 @@ def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
         ],
         ({**NEVER_AGAIN, **DEADLINE}, ("on_deadline is 'skip'", "on_unavailable 'raise'")),
         ({"limit": 2, "on_conflict": "replace"}, ("'replace'", "limit", "2", "'wait'")),
-        (
-            {"hold_for": 1e9},
-            ("at most 86400 seconds (a day; not milliseconds)", "until_expired"),
-        ),
+        ({"hold_for": 1e9}, ("at most 86400 seconds (a day; not milliseconds)", "until_expired")),
     ],
     ids=str,
 )

@@ -8,7 +8,8 @@ import pytest
 from celery.signals import task_received
 
 from celery_redlock.messages.reservation import Reservation
-from tests.support.delivering import Patch, Ran, Received, header, token_of
+from tests.support.delivering import Ran, Received, header, token_of
+from tests.support.names import Patch
 
 
 class Unstorable(Exception):

@@ -25,18 +25,29 @@ def watched(claim: Claim, until: float = float("inf")) -> Watched:
     return Watched(claim, until, lambda claim: None)
 
 
-def test_a_lease_falls_due_after_a_third_of_its_ttl() -> None:
+@pytest.fixture
+def claim() -> Claim:
+    return held()
+
+
+@pytest.fixture
+def schedule(claim: Claim) -> Schedule:
+    """Of one lease."""
     schedule = Schedule()
-    schedule.add(watched(held()), NOW)
+    schedule.add(watched(claim), NOW)
+    return schedule
+
+
+def test_a_lease_falls_due_after_a_third_of_its_ttl(schedule: Schedule) -> None:
     assert schedule.wakes == NOW + TTL / 3
     assert schedule.take(NOW + 2.0) == []
     assert len(schedule.take(NOW + 3.0)) == 1
     assert schedule.wakes == float("inf")
 
 
-def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tenth() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tenth(
+    schedule: Schedule, claim: Claim
+) -> None:
     due = schedule.take(NOW + 3.0)
     assert schedule.settle(due, [claim], NOW + 3.0) == []
     assert schedule.wakes == NOW + 6.0
@@ -45,9 +56,7 @@ def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tent
     assert schedule.wakes == pytest.approx(NOW + 6.9)
 
 
-def test_a_lease_falls_due_at_its_deadline_at_the_latest() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_a_lease_falls_due_at_its_deadline_at_the_latest(schedule: Schedule, claim: Claim) -> None:
     due = schedule.take(NOW + 8.7)
     schedule.settle(due, [], NOW + 8.7)
     assert schedule.wakes == claim.deadline
@@ -60,9 +69,7 @@ def test_leases_that_are_nearly_due_are_extended_together() -> None:
     assert [w.claim.token for w in schedule.take(NOW + 3.0)] == ["0", "1"]
 
 
-def test_a_dropped_lease_is_extended_no_more() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_a_dropped_lease_is_extended_no_more(schedule: Schedule, claim: Claim) -> None:
     schedule.drop(claim)
     assert schedule.wakes == float("inf")
     assert schedule.take(NOW + 100.0) == []
@@ -77,9 +84,7 @@ def test_a_lease_is_lost_once_it_is_older_than_its_lifetime() -> None:
     assert claim.lost == "max_lifetime"
 
 
-def test_what_was_given_back_is_not_lost() -> None:
-    schedule, claim = Schedule(), held()
-    schedule.add(watched(claim), NOW)
+def test_what_was_given_back_is_not_lost(schedule: Schedule, claim: Claim) -> None:
     due = schedule.take(NOW + 3.0)
     claim.ended = True
     assert schedule.settle(due, [], NOW + 100.0) == []
@@ -125,9 +130,7 @@ def test_a_loss_that_nobody_could_notice_is_told_when_the_lease_is_given_back() 
     assert thread.events == ["lost t"]
 
 
-def test_a_round_that_fails_with_an_error_is_tried_again(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_round_that_fails_with_an_error_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
     thread, claim = Thread(), held()
     thread.watch(claim)
     thread.error = RuntimeError("a bug")
@@ -174,9 +177,10 @@ def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
 
     clock = FakeClock(NOW)
     dog = Watchdog(extend, clock)
-    dog.watch(held(ttl=0.003), lambda claim: None)
-    clock.advance(0.0005)
-    assert not dog._closed
+    dog.watch(held(ttl=90.0), lambda claim: None)
+    clock.advance(30.0)
+    dog.wake()  # else it would sleep for longer than we wait
+    assert extended.wait(5.0)
     dog.close()
     assert dog._thread is not None
     dog._thread.join(5.0)

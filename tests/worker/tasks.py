@@ -374,11 +374,6 @@ def nested(self: Task, key: str, seconds: float) -> None:
         occupy(self, key, seconds)
 
 
-@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
-def one_sleep(self: Task, key: str, seconds: float) -> None:
-    occupy(self, key, seconds, "one sleep")
-
-
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0, lock_on_lost="log")
 def lost_log(self: Task, key: str, seconds: float, kind: str = "sleep") -> bool:
     occupy(self, key, seconds, kind)

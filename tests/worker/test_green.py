@@ -12,6 +12,7 @@ import redis
 from celery_redlock import LeaseLost
 from tests.support.cluster import Cluster, steal
 from tests.support.machine import in_time
+from tests.support.nodes import hung
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, pool
 from tests.worker.ending import GEVENT_ENDS_TASKS, VERSION
@@ -59,14 +60,9 @@ def test_others_run_while_one_waits_for_a_quorum(
     """Nodes that hang: an attempt takes the node timeout, and no other greenlet feels it."""
     sent = cluster.send("work", key, 3.0)
     cluster.entered(key)
-    for node in cluster.nodes[:3]:
-        node.pause()
-    try:
+    with hung(cluster.nodes[:3]):
         waiting = cluster.send("unavailable_raise", f"{key}-other")
         assert cluster.state(waiting) == "FAILURE"
-    finally:
-        for node in cluster.nodes[:3]:
-            node.resume()
     assert cluster.result(sent) == {"retries": 0, "token": True}
     runs_on(cluster, key, NODE_TIMEOUT / 2)
 
@@ -168,22 +164,19 @@ def test_a_strike_that_comes_too_late_strikes_nobody(
 # -- endings -------------------------------------------------------------------------------------
 
 
-def test_hard_time_limit(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = cluster.send("work", key, 30.0, time_limit=0.5)
-    cluster.entered(key)
-    contender = cluster.contend(key)
-    assert cluster.state(sent) == "FAILURE"
-    contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
-    assert cluster.runs(key, sent)[0].ended
-
-
-def test_revoke_with_terminate(cluster: Cluster, worker: Worker, key: str) -> None:
-    if VERSION < GEVENT_ENDS_TASKS:
+@pytest.mark.parametrize(("limit", "state"), [(0.5, "FAILURE"), (None, "REVOKED")])
+def test_one_that_is_ended_frees_its_lock(
+    cluster: Cluster, worker: Worker, key: str, limit: float | None, state: str
+) -> None:
+    """By its hard time limit, or revoked with `terminate`."""
+    if limit is None and VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
-    sent = cluster.send("work", key, 30.0)
+    sent = cluster.send("work", key, 30.0, time_limit=limit)
     cluster.entered(key)
     contender = cluster.contend(key)
-    cluster.app.control.revoke(sent.id, terminate=True)
+    if limit is None:
+        cluster.app.control.revoke(sent.id, terminate=True)
+    assert cluster.state(sent) == state
     contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
     assert cluster.runs(key, sent)[0].ended
 

@@ -18,7 +18,7 @@ from celery_redlock.cli import redlock
 from celery_redlock.doctor import Finding
 from celery_redlock.doctor.workers import examine_workers
 from tests.support.cluster import READY, TASKS, Cluster
-from tests.support.nodes import TOKEN
+from tests.support.nodes import TOKEN, hung
 from tests.support.wait import wait_until
 from tests.support.worker import ROOT, pool
 
@@ -112,13 +112,8 @@ def test_a_worker_tells_what_it_holds_and_waits_for(cluster: Cluster, key: str, 
         with cluster.redlock.lock(f"k:{key}-p"):
             patient = cluster.send("patient", f"{key}-p", queue=name)
             answer = told(cluster, node, "waits", 2)
-        for server in cluster.nodes:  # none of them is asked
-            server.pause()
-        try:
+        with hung(cluster.nodes):  # none of them is asked
             told(cluster, node, "holds", 1)
-        finally:
-            for server in cluster.nodes:
-                server.resume()
         (hold,) = answer["holds"]
         assert (hold["resource"], hold["task"]) == (f"k:{key}", f"{TASKS}.fenced")
         assert hold["task_id"] == held.id

@@ -12,6 +12,7 @@ import redis
 from celery_redlock import LeaseLost
 from tests.support.cluster import TASKS, Cluster, steal
 from tests.support.machine import brief, in_time
+from tests.support.nodes import hung
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often
 
@@ -103,13 +104,8 @@ def told_late(cluster: Cluster, key: str, kind: str, count: int) -> list[float]:
     sent = [cluster.send("punctual", f"{key}{i}", 20.0, kind) for i in range(count)]
     for i in range(count):
         cluster.entered(f"{key}{i}")
-    for node in cluster.nodes[:3]:
-        node.pause()
-    try:
+    with hung(cluster.nodes[:3]):
         told = [cluster.result(one) for one in sent]
-    finally:
-        for node in cluster.nodes[:3]:
-            node.resume()
     assert [reason for reason, _late, _lost in told] == ["expired"] * count
     assert all(lost for _reason, _late, lost in told)
     for i in range(count):
@@ -129,7 +125,7 @@ def test_a_long_sleep_in_a_thread_is_over_before_it_is_told(
     """In the main thread a signal ends a sleep, and a hub a greenlet's; threads cannot be woken."""
     if name != "threads":
         pytest.skip("above, as `one sleep`")
-    sent = cluster.send("one_sleep", key, BRIEF)
+    sent = cluster.send("short_ttl", key, BRIEF, "one sleep")
     cluster.entered(key)
     steal(cluster, key)
     with pytest.raises(LeaseLost):

@@ -11,15 +11,10 @@ from tests.worker.scenarios import POOLS
 pytestmark = pytest.mark.worker
 
 SURVIVED = [
-    ("work", ("return",), {}),
-    ("work", ("raise",), {}),
-    ("work", ("retry",), {}),
-    ("work", ("retry at once",), {}),
-    ("work", ("ignore",), {}),
-    ("late", ("reject",), {}),
-    ("late", ("requeue",), {}),
-    ("work", (), {"soft_time_limit": 0.1}),
-]
+    ("work", ("return",), {}), ("work", ("raise",), {}), ("work", ("retry",), {}),
+    ("work", ("retry at once",), {}), ("work", ("ignore",), {}), ("late", ("reject",), {}),
+    ("late", ("requeue",), {}), ("work", (), {"soft_time_limit": 0.1}),
+]  # fmt: skip
 """Endings after which the process goes on: task, arguments, options of the message."""
 
 

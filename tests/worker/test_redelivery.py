@@ -94,10 +94,7 @@ def each_ends_once(cluster: Cluster, task: str, tasks: int, seconds: float, limi
 def workers(impatient: Cluster) -> Iterator[tuple[Worker, Worker]]:
     """Two with two children each; they end when their worker does."""
     conf = {"redlock_keeper": "process"}
-    with (
-        impatient.worker("-c", "2", **conf) as one,
-        impatient.worker("-c", "2", **conf) as other,
-    ):
+    with impatient.worker("-c", "2", **conf) as one, impatient.worker("-c", "2", **conf) as other:
         yield one, other
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.machine import brief
+from tests.support.nodes import hung
 from tests.support.worker import often
 from tests.worker.ending import VERSION
 
@@ -55,13 +56,8 @@ def test_a_majority_is_gone_before_the_first_extension(
     with cluster.worker("-P", name, "-c", "5"):
         sent = cluster.send("punctual", key, 20.0, "sleep")
         begun = cluster.entered(key).begin
-        for node in cluster.nodes[:3]:
-            node.pause()
-        try:
+        with hung(cluster.nodes[:3]):
             reason, late, lost = cluster.result(sent)
-        finally:
-            for node in cluster.nodes[:3]:
-                node.resume()
     assert (reason, lost) == ("expired", True)
     assert late >= 0.0
     # It was 0.4 where the first extension waited for connections.

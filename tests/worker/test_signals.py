@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.bodies import Line
 from tests.support.cluster import TASKS, Cluster, steal
+from tests.support.nodes import hung
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -196,14 +197,9 @@ def test_of_a_lock_that_is_lost(cluster: Cluster, worker: Worker, watch: Watch, 
 
 
 def test_of_a_lock_that_no_quorum_grants(cluster: Cluster, worker: Worker, key: str) -> None:
-    for node in cluster.nodes[:3]:
-        node.pause()
-    try:
+    with hung(cluster.nodes[:3]):
         sent = cluster.send("conflict_retry", key)
         line = told(cluster, "lock_unavailable", key)
-    finally:
-        for node in cluster.nodes[:3]:
-            node.resume()
     assert line.task == f"{TASKS}.conflict_retry"
     assert line.detail["votes"].count("silent") >= 3
     assert line.detail["waited"] > 0.0

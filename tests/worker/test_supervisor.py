@@ -20,18 +20,20 @@ from tests.support.worker import Worker
 pytestmark = pytest.mark.worker
 
 
-def test_a_child_that_dies_while_it_is_stopped_frees_its_lock(
+def test_a_child_that_dies_while_it_is_stopped_frees_its_locks(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    cluster.send("short_ttl", key, 30.0)
+    """Its task's, and that of a block inside the body: they are kept, and freed."""
+    cluster.send("nested", key, 30.0)
     run = cluster.entered(key)
-    contender = cluster.contend(key)
+    contenders = [cluster.contend(key), cluster.contend(f"{key}:inner")]
     os.kill(run.pid, signal.SIGSTOP)
-    time.sleep(2 * TTL)
-    assert contender.entered is None
+    time.sleep(3 * TTL)
+    assert [contender.entered for contender in contenders] == [None, None]
     killed = time.monotonic()
     os.kill(run.pid, signal.SIGKILL)
-    contender.gets_it(since=killed)
+    for contender in contenders:
+        contender.gets_it(since=killed)
 
 
 def test_what_a_stopped_child_has_lost_it_learns_when_it_goes_on(
@@ -46,17 +48,3 @@ def test_what_a_stopped_child_has_lost_it_learns_when_it_goes_on(
         cluster.result(sent)
     with redis.Redis(port=cluster.nodes[0].port) as client:
         assert client.get(f"redlock:k:{key}") == b"a thief"
-
-
-def test_a_block_inside_a_body_is_kept_and_freed_as_well(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    cluster.send("nested", key, 30.0)
-    run = cluster.entered(key)
-    contender = cluster.contend(f"{key}:inner")
-    with stopped(run.pid):
-        time.sleep(3 * TTL)
-        assert contender.entered is None
-    killed = time.monotonic()
-    os.kill(run.pid, signal.SIGKILL)
-    contender.gets_it(since=killed)
