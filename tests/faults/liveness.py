@@ -51,6 +51,8 @@ FORGIVEN: dict[str, str] = {
     " the connection, and comes back after the visibility timeout or never (Celery's limit)",
     "prefetched": "what a worker has fetched waits for a slot of that worker (Celery's prefetch)",
     "eta": "a message is not wanted before its ETA",
+    "repeated": "RabbitMQ repeats a message whose delay was over as it restarted after 180 s"
+    " (`dead_letter_worker_publisher_confirm_timeout`)",
     "pooled": "what Celery's pool was handed before a warm shutdown stays there (Celery's way)",
 }
 """Why somebody may wait, by name."""
@@ -255,7 +257,8 @@ def _custodies(
         if where is None or since >= at:
             return
         if where == BROKER:
-            found.append(_Custody(since, at, BROKER, to))
+            if not (at_once and any(begin - SEEN < since < end for begin, end in down)):
+                found.append(_Custody(since, at, BROKER, to))  # else "repeated"
             return
         worker = workers[where]
         index = bisect.bisect_left(worker.leaves, since)

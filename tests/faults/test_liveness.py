@@ -266,6 +266,16 @@ def test_eta() -> None:
     assert judge(account, ran(A1, "x", 4.0, 4.1), tasks=[sent("x", eta=3.9)])[0] == []
 
 
+def test_repeated() -> None:
+    begins = [line(1.1, "received", "x"), line(1.2, "sent", "x", due=2.2)]
+    again = (B, [line(40.0, "received", "x")]), ran(B1, "x", 40.1, 40.2)
+    down = Fault("broker restart", 2.0, 3.0)
+    tasks = [sent("x", at=1.0)]
+    assert judge((A, begins), *again, tasks=tasks, faults=[down], at_once=True)[0] == []
+    early = Fault("broker restart", 1.0, 2.0)
+    assert judge((A, begins), *again, tasks=tasks, faults=[early], at_once=True)[0] == [STUCK]
+
+
 def test_pooled() -> None:
     """That is `test_a_worker_that_stops_gives_back_what_it_has_not_begun`, at its end."""
 
