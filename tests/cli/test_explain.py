@@ -154,7 +154,7 @@ BODY = {"max_lifetime", "on_conflict", "on_lost"}
             {"redlock_retry_deadline": 9},
             ALWAYS | RETRIES | BODY | {"retry_deadline", "on_deadline"},
         ),
-        ("few", {}, ALWAYS | RETRIES | BODY | {"wait", "limit"}),
+        ("few", {}, ALWAYS | RETRIES | BODY | {"limit"}),
         ("on_wait", {}, ALWAYS | RETRIES | BODY | {"wait", "on_deadline"}),
         ("dup_skip", {}, ALWAYS | RETRIES | BODY | {"on_duplicate"}),
         ("unlocked_body", {}, ALWAYS | {"on_duplicate"}),
@@ -176,7 +176,7 @@ def test_options_that_nothing_reads_are_for_programs_alone(
     ("name", "outcome", "words"),
     [
         ("charge", "parked", "waits without a pool slot"),
-        ("both", "again", "is sent again"),
+        ("both", "parked", "waits without a pool slot"),
         ("on_skip", "skip", "is skipped"),
         ("on_raise", "raise", "fails: the key is held"),
         ("on_wait", "wait", "for up to 20 s, then fails"),
@@ -223,7 +223,7 @@ def test_a_limit_counts_slots(app: Celery, redlock: Redlock) -> None:
             Redlock([*redlock_urls(app)], restart_guard="off").lock("few:1", limit=2),
         ):
             second = told(app, "shop.few", "[1]")
-    assert (first["run"]["outcome"], second["run"]["outcome"]) == ("run", "again")
+    assert (first["run"]["outcome"], second["run"]["outcome"]) == ("run", "parked")
     assert "1 of 2 slots free" in first["run"]["text"]
 
 

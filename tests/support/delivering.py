@@ -255,7 +255,7 @@ def _parking(app: Celery) -> Any:
     parking._full_since = None
     parking.admission = AdmissionQueue(10)
     running = SimpleNamespace(worker_pid=1, id="running", name="charge")
-    parking.admission.arrive(running, "order:1", 0.0, since=0.0, until=0.0)
+    parking.admission.arrive(running, ("order:1",), 0.0, since=0.0, until=0.0)
     parking.dispatcher = SimpleNamespace(watch=nothing)
     driver = SimpleNamespace(driver_type="amqp")
     parking._consumer = SimpleNamespace(connection=SimpleNamespace(transport=driver))

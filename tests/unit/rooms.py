@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
         {"celery", "kombu", "tenacity"},
     ),
     "beat": (("protocol", "runtime", "keys", "config", "locking", "messages"), {"celery"}),
-    "worker": ((*CORE, "messages", "beat"), {"celery", "billiard"}),
+    "worker": ((*CORE, "messages", "beat"), {"celery", "kombu", "billiard"}),
     "task": ((*CORE, "messages", "worker"), {"celery"}),
     "signals": (("messages",), set()),
     "metrics": (("protocol", "events", "config", "messages"), {"celery", "prometheus_client"}),
