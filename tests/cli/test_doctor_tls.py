@@ -23,6 +23,9 @@ pytestmark = pytest.mark.skipif(
     reason="needs openssl and Debian's redis-server: the bundled server has no TLS",
 )
 
+PATIENT = ("--timeout", "10")
+"""A handshake takes a busy machine more than a second."""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -82,7 +85,7 @@ def ports(folder: Path) -> Iterator[dict[str, int]]:
 def test_what_is_wrong_with_tls(
     ports: dict[str, int], folder: Path, node: str, what: str, fix: str
 ) -> None:
-    code, report = examined(Site(nodes=[node.format(**ports, folder=folder)]))
+    code, report = examined(Site(nodes=[node.format(**ports, folder=folder)]), *PATIENT)
     quorum, found = report["findings"]
     assert code == 1 and quorum["check"] == "quorum"
     assert (found["level"], found["check"]) == ("wrong", "reachable")
@@ -97,4 +100,4 @@ def test_one_that_hangs_up_while_we_write_ends_the_handshake(why: str) -> None:
 
 def test_with_the_right_certificate_nothing_is_wrong(ports: dict[str, int], folder: Path) -> None:
     node = f"rediss://127.0.0.1:{ports['tls']}?ssl_ca_certs={folder}/ours.pem"
-    assert examined(Site(nodes=[node]))[1]["findings"] == []
+    assert examined(Site(nodes=[node]), *PATIENT)[1]["findings"] == []
