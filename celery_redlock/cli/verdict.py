@@ -14,6 +14,7 @@ from ..config.settings import OF_LOCKS, OF_RETRIES, enabled, given_names
 from ..keys.resolver import Templates
 from ..messages.headers import MAX_ID_CHARS
 from ..messages.policy import Action, decide, parkable
+from ..messages.reservation import is_anothers
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.values import printable
 
@@ -84,7 +85,11 @@ def _published(
             return Verdict("raise", "raises QuorumUnavailable: too few nodes answer")
         return Verdict("sent", "sends the message without a reservation: too few nodes answer")
     reserved = [entry for entry in entries if entry.kind == "reservation" and entry.held]
-    other = next((e.owner.task_id for e in reserved if e.owner and e.owner.task_id), None)
+    owner = next((e.owner for e in reserved if e.owner and e.owner.task_id), None)
+    if owner is not None and is_anothers(owner, task):
+        why = f"{owner.task} has reserved the key, which is another task"
+        return Verdict("sent", f"sends the message without a reservation: {why}")
+    other = owner.task_id if owner is not None else None
     if other is None:
         kept = f"for {how.reserve_ttl:g} s" if how.reserve_ttl else "until it expires, else an hour"
         return Verdict("sent", f"reserves the key {kept}, and sends the message")

@@ -137,11 +137,11 @@ class ReservedDelivery:
         )
 
     def _other(self, token: str | None) -> Owner | None:
-        """The task that has it, if that is not this one."""
+        """Who has it, if that is another message of this task."""
         owner = Owner.of(token) if token else None
         if owner is None or owner.task_id in ("", short_id(self.task_id)):
             return None
-        return owner
+        return None if reservation.is_anothers(owner, self._task) else owner
 
     def _take(self) -> Owner | None:
         """Take a reservation for a message that has none; return who has it, if that is another."""
@@ -161,6 +161,8 @@ class ReservedDelivery:
             owner = Owner.of(token) if token else None
             if token is None or owner is None or not owner.task_id:
                 return None  # nobody has it, or another program
+            if reservation.is_anothers(owner, self._task):
+                return None  # whose turn it is, their lock decides
             if owner.task_id == short_id(self.task_id):
                 return self._own(token)
             step = meets_reservation(

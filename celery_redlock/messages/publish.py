@@ -183,6 +183,9 @@ class _Publication:
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
                 return self._send_without(task_id, note, why)
             assert holder is not None and holder.owner is not None
+            if reservation.is_anothers(holder.owner, self.task):
+                why = f"{holder} has it, which is another task: give each a template of its own"
+                return self._send_without(task_id, note, why)
             other = holder.owner.task_id
             # An id that is used again may have ended before, and be queued now.
             ended = wish.scope != "until_expired" and other != short_id(self.task_id)

@@ -53,6 +53,7 @@ __all__ = [
     "free_of",
     "free_soon",
     "give_up",
+    "is_anothers",
     "pause",
     "prolong",
     "start",
@@ -252,6 +253,11 @@ def free_in(redlock: Redlock, resource: str) -> float | None:
     claim = claim_for(redlock, resource, MIN_TTL)
     ballot = redlock.client.driver.run(lambda now: quorum.peek([claim], now, redlock.node_timeout))
     return outcome.free_in(ballot) if ballot.yes >= ballot.quorum else None
+
+
+def is_anothers(owner: Owner, task: Any) -> bool:
+    """Whether a task of another name has reserved a key that both have: it is no duplicate."""
+    return owner.task not in ("", short_id(task.name))
 
 
 def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> None:

@@ -13,6 +13,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from ..locking.pubsub import ReleaseSubscriber
@@ -135,6 +136,12 @@ class MemoryDriver:
         memory.drivers.add(self)
 
     extend: Any = Driver.extend
+
+    @property
+    def nodes(self) -> list[Any]:
+        """What `Redlock.check` looks at: none of them is unsuitable."""
+        pairs = zip(self._memory.nodes, self._pipelines, strict=True)
+        return [SimpleNamespace(name=node.name, channel=at, misfit="") for node, at in pairs]
 
     def connect(self, timeout: float = 0.0, rest: float = 0.0) -> None:
         """There is nothing to connect to."""

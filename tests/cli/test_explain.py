@@ -238,21 +238,23 @@ def redlock_urls(app: Celery) -> list[str]:
         ("dup_raise", "raise", "raises DuplicateTask: task-9"),
         ("dup_skip", "skip", "Skipped"),
         ("dup_replace", "replace", "revokes task-9"),
+        ("dup_skip", "sent", "without a reservation: shop.another has reserved the key"),
     ],
 )
 def test_it_says_what_delay_would_return(
     app: Celery, redlock: Redlock, name: str, outcome: str, words: str
 ) -> None:
     assert "reserves the key" in told(app, f"shop.{name}", "[17]")["publish"]["text"]
-    claim = claim_for(redlock, "order:17", 30.0, "task-9", "shop.dup")
+    by = "shop.another" if outcome == "sent" else f"shop.{name}"
+    claim = claim_for(redlock, "order:17", 30.0, "task-9", by)
     take(redlock, claim)
     try:
         data = told(app, f"shop.{name}", "[17]")
-        assert "reservation: shop.dup task-9" in call(app, f"shop.{name}", "[17]").output
+        assert f"reservation: {by} task-9" in call(app, f"shop.{name}", "[17]").output
     finally:
         give_up(redlock, claim)
     assert data["publish"]["outcome"] == outcome and words in data["publish"]["text"]
-    assert data["run"]["outcome"] == ("run" if outcome == "replace" else "none")
+    assert data["run"]["outcome"] == ("run" if outcome in ("replace", "sent") else "none")
 
 
 def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: list[LocalServer]) -> None:

@@ -258,6 +258,12 @@ def test_a_body_whose_lease_is_lost_is_stopped(nodes: Nodes, app: Celery) -> Non
         rebuild()
 
 
+def test_they_pass_the_check_of_a_worker_that_starts(nodes: Nodes, app: Celery) -> None:
+    redlock = Redlock.from_app(app)
+    assert redlock.check() == []
+    assert redlock.client.answering == len(nodes)
+
+
 def test_a_worker_in_this_process(nodes: Nodes, app: Celery) -> None:
     entered, go_on = threading.Event(), threading.Event()
 

@@ -145,9 +145,9 @@ def charge(app: Celery, box: Box) -> Any:
     return declare(app)
 
 
-def take(redlock: FakeRedlock, task_id: str, nodes: int = 5) -> None:
-    """Reserve it for another task, on so many nodes."""
-    owner = Owner("there", 7, task_id)
+def take(redlock: FakeRedlock, task_id: str, nodes: int = 5, task: str = "") -> None:
+    """Reserve it for another message, on so many nodes; of the same task, if none is named."""
+    owner = Owner("there", 7, task_id, task=task)
     claim = Claim(RESERVED, owner.token(uuid()), 100.0, 5)
     for node in redlock.fakes[:nodes]:
         node.execute(Verb.ACQUIRE, [claim], redlock.clock())

@@ -309,6 +309,20 @@ def test_another_programs_key_keeps_nothing_back(
     assert "another program's key" in caplog.text
 
 
+@pytest.mark.parametrize("policy", ["existing", "skip", "raise", "replace"])
+def test_another_task_with_the_same_key_is_no_duplicate(
+    redlock: FakeRedlock, app: Celery, box: Box, caplog: Log, policy: str
+) -> None:
+    """It would never run, or what it replaces would not, and nobody would say so."""
+    first = declare(app).delay(1)
+    sent = declare(app, lock_on_duplicate=policy).delay(1)
+    assert sent.id != first.id
+    messages = {message.headers["id"]: message.headers[HEADER] for message in box.messages()}
+    assert messages.keys() == {first.id, sent.id}
+    assert "token" in messages[first.id] and "token" not in messages[sent.id]
+    assert "which is another task: give each a template of its own" in caplog.text
+
+
 @pytest.mark.parametrize("policy", ["retry", "run", "raise"])
 def test_without_a_quorum(
     redlock: FakeRedlock, app: Celery, box: Box, caplog: Log, policy: str
@@ -587,10 +601,11 @@ def test_functions_under_locked_are_reserved_too(
     @app.task(name="over")
     def over(order_id: int) -> None: ...
 
-    first = under.delay(1)
-    assert box.header()["resources"] == ["order:1"]
-    assert over.delay(order_id=1).id == first.id
-    assert box.messages() == []
+    for order, task in enumerate((under, over)):
+        first = task.delay(order)
+        assert box.header()["resources"] == [f"order:{order}"]
+        assert task.delay(order_id=order).id == first.id
+        assert box.messages() == []
 
 
 # -- what a message says -------------------------------------------------------------------------

@@ -1,0 +1,32 @@
+"""Two tasks with one key: they take turns, and neither is a duplicate of the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.delivering import RESERVED, Ran, deliver, header, take, token_of
+
+SCOPES = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("had_one", [False, True])
+def test_what_another_task_has_reserved_skips_none_of_ours(
+    ran: Ran, scope: str, had_one: bool
+) -> None:
+    """Whether our message came without a reservation, or its own has expired since."""
+    task = ran.task(scope)
+    take(ran.redlock, "another-id", task="shop.another")
+    theirs = ran.redlock.tokens(RESERVED)
+    given: Any = header(scope, **({"token": token_of()} if had_one else {}))
+    assert deliver(task, 1, redlock_reservation=given)[0] == "done"
+    assert ran.redlock.tokens(RESERVED) == theirs
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_another_message_of_the_same_task_is_a_duplicate(ran: Ran, scope: str) -> None:
+    task = ran.task(scope)
+    take(ran.redlock, "another-id", task=task.name)
+    assert deliver(task, 1, redlock_reservation=header(scope))[0] != "done"
