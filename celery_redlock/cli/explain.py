@@ -90,7 +90,7 @@ def _explain(
     from ..config.settings import enabled
     from ..doctor.workers import waiting
     from ..survey.snapshot import look_at
-    from ..survey.waiting import count_parked
+    from ..survey.waiting import count_parked, waited_for
     from . import verdict
 
     how = lock.options(site.app)
@@ -109,7 +109,7 @@ def _explain(
         except QuorumUnavailable as error:
             refusal = error
         waits, parked, unasked = waiting(site.app, timeout)
-        waits = [wait for wait in waits if wait["resource"] in resources]
+        waits = [wait for wait in waits if not set(resources).isdisjoint(waited_for(wait))]
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
     published, run = verdict.verdicts(task, how, resources, entries, refusal)

@@ -8,7 +8,7 @@ from ..protocol.values import of_nodes
 from ..survey.durations import span
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of
-from ..survey.waiting import count_parked
+from ..survey.waiting import count_parked, waited_for
 from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, on_site, timeout_option
 from .formatting import described, lines, say_away, waits_said
 
@@ -38,7 +38,7 @@ def command(site: Site, key: str, timeout: float) -> int:
     seen = look_at(site.redlock, resource, timeout)
     say_away(seen)
     waits, parked, unasked = waiting(site.app, WORKERS_TIMEOUT_S)
-    waits = [wait for wait in waits if wait["resource"] == resource]
+    waits = [wait for wait in waits if resource in waited_for(wait)]
     seen = count_parked(seen, parked)
     data = {**seen.data(), "resource": resource, "waits": waits, "unasked": unasked}
     site.say(data, lines(*_said(seen, resource), *waits_said(waits, unasked)))

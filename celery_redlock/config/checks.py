@@ -14,6 +14,8 @@ MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
 DAY = 86_400.0
 """Seconds; the longest ttl, because a holder that dies blocks its resource for that long."""
+HOUR = 3600.0
+"""Seconds; whoever gives a longer ttl most likely means milliseconds."""
 MAX_SLOTS = 100
 """Bodies at a time per key. Each has its own name on the nodes, and whoever finds one slot taken
 looks at all of them."""
@@ -137,3 +139,13 @@ def key(value: Any) -> Any:
             "must be a template, a list of templates or arguments' names, or a function"
         )
     return value
+
+
+def too_long(ttl: float) -> str:
+    """Return what is to be said of a ttl that most likely was meant in milliseconds; else ""."""
+    if ttl <= HOUR:
+        return ""
+    return (
+        f"a ttl of {ttl:g} s keeps the lock of a dead worker for {ttl / HOUR:.1f} hours. It is in"
+        f" seconds: do you mean {ttl / 1000:g}? Leases are extended while bodies run"
+    )

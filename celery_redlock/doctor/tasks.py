@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
 from ..config.settings import enabled, read_settings
@@ -159,7 +160,12 @@ def _visibility(task: Any, options: TaskOptions, broker: _Broker) -> Iterator[Fi
         )
 
 
-OF_TASK = {"acks": _acks, "lifetime": _lifetime, "visibility": _visibility}
+def _ttl(_task: Any, options: TaskOptions, _broker: _Broker) -> Iterator[Finding]:
+    if said := too_long(options.ttl):
+        yield warning(said, "give it in seconds")
+
+
+OF_TASK = {"ttl": _ttl, "acks": _acks, "lifetime": _lifetime, "visibility": _visibility}
 
 
 def _time_limit(task: Any) -> float:

@@ -161,10 +161,10 @@ class ReservedDelivery:
             owner = Owner.of(token) if token else None
             if token is None or owner is None or not owner.task_id:
                 return None  # nobody has it, or another program
-            if reservation.is_anothers(owner, self._task):
-                return None  # whose turn it is, their lock decides
             if owner.task_id == short_id(self.task_id):
                 return self._own(token)
+            if reservation.is_anothers(owner, self._task):
+                return None  # whose turn it is, their lock decides
             step = meets_reservation(
                 self._ended(owner),
                 late=time.monotonic() > until,

@@ -17,7 +17,7 @@ from ..protocol.commands import LINE_SUFFIX
 from ..protocol.values import quorum_of
 from .models import Entry, Survey
 
-__all__ = ["Parked", "at_once", "count_parked", "waits_told"]
+__all__ = ["Parked", "at_once", "count_parked", "waited_for", "waits_told"]
 
 MAX_WAITED_S = 1e12
 """No task waits for as long: a number beyond it is nonsense, or infinite."""
@@ -51,7 +51,7 @@ class Parked:
         for reply in replies:
             for wait in waits_told(reply):
                 if wait.get("where") == "parked":
-                    for name in _names(wait):
+                    for name in waited_for(wait):
                         waited[name].append(float(wait["waited"]))
             names = reply.get("queued")
             if isinstance(names, list):
@@ -59,8 +59,8 @@ class Parked:
         return cls(waited, queued)
 
 
-def _names(wait: Mapping[str, Any]) -> Sequence[str]:
-    """Return what a task waits for: each of it counts. Older workers tell of one."""
+def waited_for(wait: Mapping[str, Any]) -> Sequence[str]:
+    """Return the names of what a task waits for: each counts. Older workers tell of one."""
     names = wait.get("resources")
     told = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return names if told and names else [wait["resource"]]

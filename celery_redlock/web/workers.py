@@ -60,7 +60,7 @@ def _answer(name: Any, said: Any) -> dict[str, Any]:
         "worker": _text(name),
         "error": error,
         "holds": [] if error else _rows(said.get("holds"), HOLDS),
-        "waits": [] if error else _rows(said.get("waits"), WAITS),
+        "waits": [] if error else _waits(said.get("waits")),
         "queued": [] if error else _names(said.get("queued")),
     }
 
@@ -68,6 +68,14 @@ def _answer(name: Any, said: Any) -> dict[str, Any]:
 def _rows(rows: Any, fields: tuple[str, ...]) -> list[dict[str, Any]]:
     found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
     return [{name: _plain(name, row.get(name)) for name in fields} for row in found]
+
+
+def _waits(rows: Any) -> list[dict[str, Any]]:
+    found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [
+        {**row, "resources": _names(given.get("resources")) or [row["resource"]]}
+        for row, given in zip(_rows(found, WAITS), found, strict=True)
+    ]
 
 
 def _names(names: Any) -> list[str]:

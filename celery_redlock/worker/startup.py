@@ -13,6 +13,7 @@ from typing import Any
 
 from celery import _state, signals
 
+from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
 from ..config.declared import wrap as watch_declarations
 from ..config.settings import enabled, given_names, read_settings
@@ -28,8 +29,6 @@ from . import remote_control
 __all__ = ["install"]
 
 logger = logging.getLogger("celery_redlock.worker")
-
-HOUR_S = 3600.0
 
 _warnings: list[str] = []
 """What the check of the nodes has found, until there is a log to write it to."""
@@ -84,12 +83,8 @@ def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
     locks = ((task, lock_of(task)) for task in tasks)
     ttls = {lock.options(task.app).ttl: task.name for task, lock in locks if lock is not None}
     for ttl, name in sorted(ttls.items()):
-        if ttl > HOUR_S:
-            yield (
-                f"{name}: a ttl of {ttl:g} s keeps the lock of a dead worker for {ttl / HOUR_S:.1f}"
-                f" hours. It is in seconds: do you mean {ttl / 1000:g}? Leases are extended while"
-                " bodies run"
-            )
+        if said := too_long(ttl):
+            yield f"{name}: {said}"
 
 
 def supervise(sender: Any = None, **_signal: Any) -> None:

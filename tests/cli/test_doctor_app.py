@@ -55,6 +55,8 @@ MEMORY = {"broker_url": "memory://"}
         (LONG, AMQP, None),  # it is acknowledged when its body begins
         (LONG | LATE, AMQP, "wrong visibility"),  # RabbitMQ ends the worker
         (LONG | LATE, AMQP | visible(5000), None),
+        ({"lock_ttl": 30_000}, {}, "warning ttl"),  # milliseconds, most likely
+        ({}, {"redlock_ttl": 30_000}, "warning ttl"),
         ({"lock_on_conflict": "reject"}, {}, "wrong acks"),
         ({"lock_on_conflict": "reject"} | LATE, {}, None),
         ({"lock_on_deadline": "reject"}, {"redlock_retry_deadline": 9}, "wrong acks"),

@@ -7,7 +7,8 @@ from typing import Any
 
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.survey.models import Entry, NodeLook, Survey
-from celery_redlock.survey.waiting import Parked, count_parked
+from celery_redlock.survey.waiting import Parked, count_parked, waited_for
+from celery_redlock.web.workers import _answer as page_answer
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
 from celery_redlock.worker.remote_control import _waits
@@ -87,3 +88,16 @@ def test_nonsense_from_the_broker_counts_nothing() -> None:
         {"resource": "r", "waited": float("inf"), "where": "parked"},
     ]
     assert Parked.of([{"waits": odd, "queued": 7}, {"waits": 7, "queued": [["r"]]}, {}]) == Parked()
+
+
+def test_a_task_that_waits_for_several_keys_counts_at_each() -> None:
+    """Also on the page, which reads the workers' answers in its own way."""
+    both = ["order:1", "order:2"]
+    wait = {"resource": " + ".join(both), "resources": both, "waited": 3.0, "where": "parked"}
+    for told in ({"waits": [wait]}, page_answer("w", {"waits": [wait], "holds": []})):
+        assert [*waited_for(told["waits"][0])] == both
+        parked = Parked.of([told])
+        assert counted(entry("lock", 0), parked=parked)[0].waiting == 1
+        assert set(parked.waited) == set(both)
+    old = page_answer("w", {"waits": [{**wait, "resources": None}], "holds": []})
+    assert [*waited_for(old["waits"][0])] == ["order:1 + order:2"]
