@@ -132,14 +132,20 @@ class Reader:
         return found
 
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
-        """Return the wait queues among some keys, by their names, with their first `members`."""
+        """Return the wait queues under some keys, by their names, with their first `members`.
+
+        A key that is no queue is `FOREIGN`. One that is gone by now is left out.
+        """
         found = {}
         for batch in _batches(keys):
             first = ("ZRANGE", 0, members - 1, "WITHSCORES")
             threes = self._ask_each(batch, ("ZCARD",), first, ("PTTL",))
             for name, (count, queue, left) in zip(batch, threes, strict=True):
                 _checked("PTTL", left, _is_int(left, NO_KEY))
-                if left == NO_KEY or _is_of_another_type(count) or _is_of_another_type(queue):
+                if left == NO_KEY:
+                    continue
+                if _is_of_another_type(count) or _is_of_another_type(queue):
+                    found[name] = KeyValue(FOREIGN, seconds_left(left))
                     continue
                 _checked("ZCARD", count, _is_int(count, 0))
                 pairs = _checked("ZRANGE", queue, _are_bytes(queue))

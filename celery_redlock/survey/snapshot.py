@@ -141,9 +141,10 @@ def resource_of(redlock: Redlock, key: str) -> str:
 def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
     found = reader.values(keys)
     queues = {name: keys[name] for name in found if name.endswith(LINE_SUFFIX)}
+    rest = {name: value for name, value in found.items() if name not in queues}
     if reader.by_script:  # what waits is not known, and no reason to know nothing
-        return {name: value for name, value in found.items() if name not in queues}
-    return found | reader.queues(queues, members)
+        return rest
+    return rest | reader.queues(queues, members)
 
 
 def _survey(

@@ -7,6 +7,8 @@ from typing import Any
 
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.survey.models import Entry, NodeLook, Survey
+from celery_redlock.survey.reader import FOREIGN, KeyValue
+from celery_redlock.survey.snapshot import _read
 from celery_redlock.survey.waiting import Parked, count_parked, waited_for
 from celery_redlock.web.workers import _answer as page_answer
 from celery_redlock.worker.parking.admission import AdmissionQueue
@@ -101,3 +103,13 @@ def test_a_task_that_waits_for_several_keys_counts_at_each() -> None:
         assert set(parked.waited) == set(both)
     old = page_answer("w", {"waits": [{**wait, "resources": None}], "holds": []})
     assert [*waited_for(old["waits"][0])] == ["order:1 + order:2"]
+
+
+def test_a_queue_that_empties_while_it_is_looked_at_is_nobody_elses_key() -> None:
+    """It is there when its value is asked for, which is none, and gone when its members are."""
+    reader: Any = SimpleNamespace(
+        values=lambda keys: dict.fromkeys(keys, KeyValue(FOREIGN, 9.0)),
+        queues=lambda _keys, _members: {},
+        by_script=False,
+    )
+    assert _read(reader, {"order:1#line": b"redlock:order:1#line"}, 1) == {}
