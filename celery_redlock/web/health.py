@@ -6,7 +6,6 @@ By INFO alone: nothing is written to a node, so the doctor's checks that have to
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from ..doctor.nodes import examine_nodes
 from ..doctor.probe import Probe, observe
 from ..doctor.report import Finding, merged
 from ..doctor.tasks import ttls_of
-from ..doctor.votes import guard_of, voteless
+from ..doctor.votes import guard_of, quorum_in, voteless, votes_left
 from ..protocol.values import printable, quorum_of
 from ..survey.models import NodeLook
 
@@ -71,7 +70,8 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         for one in examine_nodes(probes, redlock.prefix, ttls, guard)
         if one.check not in (*NOT_CHECKED, *SAID_ELSEWHERE)
     ]
-    votes_in = _votes_in(probes, ttls, guard)
+    told = [probe.told.facts if probe.look.reachable else None for probe in probes]
+    votes_in = votes_left(told, ttls, guard)
     return Health(
         tuple(probe.look for probe in probes),
         [_node(probe, left, found) for probe, left in zip(probes, votes_in, strict=True)],
@@ -92,25 +92,9 @@ def _ttls(
     return ttls_of(app) or [redlock.ttl]
 
 
-def _votes_in(
-    probes: Sequence[Probe], ttls: Sequence[float], guard: str | None
-) -> list[float | None]:
-    seen: set[str] = set()
-    found: list[float | None] = []
-    for probe in probes:
-        facts = probe.told.facts
-        twin = facts.run_id in seen
-        seen |= {facts.run_id} - {""}
-        fit = probe.look.reachable and not facts.misfit and not twin
-        left = voteless(facts, ttls, guard) if fit else None
-        found.append(left if left is None or math.isfinite(left) else None)
-    return found
-
-
 def _no_quorum(probes: Sequence[Probe], votes_in: list[float | None]) -> dict[str, Any] | None:
     needed = quorum_of(len(probes))
-    left = sorted(seconds for seconds in votes_in if seconds is not None)
-    voting = left.count(0.0)
+    voting = votes_in.count(0.0)
     if voting >= needed:
         return None
     return {
@@ -118,7 +102,7 @@ def _no_quorum(probes: Sequence[Probe], votes_in: list[float | None]) -> dict[st
         "answering": sum(probe.look.reachable for probe in probes),
         "voting": voting,
         "needed": needed,
-        "wait": left[needed - 1] if len(left) >= needed else None,
+        "wait": quorum_in(votes_in),
     }
 
 

@@ -72,10 +72,8 @@ def _rows(rows: Any, fields: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def _waits(rows: Any) -> list[dict[str, Any]]:
     found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
-    return [
-        {**row, "resources": _names(given.get("resources")) or [row["resource"]]}
-        for row, given in zip(_rows(found, WAITS), found, strict=True)
-    ]
+    pairs = zip(_rows(found, WAITS), found, strict=True)
+    return [{**row, "resources": _names(given.get("resources"))} for row, given in pairs]
 
 
 def _names(names: Any) -> list[str]:
