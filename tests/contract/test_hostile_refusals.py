@@ -251,7 +251,7 @@ def test_a_replica_that_answers_0_has_not_proved_a_release(
 ) -> None:
     """It says the same as a node where the key is another's."""
     with LocalServer(config=["--repl-diskless-sync-delay", "0"]) as empty, ExitStack() as stack:
-        redlock = lock_over(servers[:3], ttl=TTL)
+        redlock = all_connected(lock_over(servers[:3], ttl=TTL))
         lease = redlock.acquire("r")
         for server in servers[:3]:
             client = stack.enter_context(admin(server))
