@@ -177,6 +177,7 @@ class Cluster:
             timeout,
             "every message is acknowledged",
             every=0.01,
+            seen=lambda: self.client.hgetall("unacked"),
         )
 
     def _redis_is_empty(self) -> bool:
