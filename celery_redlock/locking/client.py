@@ -18,7 +18,7 @@ from functools import partial
 
 from ..config.checks import MIN_TTL
 from ..config.options import check_option
-from ..events import emit, heard
+from ..events import emit, heard, heard_releases
 from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
@@ -182,7 +182,7 @@ class LockClient:
         self.watchdog.drop(claim)
         self.registry.releasing(claim)
         try:
-            if not (wait or claim.kept is None or claim.mark is not None or heard()):
+            if not (wait or claim.kept is None or claim.mark is not None or heard_releases()):
                 held = claim.held(monotonic())
                 self.unread.add(claim.token)
                 self.driver.start(partial(self._release, claim), partial(self._released, claim))

@@ -158,9 +158,9 @@ def connect(**_signal: Any) -> None:
 
 
 def disconnect(**_signal: Any) -> None:
-    """A pool child that ends: read what the nodes say to its last releases.
+    """A pool child that ends: hear what the nodes say to its last release.
 
-    To close a connection with unread answers resets it, and what was just written may be lost.
+    Else it dies with a lock, for all that its supervisor knows, which frees it again and says so.
     """
     app = _state.get_current_app()
     if _takes_locks(app):
