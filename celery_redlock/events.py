@@ -8,6 +8,7 @@ raises is logged and never stops a release.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,17 @@ from .protocol.lease import Lease
 from .protocol.values import Owner
 
 __all__ = [
-    *("Ask", "Listener", "emit", "emit_node", "heard", "heard_nodes", "subscribe", "unsubscribe"),
+    *(
+        "Ask",
+        "Listener",
+        "emit",
+        "emit_node",
+        "heard",
+        "heard_nodes",
+        "heard_releases",
+        "subscribe",
+        "unsubscribe",
+    ),
 ]
 
 logger = logging.getLogger("celery_redlock.events")
@@ -95,6 +106,7 @@ has forgotten locks."""
 
 _listeners: tuple[Listener, ...] = ()
 _of_nodes: tuple[Listener, ...] = ()
+_of_releases: tuple[Listener, ...] = ()
 
 
 def subscribe(listener: Listener) -> None:
@@ -108,17 +120,19 @@ def unsubscribe(listener: Listener) -> None:
 
 
 def _set(listeners: tuple[Listener, ...]) -> None:
-    global _listeners, _of_nodes
+    global _listeners, _of_nodes, _of_releases
     _listeners = listeners
     # Nodes answer ten times where a lock is taken once: only listeners that override these hooks
     # are called.
-    _of_nodes = tuple(
+    _of_nodes = _overriding(Listener.node_answered, Listener.node_failed)
+    _of_releases = _overriding(Listener.released)
+
+
+def _overriding(*hooks: Callable[..., None]) -> tuple[Listener, ...]:
+    return tuple(
         listener
-        for listener in listeners
-        if any(
-            getattr(type(listener), hook.__name__, hook) is not hook
-            for hook in (Listener.node_answered, Listener.node_failed)
-        )
+        for listener in _listeners
+        if any(getattr(type(listener), hook.__name__, hook) is not hook for hook in hooks)
     )
 
 
@@ -130,6 +144,11 @@ def heard() -> bool:
 def heard_nodes() -> bool:
     """Whether there is a listener to what nodes do."""
     return bool(_of_nodes)
+
+
+def heard_releases() -> bool:
+    """Whether there is a listener to releases, which wants to know what the nodes say."""
+    return bool(_of_releases)
 
 
 def emit(hook: str, *args: Any) -> None:

@@ -25,6 +25,9 @@ logger = logging.getLogger("celery_redlock.watchdog")
 
 EVERY, RETRY_EVERY = 1 / 3, 1 / 10
 """When to extend, and when to try again after a failed round, as parts of the ttl."""
+READ_AFTER_S = 0.05
+"""When to read answers that nobody waits for. Under load the next task has read them by then, and
+this thread is woken twenty times a second at most."""
 TOGETHER = 1 / 20
 """Leases due within this part of the ttl are extended in the same round: fewer requests."""
 
@@ -116,15 +119,19 @@ class Watchdog:
     Args:
         extend: Renews claims, and returns those that a quorum confirmed.
         clock: Seconds on the clock of leases.
+        read: Reads the answers that nobody waits for; returns whether that was all.
     """
 
     def __init__(
         self,
         extend: Callable[[Sequence[Claim]], Sequence[Claim]],
         clock: Callable[[], float],
+        read: Callable[[], bool] = lambda: True,
     ) -> None:
         self._extend = extend
         self._clock = clock
+        self._read = read
+        self._reads = math.inf
         # `with` on a Condition can be interrupted half-way; and a handler that interrupts the owner
         # of the lock may take it again.
         self.lock = threading.RLock()
@@ -172,6 +179,13 @@ class Watchdog:
         if watched is not None and not claim.ended and not claim.held(self._clock()):
             watched.lost(claim)
 
+    def read_soon(self) -> None:
+        """See to it that answers which nobody waits for are read, before long."""
+        if self._reads == math.inf:
+            self._reads = self._clock() + READ_AFTER_S
+            if self._reads < self._wakes:
+                self.wake()
+
     @property
     def next_due(self) -> float:
         """When other leases fall due than those being extended; seconds, infinity for never."""
@@ -193,12 +207,22 @@ class Watchdog:
             due = self._next()
             if due:
                 self.extend_due(due)
+            if self._reads <= self._clock():
+                self._reads = math.inf
+                self._read_all()
+
+    def _read_all(self) -> None:
+        try:
+            if not self._read():
+                self.read_soon()
+        except BaseException:
+            logger.exception("could not read the nodes' answers")
 
     def _next(self) -> list[Watched]:
         """Sleep until leases are due or the schedule changes; return what is due."""
         with self.lock:
             now = self._clock()
-            self._wakes = wakes = self.schedule.wakes
+            self._wakes = wakes = min(self.schedule.wakes, self._reads)
             if wakes <= now:
                 self._wakes = -math.inf  # nobody need wake us
                 return self.schedule.take(now)

@@ -14,10 +14,11 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ..config.checks import MIN_TTL
 from ..config.options import check_option
-from ..events import emit, heard
+from ..events import emit, heard, heard_releases
 from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
@@ -25,8 +26,9 @@ from ..protocol.claim import Claim
 from ..protocol.commands import base_of
 from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
 from ..protocol.names import Resources, checked_names, slots
+from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
-from ..protocol.round import Round
+from ..protocol.round import Round, Steps
 from ..protocol.values import Owner, Query, shown
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
@@ -91,8 +93,9 @@ class LockClient:
             node_timeout=self.node_timeout,
         )
         self.wakeup = ReleaseSubscriber(self.addresses, self.prefix)
-        self.watchdog = Watchdog(self._extend, monotonic)
+        self.watchdog = Watchdog(self._extend, monotonic, self.driver.read)
         self.claims: dict[str, Claim] = {}
+        self.unread: set[str] = set()  # tokens whose release has not been answered yet
         self._called: dict[str, float] = {}
         self._many = MAX_EXPIRED
 
@@ -167,25 +170,45 @@ class LockClient:
 
     def forget(self, claim: Claim) -> None:
         self.claims.pop(claim.token, None)
+        self.unread.discard(claim.token)
         self.registry.unregister(claim)
 
-    def release(self, claim: Claim) -> bool:
+    def release(self, claim: Claim, *, wait: bool = True) -> bool:
+        """Release a claim; return whether it was held until then.
+
+        Do not `wait` for the nodes' answers, where nobody wants to know them, and a supervisor
+        releases it again if this process should end before they are read.
+        """
         self.watchdog.drop(claim)
         self.registry.releasing(claim)
         try:
-            released = self.driver.run(lambda now: quorum.release(claim, now, self.node_timeout))
+            if not (wait or claim.kept is None or claim.mark is not None or heard_releases()):
+                held = claim.held(monotonic())
+                self.unread.add(claim.token)
+                self.driver.start(partial(self._release, claim), partial(self._released, claim))
+                self.watchdog.read_soon()
+                return held
+            released = self.driver.run(partial(self._release, claim))
         except BaseException:
-            self.driver.run(lambda now: quorum.release(claim, now, 0.0))
+            try:
+                self.driver.run(lambda now: quorum.release(claim, now, 0.0))
+            finally:
+                self.forget(claim)
             raise
-        finally:
-            self.forget(claim)
+        self._released(claim, released)
+        if heard() and claim.granted_at is not None:
+            emit("released", claim.lease(monotonic), released.held)
+        return released.held
+
+    def _release(self, claim: Claim, now: float) -> Steps[Released]:
+        return quorum.release(claim, now, self.node_timeout)
+
+    def _released(self, claim: Claim, released: Released) -> None:
+        self.forget(claim)
         if released.called and len(claim.resources) == 1:
             if len(self._called) > MAX_EXPIRED:
                 self._called.clear()
             self._called[base_of(claim.resource)] = monotonic()
-        if heard() and claim.granted_at is not None:
-            emit("released", claim.lease(monotonic), released.held)
-        return released.held
 
     def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
         """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""

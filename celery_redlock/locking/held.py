@@ -172,21 +172,23 @@ class HeldLease:
             self.release()
             raise
 
-    def release(self) -> bool:
-        """Give it back. Whether it was held to this end. Safe to call again."""
+    def release(self, *, wait: bool = True) -> bool:
+        """Give it back. Whether it was held to this end. Safe to call again.
+
+        To `wait` is to hear what the nodes say to that; see `LockClient.release`."""
         try:
-            return self._give_back()
+            return self._give_back(wait)
         except BaseException:
-            self._give_back()  # a time limit struck in here; it strikes once
+            self._give_back(wait)  # a time limit struck in here; it strikes once
             raise
 
-    def _give_back(self) -> bool:
-        claim = self.claim
+    def _give_back(self, wait: bool) -> bool:
+        claim, client = self.claim, self.redlock.client
         held = False
         if claim is not None and not claim.ended and self._pid == os.getpid():
-            held = self.redlock.client.release(claim)
-        elif claim is not None:
-            self.redlock.client.registry.unregister(claim)
+            held = client.release(claim, wait=wait)
+        elif claim is not None and claim.token not in client.unread:
+            client.registry.unregister(claim)
         self._leave()
         return held
 
@@ -384,7 +386,7 @@ class Unlocked(HeldLease):
         _stack.set((*_stack.get(), self))
         return self
 
-    def release(self) -> bool:
+    def release(self, *, wait: bool = True) -> bool:
         """Nothing to give back."""
         self._leave()
         return False

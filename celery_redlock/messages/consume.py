@@ -284,7 +284,7 @@ class ReservedDelivery:
             if left > 0 and claim.held(now):
                 held.keep(left)
                 return
-        held.release()
+        held.release(wait=False)
 
     def end(self, state: str | None, retval: Any) -> None:
         """This delivery is over."""

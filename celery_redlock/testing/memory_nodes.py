@@ -160,6 +160,14 @@ class MemoryDriver:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    def start(self, operation: Callable[[float], Steps[T]], done: Callable[[T], object]) -> None:
+        """Run one to its end, and tell of it."""
+        done(self.run(operation))
+
+    def read(self, wait: float = 0.0) -> bool:
+        """There is nothing that was not read."""
+        return True
+
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run several, one after the other."""
         return [self.run(operation) for operation in operations]

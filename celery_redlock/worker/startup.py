@@ -157,6 +157,17 @@ def connect(**_signal: Any) -> None:
         redlock.connect(timeout=0)
 
 
+def disconnect(**_signal: Any) -> None:
+    """A pool child that ends: hear what the nodes say to its last release.
+
+    Else it dies with a lock, for all that its supervisor knows, which frees it again and says so.
+    """
+    app = _state.get_current_app()
+    if _takes_locks(app):
+        redlock = Redlock.from_app(app)
+        redlock.client.driver.read(redlock.node_timeout)
+
+
 def begin_beat(sender: Any = None, **_signal: Any) -> None:
     """A beat, alone or in a worker (`-B`): see `scheduler.py`, which no other process needs."""
     from ..beat import scheduler
@@ -183,6 +194,7 @@ HANDLERS: dict[Callable[..., None], tuple[str, ...]] = {
     supervise: ("worker_ready",),
     begin_beat: ("beat_init",),
     connect: ("worker_process_init",),
+    disconnect: ("worker_process_shutdown",),
 }
 """What is called by which signals; of one signal in this order."""
 

@@ -56,6 +56,7 @@ class Proxy(Front):
 
     - `pass`: passes them on.
     - `mute`: swallows them. Requests still reach the server.
+    - `deaf`: swallows requests.
     - `late`: passes them on after `delay` seconds.
     - `slow to connect`: the same, but for status replies only: those to a handshake.
     - `cut`: passes on the first byte of a reply and closes. Status replies (`+OK`, so that a
@@ -107,7 +108,8 @@ class Proxy(Front):
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
                 self.requests += 1
-                server.sendall(data)
+                if self.mode != "deaf":
+                    server.sendall(data)
         _close(server)
 
     def _replies(self, client: socket.socket, server: socket.socket) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.proxy import Proxy
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
@@ -58,3 +60,19 @@ def test_copy_of_a_running_task(cluster: Cluster, worker: Worker, key: str) -> N
     cluster.tell(key)
     contender.gets_it(since=lambda: cluster.runs(key)[0].end)
     cluster.settled()
+
+
+def test_a_child_that_ends_has_heard_that_its_lock_is_free(cluster: Cluster, key: str) -> None:
+    """No task waits for the nodes' answers to that; its process reads them before it ends."""
+    with ExitStack() as stack:
+        fronts = [stack.enter_context(Proxy(node.port)) for node in cluster.nodes]
+        conf = {"redlock_nodes": [front.url for front in fronts], "redlock_node_timeout": 3.0}
+        with cluster.worker(
+            "-c", "1", redlock_ttl=40.0, worker_max_tasks_per_child=1, **conf
+        ) as worker:
+            for front in fronts:
+                front.mode, front.delay = "late", 0.3
+            for number in range(2):
+                cluster.result(cluster.send("work", f"{key}{number}", 0.0), 30.0)
+            cluster.settled()
+        assert "held when it died" not in worker.text

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ...protocol.claim import Claim
 from ...protocol.commands import encode
@@ -48,6 +48,10 @@ class Driver(Connections):
     """Carries rounds to the nodes; for its arguments see `Connections`."""
 
     _poller: int | None = None
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._unread: list[_Unread] = []
 
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
@@ -78,6 +82,27 @@ class Driver(Connections):
             result = stop.value
         self._settle()
         return result  # type: ignore[no-any-return]
+
+    def start(self, operation: Callable[[float], Steps[T]], done: Callable[[T], object]) -> None:
+        """Write the only round of an operation; call `done` with its result when it is known.
+
+        Its answers are read along with those of the next rounds, or by `read`.
+        """
+        if self._reentered():
+            done(self.run(operation))
+            return
+        steps = operation(monotonic())
+        round_ = next(steps)
+        with self._lock:
+            self._write((round_,))
+            self._unread.append(_Unread(round_, steps, done))
+        self._settle()
+
+    def read(self, wait: float = 0.0) -> bool:
+        """Read answers of what was started, for `wait` seconds; return whether that was all."""
+        self._listen([unread.round for unread in self._unread.copy()], monotonic() + wait)
+        self._settle()
+        return not self._unread
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run single-round operations side by side: one write per node each, one wait for all."""
@@ -123,25 +148,45 @@ class Driver(Connections):
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes and hand in answers until each is decided or overdue."""
         with self._lock:
-            now = monotonic()
+            self._write(rounds)
+        self._listen(rounds, max([round_.until for round_ in rounds]))
+        with self._lock:
             for round_ in rounds:
-                more = round_.verb is Verb.ENQUEUE and round_ is not rounds[-1]
-                round_.begin()
-                payload = encode(round_, self._prefix)
-                for index in round_.targets:
-                    self.nodes[index].ask(round_, payload, now, more)
-            self._reconnect()
-        until = max([round_.until for round_ in rounds])
+                self._close(round_)
+
+    def _write(self, rounds: Sequence[Round]) -> None:
+        now = monotonic()
+        for round_ in rounds:
+            more = round_.verb is Verb.ENQUEUE and round_ is not rounds[-1]
+            round_.begin()
+            payload = encode(round_, self._prefix)
+            for index in round_.targets:
+                self.nodes[index].ask(round_, payload, now, more)
+        self._reconnect()
+
+    def _listen(self, rounds: Sequence[Round], until: float) -> None:
+        """Hand in answers until each of these rounds is decided, or it is too late."""
         while True:
             left = until - monotonic()
             # An unread answer is no silence: read once more, however late it is.
             if not self._wait(rounds, max(0.0, left)) or left <= 0:
                 break
-        with self._lock:
-            for round_ in rounds:
-                why = f"no answer within {round_.until - round_.sent:.3f} s"
-                for index in round_.close(why):
-                    self.nodes[index].reports.late(round_.verb, why)
+        if self._unread:
+            with self._lock:
+                self._conclude()
+
+    def _conclude(self) -> None:
+        """Have `done` called of what was started and is decided, or overdue."""
+        for unread in self._unread.copy():
+            if unread.round.decided or monotonic() >= unread.round.until:
+                self._close(unread.round)
+                self._unread.remove(unread)
+                self._later.append(unread.conclude)
+
+    def _close(self, round_: Round) -> None:
+        why = f"no answer within {round_.until - round_.sent:.3f} s"
+        for index in round_.close(why):
+            self.nodes[index].reports.late(round_.verb, why)
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
         """Poll for everybody, or sleep while another thread does; False if none need wait."""
@@ -181,6 +226,20 @@ class Driver(Connections):
                     self._poller = None
                 self._wake()  # somebody else must poll
             raise
+
+
+class _Unread(NamedTuple):
+    """What was started, and for whose answers nobody waits."""
+
+    round: Round
+    steps: Steps[Any]
+    done: Callable[[Any], object]
+
+    def conclude(self) -> None:
+        try:
+            self.steps.send(monotonic())
+        except StopIteration as stop:
+            self.done(stop.value)
 
 
 def _refusal() -> RedlockError:

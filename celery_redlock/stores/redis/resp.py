@@ -46,6 +46,10 @@ _USUAL: dict[bytes, tuple[Any, ...]] = {
     b"$1\r\n1\r\n": (b"1",),
 }
 """What nearly all reads are, and what it means: reading it costs as much as all that follows."""
+_SIMPLE = {bytes, int, type(None)}
+MAX_SAME_BYTES = 4096
+"""Up to which size what is read is compared with what was read before. What a master says of its
+replication stays the same for as long as it has no replica, and goes ahead of every vote."""
 _ERRORS: dict[str, type[RedisError]] = {
     "READONLY": exceptions.ReadOnlyError,
     "OOM": exceptions.OutOfMemoryError,
@@ -84,6 +88,7 @@ class Replies:
         self._size = 0  # of the reply under way, as far as it was read
         self._buffer = bytearray()  # what was not read yet
         self._reading = self._replies()
+        self._last: tuple[bytes, tuple[Any, ...]] = b"", ()
 
     @property
     def partial(self) -> bool:
@@ -98,19 +103,27 @@ class Replies:
                 or what is not the protocol, too long, or under way for too long.
         """
         self._spend(len(data))
-        if not self._buffer and not self._size and data in _USUAL:
+        whole = not self.partial
+        if whole and data in _USUAL:
             return _USUAL[data]
+        if whole and data == self._last[0]:
+            return self._last[1]
         self._buffer += data
-        return self._completed(now)
+        return self._completed(now, data if whole and len(data) <= MAX_SAME_BYTES else b"")
 
-    def _completed(self, now: float) -> Generator[Any, None, None]:
+    def _completed(self, now: float, data: bytes) -> Generator[Any, None, None]:
+        """Yield what is complete; remember it, if that is all that `data` says."""
+        replies: list[Any] = []
         for reply in self._reading:
             if reply is _MORE:
                 break
             self._size, self._since = 0, None
             if isinstance(reply, ConnectionError):
                 raise reply
+            replies.append(reply)
             yield reply
+        if data and not self.partial and {type(reply) for reply in replies} <= _SIMPLE:
+            self._last = data, tuple(replies)
         if self.partial:
             self._room_for(len(self._buffer))
             self._since = now if self._since is None else self._since
