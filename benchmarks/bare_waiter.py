@@ -12,9 +12,8 @@ import select
 import socket
 from collections.abc import Sequence
 from time import monotonic
-from urllib.parse import urlsplit
 
-from benchmarks.bare import BareLock, resp
+from benchmarks.bare import BareLock, connected, resp
 
 SPLIT = 0.002
 """Seconds at most, at random, before the next try where another was in the way at some nodes."""
@@ -28,9 +27,7 @@ class BareWaiter:
         self._poll = select.poll()
         self._ears: dict[int, socket.socket] = {}
         for url in urls:
-            address = urlsplit(url)
-            ear = socket.create_connection((address.hostname, address.port), 1.0)
-            ear.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ear = connected(url)
             self._ears[ear.fileno()] = ear
             self._poll.register(ear, select.POLLIN)
 

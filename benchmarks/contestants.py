@@ -31,9 +31,10 @@ class Entry:
 BARE = Entry("bare", "bare limit: raw sockets, one poll loop", "bare.py")
 OURS = Entry("ours", "celery_redlock.Redlock", "ours.py")
 FENCED = Entry("fenced", "the same, fencing=True", "ours_fenced.py")
+CONNLOOP = Entry("connloop", "same loop over redis-py's Connection", "connloop.py")
 FIELD = (
     BARE,
-    Entry("connloop", "same loop over redis-py's Connection", "connloop.py"),
+    CONNLOOP,
     OURS,
     FENCED,
     Entry("redlock-ng", "redlock-ng 2.0.4", "redlock_ng.py", "redlock-ng==2.0.4"),
@@ -68,6 +69,10 @@ class Contestant:
             self.answer(60.0)
         except Gone as gone:
             raise Unavailable(str(gone)) from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, command: str, timeout: float = 60.0) -> dict[str, Any]:
         """Send one command and return the answer.

@@ -23,9 +23,22 @@ def work(number: int) -> None:
 def ours(app: Celery) -> Any:
     from celery_redlock import SingletonTask
 
-    app.conf.update(redlock_nodes=os.environ["BENCH_NODES"].split(), redlock_restart_guard="off")
-    return app.task(base=SingletonTask, name="reserved", lock_scope="until_executed",
+    app.conf.update(redlock_nodes=os.environ["BENCH_NODES"].split(), redlock_ttl=10.0)
+    return app.task(base=SingletonTask, name="reserved", lock_scope="until_executing",
                     lock_key="{number}")(work)  # fmt: skip
+
+
+def bare(app: Celery) -> Any:
+    from benchmarks.bare import BareLock
+
+    plain, lock = app.tasks["plain"], BareLock(os.environ["BENCH_NODES"].split(), 3600.0)
+
+    class Reserved:
+        def delay(self, number: int) -> None:
+            assert lock.acquire(b"reserved:%d" % number)
+            plain.delay(number)
+
+    return Reserved()
 
 
 def once(app: Celery) -> Any:
