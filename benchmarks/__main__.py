@@ -84,9 +84,13 @@ def main() -> None:
             figures = several.measure(urls, *((1, 2.0) if quick else (7, 3.0)))
             report("several", figures, several.show(figures))
         if "celery" in chosen:
-            size = (1, 500) if quick else (7, 2000)
-            for title, used in (("five nodes", urls), ("one node", urls[:1])):
-                figures = celery_rate.on_servers(broker.url, used, *size)
+            size = (1, 500) if quick else (5, 2000)
+            for title, used, guard in (
+                ("five nodes", urls, "auto"),
+                ("one node", urls[:1], "auto"),
+                ("five nodes, restart guard off", urls, "off"),
+            ):
+                figures = celery_rate.on_servers(broker.url, used, *size, guard)
                 report(f"celery, {title}", figures, celery_rate.show(title, figures))
         if "hot" in chosen:
             # Polling takes as long as all else.

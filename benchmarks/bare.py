@@ -47,6 +47,14 @@ def connected(url: str) -> socket.socket:
     return sock
 
 
+def load(sock: socket.socket, scripts: Iterable[bytes]) -> None:
+    for script in scripts:
+        sock.sendall(resp(b"SCRIPT", b"LOAD", script))
+        answer = b""
+        while answer.count(b"\r\n") < 2:  # a bulk string: length line, digest line
+            answer += sock.recv(4096)
+
+
 class BareLock:
     """A Redlock over `urls`, without reconnection: a node that fails once is out for good."""
 
@@ -72,11 +80,7 @@ class BareLock:
         self._poll = select.poll()
         for url in urls:
             sock = connected(url)
-            for script in (RELEASE, EXTEND):
-                sock.sendall(resp(b"SCRIPT", b"LOAD", script))
-                answer = b""
-                while answer.count(b"\r\n") < 2:  # a bulk string: length line, digest line
-                    answer += sock.recv(4096)
+            load(sock, (RELEASE, EXTEND))
             sock.setblocking(False)
             self.sockets[sock.fileno()] = sock
             self._answered[sock.fileno()] = 0
@@ -102,10 +106,7 @@ class BareLock:
             monotonic() - begun < self._valid
         ):
             return token
-        undone = [(fd, send) for fd, send in self._send.items() if fd not in no]
-        self._write(self._release % (size, resource, token), undone)
-        for fd in no:  # they have answered all before: go on as if they had answered this, too
-            self._answered[fd] = self._sent
+        self._undo(self._release % (size, resource, token), no)
         return None
 
     def release(self, resource: bytes, token: bytes) -> bool:
@@ -135,6 +136,12 @@ class BareLock:
             lost.append(fd)  # gone, or hung for so long that its buffers are full
         for fd in lost:
             self._drop(fd)
+
+    def _undo(self, request: bytes, no: Sequence[int]) -> None:
+        """Tell all but those that have refused; nobody waits for what they say."""
+        self._write(request, [(fd, send) for fd, send in self._send.items() if fd not in no])
+        for fd in no:  # they have answered all before: go on as if they had answered this, too
+            self._answered[fd] = self._sent
 
     def _drop(self, fd: int) -> None:
         self._poll.unregister(fd)

@@ -89,6 +89,7 @@ def measure(rounds: int, hot: int, others: int, polling: bool) -> dict[str, Any]
             own = median(one["commands"] for one in without) / others * hot
             found[name] = {
                 "total": median(one["total"] for one in alone),
+                "total_ratio": median(one["total"] for one in alone) / found["ideal"],
                 "longest": median(one["longest"] for one in alone),
                 "others": median(one["others"] for one in mixed),
                 "others_without": median(one["others"] for one in without),
