@@ -98,7 +98,7 @@ def main() -> None:
             figures = hot.on_servers(broker.url, urls, *size, polling=not quick)
             report("hot key", figures, hot.show(figures))
         if "publishing" in chosen:
-            figures = publishing.measure(broker.url, urls, *((3, 300) if quick else (15, 1000)))
+            figures = publishing.measure(broker.url, urls, *((3, 300) if quick else (7, 1000)))
             report("publishing", figures, publishing.show(figures))
         if "signals" in chosen:
             figures = signals.measure(urls, 5 if quick else 60)

@@ -20,12 +20,20 @@ def work(number: int) -> None:
     """No worker runs it."""
 
 
-def ours(app: Celery) -> Any:
+def ours(app: Celery, guard: str = "auto") -> Any:
     from celery_redlock import SingletonTask
 
-    app.conf.update(redlock_nodes=os.environ["BENCH_NODES"].split(), redlock_ttl=10.0)
-    return app.task(base=SingletonTask, name="reserved", lock_scope="until_executing",
+    app.conf.update(
+        redlock_nodes=os.environ["BENCH_NODES"].split(),
+        redlock_ttl=10.0,  # of `processes.py`; a peer's environment has not what that imports
+        redlock_restart_guard=guard,
+    )
+    return app.task(base=SingletonTask, name=f"reserved-{guard}", lock_scope="until_executing",
                     lock_key="{number}")(work)  # fmt: skip
+
+
+def unguarded(app: Celery) -> Any:
+    return ours(app, "off")
 
 
 def bare(app: Celery) -> Any:

@@ -21,6 +21,7 @@ from benchmarks.stats import table
 
 FIELD = (
     ("ours", "until_executing, five nodes", None),
+    ("unguarded", "the same, restart guard off", None),
     ("bare", "bare limit: acquire, then delay()", None),
     ("once", "celery-once 3.0.1, ONE node", "celery-once==3.0.1"),
     ("singleton", "celery-singleton 0.3.1, ONE node", "celery-singleton==0.3.1"),
