@@ -84,7 +84,7 @@ def main() -> None:
             figures = several.measure(urls, *((1, 2.0) if quick else (7, 3.0)))
             report("several", figures, several.show(figures))
         if "celery" in chosen:
-            size = (1, 500) if quick else (5, 2000)
+            size = (1, 500) if quick else (5, 1500)
             for title, used, guard in (
                 ("five nodes", urls, "auto"),
                 ("one node", urls[:1], "auto"),
