@@ -53,6 +53,11 @@ class BareWaiter(BareLock):
             self._ears[ear.fileno()] = ear
             self._calls.register(ear, select.POLLIN)
 
+    def close(self) -> None:
+        super().close()
+        for ear in self._ears.values():
+            ear.close()
+
     def wait(self, resource: bytes, seconds: float) -> bytes | None:
         """Return the token of a lock on `resource`, or None if it is not free within `seconds`."""
         self._count += 1

@@ -7,7 +7,7 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from benchmarks.contestants import BARE, CONNLOOP, FENCED, FIELD, OURS, Contestant, field
+from benchmarks.contestants import BARE, CONNLOOP, FENCED, FIELD, LOCK, OURS, Contestant, field
 from benchmarks.processes import pinned
 from benchmarks.stats import ms, paired_ratio, summary, table
 from celery_redlock.server import LocalServer
@@ -26,7 +26,7 @@ def measure(nodes: Sequence[LocalServer], rounds: int) -> dict[str, Any]:
     with field([node.url for node in nodes]) as contestants:
         pids = [one.pid for one in (*nodes, *contestants)]
         for cores, title in CORES.items():
-            few = [one for one in contestants if one.entry in (BARE, CONNLOOP, OURS)]
+            few = [one for one in contestants if one.entry in (BARE, CONNLOOP, OURS, LOCK)]
             with pinned(pids, cores):
                 figures[title] = _measure(contestants if cores > 1 else few, rounds)
     return figures
