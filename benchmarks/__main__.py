@@ -71,13 +71,13 @@ def main() -> None:
             figures = latency.measure(nodes, rounds=10 if quick else 60)
             report("latency", figures, latency.show(figures))
         if "waiting" in chosen:
-            figures = waiting.measure(urls, *((5, 1, 2.0, False) if quick else (40, 5, 4.0)))
+            figures = waiting.measure(urls, *((5, 1, 2.0, False) if quick else (40, 5, 2.0)))
             report("waiting", figures, waiting.show(figures))
         if "faults" in chosen:
             figures = faults.measure(nodes, *((1, 200, 0.3) if quick else (7, 500, 1.0)))
             report("faults", figures, faults.show(figures))
         if "leases" in chosen:
-            size = (2000, 4.0, 1) if quick else (10_000, 20.0, 3)
+            size = (2000, 4.0, 1) if quick else (10_000, 20.0, 2)
             figures = leases.measure(urls, ["bare", "ours"], *size)
             report("leases", figures, leases.show(figures))
         if "several" in chosen:

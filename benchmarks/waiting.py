@@ -57,7 +57,8 @@ def measure(
     for group in ([BARE, OURS], *([entry] for entry in others)):
         with contextlib.ExitStack() as stack:
             crowds = [stack.enter_context(_team(entry, urls, CROWD)) for entry in group]
-            rushed = _rushes(crowds, urls, rounds, seconds)
+            turns = rounds if group[0] is BARE else min(rounds, 2)
+            rushed = _rushes(crowds, urls, turns, seconds)
         for name, of_one in rushed.items():
             figures[name] |= {figure: median(values) for figure, values in of_one.items()}
             for figure in ("crowd", "wins", "cpu") if group[0] is BARE else ():
