@@ -65,7 +65,7 @@ def rows(results: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _at(results: Any, path: tuple[str, ...]) -> float:
     for key in path:
-        results = results[key]
+        results = results.get(key) if results else None  # what could not be measured is not there
     return float("nan" if results is None else results)
 
 
