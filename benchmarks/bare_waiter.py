@@ -1,61 +1,86 @@
-"""The bare limit of waiting: `BareLock`, woken by what its nodes publish at a release.
+"""The bare limit of waiting: a queue on the nodes, and a release that calls its first.
 
-Five more raw sockets, each subscribed to the channel of the resource; one poll over them while
-there is nothing to do. As in the lock itself: subscribed before the last try, and news of one node
-does not make a majority free. Nothing else is in it: no expiry of a holder that has died.
+A try is one script: it takes the lock of its node, or stands in the queue there. That is sorted by
+when a waiter came, so all nodes have the same first. A release, or the undoing of a try without a
+majority, makes each node publish to its first waiter; it tries at the first such news, as the
+others are on their way. Nothing else is in it: no expiry of a waiter that has died.
 """
 
 from __future__ import annotations
 
-import random
+import hashlib
 import select
 import socket
 from collections.abc import Sequence
 from time import monotonic
-from urllib.parse import urlsplit
 
-from benchmarks.bare import BareLock, resp
+from benchmarks.bare import YES_INT, BareLock, connected, load, resp
 
-SPLIT = 0.002
-"""Seconds at most, at random, before the next try where another was in the way at some nodes."""
+TRY = (
+    b"local first=redis.call('zrange',KEYS[2],0,0)[1] "
+    b"if(not first or first==ARGV[1])and redis.call('set',KEYS[1],ARGV[1],'NX','PX',ARGV[2])then "
+    b"if first then redis.call('zrem',KEYS[2],first)end return 1 end "
+    b"redis.call('zadd',KEYS[2],ARGV[3],ARGV[1])return 0"
+)
+CALL = (
+    b"local first=redis.call('zrange',KEYS[2],0,0)[1] "
+    b"if first then redis.call('publish',string.sub(first,1,24),'')end return 1"
+)
+GIVE = (
+    b"redis.call('zrem',KEYS[2],ARGV[1])"
+    b"if redis.call('get',KEYS[1])==ARGV[1] then redis.call('del',KEYS[1])end " + CALL
+)
+UNDO = (
+    b"if redis.call('get',KEYS[1])~=ARGV[1] then return 1 end redis.call('del',KEYS[1])"
+    b"redis.call('zadd',KEYS[2],ARGV[2],ARGV[1])" + CALL
+)
+LOOK = 0.1
+"""Seconds after which a waiter that was not called tries again: two may have undone at once."""
 
 
-class BareWaiter:
+class BareWaiter(BareLock):
     """Waits for one lock at a time."""
 
     def __init__(self, urls: Sequence[str]) -> None:
-        self.lock = BareLock(urls)
-        self._poll = select.poll()
+        super().__init__(urls)
+        self._calls = select.poll()
         self._ears: dict[int, socket.socket] = {}
         for url in urls:
-            address = urlsplit(url)
-            ear = socket.create_connection((address.hostname, address.port), 1.0)
-            ear.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            ear = connected(url)
+            load(ear, (TRY, GIVE, UNDO))
+            ear.sendall(resp(b"SUBSCRIBE", self._tokens))  # with what each of its tokens begins
+            ear.recv(4096)
             self._ears[ear.fileno()] = ear
-            self._poll.register(ear, select.POLLIN)
+            self._calls.register(ear, select.POLLIN)
 
-    def acquire(self, resource: bytes, seconds: float) -> bytes | None:
-        """Return the token of a lock on `resource`, or None if it is not free within `seconds`."""
-        token = self.lock.acquire(resource)
-        if token:
-            return token
-        until = monotonic() + seconds
-        self._tell(b"SUBSCRIBE", resource)
-        self._news(until)
-        while not (token := self.lock.acquire(resource)) and monotonic() < until:
-            self._news(until if self.lock.refused else monotonic() + random.uniform(0, SPLIT))
-        self._tell(b"UNSUBSCRIBE", resource)
-        return token
-
-    def _tell(self, command: bytes, channel: bytes) -> None:
-        request = resp(command, channel)
+    def close(self) -> None:
+        super().close()
         for ear in self._ears.values():
-            ear.sendall(request)
+            ear.close()
 
-    def _news(self, until: float) -> None:
-        """Wait until a quorum of the nodes has said something."""
-        heard = set()
-        while len(heard) < self.lock.quorum and (left := until - monotonic()) > 0:
-            for fd, _ in self._poll.poll(left * 1000):
+    def wait(self, resource: bytes, seconds: float) -> bytes | None:
+        """Return the token of a lock on `resource`, or None if it is not free within `seconds`."""
+        self._count += 1
+        token = b"%b%08x" % (self._tokens, self._count)
+        begun = monotonic()
+        came = b"%.6f" % begun
+        attempt = _call(TRY, resource, token, self._ttl, came)
+        while True:
+            no: list[int] = []
+            if self._round(attempt, YES_INT, no):
+                return token
+            if monotonic() > begun + seconds:
+                self.give(resource, token)
+                return None
+            if not self.refused:  # some have granted it
+                self._undo(_call(UNDO, resource, token, came), no)
+            for fd, _ in self._calls.poll(LOOK * 1000):
                 self._ears[fd].recv(65536)
-                heard.add(fd)
+
+    def give(self, resource: bytes, token: bytes) -> bool:
+        return self._round(_call(GIVE, resource, token), YES_INT, [])
+
+
+def _call(script: bytes, resource: bytes, *words: bytes) -> bytes:
+    digest = hashlib.sha1(script).hexdigest().encode()
+    return resp(b"EVALSHA", digest, b"2", resource, b"q:" + resource, *words)

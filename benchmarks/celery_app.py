@@ -11,6 +11,7 @@ from billiard import current_process
 from celery import Celery
 
 from benchmarks.bare import BareLock
+from benchmarks.processes import TTL
 from celery_redlock import locked
 
 NODES = os.environ["BENCH_NODES"].split()
@@ -21,8 +22,8 @@ app.conf.update(
     broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
     broker_connection_retry_on_startup=False,
     redlock_nodes=NODES,
-    redlock_ttl=10.0,
-    redlock_restart_guard="off",  # servers that have just been started
+    redlock_ttl=TTL,
+    redlock_restart_guard=os.environ.get("BENCH_GUARD", "auto"),
 )
 
 

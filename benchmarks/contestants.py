@@ -30,11 +30,14 @@ class Entry:
 
 BARE = Entry("bare", "bare limit: raw sockets, one poll loop", "bare.py")
 OURS = Entry("ours", "celery_redlock.Redlock", "ours.py")
+LOCK = Entry("lock", "the same by lock(), kept alive", "ours_lock.py")
 FENCED = Entry("fenced", "the same, fencing=True", "ours_fenced.py")
+CONNLOOP = Entry("connloop", "same loop over redis-py's Connection", "connloop.py")
 FIELD = (
     BARE,
-    Entry("connloop", "same loop over redis-py's Connection", "connloop.py"),
+    CONNLOOP,
     OURS,
+    LOCK,
     FENCED,
     Entry("redlock-ng", "redlock-ng 2.0.4", "redlock_ng.py", "redlock-ng==2.0.4"),
     Entry("redlock-py", "redlock-py 1.0.8", "redlock_py.py", "redlock-py==1.0.8"),
@@ -68,6 +71,10 @@ class Contestant:
             self.answer(60.0)
         except Gone as gone:
             raise Unavailable(str(gone)) from None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, command: str, timeout: float = 60.0) -> dict[str, Any]:
         """Send one command and return the answer.

@@ -7,6 +7,7 @@ import time
 
 from celery import Celery
 
+from benchmarks.processes import TTL
 from celery_redlock import locked
 
 app = Celery("benchmarks.hot_app", broker=os.environ["BENCH_BROKER"])
@@ -15,7 +16,7 @@ app.conf.update(
     broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
     broker_connection_retry_on_startup=False,
     redlock_nodes=os.environ["BENCH_NODES"].split(),
-    redlock_restart_guard="off",  # servers that have just been started
+    redlock_ttl=TTL,
     redlock_parking=os.environ.get("BENCH_PARKING", "1") == "1",
 )
 

@@ -42,11 +42,8 @@ def keep_bare(urls: list[str], names: list[str]) -> Iterator[Wait]:
         token = lock.acquire(name.encode())
         assert token
         requests.append(lock.extend_request(name.encode(), token))
-    nodes = list(lock.nodes.values())
-    for node in nodes:
-        node.sock.settimeout(1.0)
-        while node.owed:  # the answers that came after the decision
-            node.newest(node.recv(65536))
+    lock.settle()
+    nodes = list(lock.sockets.values())
 
     def wait(seconds: float) -> int:
         held = 0
@@ -55,7 +52,7 @@ def keep_bare(urls: list[str], names: list[str]) -> Iterator[Wait]:
             tick = time.monotonic()
             everything = b"".join(requests)
             for node in nodes:
-                node.sock.sendall(everything)
+                node.sendall(everything)
             held = len(names)
             for node in nodes:
                 answers = b""
@@ -93,12 +90,15 @@ def main() -> None:
     names = [f"keep:{number}" for number in range(int(count))]
     gc.collect()
     before, threads = memory("VmRSS"), threading.active_count()
+    begun = time.monotonic()
     with keep(urls, names) as wait:
+        acquiring = time.monotonic() - begun
         cpu, start = time.process_time(), time.monotonic()
         held = wait(float(seconds))
         cpu, elapsed = time.process_time() - cpu, time.monotonic() - start
         most = memory("VmHWM")
         figures = {
+            "acquiring": acquiring,
             "cpu_share": cpu / elapsed,
             "memory": most - before if most and before else None,
             "threads": threading.active_count() - threads,

@@ -12,7 +12,7 @@ from typing import Any
 from redis import Redis
 
 from benchmarks.environments import ROOT
-from benchmarks.stats import table
+from benchmarks.stats import paired_ratio, table
 
 LABELS = {"bare": "bare limit: one pipeline per node", "ours": "celery_redlock"}
 
@@ -48,10 +48,20 @@ def _keep(kind: str, urls: Sequence[str], count: int, seconds: float) -> dict[st
 
 
 def measure(
-    urls: Sequence[str], kinds: Sequence[str], count: int, seconds: float
+    urls: Sequence[str], kinds: Sequence[str], count: int, seconds: float, rounds: int
 ) -> dict[str, Any]:
-    """Return what `count` leases cost over `seconds`, by kind."""
-    return {kind: _keep(kind, urls, count, seconds) for kind in kinds}
+    """Return what `count` leases cost over `seconds`, and what acquiring them did, by kind.
+
+    They are acquired in all rounds, in turns, and kept in the last one.
+    """
+    acquiring: dict[str, list[list[float]]] = {kind: [] for kind in kinds}
+    for number in reversed(range(rounds)):
+        figures = {kind: _keep(kind, urls, count, 0 if number else seconds) for kind in kinds}
+        for kind, figure in figures.items():
+            acquiring[kind].append([figure["acquiring"]])
+    for kind, figure in figures.items():
+        figure["acquiring_ratio"] = paired_ratio(acquiring[kind], acquiring[kinds[0]])
+    return figures
 
 
 def show(figures: dict[str, Any]) -> str:
@@ -59,9 +69,9 @@ def show(figures: dict[str, Any]) -> str:
     for kind, f in figures.items():
         memory = "?" if f["memory"] is None else f"{f['memory'] / 2**20:.1f}"
         held = f"{f['held']} / {f['held_on_a_quorum']}"
-        rows.append([LABELS[kind], f"{f['cpu_share']:.2%}", memory, str(f["threads"]), held])
-        if kind == "ours":
-            rows.append(["  target", "<= 5%", "<= 20", "1", f"{f['count']} / {f['count']}"])
+        acquiring = [f"{f['acquiring']:.1f}", f"{f['acquiring_ratio']:.2f}"]
+        row = [LABELS[kind], f"{f['cpu_share']:.2%}", memory, str(f["threads"]), held, *acquiring]
+        rows.append(row)
     count = next(iter(figures.values()))["count"]
     head = [f"{count} leases kept, ttl 10 s", "CPU of a core", "MiB more", "threads more"]
-    return table([*head, "held: own view / nodes"], rows)
+    return table([*head, "held: own view / nodes", "acquiring, s", "x bare"], rows)

@@ -20,12 +20,33 @@ def work(number: int) -> None:
     """No worker runs it."""
 
 
-def ours(app: Celery) -> Any:
+def ours(app: Celery, guard: str = "auto") -> Any:
     from celery_redlock import SingletonTask
 
-    app.conf.update(redlock_nodes=os.environ["BENCH_NODES"].split(), redlock_restart_guard="off")
-    return app.task(base=SingletonTask, name="reserved", lock_scope="until_executed",
+    app.conf.update(
+        redlock_nodes=os.environ["BENCH_NODES"].split(),
+        redlock_ttl=10.0,  # of `processes.py`; a peer's environment has not what that imports
+        redlock_restart_guard=guard,
+    )
+    return app.task(base=SingletonTask, name=f"reserved-{guard}", lock_scope="until_executing",
                     lock_key="{number}")(work)  # fmt: skip
+
+
+def unguarded(app: Celery) -> Any:
+    return ours(app, "off")
+
+
+def bare(app: Celery) -> Any:
+    from benchmarks.bare import BareLock
+
+    plain, lock = app.tasks["plain"], BareLock(os.environ["BENCH_NODES"].split(), 3600.0)
+
+    class Reserved:
+        def delay(self, number: int) -> None:
+            assert lock.acquire(b"reserved:%d" % number)
+            plain.delay(number)
+
+    return Reserved()
 
 
 def once(app: Celery) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.issue import ROWS, met, rows, show
 from benchmarks.stats import ms, paired_ratio, quantile, summary, table
 
 
@@ -50,3 +51,18 @@ def test_a_table_aligns_names_left_and_figures_right() -> None:
 def test_seconds_are_shown_as_milliseconds() -> None:
     assert ms(0.000_157_8) == "0.158"
     assert ms(2.0004) == "2000"
+
+
+def test_the_issue_rows_are_those_of_the_sections_that_ran() -> None:
+    results = {"publishing": {"ours": {"ratio": 0.61}, "bare": {"ratio": 0.88}}}
+    (row,) = rows(results)
+    assert (row["now"], row["goal"], row["limit"]) == (0.61, ">= 0.78", 0.88)
+    assert "missed" in show([row])
+    assert rows({}) == []
+    assert len(ROWS) == 18
+
+
+def test_a_goal_is_met_by_what_is_shown() -> None:
+    assert met(1.604, "<= 1.6")
+    assert not met(1.61, "<= 1.6")
+    assert met(0.85, ">= 0.85")

@@ -17,8 +17,8 @@ def connect(urls: list[str]) -> Pair:
 def waiting(urls: list[str]) -> Pair:
     waiter = BareWaiter(urls)
     return (
-        lambda resource: waiter.acquire(resource.encode(), 30.0),
-        lambda resource, token: waiter.lock.release(resource.encode(), token),
+        lambda resource: waiter.wait(resource.encode(), 30.0),
+        lambda resource, token: waiter.give(resource.encode(), token),
     )
 
 

@@ -4,8 +4,9 @@ A contestant is a process of its own, with an interpreter and packages of its ow
 the adapters beside it import nothing from the rest of `benchmarks`. It reads a command a line from
 standard input and answers with a JSON object a line:
 
-    round N           N times acquire and release      -> {"seconds": [...], "failed": n}
-    acquire N BUDGET  N times acquire, release untimed -> the same; stops after BUDGET seconds
+    round N           N times acquire and release      -> {"seconds": [...], "cpu": of one}
+    acquire N BUDGET  N times acquire, release untimed -> {"seconds": [...], "failed": n};
+                                                          stops after BUDGET seconds
     reset             forget the client, make a new one -> {}
 
 and, where an adapter can wait for a lock that is held, with times on one clock of the machine:
@@ -14,10 +15,10 @@ and, where an adapter can wait for a lock that is held, with times on one clock 
     free              release what was taken             -> {"at": when it began to}
     wait KEY          acquire and release                -> {"at": when it was acquired}
     rush KEY AT FOR N from AT on, for FOR seconds or N times: acquire, sleep 1 ms, release
-                                                         -> {"at": [...], "end": ..., ...}
+                                                         -> {"at": [...], "end": ..., "cpu": ...}
 
-Closing standard input ends it. A call that takes longer than `LIMIT` is broken off and counts as
-failed, because some clients never return from a hung server.
+Closing standard input ends it. An acquire that takes longer than `LIMIT` is broken off and counts
+as failed, because some clients never return from a hung server.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable
-from time import monotonic, perf_counter, sleep
+from time import monotonic, perf_counter, process_time, sleep
 from typing import Any
 
 LIMIT = 2.0  # seconds a call may take
@@ -44,18 +45,32 @@ def _broken_off(signum: int, frame: object) -> None:
     raise TooLong
 
 
-def _measure(pair: Pair, resource: str, with_release: bool) -> tuple[float, bool]:
+def _round(pair: Pair, resources: list[str]) -> dict[str, Any]:
+    """On healthy nodes, without a timer around each call: it would be part of what is measured."""
+    acquire, release = pair
+    seconds = []
+    cpu = process_time()
+    for resource in resources:
+        start = perf_counter()
+        lease = acquire(resource)
+        if not lease:
+            raise RuntimeError(f"{resource}: failed on healthy nodes")
+        release(resource, lease)
+        seconds.append(perf_counter() - start)
+    return {"seconds": seconds, "cpu": (process_time() - cpu) / len(resources)}
+
+
+def _acquire(pair: Pair, resource: str) -> tuple[float, bool]:
     """Return how long one lock took in seconds, and whether it was taken."""
     acquire, release = pair
     signal.setitimer(signal.ITIMER_REAL, LIMIT, 0.25)  # again and again, past any bare `except:`
-    start = perf_counter()
+    start = end = perf_counter()
     lease = None
     try:
         lease = acquire(resource)
-        taken = perf_counter()
+        end = perf_counter()
         if lease:
             release(resource, lease)
-        end = perf_counter() if with_release else taken
     except (Exception, TooLong) as error:
         end = perf_counter()
         lease = None
@@ -69,7 +84,7 @@ def _rush(pair: Pair, key: str, start: float, seconds: float, most: int) -> dict
     acquire, release = pair
     sleep(max(0.0, start - monotonic()))
     at: list[float] = []
-    end = start
+    end, cpu = start, process_time()
     while len(at) < most and monotonic() < start + seconds:
         lease = acquire(key)
         if lease:
@@ -77,7 +92,7 @@ def _rush(pair: Pair, key: str, start: float, seconds: float, most: int) -> dict
             sleep(SECTION)
             release(key, lease)
             end = monotonic()
-    return {"at": at, "end": end}
+    return {"at": at, "end": end, "cpu": process_time() - cpu}
 
 
 def serve(
@@ -122,12 +137,16 @@ def serve(
         elif command == "rush":
             key, start, seconds, most = arguments
             answer = _rush(waiter, key, float(start), float(seconds), int(most)) | counted()
+        elif command == "round":
+            count += int(arguments[0])
+            resources = [f"{name}:{number}" for number in range(count - int(arguments[0]), count)]
+            answer = _round(pair, resources)
         else:
-            budget = float(arguments[1]) if command == "acquire" else float("inf")
+            budget = float(arguments[1])
             answer = {"seconds": [], "failed": 0}
             for _ in range(int(arguments[0])):
                 count += 1
-                seconds, taken = _measure(pair, f"{name}:{count}", command == "round")
+                seconds, taken = _acquire(pair, f"{name}:{count}")
                 answer["seconds"].append(seconds)
                 answer["failed"] += not taken
                 budget -= seconds

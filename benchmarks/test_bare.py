@@ -1,0 +1,79 @@
+"""The bare limit is a lock: who is faster than a wrong one has shown nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+import redis
+
+from benchmarks.bare import BareLock
+from benchmarks.bare_waiter import BareWaiter
+from celery_redlock.server import LocalServer, start_servers
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[LocalServer]]:
+    with start_servers(5) as nodes:
+        yield nodes
+
+
+def test_a_late_answer_is_no_vote_and_a_failed_attempt_is_undone(nodes: list[LocalServer]) -> None:
+    urls = [node.url for node in nodes]
+    with closing(BareLock(urls)) as lock, closing(BareLock(urls)) as other:
+        _late(nodes, lock, other)
+    for url in urls:
+        with redis.Redis.from_url(url) as client:
+            assert client.keys() == []
+
+
+def _late(nodes: list[LocalServer], lock: BareLock, other: BareLock) -> None:
+    kept = other.acquire(b"kept")
+    assert kept
+    with ExitStack() as stack:
+        for node in nodes[:2]:
+            node.pause()
+            stack.callback(node.resume)
+        tokens = [lock.acquire(b"%d" % number) for number in range(20)]
+        assert all(tokens)
+        assert lock.acquire(b"kept") is None  # three refuse, two owe 21 answers
+        nodes[2].pause()
+        stack.callback(nodes[2].resume)
+        assert lock.acquire(b"split") is None
+    # The YES of three nodes to what is asked no more arrive only now.
+    assert lock.acquire(b"kept") is None
+    assert lock.refused
+    assert all(lock.release(b"%d" % number, token) for number, token in enumerate(tokens))
+    assert other.release(b"kept", kept)
+    lock.settle()
+    other.settle()
+
+
+def test_those_who_wait_are_never_two(nodes: list[LocalServer]) -> None:
+    inside, most, wins = 0, 0, [0] * 6
+
+    def work(number: int) -> None:
+        nonlocal inside, most
+        waiter = BareWaiter([node.url for node in nodes])
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            token = waiter.wait(b"one", 10.0)
+            assert token
+            inside += 1
+            most = max(most, inside)
+            time.sleep(0.001)
+            inside -= 1
+            wins[number] += 1
+            waiter.give(b"one", token)
+        waiter.close()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert min(wins) > max(wins) / 3  # in turns
