@@ -17,17 +17,8 @@ from .protocol.lease import Lease
 from .protocol.values import Owner
 
 __all__ = [
-    *(
-        "Ask",
-        "Listener",
-        "emit",
-        "emit_node",
-        "heard",
-        "heard_nodes",
-        "heard_releases",
-        "subscribe",
-        "unsubscribe",
-    ),
+    *("Ask", "Listener", "emit", "emit_node", "heard", "heard_nodes", "heard_releases"),
+    *("subscribe", "unsubscribe"),
 ]
 
 logger = logging.getLogger("celery_redlock.events")
