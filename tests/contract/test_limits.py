@@ -43,8 +43,9 @@ def test_all_of_them_are_conflicts_and_there_are_many(campaign: Any) -> None:
 def test_memory_does_not_grow(campaign: Any) -> None:
     warm, end = campaign["warm"], campaign["end"]
     more = end["conflicts"] - warm["conflicts"]
-    # The least that could be left of a conflict, an entry in a dict, is more than 100 bytes.
-    assert end["memory"] - warm["memory"] < 50 * more, (warm, end)
+    # The least that could be left of a conflict, an entry in a dict, is more than 100 bytes. It is
+    # 0.6 in 25 s; on a slow machine, with few conflicts, what is made once and late weighs more.
+    assert end["memory"] - warm["memory"] < 100 * more, (warm, end)
     assert end["resident"] - warm["resident"] < 10 * 2**20
 
 
