@@ -29,7 +29,7 @@ from ..runtime.clock import monotonic
 from . import reservation
 from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, unlocked
-from .headers import is_redelivered, said, short_id
+from .headers import ATTEMPTS, is_redelivered, said, short_id
 from .policy import meets_reservation
 from .reservation import HEADER, HOUR, Reservation, claim_for
 from .results import end_of
@@ -55,6 +55,8 @@ class ReservedDelivery:
         self._task, self._request = message.task, message.request
         self._redlock, self._options = message.redlock, message.options
         self._header = said(message.request, HEADER)
+        # It has been parked, or refused: others are likely to wait behind it, in this worker, too.
+        self._contended = bool(said(message.request, ATTEMPTS))
         self.note = self._said() or Reservation(
             message.resources,
             self._options.scope,
@@ -284,7 +286,9 @@ class ReservedDelivery:
             if left > 0 and claim.held(now):
                 held.keep(left)
                 return
-        held.release(wait=False)
+        # The worker gives the next of them to another child as soon as this one has ended: it must
+        # not come to the nodes before our release, over another connection.
+        held.release(wait=self._contended)
 
     def end(self, state: str | None, retval: Any) -> None:
         """This delivery is over."""

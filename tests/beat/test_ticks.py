@@ -118,9 +118,9 @@ def test_an_entry_that_is_left_alone(site: Sites, servers: list[LocalServer]) ->
     for here in sites:
         free = [message for message in here.messages("free") if begin <= message.sent <= end]
         for beat in here.beats if here.kind != "redbeat" else []:  # who sees its entry first
-            own = [int(message.sent) for message in free if message.pid == beat.pid]
-            assert len(own) >= 3
-            assert len(set(own)) == len(own)
+            own = [message for message in free if message.pid == beat.pid]
+            # Each once: one that is late may share its second with the next.
+            assert 3 <= len(own) <= end - begin + 2
         assert len({int(message.sent) for message in free}) >= 3
         found = judge_ticks(here.messages("tick"), [], begin, end).problems
         # Whether each second is seen is asked elsewhere: beside eight beats one may come late.
