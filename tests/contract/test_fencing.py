@@ -24,7 +24,7 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round, Verb
 from tests.support.fences import HOUR, Skewed, fences, skewed, take
 from tests.support.names import Patch, Servers
-from tests.support.nodes import told_all
+from tests.support.nodes import all_connected, told_all
 from tests.support.wait import wait_until
 
 
@@ -148,6 +148,8 @@ def test_a_token_stays_through_extensions_and_is_the_same_inside(clients: list[S
 def test_who_is_refused_raises_no_number_where_it_is_held(
     clients: list[Skewed], admins: list[redis.Redis]
 ) -> None:
+    for client in (clients[0], clients[2]):
+        all_connected(client)  # a node that comes later does not know it
     lease = clients[0].acquire("r", fencing=True)
     told_all(clients[0])
     known = fences(admins)

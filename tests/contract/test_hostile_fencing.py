@@ -67,7 +67,14 @@ def test_a_node_that_answers_as_much_as_it_may_gains_a_day_and_no_more(
     """Bounded by the clock. Were it by the last token, each grant would add another day."""
     one, two = client(), client()
     liar.lie = lambda said: said + FENCE_AHEAD // 2
-    tokens = [take(client) for _ in range(5) for client in (one, two)]
+    tokens: list[int] = []
+
+    def believed() -> bool:  # where its answer is among the first three
+        tokens.append(take(one))
+        return max(fences(admins)) > wall()
+
+    wait_until(believed, 20.0, "its number is taken")
+    tokens += [take(client) for _ in range(5) for client in (two, one)]
     liar.lie = int
     tokens.append(take(two))
     assert tokens == sorted(set(tokens))
