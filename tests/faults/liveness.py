@@ -83,13 +83,19 @@ class Waits:
 
 @dataclass
 class _Custody:
-    """Where a message was, and from when to when; `asks`: in a slot that asks for its key."""
+    """Where a message was, and from when to when.
+
+    Attributes:
+        asks: It is in a slot that asks for its key.
+        put: When it was put there, which is before it was due.
+    """
 
     begin: float
     end: float
     where: Main
     next: Main | None = None
     asks: bool = False
+    put: float = float("inf")
 
 
 def judge_liveness(
@@ -198,7 +204,7 @@ def _gone(custody: _Custody, ends: list[float]) -> bool:
     """Whether it went with a connection ("popped"): one with each. It comes back late, or never."""
     if custody.next is not None and custody.end < custody.begin + VISIBILITY - 1.0:
         return False
-    index = bisect.bisect_left(ends, custody.begin - SEEN)
+    index = bisect.bisect_left(ends, min(custody.begin, custody.put) - SEEN)
     if index < len(ends) and ends[index] < custody.end:
         del ends[index]
         return True
@@ -250,7 +256,7 @@ def _custodies(
     if sent.expected == "purged" and not sent.done:
         return found  # when that was is not known
     where: Main | None = BROKER if sent.certain else None
-    since = max(sent.at, sent.eta)
+    put, since = sent.at, max(sent.at, sent.eta)
     pooled = False
 
     def leave(at: float, to: Main | None) -> None:
@@ -258,7 +264,7 @@ def _custodies(
             return
         if where == BROKER:
             if not (at_once and any(begin - SEEN < since < end for begin, end in down)):
-                found.append(_Custody(since, at, BROKER, to))  # else "repeated"
+                found.append(_Custody(since, at, BROKER, to, put=put))  # else "repeated"
             return
         worker = workers[where]
         index = bisect.bisect_left(worker.leaves, since)
@@ -282,7 +288,8 @@ def _custodies(
             leave(line.at, None)
             # Written ahead of the sending, which a stop may keep from happening.
             stop = next((s for s in workers[main].stops if s[0] - SEEN < line.at < s[1]), (0, 0))
-            where, since, pooled = BROKER, max(line.at, line.more or 0.0, stop[1]), False
+            put, since = line.at, max(line.at, line.more or 0.0, stop[1])
+            where, pooled = BROKER, False
         elif line.kind == "received":
             leave(line.at, main)
             where, since, pooled = main, max(line.at, line.more or 0.0), False
@@ -290,7 +297,7 @@ def _custodies(
             pooled = pooled or main == where
         elif line.kind == "returned":
             leave(line.at, None)
-            where, since, pooled = BROKER, line.at, False
+            where, since, put, pooled = BROKER, line.at, line.at, False
         elif line.kind == "got":
             leave(line.at, None)
             where = None

@@ -254,6 +254,12 @@ def test_popped() -> None:
     assert judge(*back, tasks=[sent("x")])[0] == [STUCK]
 
 
+def test_popped_before_it_was_due() -> None:
+    """A worker reads what has an ETA at once."""
+    assert judge(tasks=[sent("x", eta=3.0)], alive={A: 2.1})[0] == []
+    assert judge(tasks=[sent("x", eta=3.0)])[0] == [STUCK]
+
+
 def test_prefetched() -> None:
     filled = ran(A1, "fill", 1.0, 6.0, resource="")
     accounts = [filled, (A, [line(2.1, "received", "noop")]), ran(A1, "noop", 6.1, 6.2, "")]
