@@ -175,7 +175,8 @@ class HeldLease:
     def release(self, *, wait: bool = True) -> bool:
         """Give it back. Whether it was held to this end. Safe to call again.
 
-        To `wait` is to hear what the nodes say to that; see `LockClient.release`."""
+        To `wait` is to hear what the nodes say to that; see `LockClient.release`.
+        """
         try:
             return self._give_back(wait)
         except BaseException:
@@ -183,8 +184,7 @@ class HeldLease:
             raise
 
     def _give_back(self, wait: bool) -> bool:
-        claim, client = self.claim, self.redlock.client
-        held = False
+        claim, client, held = self.claim, self.redlock.client, False
         if claim is not None and not claim.ended and self._pid == os.getpid():
             held = client.release(claim, wait=wait)
         elif claim is not None and claim.token not in client.unread:

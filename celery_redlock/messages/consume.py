@@ -29,7 +29,7 @@ from ..runtime.clock import monotonic
 from . import reservation
 from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, unlocked
-from .headers import ATTEMPTS, is_redelivered, said, short_id
+from .headers import ATTEMPTS, is_redelivered, mapping_of, said, short_id
 from .policy import meets_reservation
 from .reservation import HEADER, HOUR, Reservation, claim_for
 from .results import end_of
@@ -56,7 +56,7 @@ class ReservedDelivery:
         self._redlock, self._options = message.redlock, message.options
         self._header = said(message.request, HEADER)
         # It has been parked, or refused: others are likely to wait behind it, in this worker, too.
-        self._contended = bool(said(message.request, ATTEMPTS))
+        self._contended = bool(mapping_of(message.request, ATTEMPTS))
         self.note = self._said() or Reservation(
             message.resources,
             self._options.scope,

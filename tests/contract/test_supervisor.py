@@ -19,6 +19,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from tests.support.names import Log, Patch, Servers
+from tests.support.nodes import supervised_table, tokens
 from tests.support.wait import wait_until
 
 TTL = 2.0
@@ -27,9 +28,7 @@ TTL = 2.0
 
 @pytest.fixture
 def table() -> SharedLeaseTable:
-    table = SharedLeaseTable(5)
-    table.read = True
-    return table
+    return supervised_table(5)
 
 
 @pytest.fixture
@@ -69,15 +68,6 @@ def work(keeper: LeaseSupervisor, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         keeper.run_once()
-
-
-def tokens(servers: Servers, resource: str) -> int:
-    """How many nodes hold a key of this resource."""
-    count = 0
-    for server in servers:
-        with redis.Redis(port=server.port) as client:
-            count += int(client.exists(f"redlock:{resource}"))
-    return count
 
 
 def until_free(keeper: LeaseSupervisor, servers: Servers, resource: str = "r") -> None:

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-import redis
 
 from celery_redlock import HeldLease, Redlock
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
@@ -21,7 +20,7 @@ from celery_redlock.keepalive.supervisor import LeaseSupervisor
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.driver import Driver
 from tests.support.names import Servers
-from tests.support.nodes import all_connected
+from tests.support.nodes import all_connected, supervised_table, tokens
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -31,10 +30,7 @@ PATIENCE_S = 3.0
 
 @pytest.fixture
 def table() -> SharedLeaseTable:
-    """One that a supervisor reads."""
-    table = SharedLeaseTable(3)
-    table.read = True
-    return table
+    return supervised_table(3)
 
 
 @pytest.fixture
@@ -60,15 +56,6 @@ def registered(table: SharedLeaseTable) -> int:
     return sum(1 for block, _pid in table.blocks() for _record in table.records(block))
 
 
-def set_on(servers: Servers) -> int:
-    """How many nodes hold it."""
-    count = 0
-    for server in servers[:3]:
-        with redis.Redis(port=server.port) as client:
-            count += int(client.exists("redlock:r"))
-    return count
-
-
 def release_in_no_time(held: HeldLease) -> None:
     began = time.monotonic()
     assert held.release(wait=False)
@@ -76,7 +63,7 @@ def release_in_no_time(held: HeldLease) -> None:
 
 
 def everywhere(servers: Servers) -> None:
-    wait_until(lambda: set_on(servers) == 3, 10.0, "all nodes have it")
+    wait_until(lambda: tokens(servers[:3], "r") == 3, 10.0, "all nodes have it")
 
 
 def test_it_is_read_soon_though_nothing_else_is_asked(
@@ -93,7 +80,7 @@ def test_it_is_read_soon_though_nothing_else_is_asked(
         for server in servers[:3]:
             server.resume()
     wait_until(lambda: not registered(table), 10.0, "the answers are read")
-    assert set_on(servers) <= 1  # of the last one nobody waits for an answer
+    assert tokens(servers[:3], "r") <= 1  # of the last one nobody waits for an answer
 
 
 def test_it_is_written_again_where_it_was_lost_with_its_connection(
@@ -106,7 +93,7 @@ def test_it_is_written_again_where_it_was_lost_with_its_connection(
     for proxy in proxies:
         proxy.mode = "pass"
         proxy.reset()
-    wait_until(lambda: not set_on(servers), 10.0, "it is free")
+    wait_until(lambda: not tokens(servers[:3], "r"), 10.0, "it is free")
 
 
 def test_who_takes_it_next_reads_it_on_the_way(held: HeldLease, table: SharedLeaseTable) -> None:
@@ -148,7 +135,9 @@ def test_of_a_process_that_dies_a_supervisor_makes_it_again(
     supervisor = LeaseSupervisor(table, driver, PATIENCE_S)
     try:
         driver.connect()
-        wait_until(lambda: supervisor.run_once() or not set_on(servers), 10.0, "it is free")
+        wait_until(
+            lambda: supervisor.run_once() or not tokens(servers[:3], "r"), 10.0, "it is free"
+        )
     finally:
         driver.close()
         ours.close()

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_redlock import Redlock
+from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.protocol.commands import TRUSTED_KEY
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.server import LocalServer
@@ -73,6 +74,22 @@ def all_connected(redlock: Redlock) -> Redlock:
     nodes = redlock.client.driver.nodes
     wait_until(lambda: all(node.channel.up for node in nodes), 30.0, "all nodes are connected")
     return redlock
+
+
+def supervised_table(nodes: int) -> SharedLeaseTable:
+    """Return a table of leases as the child of a supervisor has it: it writes what it holds."""
+    table = SharedLeaseTable(nodes)
+    table.read = True
+    return table
+
+
+def tokens(servers: Iterable[LocalServer], resource: str) -> int:
+    """How many nodes hold a key of this resource."""
+    count = 0
+    for server in servers:
+        with redis.Redis(port=server.port) as client:
+            count += int(client.exists(f"redlock:{resource}"))
+    return count
 
 
 def told_all(redlock: Redlock) -> None:

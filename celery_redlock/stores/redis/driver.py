@@ -48,10 +48,7 @@ class Driver(Connections):
     """Carries rounds to the nodes; for its arguments see `Connections`."""
 
     _poller: int | None = None
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._unread: list[_Unread] = []
+    _unread: tuple[_Unread, ...] = ()
 
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
@@ -95,12 +92,12 @@ class Driver(Connections):
         round_ = next(steps)
         with self._lock:
             self._write((round_,))
-            self._unread.append(_Unread(round_, steps, done))
+            self._unread += (_Unread(round_, steps, done),)
         self._settle()
 
     def read(self, wait: float = 0.0) -> bool:
         """Read answers of what was started, for `wait` seconds; return whether that was all."""
-        self._listen([unread.round for unread in self._unread.copy()], monotonic() + wait)
+        self._listen([unread.round for unread in self._unread], monotonic() + wait)
         self._settle()
         return not self._unread
 
@@ -177,10 +174,10 @@ class Driver(Connections):
 
     def _conclude(self) -> None:
         """Have `done` called of what was started and is decided, or overdue."""
-        for unread in self._unread.copy():
+        for unread in self._unread:
             if unread.round.decided or monotonic() >= unread.round.until:
                 self._close(unread.round)
-                self._unread.remove(unread)
+                self._unread = tuple([one for one in self._unread if one is not unread])
                 self._later.append(unread.conclude)
 
     def _close(self, round_: Round) -> None:

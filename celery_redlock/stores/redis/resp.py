@@ -47,6 +47,7 @@ _USUAL: dict[bytes, tuple[Any, ...]] = {
 }
 """What nearly all reads are, and what it means: reading it costs as much as all that follows."""
 _SIMPLE = {bytes, int, type(None)}
+"""Replies that can be handed out again: nobody can change them."""
 MAX_SAME_BYTES = 4096
 """Up to which size what is read is compared with what was read before. What a master says of its
 replication stays the same for as long as it has no replica, and goes ahead of every vote."""
