@@ -72,7 +72,7 @@ class BareWaiter(BareLock):
             if monotonic() > begun + seconds:
                 self.give(resource, token)
                 return None
-            if not self.refused:  # some have granted it
+            if len(no) < len(self.sockets):  # some have granted it, or may yet
                 self._undo(_call(UNDO, resource, token, came), no)
             for fd, _ in self._calls.poll(LOOK * 1000):
                 self._ears[fd].recv(65536)

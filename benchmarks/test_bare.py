@@ -6,6 +6,7 @@ import select
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
 import pytest
@@ -14,6 +15,7 @@ import redis
 from benchmarks.bare import BareLock
 from benchmarks.bare_waiter import BareWaiter
 from celery_redlock.server import LocalServer, start_servers
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -60,26 +62,44 @@ def _late(nodes: list[LocalServer], lock: BareLock, other: BareLock) -> None:
 
 def test_those_who_wait_are_never_two(nodes: list[LocalServer]) -> None:
     inside, most, wins = 0, 0, [0] * 6
+    start = threading.Barrier(len(wins))
 
     def work(number: int) -> None:
         nonlocal inside, most
-        waiter = BareWaiter([node.url for node in nodes])
-        until = time.monotonic() + 1.0
-        while time.monotonic() < until:
-            token = waiter.wait(b"one", 10.0)
-            assert token
-            inside += 1
-            most = max(most, inside)
-            time.sleep(0.001)
-            inside -= 1
-            wins[number] += 1
-            waiter.give(b"one", token)
-        waiter.close()
+        with closing(BareWaiter([node.url for node in nodes])) as waiter:
+            start.wait(30.0)
+            until = time.monotonic() + 1.0
+            while time.monotonic() < until:
+                token = waiter.wait(b"one", 30.0)
+                assert token
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.001)
+                inside -= 1
+                wins[number] += 1
+                waiter.give(b"one", token)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(wins)) as threads:
+        list(threads.map(work, range(len(wins))))
     assert most == 1
     assert min(wins) > max(wins) / 3  # in turns
+
+
+def test_who_is_refused_keeps_no_node_that_answers_later(nodes: list[LocalServer]) -> None:
+    """Two that each kept some would wait for one another."""
+    urls = [node.url for node in nodes]
+    with closing(BareWaiter(urls)) as holder, closing(BareWaiter(urls)) as waiter:
+        token = holder.wait(b"one", 1.0)
+        assert token
+        holder.settle()
+        with ThreadPoolExecutor(1) as thread, redis.Redis.from_url(urls[4]) as last:
+            last.delete("one")
+            nodes[4].pause()  # the other four refuse before it is asked
+            waits = thread.submit(waiter.wait, b"one", 60.0)
+            with redis.Redis.from_url(urls[0]) as first:
+                wait_until(lambda: first.exists("q:one"), 10.0, "it has been refused")
+            nodes[4].resume()
+            wait_until(lambda: last.exists("q:one"), 10.0, "it has asked the last")
+            wait_until(lambda: not last.exists("one"), 5.0, "and keeps it not")
+            holder.give(b"one", token)
+            assert waits.result()
