@@ -117,6 +117,10 @@ class BareLock:
         digest = hashlib.sha1(EXTEND).hexdigest().encode()
         return resp(b"EVALSHA", digest, b"1", resource, token, self._ttl)
 
+    def extend_unheard(self, resource: bytes, token: bytes) -> None:
+        """Extend the lock where it is ours; nobody waits for the answers."""
+        self._write(self.extend_request(resource, token), self._send.items())
+
     def settle(self) -> None:
         """Wait for the answers that came after their decision; then read and write as you like."""
         for fd, sock in self.sockets.items():

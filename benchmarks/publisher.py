@@ -36,17 +36,25 @@ def unguarded(app: Celery) -> Any:
     return ours(app, "off")
 
 
-def bare(app: Celery) -> Any:
+def bare(app: Celery, ttl: float = 3600.0, twice: bool = False) -> Any:
     from benchmarks.bare import BareLock
 
-    plain, lock = app.tasks["plain"], BareLock(os.environ["BENCH_NODES"].split(), 3600.0)
+    plain, lock = app.tasks["plain"], BareLock(os.environ["BENCH_NODES"].split(), ttl)
 
     class Reserved:
         def delay(self, number: int) -> None:
-            assert lock.acquire(b"reserved:%d" % number)
+            name = b"reserved:%d" % number
+            token = lock.acquire(name)
+            assert token
             plain.delay(number)
+            if twice:
+                lock.extend_unheard(name, token)
 
     return Reserved()
+
+
+def twice(app: Celery) -> Any:
+    return bare(app, 10.0, True)
 
 
 def once(app: Celery) -> Any:
