@@ -300,7 +300,9 @@ class HeldLease:
         """Those it is nested in that hold some of its resources; and which none of them holds."""
         outers: list[HeldLease] = []
         rest = self.resources
-        for held in reversed(_stack.get()):
+        # Names first: of ten thousand that are held, one in another, next to none has ours.
+        apart = frozenset(rest).isdisjoint
+        for held in [held for held in _stack.get() if not apart(held.resources)][::-1]:
             if held.redlock is self.redlock and held._ours():
                 left = tuple(name for name in rest if name not in held.resources)
                 if len(left) < len(rest):

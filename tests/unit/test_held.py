@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import pytest
 
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
+from celery_redlock.locking import held as held_module
 from celery_redlock.locking.held import HeldLease, Unlocked, release_leftovers
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import Lease
@@ -159,6 +161,21 @@ def test_nothing_is_shared_that_is_lost(redlock: FakeRedlock) -> None:
         redlock.clock.advance(11.0)
         with pytest.raises(LeaseLost), redlock.lock("r"):
             pytest.fail("it ran unlocked")
+
+
+def test_who_runs_is_not_asked_of_each_that_is_held(
+    redlock: FakeRedlock, monkeypatch: Patch
+) -> None:
+    """Ten thousand blocks, one in another, took two minutes: each asked of all the others."""
+    asked: list[None] = []
+    user = held_module._user
+    with contextlib.ExitStack() as stack:
+        for number in range(300):
+            stack.enter_context(redlock.lock(f"r{number}"))
+        monkeypatch.setattr(held_module, "_user", lambda: (asked.append(None), user())[1])
+        with redlock.lock("another"), redlock.lock("r7") as shared:
+            assert shared.resource == "r7"
+    assert len(asked) < 10
 
 
 def test_two_resources_are_two_locks_and_the_inner_one_is_current(redlock: FakeRedlock) -> None:
