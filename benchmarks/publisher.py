@@ -43,7 +43,7 @@ def bare(app: Celery, ttl: float = 3600.0, twice: bool = False) -> Any:
 
     class Reserved:
         def delay(self, number: int) -> None:
-            name = b"reserved:%d" % number
+            name = b"reserved-%d:%d" % (ttl, number)
             token = lock.acquire(name)
             assert token
             plain.delay(number)
