@@ -300,14 +300,12 @@ class HeldLease:
         """Those it is nested in that hold some of its resources; and which none of them holds."""
         outers: list[HeldLease] = []
         rest = self.resources
-        # Names first: of ten thousand that are held, one in another, next to none has ours.
-        apart = frozenset(rest).isdisjoint
-        for held in [held for held in _stack.get() if not apart(held.resources)][::-1]:
-            if held.redlock is self.redlock and held._ours():
-                left = tuple(name for name in rest if name not in held.resources)
-                if len(left) < len(rest):
-                    outers.append(held)
-                    rest = left
+        apart = frozenset(rest).isdisjoint  # first: next to none of ten thousand names is ours
+        for held in [one for one in _stack.get()[::-1] if not apart(one.resources) and one._ours()]:
+            left = tuple(name for name in rest if name not in held.resources)
+            if held.redlock is self.redlock and len(left) < len(rest):
+                outers.append(held)
+                rest = left
         return tuple(outers), rest
 
     def _ours(self) -> bool:
