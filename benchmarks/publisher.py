@@ -36,9 +36,10 @@ def unguarded(app: Celery) -> Any:
     return ours(app, "off")
 
 
-def bare(app: Celery, ttl: float = 3600.0, twice: bool = False) -> Any:
+def bare(app: Celery, writes: int = 1) -> Any:
     from benchmarks.bare import BareLock
 
+    ttl = 3600.0 if writes == 1 else 10.0
     plain, lock = app.tasks["plain"], BareLock(os.environ["BENCH_NODES"].split(), ttl)
 
     class Reserved:
@@ -47,14 +48,14 @@ def bare(app: Celery, ttl: float = 3600.0, twice: bool = False) -> Any:
             token = lock.acquire(name)
             assert token
             plain.delay(number)
-            if twice:
+            if writes == 2:
                 lock.extend_unheard(name, token)
 
     return Reserved()
 
 
 def twice(app: Celery) -> Any:
-    return bare(app, 10.0, True)
+    return bare(app, writes=2)
 
 
 def once(app: Celery) -> Any:

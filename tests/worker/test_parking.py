@@ -116,7 +116,7 @@ def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:
 
 
 def test_none_is_lost_with_its_connection(cluster: Cluster, key: str) -> None:
-    """The broker delivers again what was parked; what was parked here is forgotten.
+    """The broker delivers again what was parked; that it was parked here runs none of it twice.
 
     All are parked, for 11 s and more. One that is just being fetched may be with the broker as
     delivered, and kombu looks for such when it connects, and then every 100 s.
