@@ -48,6 +48,7 @@ class Pipeline:
         waiting: The rounds that are held back for a connection that is being made.
         clogged: Since when its connection has taken nothing of what is to be written; None if it
             has taken all.
+        owed: Releases that it has not confirmed, by token: it is told of them once it can be.
     """
 
     def __init__(self, node: int) -> None:
@@ -58,12 +59,13 @@ class Pipeline:
         self.clogged: float | None = None
         self._opened = -math.inf
         self.waiting: list[Round] = []
-        self._owed: dict[str, Round] = {}
+        self.owed: dict[str, Round] = {}
 
     def ask(self, round_: Round, now: float) -> bool:
         """Take up a round; return whether to write it to the connection now, in this order."""
         if self.up:
-            if self.stalled(now) and not self._pending_release(round_):
+            quiet = self.clogged is None and not self.unanswered
+            if not quiet and self.stalled(now) and not self._pending_release(round_):
                 why = "it does not read what it is asked"
                 if self.unanswered:
                     why = f"no answer for {now - self.unanswered[0].sent:.1f} s"
@@ -88,14 +90,14 @@ class Pipeline:
 
     def connected(self, now: float) -> list[Round]:
         """Note a new connection; return the rounds to write to it first, in this order."""
-        owed = [r for r in self._owed.values() if now < r.sent + r.claims[0].ttl]
+        owed = [r for r in self.owed.values() if now < r.sent + r.claims[0].ttl]
         # A round that nobody waits for any more is not worth a request that must be undone.
         waiting = [r for r in self.waiting if not r.closed]
         for round_ in [r for r in waiting if any(claim.ended for claim in r.claims)]:
             # Written behind an owed release, it would set the released token again.
             round_.silence(self.node, "connection lost")
             waiting.remove(round_)
-        self._owed.clear()
+        self.owed.clear()
         self.waiting.clear()
         self.up, self.down, self._opened, self.clogged = True, None, now, None
         for round_ in (*owed, *waiting):
@@ -105,16 +107,14 @@ class Pipeline:
     def owe(self, round_: Round) -> None:
         """Keep what could not be asked, or was refused with an error, if it must still be freed."""
         if self._pending_release(round_):
-            self._owed[round_.claims[0].token] = round_
-            if len(self._owed) > MAX_OWED:
-                del self._owed[next(iter(self._owed))]
+            self.owed[round_.claims[0].token] = round_
+            if len(self.owed) > MAX_OWED:
+                del self.owed[next(iter(self.owed))]
 
     def due(self, done: Verb, now: float) -> list[Round]:
         """Return what is owed to a node that has just written, for `done`: ask it again now."""
-        if not self._owed:
-            return []
-        tokens = list(self._owed)[: MAX_RETRIED if done.frees else 1]
-        rounds = [self._owed.pop(token) for token in tokens]
+        tokens = list(self.owed)[: MAX_RETRIED if done.frees else 1]
+        rounds = [self.owed.pop(token) for token in tokens]
         rounds = [r for r in rounds if now < r.sent + r.claims[0].ttl]
         for round_ in rounds:
             self._written(round_)

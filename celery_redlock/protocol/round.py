@@ -149,7 +149,8 @@ class Round:
         elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
             self._vote(node, Vote.NO, reply)
         else:
-            claim.acknowledged(node, self.sent, now)
+            if not claim.ended:
+                claim.acknowledged(node, self.sent, now)
             self._vote(node, Vote.YES, reply if fenced else None)
 
     def _extended(self, node: int, outcomes: str, now: float, _doubt: str) -> None:

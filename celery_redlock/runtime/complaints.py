@@ -31,13 +31,14 @@ class Complaints:
 
     Attributes:
         answers: Answers since the page was begun; the caller counts them.
+        failing: What it fails at, None for everything: the kind, and the line that was logged.
         page: When the next page begins; seconds.
     """
 
     def __init__(self, name: str, say: Callable[[int, str], object]) -> None:
         self._name = name
         self._say = say
-        self._failing: dict[Verb | None, tuple[str, str]] = {}  # at what: the kind, and the line
+        self.failing: dict[Verb | None, tuple[str, str]] = {}
         self._summed_up = False
         self._begin(0.0)
 
@@ -50,16 +51,16 @@ class Complaints:
         what = "refuses us" if refuses(reason) else "is unreachable"
         what = f"does not {verb.word}" if verb else what
         line = f"node {self._name} {what}: {reason}"
-        known = self._failing.get(verb, ("", ""))[0]
-        self._failing[verb] = kind, line
+        known = self.failing.get(verb, ("", ""))[0]
+        self.failing[verb] = kind, line
         if known != kind:
             self._changed(logging.WARNING, line)
 
     def works(self, verb: Verb | None, now: float) -> None:
         """It does not fail at `verb`, or altogether, any more."""
-        if verb in self._failing:
+        if verb in self.failing:
             self.look(now)
-            del self._failing[verb]
+            del self.failing[verb]
             what = f"can {verb.word} again" if verb else "is back"
             self._changed(logging.INFO, f"node {self._name} {what}")
 
@@ -76,9 +77,9 @@ class Complaints:
             )
         elif self._summed_up:
             self._summed_up = False
-            for _kind, line in self._failing.values():
+            for _kind, line in self.failing.values():
                 self._say(logging.WARNING, f"{line} (for a minute by now)")
-            if not self._failing:
+            if not self.failing:
                 self._say(logging.INFO, f"node {self._name} is back, for a minute by now")
         self._begin(now)
 

@@ -181,12 +181,15 @@ class Driver(Connections):
                 self._later.append(unread.conclude)
 
     def _close(self, round_: Round) -> None:
+        if round_.decided:
+            round_.close("")
+            return
         why = f"no answer within {round_.until - round_.sent:.3f} s"
         for index in round_.close(why):
             self.nodes[index].reports.late(round_.verb, why)
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
-        """Poll for everybody, or sleep while another thread does; False if none need wait."""
+        """Poll for everybody, or sleep while another thread does; False if none need wait more."""
         # Not under the lock: a list with an `if` is a loop there, see `_reconnect`.
         clogged = [node for node in self.nodes if node.unsent]
         if clogged or (self._connecting and any(node.channel.waiting for node in self.nodes)):
@@ -195,7 +198,7 @@ class Driver(Connections):
         news: SafeEvent | None = None
         try:
             with self._lock:
-                if all([round_.decided for round_ in rounds]):
+                if _decided(rounds):
                     return False
                 if self._poller is None:
                     mine, self._poller = True, me
@@ -216,7 +219,7 @@ class Driver(Connections):
                     node.flush()
                 self._reconnect()
                 self._wake()
-            return True
+                return not _decided(rounds)
         except BaseException:
             with self._lock:
                 if mine:
@@ -237,6 +240,10 @@ class _Unread(NamedTuple):
             self.steps.send(monotonic())
         except StopIteration as stop:
             self.done(stop.value)
+
+
+def _decided(rounds: Sequence[Round]) -> bool:
+    return all([round_.decided for round_ in rounds])
 
 
 def _refusal() -> RedlockError:

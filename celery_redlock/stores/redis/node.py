@@ -286,10 +286,13 @@ class Node:
         if heard_nodes():
             self._tell(round_, now)
         doubt = self._trust.doubt(now) if verb.needs_memory else ""
-        round_.answer(self.index, answer, now, doubt)
+        verb.count(round_, self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         written = verb.wrote(answer)
-        self.reports.did(verb, written, now)
+        reports = self.reports
+        reports.answers += 1
+        if reports.failing or now >= reports.page:
+            reports.did(verb, written, now)
         if round_.amnesiac:
             self.reports.log(
                 logging.WARNING,
@@ -301,9 +304,10 @@ class Node:
             self.reports.failed("data_loss")
         if written:
             self._trust.wrote(round_.sent)
-            for owed in self.channel.due(verb, now):
-                if self.connection is not None:
-                    self._write(owed)
+            if self.channel.owed:
+                for owed in self.channel.due(verb, now):
+                    if self.connection is not None:
+                        self._write(owed)
 
     def _refused(self, round_: Round, error: ResponseError, now: float) -> None:
         """Make what is to be made of an error that the node has answered with."""

@@ -54,9 +54,8 @@ class Reports(Complaints):
         self._later(partial(emit_node, "node_answered", self._name, seconds))
 
     def did(self, verb: Verb, wrote: bool, now: float) -> None:
-        """Note that it has done what it was asked for."""
-        self.answers += 1
-        if self._failing:
+        """Note that it has done what it was asked for, where it failed before, or a page is full."""
+        if self.failing:
             if wrote or verb is Verb.PEEK:
                 self.works(verb, now)
             self.works(None, now)

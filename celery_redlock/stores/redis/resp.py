@@ -103,8 +103,10 @@ class Replies:
             redis.RedisError: Behind the replies before it: an error reply that ends the connection;
                 or what is not the protocol, too long, or under way for too long.
         """
-        self._spend(len(data))
-        whole = not self.partial
+        self._left -= len(data)
+        if self._left < 0:
+            self._spend(0)
+        whole = not (self._buffer or self._size)
         if whole and data in _USUAL:
             return _USUAL[data]
         if whole and data == self._last[0]:
