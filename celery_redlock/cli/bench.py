@@ -14,7 +14,7 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
 from ..protocol.values import of_nodes, quorum_of
 from ..survey.snapshot import survey
-from .context import NO_QUORUM, Site, on_site, table
+from .context import NO_QUORUM, SECONDS, Site, on_site, table
 from .formatting import counted
 
 __all__ = ["command"]
@@ -28,7 +28,7 @@ PAUSE_S = 0.01
 @click.command("bench")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1, max=3600.0),
+    type=SECONDS,
     default=3.0,
     show_default=True,
     help="How long to measure.",

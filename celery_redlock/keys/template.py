@@ -20,6 +20,8 @@ _DIGEST_BYTES = 16
 _HEAD = MAX_BYTES - 1 - 2 * _DIGEST_BYTES
 _PIECES = re.compile(r"(\{\{|\}\}|<<|>>)|\{([^{}<>]*)\}|<([^{}<>]*)>|([{}<>])|([^{}<>]+)")
 
+_PRINTF = re.compile(r"%(?:\(\w*\))?[sdr]")
+
 Pieces = list[tuple[str, str | None]]
 """Literal text, escaped, and the name of the argument that follows it; None at the end."""
 
@@ -94,6 +96,11 @@ def parse(template: str, names: Collection[str]) -> Pieces:
     literal = ""
     for found in _PIECES.finditer(template):
         doubled, braced, angled, broken, text = found.groups()
+        if text and names and (printf := _PRINTF.search(text)):
+            raise refuse(
+                f"{printf[0]!r} inserts nothing; write the name of an argument, such as"
+                f" {{{next(iter(names))}}}"
+            )
         if doubled or text:
             literal += doubled[0] if doubled else text
             continue

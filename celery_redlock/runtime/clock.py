@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import partial
 
 __all__ = ["monotonic"]
 
@@ -14,5 +12,9 @@ def _clock() -> int:
     return getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-monotonic: Callable[[], float] = partial(time.clock_gettime, _clock())
-"""Seconds on the clock of leases. Never steps; counts time spent suspended where it can."""
+_CLOCK = _clock()
+
+
+def monotonic() -> float:
+    """Seconds on the clock of leases. Never steps; counts time spent suspended where it can."""
+    return time.clock_gettime(_CLOCK)

@@ -74,6 +74,19 @@ def test_what_cannot_go_together_is_found_and_nothing_else(
     assert found == ([expected] if expected else [])
 
 
+@pytest.mark.parametrize(("limit", "name"), [(2, "other"), (1, None), (5, "other")])
+def test_tasks_that_share_a_key_and_not_its_limit(limit: int, name: str | None) -> None:
+    app = site()
+    for task, options in {"one": {}, "other": {"lock_limit": limit}, "third": {}}.items():
+
+        def body(order_id: int) -> None: ...
+
+        app.task(base=SingletonTask, name=task, lock_key="o:{order_id}", **options)(body)
+    found = [one for one in examine_tasks(app) if one.check == "limits"]
+    assert [one.where for one in found] == (["one, other"] if name else [])
+    assert not found or f"1 (one), {limit} (other)" in found[0].what
+
+
 def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
     kinds = {"fast": "topic", "slow": "direct"}
     queues = [

@@ -271,6 +271,8 @@ def test_tasks_with_one_template_share_their_locks() -> None:
     ("template", "why"),
     [("", "is empty"), ("  ", "is empty"), ("x:{c}", r"unknown name 'c'; the names are: a, b"),
      ("x:<c>", r"unknown name 'c'; the names are: a, b"), ("x:{}", "inserts nothing"),
+     ("x:%s", r"'%s' inserts nothing; write the name of an argument, such as \{a\}"),
+     ("x:%(b)s", "inserts nothing"), ("x:%d:{a}", "inserts nothing"),
      ("x:<>", "inserts nothing"), ("x:{0}", "only the name"), ("x:{a", r"unbalanced '\{' at 2"),
      ("x:a}", r"unbalanced '\}' at 3"), ("x:<a", "unbalanced '<'"), ("x:a>", "unbalanced '>'"),
      ("x:{a>", "unbalanced"), ("x:<a}", "unbalanced"), ("x:{{a}", "unbalanced"),

@@ -243,4 +243,4 @@ def test_what_a_node_is_owed_is_bounded_and_the_oldest_is_left_to_its_ttl(
 ) -> None:
     releases = [refuse(channel, claim(f"{number}")) for number in range(MAX_OWED + 10)]
     assert channel.due(Verb.ACQUIRE, NOW) == [releases[10]]
-    assert len(channel._owed) == MAX_OWED - 1
+    assert len(channel.owed) == MAX_OWED - 1

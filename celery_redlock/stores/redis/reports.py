@@ -54,7 +54,7 @@ class Reports(Complaints):
         self._later(partial(emit_node, "node_answered", self._name, seconds))
 
     def did(self, verb: Verb, wrote: bool, now: float) -> None:
-        """Note that it has done what it was asked for, where it failed before, or a page is full."""
+        """Note that it has done what it was asked for, after a failure or at a page's end."""
         if self.failing:
             if wrote or verb is Verb.PEEK:
                 self.works(verb, now)
