@@ -326,7 +326,7 @@ class Auditor(Audit):
     def _freeing(self, process: Process, node: int, claim: Claim) -> None:
         """A release or an undoing of `claim` is on its way to `node`, or will be."""
         channel = process.links[node].channel
-        for round_ in (*channel.unanswered, *channel._owed.values()):
+        for round_ in (*channel.unanswered, *channel.owed.values()):
             if round_.verb in (Verb.UNDO, Verb.RELEASE) and round_.claims[0] is claim:
                 return
         if node in self._book(claim).freed or not channel.up:
