@@ -14,8 +14,6 @@ from .protocol.errors import (
     RedlockError,
     ResourceHeld,
 )
-from .protocol.lease import Lease
-from .protocol.values import Holder
 
 if TYPE_CHECKING:
     from .locking.held import HeldLease, current_lease
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
         lock_unavailable,
         task_skipped,
     )
+    from .protocol.lease import Lease
+    from .protocol.values import Holder
     from .task import SingletonTask, Skipped, install, locked
 
 __version__ = "0.1.0"
@@ -61,11 +61,13 @@ __all__ = [
     "task_skipped",
 ]
 
-# Imported when they are first used: redis-py comes with them, and with tasks Celery, whose signals
+# Imported when they are first used: redis-py comes with most, and with tasks Celery, whose signals
 # are then connected. Celery's commands and pytest load modules of this package wherever it is
 # installed, and need neither.
 _HOME = {
     **dict.fromkeys(("HeldLease", "current_lease"), "locking.held"),
+    "Holder": "protocol.values",
+    "Lease": "protocol.lease",
     "Redlock": "locking.redlock",
     **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
 }

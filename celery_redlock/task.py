@@ -21,10 +21,9 @@ from .config.declared import given_to_all, refuse_second_lock, refuse_unread
 from .config.options import TASK, Key, LockOptions, OnConflict, OnDeadline, OnLost, OnUnavailable
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .keys.resolver import Templates
-from .messages.delivery import first_call
-from .messages.results import Skipped
-from .messages.run import run
+from .messages.skipped import Skipped
 from .protocol.errors import ConfigurationError
+from .worker.install import install, load
 
 __all__ = [
     "SingletonTask",
@@ -134,14 +133,14 @@ class SingletonTask(BaseTask):
         return own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request = self.request_stack.top
+        request, runs = self.request_stack.top, load()
         # For a delivery and an eager call the tracer has pushed the request already.
-        traced = first_call(request) or (
+        traced = runs.first_call(request) or (
             request is not None and request.is_eager and not request.called_directly
         )
         body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
         resources = self.redlock.resources(self, self.run, args, kwargs)
-        return run(self.redlock, self.app, self, request, resources, body)
+        return runs.run(self.redlock, self.app, self, request, resources, body)
 
 
 def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) -> Callable[[F], F]:
@@ -214,7 +213,7 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         request = task.request_stack.top if task is not None else None
         resources = lock.resources(task, function, args, kwargs)
         body = functools.partial(function, *args, **kwargs)
-        return run(lock, app, task, request, resources, body)
+        return load().run(lock, app, task, request, resources, body)
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.
@@ -273,6 +272,4 @@ def _behind(proxy: Any) -> Mapping[str, Any]:
 
 
 # The handlers that release a lock are part of it: they are connected wherever one can be taken.
-from .worker.startup import install  # noqa: E402
-
 install()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import shutil
@@ -113,11 +112,11 @@ def _servers_just_started_may_vote_and_take_their_time(
     with pytest.MonkeyPatch.context() as patch:  # not the test's own, which it may undo
         if not request.node.get_closest_marker("defaults"):
             patch.setitem(Redlock.__init__.__kwdefaults__, "restart_guard", "off")
-            off = dataclasses.replace(GLOBAL["restart_guard"], default="off")
+            off = GLOBAL["restart_guard"]._replace(default="off")
             patch.setitem(GLOBAL, "restart_guard", off)
             # And nodes may take their time: on a busy machine, a healthy one is no late one.
             patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
-            patient = dataclasses.replace(GLOBAL["node_timeout"], default=PATIENT)
+            patient = GLOBAL["node_timeout"]._replace(default=PATIENT)
             patch.setitem(GLOBAL, "node_timeout", patient)
             # What is asked of a node that is not connected yet is not asked at all.
             *others, _rest = Driver.connect.__defaults__ or ()

@@ -1,6 +1,6 @@
 """What would become of one call of a locked task, before it is made.
 
-The rules are those of `publish.py` and `policy.py`, in words; nothing is taken.
+The rules are those of `publication.py` and `policy.py`, in words; nothing is taken.
 """
 
 from __future__ import annotations

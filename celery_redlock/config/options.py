@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ..protocol.errors import ConfigurationError
 from . import checks
@@ -39,8 +39,7 @@ LossPolicy = Literal["raise", "log"]
 OnLost: TypeAlias = LossPolicy | Callable[[Any], object]
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """What is known of one option besides its name and type."""
 
     default: Any
@@ -53,7 +52,7 @@ def _option(default: Any, check: checks.Check, about: str, change: str) -> Any:
     return field(default=default, metadata={"option": Option(default, check, about, change)})
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, init=False, eq=False, repr=False)
 class _Shared:
     """What an app sets for all its tasks, and a task for itself."""
 

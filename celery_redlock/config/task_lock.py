@@ -14,7 +14,7 @@ from typing import Any
 
 from ..keys.resolver import Keys, keys_of
 from ..protocol.errors import ConfigurationError
-from ..protocol.values import shown
+from ..protocol.texts import shown
 from .options import TASK, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.values import names_of, printable
+from ..protocol.texts import names_of, printable
 from .canonical import RAW_LITERAL, SCALARS, CannotKey, escape, is_model, text_of
 from .template import Template, arguments_of, parse, shortened
 

@@ -21,7 +21,8 @@ from ..runtime.complaints import Once
 from . import broker
 from .headers import ATTEMPTS, MAX_ID_CHARS, serializer_of, short_id
 from .policy import backoff, is_split, parks
-from .results import Skipped, tell_skipped
+from .results import tell_skipped
+from .skipped import Skipped
 
 __all__ = ["Message", "ask", "end", "replace_holder", "send_again"]
 

@@ -16,6 +16,7 @@ __all__ = [
     "MAX_ATTEMPTS",
     "MAX_ID_CHARS",
     "MAX_RETRIES",
+    "RESERVATION",
     "attempts_of",
     "count",
     "count_refusal",
@@ -35,6 +36,8 @@ ATTEMPTS = "redlock_attempts"
 """Message header: how often a task was sent again because its lock was held or no quorum answered,
 since when, which holder was in its way and for how long, whether it is a copy of a message that was
 at work, and whether the broker has delivered it more than once."""
+RESERVATION = "redlock_reservation"
+"""Message header: what its reservation is. Foreign input: see `Reservation.of`."""
 RECEIPT = "redlock_receipt"
 """Put among a request's headers by its worker, for the process that runs it: when it was received,
 and in which words. It travels with a message that is sent again, and is replaced at each receipt.

@@ -1,8 +1,8 @@
 """What becomes of a message that meets another's lock, or another's reservation.
 
-Decided here, and done by `delivery.py`, `conflict.py`, `consume.py` and `publish.py`. What is given
-decides, and nothing is asked or written, so `celery redlock explain` gives the worker's own answers
-for a conflict that it only thinks of.
+Decided here, and done by `delivery.py`, `conflict.py`, `consume.py` and `publication.py`. What is
+given decides, and nothing is asked or written, so `celery redlock explain` gives the worker's own
+answers for a conflict that it only thinks of.
 """
 
 from __future__ import annotations

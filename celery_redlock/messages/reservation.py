@@ -33,6 +33,7 @@ from ..protocol.names import Resources, checked_names
 from ..protocol.round import Verb
 from ..protocol.values import Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
+from .headers import RESERVATION as HEADER
 from .headers import short_id
 
 if TYPE_CHECKING:
@@ -60,8 +61,6 @@ __all__ = [
     "take",
 ]
 
-HEADER = "redlock_reservation"
-"""Message header: what its reservation is. Foreign input: see `Reservation.of`."""
 RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
 _RESERVES = {
     "while_executing": 0,

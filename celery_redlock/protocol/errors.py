@@ -13,7 +13,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .values import printable
+from .texts import printable
 
 if TYPE_CHECKING:
     from .lease import Lease

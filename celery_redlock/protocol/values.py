@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
+
+from .texts import are_needed, names_of, of_nodes, printable, shown
 
 __all__ = [
     "NOT_WAITED_FOR",
@@ -29,36 +30,6 @@ __all__ = [
 def quorum_of(nodes: int) -> int:
     """How many of `nodes` masters are a quorum: more than half."""
     return nodes // 2 + 1
-
-
-def are_needed(count: int) -> str:
-    """`1 is needed`, `2 are needed`."""
-    return f"{count} {'is' if count == 1 else 'are'} needed"
-
-
-def of_nodes(count: int, total: int) -> str:
-    """`0 of 1 node`, `2 of 3 nodes`."""
-    return f"{count} of {total} node{'' if total == 1 else 's'}"
-
-
-def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:
-    """One name or several: each once, in an order that is the same whoever asks."""
-    return (resource,) if isinstance(resource, str) else tuple(sorted(set(resource)))
-
-
-def shown(resources: Sequence[str]) -> str:
-    """Some names as one, for people."""
-    return " + ".join(resources)
-
-
-def printable(text: str) -> str:
-    """`text` as it may stand in a log: what a terminal would obey, or cannot encode, is escaped.
-
-    Names of resources, ids of tasks and what nodes answer are foreign text.
-    """
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class Vote(enum.Enum):

@@ -11,7 +11,7 @@ from celery import Task
 
 from ..locking.held import HeldLease
 from ..messages.headers import short_id
-from ..messages.results import Skipped
+from ..messages.skipped import Skipped
 from ..protocol.lease import Lease
 from ..protocol.outcome import seen
 from ..protocol.values import Owner, Vote, token_digest

@@ -1,4 +1,4 @@
-"""Connect the handlers of Celery's signals, and check settings and nodes when a worker starts.
+"""What a worker does at its start: it checks settings and nodes, and its children connect.
 
 In a worker's main process, a supervisor reads what the pool children hold, extends it where they
 are stopped or busy, and frees it when they die: see `supervisor.py`.
@@ -8,25 +8,42 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from celery import _state, signals
+from celery import _state
 
 from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
-from ..config.declared import wrap as watch_declarations
 from ..config.settings import enabled, given_names, read_settings
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
+from ..messages.delivery import first_call
 from ..messages.endings import end, over, received, refused, release
 from ..messages.policy import check_rejecting
-from ..messages.publish import wrap
+from ..messages.publication import publish
+from ..messages.run import run
 from ..protocol.errors import ConfigurationError
 from ..protocol.values import quorum_of
 from . import remote_control
 
-__all__ = ["install"]
+# What `install.py` calls, and what the children of a pool are to find loaded.
+__all__ = [
+    "announce",
+    "begin_beat",
+    "check",
+    "connect",
+    "disconnect",
+    "end",
+    "first_call",
+    "over",
+    "publish",
+    "received",
+    "refused",
+    "release",
+    "run",
+    "supervise",
+]
 
 logger = logging.getLogger("celery_redlock.worker")
 
@@ -181,30 +198,3 @@ def _takes_locks(app: Any) -> bool:
 
 def _locked_tasks(app: Any) -> list[Any]:
     return [task for task in app.tasks.values() if lock_of(task) is not None]
-
-
-HANDLERS: dict[Callable[..., None], tuple[str, ...]] = {
-    release: ("task_postrun", "task_success", "task_failure", "task_retry"),
-    end: ("task_postrun",),
-    over: ("task_revoked", "task_failure"),
-    refused: ("task_rejected", "task_unknown"),
-    received: ("task_received",),
-    check: ("worker_init",),
-    announce: ("worker_ready",),
-    supervise: ("worker_ready",),
-    begin_beat: ("beat_init",),
-    connect: ("worker_process_init",),
-    disconnect: ("worker_process_shutdown",),
-}
-"""What is called by which signals; of one signal in this order."""
-
-
-def install() -> None:
-    """Connect the handlers, once; importing `locked` or `SingletonTask` does."""
-    wrap()
-    watch_declarations()
-    remote_control.register()
-    for handler, names in HANDLERS.items():
-        for name in names:
-            uid = f"celery_redlock.{handler.__name__}.{name}"
-            getattr(signals, name).connect(handler, weak=False, dispatch_uid=uid)

@@ -182,7 +182,7 @@ def ends(monkeypatch: Patch) -> Any:
     def ends(state: Any, patience: float = 0.0) -> None:
         state_of = state if callable(state) else lambda *_: state
         monkeypatch.setattr("celery_redlock.messages.results.state_of", state_of)
-        monkeypatch.setattr("celery_redlock.messages.publish.PATIENCE_S", patience)
+        monkeypatch.setattr("celery_redlock.messages.publication.PATIENCE_S", patience)
 
     return ends
 
@@ -238,7 +238,7 @@ def test_what_was_revoked_here_gives_way_at_once(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, given: Any
 ) -> None:
     """No worker need have heard of it, and there need be no result backend."""
-    monkeypatch.setattr("celery_redlock.messages.results._revoked", OrderedDict())
+    monkeypatch.setattr("celery_redlock.messages.revokes._revoked", OrderedDict())
     take(redlock, "first")
     charge.app.control.revoke(given, destination=["one@worker"])  # the others would run it
     assert charge.delay(1).id == "first"
@@ -249,8 +249,8 @@ def test_what_was_revoked_here_gives_way_at_once(
 
 def test_revokes_are_not_remembered_without_end(charge: Any, monkeypatch: Patch) -> None:
     remembered: OrderedDict[str, bool] = OrderedDict()
-    monkeypatch.setattr("celery_redlock.messages.results._revoked", remembered)
-    monkeypatch.setattr("celery_redlock.messages.results.MAX_REVOKED", 3)
+    monkeypatch.setattr("celery_redlock.messages.revokes._revoked", remembered)
+    monkeypatch.setattr("celery_redlock.messages.revokes.MAX_REVOKED", 3)
     for number in range(5):
         charge.app.control.revoke(str(number))
     charge.app.control.revoke("4", terminate=True)

@@ -1,0 +1,334 @@
+"""Publishing under a reservation, and what a duplicate gets.
+
+A reservation is taken before the message is sent, for seconds, and travels in a header
+of it. When the message is out it is made to last; if that cannot be sent, it is freed.
+
+What Celery itself sends has an id already, that others wait for (members of groups, chords and
+chains, callbacks, what replaces a task): that is sent in any case, and `consume.py` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery import _state, states
+from celery.result import EagerResult
+from kombu.utils.uuid import uuid
+
+from ..config.checks import MIN_TTL
+from ..config.options import TaskOptions
+from ..config.settings import enabled
+from ..config.task_lock import TaskLock
+from ..locking.redlock import Redlock
+from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
+from ..protocol.values import Holder, printable
+from . import reservation
+from .broker import seconds_until
+from .consume import ReservedDelivery, arrival_of
+from .headers import MAX_ID_CHARS, short_id
+from .policy import meets_reservation
+from .reservation import HEADER, HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
+from .results import end_of, tell_skipped
+from .revokes import was_terminated
+from .skipped import Skipped
+
+__all__ = ["publish"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+_celery_state: Any = _state  # its stubs lack most of it
+
+PATIENCE_S = 0.5
+"""To try on, where several publish at once and none gets a quorum; or where the one that has it has
+ended, and is about to free it."""
+MAX_REPLACED = 3
+"""How often to take the place of others, where others do so as well."""
+_PART_OF_MORE = (
+    *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
+    "replaced_task_nesting",
+)
+"""Options of what is part of something larger."""
+
+
+def publish(
+    task: Any,
+    lock: TaskLock,
+    given: Any,
+    *,
+    arguments: tuple[Any, Any],
+    task_id: Any,
+    options: dict[str, Any],
+    original: Callable[..., Any],
+) -> Any:
+    """Call `apply_async` (`original`) of a task that reserves its key, if this call does.
+
+    `given` is what the call was given as `lock`, or None.
+    """
+    app, headers = task.app, options.get("headers")
+    wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
+    if given is None and isinstance(headers, Mapping) and HEADER in headers:
+        given = _given_before(headers[HEADER], task_id, wish)
+        wish = replace(wish, **given)
+    reserves = wish.scope in RESERVING or given
+    if not reserves or app.conf.task_always_eager or not enabled(app.conf):
+        return original(task, *arguments, task_id, **options)
+    return _Publication(
+        task=task,
+        lock=lock,
+        wish=wish,
+        arguments=arguments,
+        task_id=task_id,
+        options=options,
+        original=original,
+    ).publish()
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Publication:
+    """One call of `apply_async`."""
+
+    task: Any
+    lock: TaskLock
+    wish: TaskOptions
+    arguments: tuple[Any, Any]
+    task_id: Any
+    options: dict[str, Any]
+    original: Callable[..., Any]
+
+    def publish(self) -> Any:
+        args, kwargs = self.arguments
+        try:
+            names = self.lock.resources(self.task, self.task.run, args or (), kwargs or {})
+        except TypeError:
+            # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
+            return self._send(self.task_id, None)
+        kept = self._kept(names)
+        if kept is not None:
+            return self._send_kept(kept)
+        ttl, lasts = self._times()
+        note = Reservation(names, self.wish.scope, self.wish.on_duplicate, ttl)
+        if note.scope not in RESERVING:  # for this call
+            return self._send(self.task_id, note)
+        return self._reserve(note, lasts)
+
+    def _send(self, task_id: Any, note: Reservation | None) -> Any:
+        if note is not None:
+            headers = self.options.get("headers") or {}
+            self.options["headers"] = {**headers, HEADER: note.header()}
+        return self.original(self.task, *self.arguments, task_id, **self.options)
+
+    def _reserve(self, note: Reservation, lasts: float) -> Any:
+        """Take a reservation for `lasts` seconds and send the message, or say who has it."""
+        wish = self.wish
+        redlock = Redlock.from_app(self.task.app)
+        frozen = self._frozen
+        task_id = self.task_id or uuid()
+        # Shorter than what a body has, so that one is told from the other.
+        short = max(MIN_TTL, min(UNSENT_TTL_S, wish.ttl / 2))
+        replaced, until = 0, None
+        while True:
+            claim = claim_for(redlock, note.resources, min(lasts, short), task_id, self.task.name)
+            try:
+                refusal = reservation.take(redlock, claim)
+                if refusal is None:
+                    sent = self._send(task_id, replace(note, token=claim.token))
+                    if lasts > short:
+                        # Unless its body has begun already, and extends it by another ttl.
+                        longer = claim_for(redlock, note.resources, lasts, token=claim.token)
+                        longer.below = short
+                        reservation.prolong(redlock, [longer])
+                    return sent
+            except BaseException:  # also one that strikes in between
+                reservation.give_up(redlock, claim)
+                raise
+            if isinstance(refusal, QuorumUnavailable):
+                if wish.on_unavailable == "raise":
+                    raise refusal
+                return self._send_without(task_id, note, refusal)
+            if frozen:
+                return self._send(task_id, note)
+            holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
+            until = time.monotonic() + PATIENCE_S if until is None else until
+            if not _names_a_task(holder):
+                # Several have asked at once; or another program has our key.
+                if (holder is None or holder.owner is not None) and reservation.pause(until):
+                    continue
+                why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
+                return self._send_without(task_id, note, why)
+            assert holder is not None and holder.owner is not None
+            if reservation.is_anothers(holder.owner, self.task):
+                why = f"{holder} has it, which is another task: give each a template of its own"
+                return self._send_without(task_id, note, why)
+            other = holder.owner.task_id
+            # An id that is used again may have ended before, and be queued now.
+            ended = wish.scope != "until_expired" and other != short_id(self.task_id)
+            end = end_of(self.task, other) if ended else None
+            late, freed = time.monotonic() >= until, replaced >= MAX_REPLACED
+            step = meets_reservation(end, late=late, freed=freed)
+            if step == "wait":
+                reservation.pause(until)
+                continue
+            revoke = end is None and wish.on_duplicate == "replace" and not freed
+            if step == "free" or revoke:
+                replaced += 1
+                if self._takes_place_of(redlock, note, other, revoke=revoke):
+                    continue
+            return self._duplicate(task_id, note.resource, holder)
+
+    def _send_without(self, task_id: Any, note: Reservation, why: object) -> Any:
+        """Better twice in the queue than not at all: the lock decides which of them runs."""
+        called = printable(self.task.name)
+        logger.warning("%s is published without a reservation: %s", called, why)
+        return self._send(task_id, note)
+
+    # -- A message that has a reservation ---------------------------------------------------------
+
+    def _kept(self, names: tuple[str, ...]) -> Reservation | None:
+        """What a message has reserved already: a retry, or what takes a task's place."""
+        if self.task_id is None:
+            return None
+        headers = self.options.get("headers")
+        given = headers.get(HEADER) if isinstance(headers, Mapping) else None
+        # Prolonged where the nodes hold its token, and nowhere else.
+        note = Reservation.of(given, self.task_id, self._declared, confirmed=True)
+        arrival = self._arrival
+        if arrival is not None and (note is None or not note.token):
+            note = arrival.note
+        if note is None or note.resources != names or not (note.token or note.begun):
+            return None
+        return note
+
+    def _send_kept(self, note: Reservation) -> Any:
+        """Send a message with the reservation that it has."""
+        if note.begun:
+            return self._send(self.task_id, note)
+        arrival = self._arrival
+        if arrival is not None:
+            arrival.pass_on()
+        try:
+            sent = self._send(self.task_id, note)
+        except BaseException:
+            if arrival is not None:
+                arrival.passed_on = False
+            raise
+        if note.scope != "until_expired":
+            redlock = Redlock.from_app(self.task.app)
+            ttl = min(note.ttl + self._delay(), self._longest)
+            reservation.prolong(
+                redlock, [claim_for(redlock, note.resources, ttl, token=note.token)]
+            )
+        return sent
+
+    # -- A duplicate -----------------------------------------------------------------------------
+
+    def _duplicate(self, task_id: str, resource: str, holder: Holder) -> Any:
+        owner, policy, called = holder.owner, self.wish.on_duplicate, printable(self.task.name)
+        assert owner is not None
+        logger.debug("%s is a duplicate: %s", called, holder)
+        tell_skipped(self.task, task_id, resource, owner, policy, "publish")
+        if policy == "raise":
+            why = f"{called} is not published: {resource} is reserved by {owner}"
+            raise DuplicateTask(why, owner.task_id, resource=resource)
+        # Of an id that was shortened there is no result of that name.
+        if policy == "skip" or len(owner.task_id) > MAX_ID_CHARS:
+            marker = Skipped(resource, str(owner))
+            return EagerResult(task_id, marker, states.SUCCESS, name=self.task.name)
+        return self.task.AsyncResult(owner.task_id)
+
+    def _takes_place_of(
+        self, redlock: Redlock, note: Reservation, other: str, *, revoke: bool
+    ) -> bool:
+        """Free the place of one that is queued, if it is not running already; whether it may be."""
+        if len(other) > MAX_ID_CHARS:
+            return False
+        running = was_terminated(other)
+        freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, running)
+        if freed and revoke:
+            self.task.app.control.revoke(other)
+            logger.info("%s replaces task %s", printable(self.task.name), printable(other))
+        return freed is not False
+
+    # -- Times -----------------------------------------------------------------------------------
+
+    def _times(self) -> tuple[float, float]:
+        """How long it is reserved from when it may start, and from now; seconds.
+
+        Raises:
+            ConfigurationError: The call asks for too long.
+        """
+        reserve_ttl, longest = self.wish.reserve_ttl, self._longest
+        if reserve_ttl is not None and reserve_ttl > longest:
+            error = (
+                f"{printable(self.task.name)}: one call can reserve its key for {longest:g} s at"
+                f" most, and not for {reserve_ttl:g}: declare such a lock_reserve_ttl with the task"
+            )
+            if not self._frozen:
+                raise ConfigurationError(error)
+            logger.warning("%s; it is reserved for %g s", error, longest)  # others wait for it
+        # What comes again brings its `expires` along, which anybody may have written.
+        expires = None
+        if reserve_ttl is None and self._arrival is None:
+            expires = seconds_until(self.task.app, self.options.get("expires", self.task.expires))
+        ttl = expires if expires is not None else reserve_ttl or HOUR
+        lasts = ttl if expires is not None else ttl + self._delay()
+        return min(max(ttl, MIN_TTL), longest), min(max(lasts, MIN_TTL), longest)
+
+    def _delay(self) -> float:
+        """Seconds until it may start."""
+        later = self.options.get("countdown") or self.options.get("eta")
+        return max(0.0, seconds_until(self.task.app, later) or 0.0)
+
+    # --------------------------------------------------------------------------------------------
+
+    @property
+    def _declared(self) -> TaskOptions:
+        return self.lock.options(self.task.app)
+
+    @property
+    def _longest(self) -> float:
+        """For how many seconds from now a call can reserve its key."""
+        return max(MONTH, self._declared.reserve_ttl or 0.0)
+
+    @property
+    def _frozen(self) -> bool:
+        """Whether others wait for this very message, or it has been sent before."""
+        given = {name for name, value in self.options.items() if value}
+        if self._arrival is not None or given & {"link", "link_error", "root_id", "parent_id"}:
+            return True
+        return self.task_id is not None and bool(given & {*_PART_OF_MORE})
+
+    @property
+    def _arrival(self) -> ReservedDelivery | None:
+        """The delivery of this very message that is at work here."""
+        return _arrival_of(self.task_id)
+
+
+def _given_before(header: Any, task_id: Any, declared: TaskOptions) -> dict[str, Any]:
+    """What was chosen for a message that is sent again; nothing if it is another's header."""
+    arrival = _arrival_of(task_id)
+    note = arrival.note if arrival is not None else Reservation.of(header, task_id, declared)
+    if note is None or not (note.token or arrival):
+        return {}
+    return {"scope": note.scope, "on_duplicate": note.on_duplicate}
+
+
+def _arrival_of(task_id: Any) -> ReservedDelivery | None:
+    """The delivery that is at work here, if it is of the message with this id."""
+    task = _celery_state._task_stack.top
+    arrival = arrival_of(task.request_stack.top) if task is not None else None
+    return arrival if arrival is not None and arrival.task_id == task_id else None
+
+
+def _names_a_task(holder: Holder | None) -> bool:
+    """Whether a task certainly has it: enough nodes say so, or the rest could not make a quorum."""
+    owner = holder.owner if holder is not None else None
+    return (
+        holder is not None
+        and owner is not None
+        and bool(owner.task_id)
+        and holder.nodes >= holder.quorum
+    )

@@ -1,0 +1,82 @@
+"""Remembers which tasks this process has revoked: the workers may be yet to hear of it."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+from celery.app import base
+
+__all__ = ["note_revokes", "was_revoked", "was_terminated"]
+
+MAX_REVOKED = 10_000
+"""Tasks revoked by this process that it remembers: about two megabytes."""
+
+_base: Any = base  # its stubs take what is set below for an error
+
+_revoked: OrderedDict[str, bool] = OrderedDict()
+"""By id, the tasks that this process has revoked, and whether it asked for their bodies' end. The
+workers are yet to hear of it, and none may be there to."""
+
+
+def was_revoked(task_id: str) -> bool:
+    """Whether this process has revoked a task."""
+    return task_id in _revoked
+
+
+def was_terminated(task_id: str) -> bool:
+    """Whether this process has asked for the end of a task's body."""
+    return _revoked.get(task_id, False)
+
+
+def note_revokes() -> None:
+    """Remember what `app.control.revoke` of this process revokes. Again is nothing.
+
+    Celery loads its remote control when an app is first asked for it, which takes as long as half
+    of what a producer loads of us. So what is not loaded yet is wrapped then.
+    """
+    if "celery.app.control" in sys.modules:
+        _wrap_revoke()
+        return
+    control = vars(_base.Celery)["control"]
+
+    def first(app: Any) -> Any:
+        found = control.__get__(app, type(app))
+        _wrap_revoke()
+        _base.Celery.control = control
+        return found
+
+    # As Celery's own, it can be set on an app, and deleted.
+    _base.Celery.control = property(first, control.__set__, control.__delete__)
+
+
+def _wrap_revoke() -> None:
+    from celery.app.control import Control
+
+    original = Control.revoke
+    if getattr(original, "__redlock__", False):
+        return
+
+    @functools.wraps(original)
+    def revoke(
+        self: Any,
+        task_id: Any,
+        destination: Any = None,
+        terminate: bool = False,
+        *rest: Any,
+        **options: Any,
+    ) -> Any:
+        reply = original(self, task_id, destination, terminate, *rest, **options)
+        if destination is None:
+            several = isinstance(task_id, Iterable) and not isinstance(task_id, str)
+            for one in task_id if several else (task_id,):
+                _revoked[str(one)] = bool(terminate) or _revoked.get(str(one), False)
+            while len(_revoked) > MAX_REVOKED:
+                _revoked.popitem(last=False)
+        return reply
+
+    revoke.__redlock__ = True  # type: ignore[attr-defined]
+    Control.revoke = revoke  # type: ignore[method-assign]

@@ -1,0 +1,70 @@
+"""Connects the handlers of Celery's signals wherever a task with a lock is declared.
+
+A program that declares and publishes such tasks, and runs none, needs little of this package. All
+else is loaded when the first handler or body is called: in a worker at `worker_init`, before its
+pool is forked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from celery import signals
+
+from ..config.declared import wrap as watch_declarations
+from ..messages.publish import wrap
+from . import remote_control
+
+__all__ = ["install", "load"]
+
+HANDLERS: dict[str, tuple[str, ...]] = {
+    "release": ("task_postrun", "task_success", "task_failure", "task_retry"),
+    "end": ("task_postrun",),
+    "over": ("task_revoked", "task_failure"),
+    "refused": ("task_rejected", "task_unknown"),
+    "received": ("task_received",),
+    "check": ("worker_init",),
+    "announce": ("worker_ready",),
+    "supervise": ("worker_ready",),
+    "begin_beat": ("beat_init",),
+    "connect": ("worker_process_init",),
+    "disconnect": ("worker_process_shutdown",),
+}
+"""What is called by which signals; of one signal in this order."""
+
+
+@functools.cache
+def load() -> Any:
+    """Import, at the first call, what takes locks and what gives them back.
+
+    All of it, so that none is left to import while a lock is held: a time limit could strike then.
+    """
+    from . import startup
+
+    return startup
+
+
+def _late(name: str) -> Callable[..., None]:
+    """Return what calls a handler, which it loads at its first call."""
+    found: Callable[..., None] | None = None
+
+    def handler(**signal: Any) -> None:
+        nonlocal found
+        if found is None:
+            found = getattr(load(), name)
+        found(**signal)
+
+    return handler
+
+
+def install() -> None:
+    """Connect the handlers, once; importing `locked` or `SingletonTask` does."""
+    wrap()
+    watch_declarations()
+    remote_control.register()
+    for handler, names in HANDLERS.items():
+        for name in names:
+            uid = f"celery_redlock.{handler}.{name}"
+            getattr(signals, name).connect(_late(handler), weak=False, dispatch_uid=uid)
