@@ -1,0 +1,124 @@
+"""What a program loads that declares tasks with locks, and what it loads when one first runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+DECLARES = """
+import sys
+from celery import Celery
+
+app = Celery("producer", broker="memory://")
+app.conf.redlock_enabled = False
+
+from celery_redlock import SingletonTask, locked
+
+@app.task(base=SingletonTask, lock_key="a:{number}")
+def work(number):
+    return number
+
+@app.task(base=SingletonTask, lock_key="b:{number}", lock_scope="until_executed")
+def unique(number):
+    return number
+
+@app.task
+@locked("a:<number>")
+def also(number):
+    return number
+
+def ours():
+    return {name for name in sys.modules if name.startswith("celery_redlock")}
+"""
+RUNS = (
+    *("redis", "celery.app.control", "celery_redlock.events"),
+    *(f"celery_redlock.{room}" for room in ("locking", "stores", "keepalive", "runtime")),
+    *(f"celery_redlock.messages.{name}" for name in ("run", "delivery", "consume", "conflict")),
+    *(f"celery_redlock.messages.{name}" for name in ("endings", "publication", "reservation")),
+    *("celery_redlock.worker.startup", "celery_redlock.protocol.restart_guard"),
+)
+"""What takes locks, gives them back and reserves, or is taken along by what does."""
+
+
+def program(code: str) -> str:
+    """What a program prints that declares the tasks and does this."""
+    done = subprocess.run(
+        [sys.executable, "-c", DECLARES + code], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_who_declares_and_publishes_loads_nothing_that_takes_locks() -> None:
+    loaded = program("work.delay(1), also.delay(1), unique.name; print(*sys.modules)").split()
+    assert "celery_redlock.task" in loaded
+    assert set(RUNS) & set(loaded) == set()
+    assert set(RUNS) <= set(program("work(1); app.control; print(*sys.modules)").split())
+
+
+def test_a_revoke_is_remembered_though_remote_control_is_loaded_late() -> None:
+    """By an app's own, whichever; and an app can be given another, as a test does."""
+    told = program("""
+from celery_redlock import install
+from celery_redlock.messages.revokes import was_revoked
+
+celerys = [vars(kind).get("control") for kind in type(app).__mro__]
+install()
+app.control.revoke("one")
+unique.AsyncResult("two").revoke()
+other = Celery("other", broker="memory://")
+other.control.revoke("three")
+print(*map(was_revoked, ("one", "two", "three", "four")))
+app.control = other.control = "mine"
+print(app.control, other.control)
+del app.control
+print(app.control.app is app)
+""").split()
+    assert told == ["True", "True", "True", "False", "mine", "mine", "True"]
+
+
+def test_what_strikes_while_it_is_loaded_leaves_it_to_be_loaded_by_the_next_call() -> None:
+    told = program("""
+class Strikes:
+    struck = set()
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.startswith("celery_redlock") and name not in cls.struck:
+            cls.struck.add(name)
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Strikes)
+while True:
+    try:
+        print(work(1))
+        break
+    except KeyboardInterrupt:
+        pass
+loaded = ours()
+print(also(2), work.apply((3,)).get(), unique.apply((4,)).get(), ours() == loaded)
+print(len(Strikes.struck) > 30, "celery_redlock.worker.startup" in Strikes.struck)
+""")
+    assert told.split() == ["1", "2", "3", "4", "True", "True", "True"]
+
+
+def test_several_threads_may_be_the_first() -> None:
+    told = program("""
+import threading
+
+app.finalize()  # which Celery does not let several threads do at once
+begin, results = threading.Barrier(8), []
+
+def first(task, number):
+    begin.wait()
+    results.append(task(number))
+
+calls = [(task, number) for number in range(4) for task in (work, also)]
+threads = [threading.Thread(target=first, args=call) for call in calls]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(sorted(results))
+""")
+    assert told == "[0, 0, 1, 1, 2, 2, 3, 3]"

@@ -1,0 +1,42 @@
+"""The app of a worker that tells what its tasks have loaded: see `test_loading.py`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from celery import Celery, signals
+
+from celery_redlock import SingletonTask
+from tests.support.machine import end_with_parent
+
+end_with_parent()
+
+app = Celery("tests.worker.importing")
+app.conf.update(json.loads(os.environ["TEST_CONF"]))
+
+_before: set[str] = set()
+
+
+def ours() -> set[str]:
+    return {name for name in sys.modules if name.partition(".")[0] == "celery_redlock"}
+
+
+@signals.worker_before_create_process.connect
+@signals.worker_ready.connect
+def begin(**_signal: Any) -> None:
+    """Before the first child of a pool is forked, or where nothing is forked, before any task."""
+    _before.update(_before or ours())
+
+
+@app.task(base=SingletonTask, lock_key="k:{number}", lock_scope="until_executed")
+def publishes(number: int) -> None: ...
+
+
+@app.task(base=SingletonTask, lock_key="k:{key}")
+def tells(key: str) -> list[str]:
+    """What was loaded by deliveries up to this one: a refused one, and the body of another task."""
+    publishes.delay(1)
+    return sorted(ours() - _before) if _before else ["nothing was noted"]
