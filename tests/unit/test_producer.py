@@ -62,19 +62,19 @@ def test_a_revoke_is_remembered_though_remote_control_is_loaded_late() -> None:
 from celery_redlock import install
 from celery_redlock.messages.revokes import was_revoked
 
-celerys = [vars(kind).get("control") for kind in type(app).__mro__]
 install()
+app.control = "mine"
+print(app.control)
+del app.control
 app.control.revoke("one")
 unique.AsyncResult("two").revoke()
 other = Celery("other", broker="memory://")
 other.control.revoke("three")
 print(*map(was_revoked, ("one", "two", "three", "four")))
-app.control = other.control = "mine"
-print(app.control, other.control)
-del app.control
-print(app.control.app is app)
+app.control = "mine"
+print(app.control, other.control.app is other)
 """).split()
-    assert told == ["True", "True", "True", "False", "mine", "mine", "True"]
+    assert told == ["mine", "True", "True", "True", "False", "mine", "True"]
 
 
 def test_what_strikes_while_it_is_loaded_leaves_it_to_be_loaded_by_the_next_call() -> None:
