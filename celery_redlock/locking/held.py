@@ -40,11 +40,12 @@ MAX_KEEP_S = 1e15
 """Nodes count in milliseconds, in 64 bits."""
 
 
-def _user() -> tuple[int, Any]:
-    """Who runs: a thread or greenlet, and a task of asyncio in it."""
+def _user() -> object:
+    """Who runs: a thread or greenlet, and a task of asyncio in it if there is one."""
     asyncio = sys.modules.get("asyncio")
     running = asyncio is not None and asyncio._get_running_loop() is not None
-    return threading.get_ident(), asyncio.current_task() if running else None  # type: ignore[union-attr]
+    task = asyncio.current_task() if running else None  # type: ignore[union-attr]
+    return (threading.get_ident(), task) if task else threading.get_ident()
 
 
 def current_lease() -> HeldLease:
@@ -93,7 +94,7 @@ class HeldLease:
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self._pid = os.getpid()
-        self._user: tuple[int, Any] | None = None
+        self._user: object = None
         self.claim: Claim | None = None
         self._held_for: float | None = None
         self._told = False
