@@ -89,21 +89,25 @@ class Schedule:
         alive: list[Watched] = []
         over: list[Watched] = []
         for watched in due:
-            if watched.claim.held(now) and now >= watched.until:
+            if not watched.claim.held(now):
+                over.append(watched)
+            elif now < watched.until:
+                alive.append(watched)
+            else:
                 watched.claim.lose("max_lifetime")
-            (alive if watched.claim.held(now) else over).append(watched)
+                over.append(watched)
         return alive, over
 
     def settle(self, due: Sequence[Watched], renewed: Iterable[Claim], now: float) -> list[Watched]:
         """Say when to extend each lease next, after a round; return those that are lost."""
-        tokens = {claim.token for claim in renewed}
+        confirmed = set(renewed)
         lost = []
         for watched in due:
             claim = watched.claim
             if claim.ended or claim.token not in self.watched:
                 self.watched.pop(claim.token, None)
             elif claim.held(now):
-                part = EVERY if claim.token in tokens else RETRY_EVERY
+                part = EVERY if claim in confirmed else RETRY_EVERY
                 self._put_off(watched, now + claim.ttl * part)
             elif self.watched.pop(claim.token, None) is not None:
                 lost.append(watched)

@@ -236,8 +236,8 @@ class LockClient:
         """Extend many, for the watchdog; return those that a quorum confirmed."""
         now = monotonic()
         # The first of them to end is to be told in time, and the next that is due has its turn.
-        patience = min(min(c.deadline - now, self.patience(c.ttl)) for c in claims)
-        patience = max(0.001, min(patience, self.watchdog.next_due - now))
+        ends = min([claim.deadline for claim in claims] + [self.watchdog.next_due]) - now
+        patience = max(0.001, min(ends, self.patience(min([claim.ttl for claim in claims]))))
         ballots = self.driver.extend(claims, patience)
         for ballot in ballots:
             silent = outcome.silent(ballot)

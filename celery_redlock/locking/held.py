@@ -16,7 +16,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from ..protocol.lease import Lease
 from ..protocol.outcome import last_votes
 from ..protocol.values import Owner, names_of, printable, shown
 from ..runtime.clock import monotonic
+from . import stack
 from .request import LockRequest
 
 if TYPE_CHECKING:
@@ -39,14 +39,13 @@ logger = logging.getLogger("celery_redlock")
 MAX_KEEP_S = 1e15
 """Nodes count in milliseconds, in 64 bits."""
 
-_stack: ContextVar[tuple[HeldLease, ...]] = ContextVar("celery_redlock_leases", default=())
 
-
-def _user() -> tuple[int, Any]:
-    """Who runs: a thread or greenlet, and a task of asyncio in it."""
+def _user() -> object:
+    """Who runs: a thread or greenlet, and a task of asyncio in it if there is one."""
     asyncio = sys.modules.get("asyncio")
     running = asyncio is not None and asyncio._get_running_loop() is not None
-    return threading.get_ident(), asyncio.current_task() if running else None  # type: ignore[union-attr]
+    task = asyncio.current_task() if running else None  # type: ignore[union-attr]
+    return (threading.get_ident(), task) if task else threading.get_ident()
 
 
 def current_lease() -> HeldLease:
@@ -55,7 +54,7 @@ def current_lease() -> HeldLease:
     Raises:
         RedlockError: There is none: this is not called inside a locked task or block.
     """
-    for held in reversed(_stack.get()):
+    for held in stack.leases():
         if held._pid == os.getpid():
             return held
     raise RedlockError(
@@ -95,7 +94,7 @@ class HeldLease:
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self._pid = os.getpid()
-        self._user: tuple[int, Any] | None = None
+        self._user: object = None
         self.claim: Claim | None = None
         self._held_for: float | None = None
         self._told = False
@@ -123,7 +122,7 @@ class HeldLease:
             self.acquire()
         else:
             self.claim = None
-            _stack.set((*_stack.get(), self))
+            stack.push(self)
         return self
 
     def _check_shares(self, outer: LockRequest, fencing_token: int | None) -> None:
@@ -165,7 +164,7 @@ class HeldLease:
             request = replace(request, wait=wait)
         try:
             claim = client.acquire(request, self._adopt)
-            _stack.set((*_stack.get(), self))
+            stack.push(self)
             client.watchdog.watch(claim, self._lost, self.max_lifetime)
             client.registry.granted(claim, self.max_lifetime)
         except BaseException:
@@ -220,7 +219,7 @@ class HeldLease:
     def _leave(self) -> None:
         """No longer what this thread's work runs under."""
         self._outers, self._own = (), self.resources
-        _stack.set(tuple([other for other in _stack.get() if other is not self]))
+        stack.drop(self)
 
     @property
     def token(self) -> str:
@@ -300,8 +299,7 @@ class HeldLease:
         """Those it is nested in that hold some of its resources; and which none of them holds."""
         outers: list[HeldLease] = []
         rest = self.resources
-        apart = frozenset(rest).isdisjoint  # asked first, as it is cheap: ten thousand may be held
-        for held in [one for one in _stack.get()[::-1] if not apart(one.resources) and one._ours()]:
+        for held in [one for one in stack.leases(rest) if one._ours()]:
             left = tuple(name for name in rest if name not in held.resources)
             if held.redlock is self.redlock and len(left) < len(rest):
                 outers.append(held)
@@ -357,7 +355,7 @@ class HeldLease:
 
 def release_leftovers() -> None:
     """Release what an earlier delivery in this thread left behind; there should be nothing."""
-    for held in _stack.get():
+    for held in stack.leases()[::-1]:
         owner = held.request.owner
         # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
         if owner is not None and owner.stamp and held._ours() and held.release():
@@ -383,7 +381,7 @@ class Unlocked(HeldLease):
 
     def __enter__(self) -> HeldLease:
         self._user = _user()
-        _stack.set((*_stack.get(), self))
+        stack.push(self)
         return self
 
     def release(self, *, wait: bool = True) -> bool:

@@ -104,12 +104,15 @@ def acquire(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
 
 def extension(script: bytes, claims: Sequence[Any], prefix: str, _plain: bool) -> bytes:
     values: list[bytes] = []
+    ttl, lasts = 0.0, b""  # most have the same
     for claim in claims:
-        ttl = _milliseconds(claim.ttl)
+        if claim.ttl != ttl:
+            ttl, lasts = claim.ttl, _milliseconds(claim.ttl)
+        values += (_bytes(claim.token), lasts)
         if script is scripts.RENEW and claim.below < math.inf:
-            ttl += b"<" + _milliseconds(claim.below)
-        values += [_bytes(claim.token), ttl]
-        values += [b""] * 2 * (len(claim.resources) - 1)
+            values[-1] += b"<" + _milliseconds(claim.below)
+        if len(claim.resources) > 1:
+            values += [b""] * 2 * (len(claim.resources) - 1)
     return _eval(script, _keys(claims, prefix), *values)
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from .claim import Claim
@@ -196,13 +198,21 @@ def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
     ]
 
 
-def silent(ballot: Round) -> dict[int, str]:
+def silent(ballot: Round) -> Mapping[int, str]:
     """The nodes that have not answered in a round, and why not."""
-    return {
-        index: NOT_WAITED_FOR if vote is None else str(detail)
-        for index, (vote, detail) in enumerate(zip(ballot.votes, ballot.details, strict=True))
+    answers = enumerate(zip(ballot.votes, ballot.details, strict=True))
+    whys = [
+        (index, NOT_WAITED_FOR if vote is None else str(detail))
+        for index, (vote, detail) in answers
         if vote is None or vote is Vote.SILENT
-    }
+    ]
+    return _shared(tuple(whys))
+
+
+@lru_cache
+def _shared(whys: tuple[tuple[int, str], ...]) -> Mapping[int, str]:
+    """One for all leases of which the same is to be told, as each keeps it."""
+    return MappingProxyType(dict(whys))
 
 
 def _votes(ballot: Round, nodes: Sequence[str]) -> list[NodeVote]:

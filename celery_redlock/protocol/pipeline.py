@@ -146,8 +146,8 @@ class Pipeline:
         self.unanswered.append(round_)
         if round_.verb.sets:
             for claim in round_.claims:
-                claim.written[self.node] = True
+                claim.written |= 1 << self.node
 
     def _pending_release(self, round_: Round) -> bool:
         """Whether this round frees what an earlier request may have set here."""
-        return round_.verb.frees and round_.claims[0].written[self.node]
+        return round_.verb.frees and bool(round_.claims[0].written >> self.node & 1)

@@ -206,7 +206,7 @@ def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
     Nodes that are away are told when they are back.
     """
     claim.ended = True
-    claim.written = [True] * len(claim.written)  # by the other; so it is owed
+    claim.written = (1 << claim.nodes) - 1  # by the other; so it is owed
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
     return ballot

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from . import commands, scripts
-from .claim import Claim
+from .claim import Claim, acknowledged
 from .commands import FENCE_SUFFIX, LINE_SUFFIX, LOOK, Held, on_keys
 from .values import Vote, quorum_of
 
@@ -64,7 +64,7 @@ class Round:
         self.closed = False
         self.amnesiac: list[int] = []
         self._confirmed = [0] * len(claims)
-        self._full = 0
+        self._full = False
         self._missing: list[tuple[Claim, int, float]] = []
 
     def begin(self) -> None:
@@ -154,15 +154,19 @@ class Round:
             self._vote(node, Vote.YES, reply if fenced else None)
 
     def _extended(self, node: int, outcomes: str, now: float, _doubt: str) -> None:
-        for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
-            if outcome != RENEWED and self._missing_at(claim, node, now):
-                self.amnesiac.append(node)
-            if outcome == REFUSED:
-                continue
-            claim.acknowledged(node, self.sent, now)
-            self._confirmed[position] += 1
-            if self._confirmed[position] == self.quorum:
-                self._full += 1
+        renewed = self.claims
+        if outcomes == RENEWED * len(renewed):  # nearly always
+            self._confirmed = [count + 1 for count in self._confirmed]
+        else:
+            renewed = []
+            for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
+                if outcome != RENEWED and self._missing_at(claim, node, now):
+                    self.amnesiac.append(node)
+                if outcome != REFUSED:
+                    renewed.append(claim)
+                    self._confirmed[position] += 1
+        acknowledged(renewed, node, self.sent, now)
+        self._full = min(self._confirmed) >= self.quorum
         self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
 
     def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
@@ -262,7 +266,7 @@ Verb.ACQUIRE = Verb(
 # Renew our token where it is set; set it again where none is.
 Verb.EXTEND = Verb(
     *("extend", partial(commands.extension, scripts.EXTEND), commands.extended, Round._extended),
-    decided=lambda round_: round_._full == len(round_.claims),
+    decided=lambda round_: round_._full,
     wrote=lambda outcomes: outcomes.strip(REFUSED) != "",
     sets=True,
     extends=True,

@@ -19,6 +19,8 @@ def of_nodes(count: int, total: int) -> str:
 
 def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:
     """One name or several: each once, in an order that is the same whoever asks."""
+    if isinstance(resource, tuple) and len(resource) == 1:
+        return resource
     return (resource,) if isinstance(resource, str) else tuple(sorted(set(resource)))
 
 

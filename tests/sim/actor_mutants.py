@@ -154,7 +154,7 @@ def fork_releases() -> list[Any]:
             claim = worker.claim
             if claim is not None and claim.held(self.clock()):
                 copy = Claim(claim.resource, claim.token, claim.ttl, len(claim.expiries))
-                copy.written = list(claim.written)
+                copy.written = claim.written
                 steps = quorum.release(copy, self.clock(), 1.0)
                 Operation(self, steps, lambda _held: None).start()
 

@@ -59,7 +59,7 @@ class FakeDriver:
                 round_.silence(index, "dead")
             else:
                 for claim in round_.claims if round_.verb in (Verb.ACQUIRE, Verb.EXTEND) else ():
-                    claim.written[index] = True
+                    claim.written |= 1 << index
                 reply = self.nodes[index].execute(round_.verb, round_.claims, self.clock())
                 round_.answer(index, reply, self.clock())
         round_.close("no answer")

@@ -293,7 +293,9 @@ class World:
         random.seed(1)
         self.patch = patch
         # What a killed beat held is nobody's in this process.
-        patch.setattr("celery_redlock.locking.held._stack", ContextVar("of_this_world", default=()))
+        patch.setattr(
+            "celery_redlock.locking.stack._blocks", ContextVar("of_this_world", default=())
+        )
         self.ttl = ttl
         self.zone = zone
         self.on_unavailable = on_unavailable

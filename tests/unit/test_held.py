@@ -7,6 +7,7 @@ import contextlib
 import logging
 import math
 import os
+import random
 import threading
 import time
 from contextvars import copy_context
@@ -176,6 +177,24 @@ def test_who_runs_is_not_asked_of_each_that_is_held(
         with redlock.lock("another"), redlock.lock("r7") as shared:
             assert shared.resource == "r7"
     assert asked.call_count < 10
+
+
+def test_many_blocks_end_in_any_order(redlock: FakeRedlock) -> None:
+    """More of them than `stack.BLOCK`, so that they stand apart."""
+    names = [f"r{number}" for number in range(250)]
+    held = {name: redlock.lock(name).__enter__() for name in names}
+    seen = copy_context()
+    random.Random(7).shuffle(names)
+    while names:
+        assert current_lease() is list(held.values())[-1]
+        for name in (names[0], names[-1]):
+            with redlock.lock(name) as again:
+                assert again is held[name]
+        held.pop(names.pop()).release()
+    with pytest.raises(RedlockError, match="no current lease"):
+        current_lease()
+    assert seen.run(current_lease).resource == "r249"  # a copy keeps what it saw
+    assert len(redlock.driver.rounds) == 500
 
 
 def test_two_resources_are_two_locks_and_the_inner_one_is_current(redlock: FakeRedlock) -> None:

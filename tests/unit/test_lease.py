@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.claim import Claim, acknowledged
 from celery_redlock.protocol.errors import LeaseLost
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.round import Verb
@@ -68,6 +70,47 @@ def test_only_a_quorum_of_newer_requests_moves_the_deadline() -> None:
         claim.acknowledged(node, sent, 107.0)
         assert claim.deadline == pytest.approx(deadline)
     assert claim.expiries == [116.0, 115.0, 115.0]
+
+
+FACTS: list[Callable[[Claim], object]] = [
+    *(lambda claim: claim.expiries, lambda claim: claim.deadline, lambda claim: claim.lost),
+    Claim.acknowledgements,
+]
+STATES = ("held", "pending", "lost", "forgotten", "kept", "locked for longer")
+
+
+def claim_after(ttl: float, answers: list[tuple[int, int]], state: str) -> Claim:
+    claim = Claim("r", "t", ttl, 3)
+    for node in range(3):
+        claim.acknowledged(node, 0.0, 0.0)
+    if state != "pending":
+        assert claim.grant(0.0)
+    for node, at in answers:
+        claim.acknowledged(node, float(at), float(at))
+    if state == "lost":
+        claim.lose("max_lifetime")
+    if state == "forgotten":
+        claim.forgotten(0, 0.0)
+    if state == "kept":
+        claim.kept = lambda: [20.0, 21.0, 22.0]
+    if state == "locked for longer":
+        claim.ttl = 3600.0
+    return claim
+
+
+@pytest.mark.parametrize("takes", [1.0, 5.0, 25.0])
+def test_two_that_are_acknowledged_together_are_what_each_would_be_alone(takes: float) -> None:
+    histories = list(product((10.0, 12.0), ([], [(0, 2)], [(0, 2), (1, 3)]), STATES))
+    for first, second in product(histories, repeat=2):
+        together = [claim_after(*first), claim_after(*second)]
+        alone = [claim_after(*first), claim_after(*second)]
+        for node in (2, 0, 1):
+            acknowledged(together, node, 6.0, 6.0 + takes)
+            for claim in alone:
+                claim.acknowledged(node, 6.0, 6.0 + takes)
+            assert [list(map(of, together)) for of in FACTS] == [
+                list(map(of, alone)) for of in FACTS
+            ]
 
 
 # -- Its end

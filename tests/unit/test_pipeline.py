@@ -54,7 +54,7 @@ def test_a_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None
     setting, asking = claim(), claim()
     channel.ask(ask(Verb.ACQUIRE, setting), NOW)
     channel.ask(ask(Verb.PEEK, asking), NOW)
-    assert (setting.written, asking.written) == ([True], [False])
+    assert (setting.written, asking.written) == (0b1, 0b0)
 
 
 # -- No connection
@@ -90,7 +90,7 @@ def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
     channel.ask(round_, NOW)
     round_.close("no answer")
     assert channel.connected(NOW + 1.0) == []
-    assert mine.written == [False]
+    assert mine.written == 0
 
 
 def test_nobody_waits_to_undo_what_was_never_written() -> None:

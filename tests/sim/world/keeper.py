@@ -112,7 +112,7 @@ class LeaseSupervisor(Process):
     def _reap(self) -> None:
         for note in list(self.notes.values()):
             claim = Claim(note.resources, note.token, note.ttl, len(note.expiries))
-            claim.written = [True] * len(note.expiries)
+            claim.written = (1 << claim.nodes) - 1
             steps = quorum.release(claim, self.clock(), self.world.knobs.node_timeout)
             Operation(self, steps, lambda _held: None).start()
         self.notes.clear()

@@ -1,0 +1,61 @@
+"""The locks that this thread's (or greenlet's, or asyncio task's) work runs under, one in another.
+
+A context variable holds them. Its value never changes, as contexts are copied: whoever is given a
+copy keeps what it saw. It is in blocks: with ten thousand leases in one tuple, each new one would
+copy all of them, and ask each whether it is of the same resource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from .held import HeldLease
+
+__all__ = ["drop", "leases", "push"]
+
+BLOCK = 100
+"""Leases in one block: the square root of ten thousand."""
+
+
+class _Block(NamedTuple):
+    leases: tuple[HeldLease, ...]
+    names: frozenset[str]
+
+
+_NONE = _Block((), frozenset())
+_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("celery_redlock_leases", default=())
+
+
+def push(lease: HeldLease) -> None:
+    """Put a lease inside all others."""
+    blocks, last = _blocks.get(), _NONE
+    if blocks and len(blocks[-1].leases) < BLOCK:
+        blocks, last = blocks[:-1], blocks[-1]
+    _blocks.set((*blocks, _Block((*last.leases, lease), last.names.union(lease.resources))))
+
+
+def drop(lease: HeldLease) -> None:
+    """Take a lease off, wherever it is."""
+    left = []
+    for block in _blocks.get():
+        if not block.names.isdisjoint(lease.resources) and lease in block.leases:
+            leases = tuple([other for other in block.leases if other is not lease])
+            block = _Block(leases, frozenset([n for other in leases for n in other.resources]))
+        if block.leases:
+            left.append(block)
+    _blocks.set(tuple(left))
+
+
+def leases(names: Sequence[str] = ()) -> list[HeldLease]:
+    """Return those that are of one of some names, or all, the innermost first."""
+    found: list[HeldLease] = []
+    for block in reversed(_blocks.get()):
+        if not names:
+            found += block.leases[::-1]
+        elif not block.names.isdisjoint(names):
+            apart = frozenset(names).isdisjoint
+            found += [lease for lease in block.leases[::-1] if not apart(lease.resources)]
+    return found
