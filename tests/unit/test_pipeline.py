@@ -57,6 +57,19 @@ def test_a_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None
     assert (setting.written, asking.written) == (0b1, 0b0)
 
 
+def test_a_node_is_owed_no_release_of_what_only_another_was_asked_for() -> None:
+    for number in (1, 0):
+        channels, mine = [Pipeline(0), Pipeline(1)], Claim("r", "t", 10.0, 2)
+        channels[number].connected(NOW)
+        asked = Round(Verb.ACQUIRE, [mine], NOW, 1.0)
+        channels[number].ask(asked, NOW)
+        asked.close("no answer")
+        for channel in channels:
+            channel.dropped()
+            channel.ask(Round(Verb.UNDO, [mine], NOW, 0.0), NOW)
+        assert [len(channel.connected(NOW)) for channel in channels] == [1 - number, number]
+
+
 # -- No connection
 
 
