@@ -1,7 +1,7 @@
 """Publishing under a reservation, and what a duplicate gets.
 
-A reservation is taken before the message is sent, for seconds, and travels in a header
-of it. When the message is out it is made to last; if that cannot be sent, it is freed.
+A reservation is taken before the message is sent, for seconds, and travels in a header of it. When
+the message is out it is made to last; if that cannot be sent, it is freed.
 
 What Celery itself sends has an id already, that others wait for (members of groups, chords and
 chains, callbacks, what replaces a task): that is sent in any case, and `consume.py` decides.
