@@ -85,7 +85,7 @@ def test_a_users_project_passes_and_its_mistakes_are_found(check: Callable[[str]
     assert re.findall(r'Revealed type is "([^"]+)"', said) == [
         "int | None",
         "def (a: int, b: int) -> int",
-        "celery_redlock.messages.results.Skipped | None",
+        "celery_redlock.messages.skipped.Skipped | None",
     ]
 
 
