@@ -286,7 +286,7 @@ class Node:
         if heard_nodes():
             self._tell(round_, now)
         doubt = self._trust.doubt(now) if verb.needs_memory else ""
-        verb.count(round_, self.index, answer, now, doubt)
+        round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         written = verb.wrote(answer)
         reports = self.reports
