@@ -28,7 +28,7 @@ from .events import Ask, Listener, subscribe, unsubscribe
 from .messages.signals import MAX_LEASES, in_all, is_tick, task_of
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
-from .protocol.values import printable
+from .protocol.texts import printable
 
 __all__ = ["instrument", "uninstrument"]
 

@@ -24,7 +24,7 @@ import click
 
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..stores.redis.address import parse_nodes
 from ..survey.models import KINDS, Survey
 from ..survey.snapshot import survey

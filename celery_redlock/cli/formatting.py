@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import NOT_WAITED_FOR, Owner, Vote, of_nodes, printable
+from ..protocol.texts import of_nodes, printable
+from ..protocol.values import NOT_WAITED_FOR, Owner, Vote
 from ..survey.durations import span
 from ..survey.models import Entry, Survey
 

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.models import Survey
 from .formatting import counted
 from .lock_table import lock_table

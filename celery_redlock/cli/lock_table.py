@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.durations import span
 from ..survey.models import Entry
 from .formatting import COLUMN_GAP, agree, cells, cut, name_of, padded, state_of, ttl_text

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ..config.options import GLOBAL
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.models import Entry, Survey
 from ..survey.waiting import at_once
 from .context import Site, choosing, on_site

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ..protocol.commands import RESERVED_SUFFIX
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.force_release import Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of

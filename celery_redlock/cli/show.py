@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ..protocol.values import of_nodes
+from ..protocol.texts import of_nodes
 from ..survey.durations import span
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.durations import span
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import survey

@@ -16,7 +16,7 @@ from ..messages.headers import MAX_ID_CHARS
 from ..messages.policy import Action, decide, parkable
 from ..messages.reservation import is_anothers
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
-from ..protocol.values import printable
+from ..protocol.texts import printable
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.durations import span
 from ..survey.models import Entry, Survey
 from .context import NO_QUORUM, Site, as_json, choosing, on_site

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from ..protocol.values import are_needed, of_nodes, quorum_of
+from ..protocol.texts import are_needed, of_nodes
+from ..protocol.values import quorum_of
 from .probe import Probe, Told, refused_by
 from .report import Finding, run, unchecked, warning, wrong
 from .tls import certificate_trouble, speaks_tls

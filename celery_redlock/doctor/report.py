@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
 __all__ = ["CHECKS", "Finding", "Report", "merged", "run", "some", "unchecked"]

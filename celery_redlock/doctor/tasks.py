@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..config.checks import too_long
@@ -40,7 +40,7 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
     if broker.driver == "amqp":
         yield from run({"queues": _queues}, "queues", app)
     yield from run({"visibility": _stranded}, "broker", app, broker)
-    yield from run({"limits": _limits}, "limit", app)
+    locked: dict[str, TaskOptions] = {}
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
         try:
@@ -51,7 +51,9 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
             yield broken(name, error)
             continue
         if options is not None:
+            locked[name] = options
             yield from run(OF_TASK, name, task, options, broker)
+    yield from run({"limits": _limits}, "limit", locked)
 
 
 def ttls_of(app: Any) -> list[float]:
@@ -105,20 +107,17 @@ def _stranded(app: Any, broker: _Broker) -> Iterator[Finding]:
         )
 
 
-def _limits(app: Any) -> Iterator[Finding]:
+def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
     """Find tasks that share a template and do not agree how many may run at a time."""
     shared: dict[Any, dict[int, str]] = {}
-    for name, task in sorted(app.tasks.items()):
-        with contextlib.suppress(ConfigurationError):  # told where the task itself is looked at
-            options = lock.options(app) if (lock := lock_of(task)) is not None else None
-            if options is not None and isinstance(options.key, str):
-                tasks = shared.setdefault((options.key, options.scope_name), {})
-                tasks.setdefault(options.limit, name)
+    for name, options in locked.items():
+        if isinstance(options.key, str):
+            tasks = shared.setdefault((options.key, options.scope_name), {})
+            tasks.setdefault(options.limit, name)
     for (key, _scope), tasks in shared.items():
         if len(tasks) > 1:
             limits = ", ".join(f"{limit} ({name})" for limit, name in sorted(tasks.items()))
-            yield Finding(
-                "warning",
+            yield warning(
                 f"the key {key} has several limits: {limits}. As many bodies run at a time as the"
                 " largest of them says, those of the other tasks included",
                 "give these tasks the same limit, or keys of their own",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.waiting import Parked, waits_told
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, some, unchecked, warning, wrong

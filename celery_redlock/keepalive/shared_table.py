@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 from ..protocol.claim import Claim
 from ..protocol.lease import NEVER
-from ..protocol.values import shown
+from ..protocol.texts import shown
 
 __all__ = ["MAX_NODES", "LeaseRecord", "SharedLeaseTable"]
 

@@ -17,7 +17,8 @@ from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import slots
 from ..protocol.round import Round, Steps, Verb
-from ..protocol.values import QueueEntry, quorum_of, shown
+from ..protocol.texts import shown
+from ..protocol.values import QueueEntry, quorum_of
 from ..runtime.clock import monotonic
 from .request import LockRequest
 from .wait_queue import JITTER, Waiter, split

@@ -29,7 +29,8 @@ from ..protocol.names import Resources, checked_names, slots
 from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Steps
-from ..protocol.values import Owner, Query, shown
+from ..protocol.texts import shown
+from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
 from ..stores.redis.address import Address

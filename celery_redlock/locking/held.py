@@ -24,7 +24,8 @@ from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, RedlockError
 from ..protocol.lease import Lease
 from ..protocol.outcome import last_votes
-from ..protocol.values import Owner, names_of, printable, shown
+from ..protocol.texts import names_of, printable, shown
+from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from . import stack
 from .request import LockRequest

@@ -16,7 +16,8 @@ from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Resources, checked_names
-from ..protocol.values import Holder, Owner, of_nodes
+from ..protocol.texts import of_nodes
+from ..protocol.values import Holder, Owner
 from ..runtime.clock import monotonic
 from ..stores.redis.address import NodeSpec, parse_nodes
 from ..stores.redis.driver import Driver

@@ -16,7 +16,8 @@ from ..config.checks import CONFLICT_POLICIES, ConflictPolicy
 from ..config.options import TaskOptions
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
-from ..protocol.values import Holder, Owner, Vote, printable, shown
+from ..protocol.texts import printable, shown
+from ..protocol.values import Holder, Owner, Vote
 from ..runtime.complaints import Once
 from . import broker
 from .headers import ATTEMPTS, MAX_ID_CHARS, serializer_of, short_id

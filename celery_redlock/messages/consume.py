@@ -24,14 +24,15 @@ from celery.exceptions import Reject
 from ..locking.held import HeldLease, Unlocked
 from ..protocol.claim import Claim
 from ..protocol.errors import DuplicateTask, QuorumUnavailable
-from ..protocol.values import Owner, printable
+from ..protocol.texts import printable
+from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from . import reservation
 from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, unlocked
-from .headers import ATTEMPTS, is_redelivered, mapping_of, said, short_id
+from .headers import ATTEMPTS, RESERVATION, is_redelivered, mapping_of, said, short_id
 from .policy import meets_reservation
-from .reservation import HEADER, HOUR, Reservation, claim_for
+from .reservation import HOUR, Reservation, claim_for
 from .results import end_of
 
 __all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
@@ -54,7 +55,7 @@ class ReservedDelivery:
         self._message = message
         self._task, self._request = message.task, message.request
         self._redlock, self._options = message.redlock, message.options
-        self._header = said(message.request, HEADER)
+        self._header = said(message.request, RESERVATION)
         # It has been parked, or refused: others are likely to wait behind it, in this worker, too.
         self._contended = bool(mapping_of(message.request, ATTEMPTS))
         self.note = self._said() or Reservation(
@@ -209,7 +210,7 @@ class ReservedDelivery:
         self.note = replace(self.note, token=token, begun=begun)
         headers = self._request.headers
         own = headers if isinstance(headers, dict) else {}
-        self._request.headers = {**own, HEADER: self.note.header()}
+        self._request.headers = {**own, RESERVATION: self.note.header()}
 
     def _begin(self, body: Callable[[], Any]) -> Any:
         """The body's turn has come: free the reservation, and run it if it was ours."""
@@ -325,4 +326,4 @@ def arrival_of(request: Any) -> ReservedDelivery | None:
 
 def note_of(request: Any) -> Reservation | None:
     """What the message of a request has reserved: to free it."""
-    return Reservation.of(said(request, HEADER), request.id) if request is not None else None
+    return Reservation.of(said(request, RESERVATION), request.id) if request is not None else None

@@ -21,9 +21,9 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
 from .consume import arrival_of, comes_back, note_of
 from .delivery import lease_of
-from .headers import is_redelivered, mark_copy, receive, said
+from .headers import RESERVATION, is_redelivered, mark_copy, receive, said
 from .received import hold
-from .reservation import HEADER, Reservation, free_soon
+from .reservation import Reservation, free_soon
 
 __all__ = ["end", "over", "received", "refused", "release"]
 
@@ -84,7 +84,7 @@ def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
     """The main process: a message cannot be read, or its task is not known here."""
     headers = getattr(message, "headers", None)
     if isinstance(headers, Mapping):
-        note = Reservation.of(said(headers, HEADER), headers.get("id"))
+        note = Reservation.of(said(headers, RESERVATION), headers.get("id"))
         if note is not None:
             _free(sender.app, note)
 
@@ -107,7 +107,7 @@ def received(request: Any = None, **_signal: Any) -> None:
     if lock is None:
         return
     receive(request.request_dict, request.content_type)
-    header, options = said(request.request_dict, HEADER), lock.options(request.task.app)
+    header, options = said(request.request_dict, RESERVATION), lock.options(request.task.app)
     note = Reservation.of(header, request.id, options, confirmed=True)
     again = is_redelivered(request.delivery_info)
     if note is not None and note.token and note.scope != "until_expired":

@@ -25,13 +25,14 @@ from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
-from ..protocol.values import Holder, printable
+from ..protocol.texts import printable
+from ..protocol.values import Holder
 from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
-from .headers import MAX_ID_CHARS, short_id
+from .headers import MAX_ID_CHARS, RESERVATION, short_id
 from .policy import meets_reservation
-from .reservation import HEADER, HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
+from .reservation import HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
 from .results import end_of, tell_skipped
 from .revokes import was_terminated
 from .skipped import Skipped
@@ -70,8 +71,8 @@ def publish(
     """
     app, headers = task.app, options.get("headers")
     wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
-    if given is None and isinstance(headers, Mapping) and HEADER in headers:
-        given = _given_before(headers[HEADER], task_id, wish)
+    if given is None and isinstance(headers, Mapping) and RESERVATION in headers:
+        given = _given_before(headers[RESERVATION], task_id, wish)
         wish = replace(wish, **given)
     reserves = wish.scope in RESERVING or given
     if not reserves or app.conf.task_always_eager or not enabled(app.conf):
@@ -118,7 +119,7 @@ class _Publication:
     def _send(self, task_id: Any, note: Reservation | None) -> Any:
         if note is not None:
             headers = self.options.get("headers") or {}
-            self.options["headers"] = {**headers, HEADER: note.header()}
+            self.options["headers"] = {**headers, RESERVATION: note.header()}
         return self.original(self.task, *self.arguments, task_id, **self.options)
 
     def _reserve(self, note: Reservation, lasts: float) -> Any:
@@ -192,7 +193,7 @@ class _Publication:
         if self.task_id is None:
             return None
         headers = self.options.get("headers")
-        given = headers.get(HEADER) if isinstance(headers, Mapping) else None
+        given = headers.get(RESERVATION) if isinstance(headers, Mapping) else None
         # Prolonged where the nodes hold its token, and nowhere else.
         note = Reservation.of(given, self.task_id, self._declared, confirmed=True)
         arrival = self._arrival

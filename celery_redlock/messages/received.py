@@ -19,7 +19,7 @@ from typing import Any
 from celery.utils.functional import maybe_list
 
 from ..locking.redlock import Redlock
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..runtime.clock import monotonic
 from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 

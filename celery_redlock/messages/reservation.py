@@ -31,16 +31,15 @@ from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
 from ..protocol.names import Resources, checked_names
 from ..protocol.round import Verb
-from ..protocol.values import Owner, names_of, printable, shown
+from ..protocol.texts import names_of, printable, shown
+from ..protocol.values import Owner
 from ..runtime.clock import monotonic
-from .headers import RESERVATION as HEADER
 from .headers import short_id
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
 __all__ = [
-    "HEADER",
     "HOUR",
     "MONTH",
     "RESERVING",

@@ -32,6 +32,7 @@ def was_terminated(task_id: str) -> bool:
     return _revoked.get(task_id, False)
 
 
+@functools.cache
 def note_revokes() -> None:
     """Remember what `app.control.revoke` of this process revokes. Again is nothing.
 

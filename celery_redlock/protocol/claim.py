@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from .lease import FENCE_LIMIT, NEVER, Lease, drift
-from .values import names_of, quorum_of, shown
+from .texts import names_of, shown
+from .values import quorum_of
 
 __all__ = ["Claim", "acknowledged"]
 

@@ -19,7 +19,8 @@ from .commands import (
     TRUSTED_KEY,
 )
 from .errors import ConfigurationError
-from .values import Owner, names_of, shown
+from .texts import names_of, shown
+from .values import Owner
 
 __all__ = ["Resources", "checked_names", "mark_of", "slots"]
 

@@ -17,16 +17,8 @@ from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER
 from .restart_guard import Doubt
 from .round import Held, Round, Verb
-from .values import (
-    NOT_WAITED_FOR,
-    Holder,
-    NodeVote,
-    Owner,
-    Vote,
-    are_needed,
-    of_nodes,
-    token_digest,
-)
+from .texts import are_needed, of_nodes
+from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, token_digest
 
 __all__ = [
     "all_held",

@@ -64,8 +64,7 @@ class Pipeline:
     def ask(self, round_: Round, now: float) -> bool:
         """Take up a round; return whether to write it to the connection now, in this order."""
         if self.up:
-            quiet = self.clogged is None and not self.unanswered
-            if not quiet and self.stalled(now) and not self._pending_release(round_):
+            if self.stalled(now) and not self._pending_release(round_):
                 why = "it does not read what it is asked"
                 if self.unanswered:
                     why = f"no answer for {now - self.unanswered[0].sent:.1f} s"

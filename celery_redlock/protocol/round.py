@@ -120,13 +120,16 @@ class Round:
         """Whether anybody waits for the answers."""
         return self.until > self.sent
 
-    def close(self, reason: str) -> list[int]:
-        """Count the nodes that have not answered as silent; return which they are."""
+    def close(self, reason: str = "") -> list[int]:
+        """Count the nodes that have not answered as silent; return which they are.
+
+        For a reason; else for what it is: they have not answered in time.
+        """
         late: list[int] = []
         if not self.decided:
             late = [node for node in self.targets if self.votes[node] is None]
         for node in late:
-            self.silence(node, reason)
+            self.silence(node, reason or f"no answer within {self.until - self.sent:.3f} s")
         self.closed = True
         for claim, node, now in self._missing:
             self._missing_at(claim, node, now)
@@ -149,7 +152,7 @@ class Round:
         elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
             self._vote(node, Vote.NO, reply)
         else:
-            if not claim.ended:
+            if not claim.ended:  # else nobody asks any more how long it lasts
                 claim.acknowledged(node, self.sent, now)
             self._vote(node, Vote.YES, reply if fenced else None)
 

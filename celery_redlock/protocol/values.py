@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from .texts import are_needed, names_of, of_nodes, printable, shown
+from .texts import printable
 
 __all__ = [
     "NOT_WAITED_FOR",
@@ -17,12 +17,7 @@ __all__ = [
     "Query",
     "QueueEntry",
     "Vote",
-    "are_needed",
-    "names_of",
-    "of_nodes",
-    "printable",
     "quorum_of",
-    "shown",
     "token_digest",
 ]
 

@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
-from ..protocol.values import Owner, Vote, printable, quorum_of
+from ..protocol.texts import printable
+from ..protocol.values import Owner, Vote, quorum_of
 from .models import KINDS, Survey
 from .snapshot import survey
 from .waiting import Parked, at_once, count_parked

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import Owner, are_needed, of_nodes, quorum_of, token_digest
+from ..protocol.texts import are_needed, of_nodes
+from ..protocol.values import Owner, quorum_of, token_digest
 from .models import Entry, NodeLook
 from .reader import read_nodes, to_bytes
 

@@ -25,7 +25,8 @@ from ..protocol.commands import (
 )
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import mark_of
-from ..protocol.values import NodeVote, Owner, Vote, are_needed, of_nodes, quorum_of, token_digest
+from ..protocol.texts import are_needed, of_nodes
+from ..protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
 from .models import KINDS, Entry, NodeLook, Rival, Survey
 from .reader import FOREIGN, QUEUE, KeyValue, Reader, read_nodes, to_bytes, to_text
 

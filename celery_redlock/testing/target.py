@@ -15,7 +15,7 @@ from ..locking.redlock import Redlock
 from ..messages.reservation import RESERVING
 from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.names import checked_names
-from ..protocol.values import shown
+from ..protocol.texts import shown
 
 _celery_state: Any = _state  # its stubs lack most of it
 

@@ -14,7 +14,7 @@ from werkzeug.utils import redirect
 from werkzeug.wrappers import Response
 
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.force_release import force_release
 from . import serializers
 from .history import who

@@ -35,7 +35,7 @@ from werkzeug.exceptions import TooManyRequests
 from werkzeug.wrappers import Request, Response
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from .serve import host_in, is_known
 
 __all__ = ["Door"]

@@ -7,7 +7,7 @@ import time
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from ..survey.durations import span
 from ..survey.force_release import stop_command
 

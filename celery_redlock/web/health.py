@@ -16,7 +16,8 @@ from ..doctor.probe import Probe, observe
 from ..doctor.report import Finding, merged
 from ..doctor.tasks import ttls_of
 from ..doctor.votes import guard_of, quorum_in, voteless, votes_left
-from ..protocol.values import printable, quorum_of
+from ..protocol.texts import printable
+from ..protocol.values import quorum_of
 from ..survey.models import NodeLook
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NotAcquired
-from ..protocol.values import Vote, printable
+from ..protocol.texts import printable
+from ..protocol.values import Vote
 from ..survey.models import NodeLook
 from .history import state_of
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from typing import Any
 
-from ..protocol.values import printable
+from ..protocol.texts import printable
 from .formatting import holder
 
 __all__ = ["EVENTS", "Hearing", "ask"]

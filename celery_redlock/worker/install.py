@@ -48,13 +48,9 @@ def load() -> Any:
 
 def _late(name: str) -> Callable[..., None]:
     """Return what calls a handler, which it loads at its first call."""
-    found: Callable[..., None] | None = None
 
     def handler(**signal: Any) -> None:
-        nonlocal found
-        if found is None:
-            found = getattr(load(), name)
-        found(**signal)
+        getattr(load(), name)(**signal)
 
     return handler
 

@@ -18,7 +18,7 @@ from celery.utils.imports import instantiate
 
 from ..config.task_lock import lock_of
 from ..messages.broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
-from ..protocol.values import printable
+from ..protocol.texts import printable
 
 __all__ = ["begin"]
 

@@ -74,7 +74,8 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
     from ..protocol.claim import Claim
     from ..protocol.commands import RESERVED_SUFFIX, base_of
-    from ..protocol.values import Owner, shown
+    from ..protocol.texts import shown
+    from ..protocol.values import Owner
     from ..runtime.clock import monotonic
 
     now, wall = monotonic(), time.time()
@@ -108,7 +109,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     from celery.worker import state
 
     from ..messages.headers import attempts_of, short_id
-    from ..protocol.values import shown
+    from ..protocol.texts import shown
 
     waiting: dict[str, tuple[Any, Sequence[str], float, str]] = {}
     now = time.time()

@@ -23,7 +23,8 @@ from celery import _state
 from ..events import Ask, Listener, subscribe
 from ..messages.headers import ATTEMPTS, attempts_of, short_id
 from ..protocol.errors import LeaseLost
-from ..protocol.values import Holder, Owner, printable
+from ..protocol.texts import printable
+from ..protocol.values import Holder, Owner
 
 __all__ = ["WAITING", "begin", "told"]
 

@@ -64,7 +64,7 @@ def install() -> None:
     from celery_redlock.protocol.claim import Claim
     from celery_redlock.protocol.pipeline import Pipeline
     from celery_redlock.protocol.round import Round
-    from celery_redlock.protocol.values import shown
+    from celery_redlock.protocol.texts import shown
     from celery_redlock.stores.redis.node import Node
 
     path = os.path.join(os.environ["TEST_JOURNAL"], "trace")

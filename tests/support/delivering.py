@@ -17,7 +17,7 @@ from kombu.utils.uuid import uuid
 
 from celery_redlock import Redlock, SingletonTask
 from celery_redlock.locking.held import HeldLease
-from celery_redlock.messages.reservation import HEADER
+from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
@@ -118,7 +118,7 @@ class Box:
         return message
 
     def header(self) -> Any:
-        return self.message().headers.get(HEADER)
+        return self.message().headers.get(RESERVATION)
 
 
 @pytest.fixture
@@ -227,8 +227,8 @@ def request_of(task: Any, given: Any, **more: Any) -> Any:
     """As a worker's main process has it."""
     return SimpleNamespace(
         task=task, app=task.app, id="the-id", name=task.name, content_type="application/json",
-        request_dict={HEADER: given}, delivery_info={}, args=[1], kwargs={}, acknowledged=False,
-        time_start=None, stamps={}, **more,
+        request_dict={RESERVATION: given}, delivery_info={}, args=[1], kwargs={},
+        acknowledged=False, time_start=None, stamps={}, **more,
     )  # fmt: skip
 
 

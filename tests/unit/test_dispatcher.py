@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.locking.wait_queue import Waiter
-from celery_redlock.protocol.values import shown
+from celery_redlock.protocol.texts import shown
 from celery_redlock.worker.parking import dispatcher as module
 from celery_redlock.worker.parking.admission import AdmissionQueue, Resources
 from celery_redlock.worker.parking.dispatcher import (

@@ -14,7 +14,8 @@ from celery.worker.strategy import proto1_to_proto2
 from celery_redlock import ConfigurationError, Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.messages.endings import received
-from celery_redlock.messages.reservation import HEADER, HOUR, MONTH
+from celery_redlock.messages.headers import RESERVATION
+from celery_redlock.messages.reservation import HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
@@ -47,7 +48,7 @@ SAYS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("scope", LOCKING)
 def test_no_header_takes_the_lock_from_a_body(ran: Ran, scope: str, says: str) -> None:
     task = ran.task(scope)
-    result, _ = deliver(task, 1, **{HEADER: header("until_executing", **SAYS[says])})
+    result, _ = deliver(task, 1, **{RESERVATION: header("until_executing", **SAYS[says])})
     assert result == "done"
     assert ran.locked == [True]
 
@@ -58,7 +59,7 @@ def test_nor_one_that_the_nodes_bear_out(ran: Ran, redlock: FakeRedlock, scope: 
     token = token_of()
     reserve(redlock, token)
     task = ran.task(scope)
-    deliver(task, 1, **{HEADER: header("until_executing", token=token)})
+    deliver(task, 1, **{RESERVATION: header("until_executing", token=token)})
     assert ran.locked == [True]
     assert redlock.free(RESERVED)
 
@@ -66,7 +67,7 @@ def test_nor_one_that_the_nodes_bear_out(ran: Ran, redlock: FakeRedlock, scope: 
 def test_what_is_declared_without_a_lock_may_be_given_one(ran: Ran) -> None:
     task = ran.task("until_executing")
     deliver(task, 1)
-    deliver(task, 1, **{HEADER: header("while_executing")})
+    deliver(task, 1, **{RESERVATION: header("while_executing")})
     assert ran.locked == [False, True]
 
 
@@ -90,7 +91,7 @@ def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
     reserve(redlock, token)
     task = ran.task("while_executing")
     given = header(scope, token=token, ttl=200.0)
-    task.apply_async((1,), task_id="the-id", headers={HEADER: given})
+    task.apply_async((1,), task_id="the-id", headers={RESERVATION: given})
     assert box.header() == given
     redlock.clock.advance(101.0)
     assert redlock.free(RESERVED) is (scope == "until_expired")
@@ -107,7 +108,7 @@ def test_no_header_keeps_a_key_for_longer(
     ran: Ran, redlock: FakeRedlock, declared: str, forged: str, token: str
 ) -> None:
     given = header(forged, ttl=YEARS, **({"token": token} if token else {}))
-    result, _ = deliver(ran.task(declared), 1, **{HEADER: given})
+    result, _ = deliver(ran.task(declared), 1, **{RESERVATION: given})
     assert result == "done"
     assert redlock.free(RESERVED)
 
@@ -117,7 +118,7 @@ def test_no_header_keeps_a_key_for_longer(
 def test_nor_while_the_body_runs(ran: Ran, declared: str, token: str) -> None:
     """One more could not be published; and its caller would be given this one's result."""
     given = header("until_executed", **({"token": token} if token else {}))
-    deliver(ran.task(declared), 1, **{HEADER: given})
+    deliver(ran.task(declared), 1, **{RESERVATION: given})
     assert ran.reserved == [{None}]
 
 
@@ -126,7 +127,7 @@ def test_where_its_body_is_yet_to_be_reserved_it_has_not_begun(
     ran: Ran, redlock: FakeRedlock, scope: str
 ) -> None:
     take(redlock, "first")
-    result, _ = deliver(ran.task(scope), 1, **{HEADER: header(scope, begun=True)})
+    result, _ = deliver(ran.task(scope), 1, **{RESERVATION: header(scope, begun=True)})
     assert Skipped.of(result) is not None
     assert ran.locked == []
 
@@ -136,7 +137,7 @@ def test_a_header_speaks_of_its_own_calls_resources(ran: Ran, redlock: FakeRedlo
     reserve(redlock, token)
     ran.then = lambda: ran.reserved.append(redlock.tokens("order:2#reserved"))
     given = header("until_executed", token=token, resources=["order:2"])
-    deliver(ran.task("until_executed"), 1, **{HEADER: given})
+    deliver(ran.task("until_executed"), 1, **{RESERVATION: given})
     assert ran.reserved == [{token}, {None}]
     assert redlock.tokens(RESERVED) == {token}  # the header's token is not this call's
 
@@ -146,14 +147,14 @@ def test_what_a_producer_hands_on_is_no_wish(
     ran: Ran, redlock: FakeRedlock, box: Box, given: Any
 ) -> None:
     """Of another message, or of nobody's."""
-    ran.task("until_executed").apply_async((1,), task_id="mine", headers={HEADER: given})
+    ran.task("until_executed").apply_async((1,), task_id="mine", headers={RESERVATION: given})
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
 def test_what_a_retry_reserves_is_its_tasks_to_say(ran: Ran, box: Box) -> None:
     """With other arguments; what its header says beyond that, no node has borne out."""
     task = ran.task("until_executed")
-    given = {HEADER: header("until_expired", token=token_of())}
+    given = {RESERVATION: header("until_expired", token=token_of())}
     ran.then = lambda: task.apply_async((2,), task_id="the-id", headers=given)
     deliver(task, 1, **given)
     sent = box.header()
@@ -181,7 +182,7 @@ def test_what_a_call_has_reserved_is_borne_out_by_the_nodes(
 ) -> None:
     token = token_of()
     reserve(redlock, token)
-    deliver(ran.task("while_executing"), 1, **{HEADER: header(scope, token=token)})
+    deliver(ran.task("while_executing"), 1, **{RESERVATION: header(scope, token=token)})
     assert (ran.reserved == [{token}]) is while_running
     assert (redlock.tokens(RESERVED) == {token}) is after
 
@@ -194,7 +195,7 @@ def test_no_header_reserves_for_longer_than_its_task_would(
     ran: Ran, redlock: FakeRedlock, reserve_ttl: float | None, own: float
 ) -> None:
     task = ran.task("until_expired", lock_reserve_ttl=reserve_ttl, lock_ttl=1.0)
-    deliver(task, 1, **{HEADER: header("until_expired", ttl=YEARS)})
+    deliver(task, 1, **{RESERVATION: header("until_expired", ttl=YEARS)})
     assert not redlock.free(RESERVED)
     redlock.clock.advance(own + 1.0)
     assert redlock.free(RESERVED)
@@ -206,7 +207,7 @@ def test_one_that_comes_back_is_reserved_for_no_longer(ran: Ran, redlock: FakeRe
     reserve(redlock, token)
     ran.then = lambda: left.extend(node.held[RESERVED][1] for node in redlock.fakes)
     task = ran.task("until_executed", acks_late=True, lock_reserve_ttl=40.0)
-    deliver(task, 1, **{HEADER: header("until_executed", ttl=YEARS, token=token)})
+    deliver(task, 1, **{RESERVATION: header("until_executed", ttl=YEARS, token=token)})
     assert left == [redlock.clock() + 40.0] * 5
 
 
@@ -229,12 +230,12 @@ def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: 
     reserve(redlock, token)
     task = ran.task("until_executed")
     given = header("until_executed", ttl=YEARS, token=token)
-    task.apply_async((1,), task_id="the-id", headers={HEADER: given})
+    task.apply_async((1,), task_id="the-id", headers={RESERVATION: given})
     assert box.header()["token"] == token
     redlock.clock.advance(HOUR + 1.0)
     assert redlock.free(RESERVED)
     reserve(redlock, token)
-    task.apply_async((1,), task_id="the-id", headers={HEADER: given}, countdown=1e9)
+    task.apply_async((1,), task_id="the-id", headers={RESERVATION: given}, countdown=1e9)
     redlock.clock.advance(MONTH + 1.0)
     assert redlock.free(RESERVED)
 
@@ -365,7 +366,7 @@ def test_one_that_comes_back_had_begun_before_and_is_no_duplicate(
 ) -> None:
     """Then it has freed what another may have reserved since."""
     take(redlock, "other")
-    given = {HEADER: header(scope, token=token_of())}
+    given = {RESERVATION: header(scope, token=token_of())}
     result, _ = deliver(ran.task(scope), 1, delivery_info={"redelivered": again}, **given)
     assert (result == "done") is (again and scope != "until_executed")
 

@@ -24,6 +24,7 @@ from celery_redlock.messages.headers import (
     ATTEMPTS,
     MAX_ATTEMPTS,
     RECEIPT,
+    RESERVATION,
     attempts_of,
     count_refusal,
     is_redelivered,
@@ -34,7 +35,7 @@ from celery_redlock.messages.headers import (
     waited,
 )
 from celery_redlock.messages.received import _Held, _look
-from celery_redlock.messages.reservation import HEADER, HOUR, Reservation, claim_of, free
+from celery_redlock.messages.reservation import HOUR, Reservation, claim_of, free
 from celery_redlock.messages.results import end_of
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.commands import encode
@@ -214,7 +215,7 @@ def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
     ran.locked.clear()
     raised.clear()
     result, info = deliver(
-        ran.task(scope), 1, **{**more, HEADER: header, ATTEMPTS: given, RECEIPT: receipt}
+        ran.task(scope), 1, **{**more, RESERVATION: header, ATTEMPTS: given, RECEIPT: receipt}
     )
     if info is not None:
         assert "\n" not in str(result)

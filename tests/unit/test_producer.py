@@ -31,7 +31,7 @@ def ours():
     return {name for name in sys.modules if name.startswith("celery_redlock")}
 """
 RUNS = (
-    *("redis", "celery.app.control", "celery_redlock.events"),
+    *("redis", "tenacity", "celery.app.control", "celery_redlock.events"),
     *(f"celery_redlock.{room}" for room in ("locking", "stores", "keepalive", "runtime")),
     *(f"celery_redlock.messages.{name}" for name in ("run", "delivery", "consume", "conflict")),
     *(f"celery_redlock.messages.{name}" for name in ("endings", "publication", "reservation")),

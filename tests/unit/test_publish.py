@@ -24,9 +24,9 @@ from celery_redlock import (
     Skipped,
     locked,
 )
-from celery_redlock.messages.headers import MAX_ID_CHARS
+from celery_redlock.messages.headers import MAX_ID_CHARS, RESERVATION
 from celery_redlock.messages.publish import wrap
-from celery_redlock.messages.reservation import HEADER, MONTH, UNSENT_TTL_S, Reservation
+from celery_redlock.messages.reservation import MONTH, UNSENT_TTL_S, Reservation
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
@@ -90,7 +90,7 @@ def test_how_long_it_is_reserved(redlock: FakeRedlock, app: Celery, box: Box, na
     declare(app, **of_task).apply_async((1,), **of_call)
     # The time that has gone by since this module was imported counts for moments, not for spans.
     message = box.message()
-    assert ttl - late <= message.headers[HEADER]["ttl"] <= ttl
+    assert ttl - late <= message.headers[RESERVATION]["ttl"] <= ttl
     if "expires" not in name:  # it does not expire because of it
         assert message.headers["expires"] is None
     redlock.clock.advance(max(0.0, lasts - late))
@@ -279,7 +279,7 @@ def test_replace_revokes_it_and_leaves_a_running_one_alone(
     second = charge.apply_async((1,), lock={"on_duplicate": "replace"})
     assert (second.id == "first") is running
     assert revoked == ([] if running else [(("first",), {})])
-    tokens = {message.headers[HEADER]["token"] for message in box.messages()}
+    tokens = {message.headers[RESERVATION]["token"] for message in box.messages()}
     assert tokens == (set() if running else redlock.tokens(RESERVED))
 
 
@@ -317,7 +317,7 @@ def test_another_task_with_the_same_key_is_no_duplicate(
     first = declare(app).delay(1)
     sent = declare(app, lock_on_duplicate=policy).delay(1)
     assert sent.id != first.id
-    messages = {message.headers["id"]: message.headers[HEADER] for message in box.messages()}
+    messages = {message.headers["id"]: message.headers[RESERVATION] for message in box.messages()}
     assert messages.keys() == {first.id, sent.id}
     assert "token" in messages[first.id] and "token" not in messages[sent.id]
     assert "which is another task: give each a template of its own" in caplog.text
@@ -420,7 +420,7 @@ def test_other_scopes_and_other_tasks_are_left_alone(
 
     declare(app, lock_scope="while_executing").delay(1)
     plain.delay(1)
-    assert [message.headers.get(HEADER) for message in box.messages()] == [None, None]
+    assert [message.headers.get(RESERVATION) for message in box.messages()] == [None, None]
     assert redlock.driver.rounds == []
 
 
@@ -448,7 +448,7 @@ def test_nothing_is_taken_by_eager_tasks_and_where_locks_are_off(
     before = redlock.tokens(RESERVED)
     result = charge.apply_async((1,), lock={"on_duplicate": "raise"})
     assert result.id != "first"
-    assert [message.headers.get(HEADER) for message in box.messages()] in ([], [None])
+    assert [message.headers.get(RESERVATION) for message in box.messages()] in ([], [None])
     assert redlock.tokens(RESERVED) == before
 
 
@@ -658,7 +658,9 @@ def test_headers_of_another_message_are_not_sent_on(
 ) -> None:
     charge.delay(1)
     headers = box.message().headers
-    charge.apply_async((2,), headers={HEADER: headers[HEADER], "theirs": 1}, task_id="mine")
+    charge.apply_async(
+        (2,), headers={RESERVATION: headers[RESERVATION], "theirs": 1}, task_id="mine"
+    )
     message = box.message()
     assert message.headers["theirs"] == 1
-    assert message.headers[HEADER]["resources"] == ["order:2"]
+    assert message.headers[RESERVATION]["resources"] == ["order:2"]

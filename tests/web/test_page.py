@@ -16,7 +16,8 @@ from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.errors import ConfigurationError
-from celery_redlock.protocol.values import Owner, printable
+from celery_redlock.protocol.texts import printable
+from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.formatting import named_in, quoted

@@ -181,12 +181,8 @@ class Driver(Connections):
                 self._later.append(unread.conclude)
 
     def _close(self, round_: Round) -> None:
-        if round_.decided:
-            round_.close("")
-            return
-        why = f"no answer within {round_.until - round_.sent:.3f} s"
-        for index in round_.close(why):
-            self.nodes[index].reports.late(round_.verb, why)
+        for index in round_.close():
+            self.nodes[index].reports.late(round_.verb, round_.details[index])
 
     def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
         """Poll for everybody, or sleep while another thread does; False if none need wait more."""

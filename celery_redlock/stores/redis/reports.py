@@ -59,5 +59,5 @@ class Reports(Complaints):
             if wrote or verb is Verb.PEEK:
                 self.works(verb, now)
             self.works(None, now)
-        elif now >= self.page:
+        else:
             self.look(now)

@@ -19,7 +19,7 @@ from redis import exceptions
 from redis.exceptions import ConnectionError, InvalidResponse, RedisError, ResponseError
 
 from ...protocol.errors import NodeError
-from ...protocol.values import printable
+from ...protocol.texts import printable
 
 __all__ = ["MAX_REPLY_BYTES", "REPLY_S", "SIZE", "Parser", "Replies", "reason"]
 
@@ -103,10 +103,9 @@ class Replies:
             redis.RedisError: Behind the replies before it: an error reply that ends the connection;
                 or what is not the protocol, too long, or under way for too long.
         """
-        self._left -= len(data)
-        if self._left < 0:
-            self._spend(0)
-        whole = not (self._buffer or self._size)
+        if self._left < math.inf:
+            self._spend(len(data))
+        whole = not (self._size or self._buffer)  # as `partial` says, at a call less
         if whole and data in _USUAL:
             return _USUAL[data]
         if whole and data == self._last[0]:

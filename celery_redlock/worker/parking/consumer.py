@@ -35,10 +35,11 @@ from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
-from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, attempts_of, said
+from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, said
 from ...messages.policy import parkable, set_at_work
-from ...messages.reservation import HEADER, Reservation
-from ...protocol.values import Owner, printable, shown
+from ...messages.reservation import Reservation
+from ...protocol.texts import printable, shown
+from ...protocol.values import Owner
 from ...runtime.clock import monotonic
 from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked, Resources
@@ -214,7 +215,7 @@ class Parking(bootsteps.StartStopStep):
 
         Then it does not wait its turn: the body's process finds out, and skips it.
         """
-        note = Reservation.of(said(request.request_dict, HEADER), request.id, options)
+        note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
         if note is not None:
             return note.scope != "while_executing" and not (note.token or note.begun)
         return options.scope != "while_executing"

@@ -31,7 +31,8 @@ from ...locking.wait_queue import FEW_CALLED_S, Waiter
 from ...protocol import outcome, quorum
 from ...protocol.names import slots
 from ...protocol.round import Round, Verb
-from ...protocol.values import Query, QueueEntry, printable, shown
+from ...protocol.texts import printable, shown
+from ...protocol.values import Query, QueueEntry
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
 from ...stores.redis.driver import BATCH
