@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from . import commands, scripts
 from .claim import Claim, acknowledged
@@ -245,18 +245,19 @@ class Verb:
     needs_memory: bool = False
     can_wait: bool = False
 
-    ACQUIRE: ClassVar[Verb]
-    EXTEND: ClassVar[Verb]
-    RENEW: ClassVar[Verb]
-    RELEASE: ClassVar[Verb]
-    UNDO: ClassVar[Verb]
-    FENCE: ClassVar[Verb]
-    PEEK: ClassVar[Verb]
-    ENQUEUE: ClassVar[Verb]
-    DEQUEUE: ClassVar[Verb]
-    HAND_ON: ClassVar[Verb]
-    LOOK: ClassVar[Verb]
-    MARK: ClassVar[Verb]
+    if TYPE_CHECKING:  # as fields that a tool may print, each row would hold all others
+        ACQUIRE: ClassVar[Verb]
+        EXTEND: ClassVar[Verb]
+        RENEW: ClassVar[Verb]
+        RELEASE: ClassVar[Verb]
+        UNDO: ClassVar[Verb]
+        FENCE: ClassVar[Verb]
+        PEEK: ClassVar[Verb]
+        ENQUEUE: ClassVar[Verb]
+        DEQUEUE: ClassVar[Verb]
+        HAND_ON: ClassVar[Verb]
+        LOOK: ClassVar[Verb]
+        MARK: ClassVar[Verb]
 
 
 # Set our token where no other is set (Redis page, step 2).
