@@ -29,7 +29,7 @@ from urllib.parse import quote
 
 from .protocol.errors import ConfigurationError, RedlockError
 
-__all__ = ["LocalServer", "find_server", "start_servers"]
+__all__ = ["GUARD", "LocalServer", "find_server", "free_port", "start_servers"]
 
 BINARY_VARIABLE = "CELERY_REDLOCK_SERVER"
 """Names the server binary to use, before all others."""
@@ -230,7 +230,7 @@ class LocalServer:
         binary = self._binary or find_server()
         self.kill()  # the guard of a server that ended by itself
         self._dir = self._dir or Path(tempfile.mkdtemp(prefix="redlock-"))
-        self._port = self._port or _free_port()
+        self._port = self._port or free_port()
         command = [binary]
         if self.password:  # not as an argument: every user who lists processes would read it
             secret = "".join(f"\\x{byte:02x}" for byte in self.password.encode())
@@ -319,7 +319,7 @@ def start_servers(count: int, **options: Any) -> Iterator[list[LocalServer]]:
             server.stop()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that is free now. Another process may still be faster: the caller tries again."""
     for port in random.SystemRandom().sample(PORTS, k=200):
         with contextlib.suppress(OSError), _bound(port, reuse=0):  # nor is one that `kill` keeps

@@ -22,7 +22,7 @@ from celery_redlock import Redlock
 from celery_redlock.config.options import GLOBAL
 from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.stores.redis.driver import Driver
+from celery_redlock.stores.driver import Driver
 from tests.support import lanes, machine, wanting
 from tests.support import rabbitmq as local_rabbitmq
 

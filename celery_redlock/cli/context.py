@@ -25,7 +25,7 @@ import click
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.texts import printable
-from ..stores.redis.address import parse_nodes
+from ..stores.kinds import parse_nodes
 from ..survey.models import KINDS, Survey
 from ..survey.snapshot import survey
 from ..survey.waiting import at_once, count_parked

@@ -120,7 +120,7 @@ def limit(value: Any) -> Any:
 
 def nodes(value: Any) -> Any:
     if value is not None:
-        from ..stores.redis.address import parse_nodes  # the one check that needs redis
+        from ..stores.kinds import parse_nodes  # the one check that needs redis
 
         parse_nodes(value, "redlock_nodes")
     return value

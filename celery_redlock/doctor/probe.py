@@ -20,9 +20,10 @@ from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 from ..protocol.node_info import NodeInfo
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import INFO, marked, read_info
+from ..stores.redis.reader import RedisReader
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
-from ..survey.reader import Reader, read_nodes
+from ..survey.reader import read_nodes
 from .tls import other_protocol
 
 __all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
@@ -80,7 +81,7 @@ class Probe:
         return str(self.address.arguments.get("username") or "default")
 
 
-def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
+def probe(addresses: Sequence[Any], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
     looks, found = read_nodes(addresses, prefix, _ask, timeout)
     unnamed = [n for n, look in enumerate(looks) if refused_by(look.error) == NAMING]
@@ -112,27 +113,27 @@ def probe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Pro
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
-def introduce(reader: Reader) -> tuple[str, NodeInfo, str]:
+def introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
     text, facts, error = read_info(reader.ask_packed(INFO))
     facts = marked(facts, reader.ask_packed, reader.prefix)
     return text, facts, "" if error is None else reason(error)
 
 
-def observe(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
+def observe(addresses: Sequence[Any], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
     looks, found = read_nodes(addresses, prefix, _read, timeout)
     whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
-def _read(reader: Reader) -> Told:
+def _read(reader: RedisReader) -> Told:
     text, facts, denied = introduce(reader)
     info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
     return Told(reader.peer, info, facts, denied)
 
 
-def _ahead(reader: Reader) -> float | None:
+def _ahead(reader: RedisReader) -> float | None:
     """Return by how many seconds the node's clock is ahead of ours, give or take half a trip."""
     before = time.time()
     (told,) = reader.ask([("TIME",)])
@@ -142,7 +143,7 @@ def _ahead(reader: Reader) -> float | None:
     return int(told[0]) + int(told[1]) / 1e6 - (before + after) / 2
 
 
-def _ask(reader: Reader) -> Told:
+def _ask(reader: RedisReader) -> Told:
     """Return what it says of itself, and what it refuses of all that locks do."""
     mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
     told, ahead = _read(reader), _ahead(reader)
@@ -195,7 +196,7 @@ def refused_by(why: str) -> str:
     return found[1] if why.startswith("NOPERM") and found else ""
 
 
-def _kept(reader: Reader, marks: Sequence[bytes]) -> list[bytes]:
+def _kept(reader: RedisReader, marks: Sequence[bytes]) -> list[bytes]:
     """Return which of some keys are there."""
     replies = reader.ask([("GET", mark) for mark in marks])
     return [mark for mark, r in zip(marks, replies, strict=True) if isinstance(r, bytes)]

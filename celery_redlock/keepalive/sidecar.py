@@ -134,8 +134,8 @@ def _path() -> list[str]:
 
 def main() -> None:
     """Run the sidecar: supervise the table until the client is gone."""
-    from ..stores.redis.address import parse_nodes
-    from ..stores.redis.driver import Driver
+    from ..stores.driver import Driver
+    from ..stores.kinds import parse_nodes
     from .supervisor import LeaseSupervisor
 
     # A signal to the worker's whole group must not end this first.

@@ -32,7 +32,7 @@ from ..protocol.lease import Lease
 from ..protocol.round import Verb
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic
-from ..stores.redis.driver import Driver
+from ..stores.driver import Driver
 from .shared_table import LeaseRecord, SharedLeaseTable
 
 __all__ = ["LeaseSupervisor"]

@@ -33,8 +33,8 @@ from ..protocol.texts import shown
 from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
-from ..stores.redis.address import Address
-from ..stores.redis.driver import Driver
+from ..stores.driver import Driver
+from ..stores.kinds import Address
 from .acquisition import Acquisition
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest

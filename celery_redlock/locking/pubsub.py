@@ -7,21 +7,15 @@ with one connection and one thread per node, made when somebody first waits.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
-import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from time import monotonic
-from typing import Any
 
 from ..protocol.commands import LINE_SUFFIX
-from ..protocol.errors import NodeError
 from ..protocol.values import quorum_of
-from ..stores.redis.address import Address
-from ..stores.redis.resp import SIZE, Replies, reason
+from ..stores.kinds import Address, Subscription, subscribe
 from .wait_queue import JITTER, Waiter
 
 __all__ = ["ReleaseSubscriber"]
@@ -100,7 +94,7 @@ class NodeSubscription:
         self._subscriber = subscriber
         self._address = address
         self._closing = threading.Event()
-        self._socket: Any = None
+        self._subscription: Subscription | None = None
 
     def start(self) -> None:
         name = f"celery_redlock listen {self._address.name}"
@@ -109,50 +103,26 @@ class NodeSubscription:
     def close(self) -> None:
         """End the thread. It alone closes the connection, which it may just be reading from."""
         self._closing.set()
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._subscription is not None:
+            self._subscription.interrupt()
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            connection = self._address.connection()
+            self._subscription = subscription = subscribe(self._address, self._subscriber.channel)
             try:
-                connection.connect()
-                if connection.can_read():
-                    raise NodeError("it sent what nobody asked for")
-                self._listen(connection)
+                for name in subscription.calls():
+                    if self._closing.is_set():
+                        break
+                    if name is None:
+                        self._subscriber.subscribed(self.node)
+                    else:
+                        self._subscriber.called(self.node, name)
             except Exception as error:  # also a credential provider's
                 # Waiters poll meanwhile; the node itself complains where it matters.
-                logger.debug("not listening to %s: %s", self._address.name, reason(error))
+                why = subscription.reason(error)
+                logger.debug("not listening to %s: %s", self._address.name, why)
             finally:
-                self._socket = None
+                self._subscription = None
                 self._subscriber.disconnected(self.node)
-                connection.disconnect()
+                subscription.close()
             self._closing.wait(JITTER.uniform(0, RECONNECT_S))
-
-    def _listen(self, connection: Any) -> None:
-        """Hand on the node's calls, until the connection ends."""
-        # Kept here: redis-py forgets its socket as soon as a read fails.
-        self._socket = stream = connection._sock
-        stream.settimeout(None)
-        connection.send_command(b"SUBSCRIBE", self._subscriber.channel, check_health=False)
-        channel, replies, confirmed = self._subscriber.channel, Replies(), False
-        call = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
-        while not self._closing.is_set() and (data := stream.recv(SIZE)):
-            if data.startswith(call) and data.count(b"\r\n") == 7 and not replies.partial:
-                # A shortcut: a waiter waits for this.
-                self._subscriber.called(self.node, data.split(b"\r\n")[6])
-                continue
-            for reply in replies.feed(data, monotonic()):
-                if isinstance(reply, Exception):
-                    raise reply
-                kind, _channel, what = reply
-                if kind == b"message":
-                    self._subscriber.called(self.node, what)
-                elif kind == b"subscribe" and not confirmed:
-                    confirmed = True
-                    self._subscriber.subscribed(self.node)
-                else:
-                    # Believed, each of these would make all waiters try.
-                    raise NodeError("it confirms what nobody asked for")
-        raise NodeError("connection closed by the server")

@@ -19,8 +19,8 @@ from ..protocol.names import Resources, checked_names
 from ..protocol.texts import of_nodes
 from ..protocol.values import Holder, Owner
 from ..runtime.clock import monotonic
-from ..stores.redis.address import NodeSpec, parse_nodes
-from ..stores.redis.driver import Driver
+from ..stores.driver import Driver
+from ..stores.kinds import NodeSpec, parse_nodes
 from .client import LockClient
 from .held import HeldLease
 

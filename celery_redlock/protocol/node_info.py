@@ -26,6 +26,7 @@ class NodeInfo:
         eviction: Its `maxmemory-policy`; empty if it does not say.
         scripts: Why it runs no scripts; empty if it does.
         denied: Why it does not tell us anything; empty if it does.
+        unfit: Why it cannot be a node, in the words of its kind of store; empty if it can.
         twin: Index of a node that is this same server, as a nonce has shown; None if none is.
     """
 
@@ -41,6 +42,7 @@ class NodeInfo:
     eviction: str = ""
     scripts: str = ""
     denied: str = ""
+    unfit: str = ""
     twin: int | None = None
 
     @classmethod
@@ -82,6 +84,8 @@ class NodeInfo:
     @property
     def misfit(self) -> str:
         """Why it cannot be a node, whatever the other nodes are; empty if it can."""
+        if self.unfit:
+            return self.unfit
         if self.role not in ("", "master"):
             return f"it is a replica (READONLY) of {self.master}; configure its master instead"
         if self.scripts:

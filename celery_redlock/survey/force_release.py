@@ -17,8 +17,9 @@ from ..protocol.claim import Claim
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import Owner, quorum_of, token_digest
+from ..stores.reading import to_bytes
 from .models import Entry, NodeLook
-from .reader import read_nodes, to_bytes
+from .reader import read_nodes
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock

@@ -27,8 +27,10 @@ from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import mark_of
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
+from ..stores.kinds import Reader
+from ..stores.reading import FOREIGN, QUEUE, KeyValue, to_bytes, to_text
 from .models import KINDS, Entry, NodeLook, Rival, Survey
-from .reader import FOREIGN, QUEUE, KeyValue, Reader, read_nodes, to_bytes, to_text
+from .reader import read_nodes
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock

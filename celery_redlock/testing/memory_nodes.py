@@ -21,8 +21,8 @@ from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Pipeline
 from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
+from ..stores.driver import Driver
 from ..stores.redis.address import Address
-from ..stores.redis.driver import Driver
 from .fakes import FakeNode
 
 T = TypeVar("T")

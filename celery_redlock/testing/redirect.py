@@ -19,7 +19,7 @@ from ..locking import client as clients
 from ..locking import redlock as locks
 from ..locking.client import LockClient
 from ..protocol.restart_guard import RestartGuard
-from ..stores.redis.address import Address
+from ..stores.kinds import Address
 
 __all__ = ["redirected", "redlock_disabled"]
 

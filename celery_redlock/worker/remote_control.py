@@ -179,7 +179,7 @@ def settings_of(app: Any) -> dict[str, Any]:
         ConfigurationError: One of them cannot work.
     """
     from ..config.settings import read_settings
-    from ..stores.redis.address import parse_nodes
+    from ..stores.kinds import parse_nodes
 
     settings = read_settings(app)
     nodes = [

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.survey.reader import READ_SCRIPT
+from celery_redlock.stores.redis.reader import READ_SCRIPT
 from tests.support.proxy import Front
 
 __all__ = ["ODD", "OddNode", "bent"]

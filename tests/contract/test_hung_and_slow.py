@@ -20,9 +20,9 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis import driver
+from celery_redlock.stores import driver
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.node import RedisNode
 from tests.support.nodes import hung
 from tests.support.proxy import Proxy
 
@@ -93,7 +93,7 @@ class Wants:
 
 @pytest.mark.parametrize("wants", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
 def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError]) -> None:
-    node = Node(
+    node = RedisNode(
         *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 1.0, print), []),
         clock=time.monotonic,
         later=lambda call: call(),

@@ -15,7 +15,7 @@ import pytest
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.protocol.round import Verb
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.node import RedisNode
 from tests.support.wait import wait_until
 
 # The alarm may strike in a destructor, which can do no more than print it.
@@ -229,7 +229,7 @@ def test_a_strike_while_a_connection_is_closed_is_made_good(make, monkeypatch):
 def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(make, servers, monkeypatch):
     # A node that is late here would be one of too few: this is no test of that.
     redlock, other = (make(ttl=60.0, node_timeout=5.0) for _ in range(2))
-    ask = Node.ask
+    ask = RedisNode.ask
     held = len(servers) // 2 + 1
 
     def forgetful(self, round_, payload, now, *more):
@@ -246,10 +246,10 @@ def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(make, serve
 
     struck: list[int] = []
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "ask", forgetful)
+        patch.setattr(RedisNode, "ask", forgetful)
         lease = other.acquire("undone")  # on a bare quorum: we get the rest
     with monkeypatch.context() as patch:
-        patch.setattr(Node, "ask", strikes)
+        patch.setattr(RedisNode, "ask", strikes)
         with pytest.raises(Struck):
             redlock.acquire("undone")
     assert struck

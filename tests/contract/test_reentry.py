@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from celery_redlock import NotAcquired, Redlock, RedlockError
-from celery_redlock.stores.redis.driver import Driver
+from celery_redlock.stores.driver import Driver
 from tests.sim.interruption import at_each_line
 from tests.support.names import Patch, Request, Servers
 from tests.support.wait import wait_until

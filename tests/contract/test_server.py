@@ -134,9 +134,9 @@ def test_one_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> No
 
 def test_it_takes_another_port_where_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalServer() as first:
-        free = server_module._free_port
+        free = server_module.free_port
         offers = [first.port, first.port]
-        monkeypatch.setattr(server_module, "_free_port", lambda: offers.pop() if offers else free())
+        monkeypatch.setattr(server_module, "free_port", lambda: offers.pop() if offers else free())
         with LocalServer() as second:
             assert not offers
             assert second.port != first.port

@@ -16,8 +16,8 @@ from celery_redlock import HeldLease, Redlock
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.supervisor import REPORT_AFTER_S, LeaseSupervisor
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.driver import Driver
 from tests.support.names import Log, Patch, Servers
 from tests.support.nodes import supervised_table, tokens
 from tests.support.wait import wait_until

@@ -15,7 +15,8 @@ from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
-from celery_redlock.survey.reader import Reader, read_nodes
+from celery_redlock.stores.redis.reader import RedisReader as Reader
+from celery_redlock.survey.reader import read_nodes
 from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
 from tests.support.nodes import TOKEN, told_all
 from tests.support.wait import wait_until

@@ -17,8 +17,8 @@ import pytest
 from celery_redlock import HeldLease, Redlock
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.supervisor import LeaseSupervisor
+from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.driver import Driver
 from tests.support.names import Servers
 from tests.support.nodes import all_connected, supervised_table, tokens
 from tests.support.proxy import Proxy

@@ -19,8 +19,9 @@ from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.round import VERBS, Verb
 from celery_redlock.protocol.values import QueueEntry
-from celery_redlock.stores.redis import address, connections
-from celery_redlock.stores.redis.node import SETTLED_S
+from celery_redlock.stores import connections
+from celery_redlock.stores.node import SETTLED_S
+from celery_redlock.stores.redis import address
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process

@@ -20,7 +20,7 @@ from celery_redlock import Lease, Redlock, ResourceHeld
 from celery_redlock.locking import acquisition, wait_queue
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.node import RedisNode
 from tests.support.machine import in_time
 from tests.support.nodes import all_connected
 from tests.support.wait import wait_until
@@ -297,16 +297,16 @@ def test_every_try_but_the_first_stands_in_line_before(
 ) -> None:
     """Else the release between a try and the line would call nobody."""
     written: list[Verb] = []
-    ask = Node.ask
+    ask = RedisNode.ask
 
-    def noted(self: Node, round_: Round, *rest: Any) -> None:
+    def noted(self: RedisNode, round_: Round, *rest: Any) -> None:
         if self.index == 0 and round_.claims[0].resources == ("r",):
             written.append(round_.verb)
         ask(self, round_, *rest)
 
     holder, waiter = make(), make()
     lease = holder.acquire("r")
-    monkeypatch.setattr(Node, "ask", noted)
+    monkeypatch.setattr(RedisNode, "ask", noted)
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (0.02, 0.02))
     with pytest.raises(ResourceHeld):
         waiter.acquire("r", wait=0.5)

@@ -19,7 +19,7 @@ import yaml
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.config.options import GLOBAL
 from celery_redlock.protocol.values import quorum_of
-from celery_redlock.server import _free_port, find_server
+from celery_redlock.server import find_server, free_port
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.snapshot import survey
 from tests.support.machine import end_with_parent
@@ -213,7 +213,7 @@ def node(tmp_path: Path) -> Iterator[int]:
     conf = conf.replace("/data", str(tmp_path)).replace("/etc/redis", str(tmp_path))
     (tmp_path / "redis.conf").write_text(conf)
     (tmp_path / "users.acl").write_text(SECRETS["redlock-nodes"]["redlock-0.acl"])
-    port = _free_port()
+    port = free_port()
     arguments = ["--tls-port", str(port), "--bind", "127.0.0.1"]
     process = subprocess.Popen(
         [binary, str(tmp_path / "redis.conf"), *arguments],
@@ -318,7 +318,7 @@ def test_a_node_of_compose_starts_with_its_password_and_is_healthy(tmp_path: Pat
     whole = yaml.safe_load((EXAMPLES / "compose.yml").read_text("utf-8"))
     node, word = whole["services"]["node1"], "0123456789abcdef"
     content = re.sub(r"\$\{NODE1_PASSWORD.*\}", word, whole["configs"]["node1"]["content"])
-    port, path = _free_port(), tmp_path / "redlock.conf"
+    port, path = free_port(), tmp_path / "redlock.conf"
     path.write_text(content)
     options = node["command"].partition("/etc/redlock.conf ")[2].split()
     process = subprocess.Popen(

@@ -16,7 +16,7 @@ from typing import Any
 
 import redis
 
-from celery_redlock.server import LocalServer, _free_port
+from celery_redlock.server import LocalServer, free_port
 from tests.support import rabbitmq
 
 BROKERS = ("redis", "rabbitmq", "quorum")
@@ -125,7 +125,7 @@ class RabbitBroker:
         reason = rabbitmq.missing()
         assert not reason, reason
         self._directory = Path(tempfile.mkdtemp(prefix="redlock-rabbitmq-"))
-        self.port = _free_port()
+        self.port = free_port()
         self.start()
         return self
 

@@ -13,8 +13,9 @@ from typing import Any
 
 MODULES = (
     *(
-        "stores/redis/connections",
-        "stores/redis/driver",
+        "stores/connections",
+        "stores/driver",
+        "stores/node",
         "stores/redis/node",
         "stores/redis/resp",
         "runtime/complaints",

@@ -9,7 +9,7 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.polling import WAITS
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.stores.redis.resp import SIZE
 from tests.sim.interruption import at_each_line
 
@@ -40,7 +40,7 @@ class Line:
 class World:
     """One node, one claim that it has granted, and the time."""
 
-    def __init__(self, kind: type[Node]) -> None:
+    def __init__(self, kind: type[RedisNode]) -> None:
         self.now, self.read_at = 100.0, 0.0
         self.claim = Claim("r", "token", TTL, 1)
         self.node = kind(
@@ -67,7 +67,7 @@ class World:
         self.node.receive()
 
 
-def revived(kind: type[Node]) -> list[int]:
+def revived(kind: type[RedisNode]) -> list[int]:
     """Stop at each line, for longer than the lease lasts: at which it was revived."""
     wrong: list[int] = []
     seen: list[World] = []
@@ -89,13 +89,13 @@ def revived(kind: type[Node]) -> list[int]:
 
 
 def test_an_answer_that_was_read_behind_the_deadline_revives_nothing() -> None:
-    assert revived(Node) == []
+    assert revived(RedisNode) == []
 
 
 def test_a_clock_that_is_read_before_the_answer_is_seen() -> None:
     """As it was once: the time was taken, and then the answer read."""
 
-    class ClockFirst(Node):
+    class ClockFirst(RedisNode):
         def receive(self) -> None:  # in this file: its lines are not ours; stopped between the two
             now = self._clock()
             world = self.connection.world

@@ -13,7 +13,7 @@ import pytest
 from celery_redlock import Redlock
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Round, Steps, Verb
-from celery_redlock.stores.redis.driver import Driver
+from celery_redlock.stores.driver import Driver
 from celery_redlock.testing.fakes import FakeNode
 from tests.support.clock import FakeClock
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from celery_redlock.server import _free_port
+from celery_redlock.server import free_port
 
 READY = 60.0
 """Seconds for it to start, on a machine that is busy."""
@@ -69,7 +69,7 @@ def start_rabbitmq(advanced: str = "") -> Iterator[str]:
         with contextlib.ExitStack() as stack:
             directory = Path(tempfile.mkdtemp(prefix="redlock-rabbitmq-"))
             stack.callback(shutil.rmtree, directory, ignore_errors=True)
-            port = _free_port()
+            port = free_port()
             server = _spawn(directory, port, stack, advanced)
             url = f"amqp://guest:guest@127.0.0.1:{port}//"
             if _answers(port, server):
@@ -83,7 +83,7 @@ def _spawn(
     directory: Path, port: int, stack: contextlib.ExitStack, advanced: str = ""
 ) -> subprocess.Popen[bytes]:
     """Start it with its epmd, and owe their end to `stack`."""
-    epmd_port, distribution_port = _free_port(), _free_port()
+    epmd_port, distribution_port = free_port(), free_port()
     (directory / "rabbitmq.conf").write_text(_CONFIG.format(port=port))
     (directory / "advanced.config").write_text(f"[{{rabbit, [{advanced}]}}].\n")
     (directory / "enabled_plugins").write_text("[].\n")

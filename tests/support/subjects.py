@@ -15,7 +15,7 @@ from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.testing import fakes
 from tests.support.clock import FakeClock
 from tests.support.wait import wait_until
@@ -74,8 +74,8 @@ class Fake:
         self.clock.advance(ttl)
 
 
-def a_node(url: str) -> Node:
-    return Node(
+def a_node(url: str) -> RedisNode:
+    return RedisNode(
         *(0, parse_nodes([url])[0], PREFIX, OFF, [f"{PREFIX}nonce"]),
         clock=monotonic,
         later=lambda call: call(),

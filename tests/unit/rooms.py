@@ -14,7 +14,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "runtime": (("protocol",), set()),
     "events": (("protocol",), set()),
     "keys": (("protocol",), set()),
-    "stores": (("protocol", "runtime", "events"), {"redis"}),
+    "stores": (("protocol", "runtime", "events"), {"redis", "psycopg"}),
     "config": (("protocol", "keys", "stores"), {"celery"}),
     "keepalive": (("protocol", "runtime", "events", "stores"), set()),
     "locking": (("protocol", "runtime", "events", "config", "stores", "keepalive"), set()),
@@ -30,7 +30,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "tracing": (("protocol", "events", "config", "messages"), {"opentelemetry"}),
     "server": (("protocol",), set()),
     # They may use whatever is below, and none of them another but where it says so.
-    "survey": (("protocol", "config", "stores", "locking"), {"redis", "prometheus_client"}),
+    "survey": (("protocol", "config", "stores", "locking"), {"prometheus_client"}),
     "doctor": ((*CELERY, "task", "survey"), {"redis"}),
     "web": ((*CELERY, "task", "survey", "doctor"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),

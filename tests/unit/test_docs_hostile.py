@@ -10,9 +10,9 @@ import pytest
 from celery_redlock.keys.template import MAX_BYTES
 from celery_redlock.protocol.names import MAX_NAME_CHARS
 from celery_redlock.protocol.pipeline import MAX_OWED
+from celery_redlock.stores.redis.reader import MAX_NODE_BYTES
+from celery_redlock.stores.redis.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 from celery_redlock.stores.redis.resp import MAX_REPLY_BYTES, REPLY_S
-from celery_redlock.survey.reader import MAX_NODE_BYTES
-from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 
 TESTS = Path(__file__).parents[1]
 PAGE = (TESTS.parent / "docs" / "hostile.md").read_text("utf-8")

@@ -23,10 +23,10 @@ from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.values import Owner, Vote
+from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.driver import Driver
-from celery_redlock.stores.redis.node import Node
-from celery_redlock.stores.redis.reports import Reports
+from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.reports import Reports
 from tests.support.delivering import Box, deliver, take
 from tests.support.fake_lock import FakeRedlock
 from tests.support.wire import Wire
@@ -44,8 +44,8 @@ def wire() -> Any:
 
 
 @pytest.fixture
-def node(wire: Wire) -> Node:
-    node = Node(
+def node(wire: Wire) -> RedisNode:
+    node = RedisNode(
         *(0, ADDRESS, PREFIX, RestartGuard(False, 30.0, print), []),
         clock=lambda: 1.2,
         later=lambda call: call(),
@@ -58,7 +58,7 @@ def node(wire: Wire) -> Node:
 
 
 def test_an_answer_that_has_arrived_counts_before_a_newer_extension_is_asked(
-    node: Node, wire: Wire
+    node: RedisNode, wire: Wire
 ) -> None:
     """Read later it would be an older word on a younger request."""
     mine = Claim("r", "mine", 10.0, 1)
@@ -74,7 +74,7 @@ def test_an_answer_that_has_arrived_counts_before_a_newer_extension_is_asked(
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_an_old_server_is_not_asked_again_for_an_attempt_that_is_over(
-    node: Node, wire: Wire, interrupted: bool
+    node: RedisNode, wire: Wire, interrupted: bool
 ) -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over.
 
@@ -103,7 +103,7 @@ def test_of_two_that_connect_to_one_node_the_second_is_turned_away(
     """What was asked on the first would never be answered on the second."""
     wires = [Wire(), Wire()]
     made = iter(wires)
-    monkeypatch.setattr(Node, "connect", lambda _node: (next(made), NodeInfo()))
+    monkeypatch.setattr(RedisNode, "connect", lambda _node: (next(made), NodeInfo()))
     driver = Driver([ADDRESS], PREFIX)
     (node,) = driver.nodes
     try:
@@ -122,12 +122,12 @@ def test_a_driver_that_was_closed_meanwhile_says_nothing_of_a_node(
     driver = Driver([ADDRESS], PREFIX)
     (node,) = driver.nodes
 
-    def closed_meanwhile(_node: Node) -> Any:
+    def closed_meanwhile(_node: RedisNode) -> Any:
         driver.close()
         raise NodeError("it is away")
 
     told: list[str] = []
-    monkeypatch.setattr(Node, "connect", closed_meanwhile)
+    monkeypatch.setattr(RedisNode, "connect", closed_meanwhile)
     monkeypatch.setattr(Reports, "failed", lambda _reports, kind: told.append(kind))
     driver._connect(node)
     assert told == []

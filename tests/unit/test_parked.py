@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from celery_redlock.messages.headers import ATTEMPTS
+from celery_redlock.stores.reading import FOREIGN, KeyValue
 from celery_redlock.survey.models import Entry, NodeLook, Survey
-from celery_redlock.survey.reader import FOREIGN, KeyValue
 from celery_redlock.survey.snapshot import _read
 from celery_redlock.survey.waiting import Parked, count_parked, waited_for
 from celery_redlock.web.workers import _answer as page_answer

@@ -25,7 +25,9 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.protocol.values import QueueEntry, Vote
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import Node
+from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.redis.reader import BATCH_KEYS, MAX_VALUE_BYTES, _Parser
+from celery_redlock.stores.redis.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 from celery_redlock.stores.redis.resp import (
     HANDSHAKE_TIMEOUTS,
     MAX_REPLY_BYTES,
@@ -33,8 +35,6 @@ from celery_redlock.stores.redis.resp import (
     Parser,
     Replies,
 )
-from celery_redlock.survey.reader import BATCH_KEYS, MAX_VALUE_BYTES, _Parser
-from celery_redlock.survey.reader import MAX_REPLY_BYTES as LARGEST_LOOK
 from tests.support.wire import Wire
 
 NODES = ["one", "two", "three"]
@@ -288,7 +288,7 @@ def test_any_answer_fits_or_is_that_nodes_silence(
 def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, reply: bytes) -> None:
     """It may be anybody's thread, with a round of its own for other nodes."""
     line = Wire()
-    node = Node(
+    node = RedisNode(
         *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 30.0, print), []),
         clock=lambda: 100.2,
         later=lambda call: call(),
@@ -336,7 +336,7 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     now = [100.0]
     line = Wire()
     line._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    node = Node(
+    node = RedisNode(
         *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 30.0, print), []),
         clock=lambda: now[0],
         later=lambda call: call(),

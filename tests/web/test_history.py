@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.protocol.values import Owner
-from celery_redlock.survey.models import Entry, Survey
-from celery_redlock.survey.reader import NodeLook
+from celery_redlock.survey.models import Entry, NodeLook, Survey
 from celery_redlock.web import history as history_module
 from celery_redlock.web import serializers
 from celery_redlock.web.history import UNWATCHED_S, History, state_of

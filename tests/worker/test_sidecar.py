@@ -98,7 +98,7 @@ def test_a_killed_helper_is_replaced_and_frees_the_locks_of_a_killed_worker(
 def test_a_helper_imports_no_celery() -> None:
     modules = (
         "celery_redlock.keepalive.sidecar, celery_redlock.keepalive.supervisor,"
-        " celery_redlock.stores.redis.driver, sys"
+        " celery_redlock.stores.driver, sys"
     )
     code = f"import {modules}; print(*{{name.split('.')[0] for name in sys.modules}})"
     output = subprocess.run(

@@ -35,7 +35,7 @@ from ...protocol.texts import printable, shown
 from ...protocol.values import Query, QueueEntry
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
-from ...stores.redis.driver import BATCH
+from ...stores.driver import BATCH
 from .admission import AdmissionQueue, Resources
 
 __all__ = ["ParkingDispatcher"]

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from ...events import emit_node, heard_nodes
-from ...protocol.round import Verb
-from ...runtime.complaints import Complaints
+from ..events import emit_node, heard_nodes
+from ..protocol.round import Verb
+from ..runtime.complaints import Complaints
 
 __all__ = ["Reports"]
 

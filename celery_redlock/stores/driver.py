@@ -21,13 +21,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-from ...protocol.claim import Claim
-from ...protocol.commands import encode
-from ...protocol.errors import RedlockError
-from ...protocol.quorum import extend
-from ...protocol.round import Round, Steps, Verb
-from ...runtime.clock import monotonic
-from ...runtime.event import SafeEvent
+from ..protocol.claim import Claim
+from ..protocol.errors import RedlockError
+from ..protocol.quorum import extend
+from ..protocol.round import Round, Steps, Verb
+from ..runtime.clock import monotonic
+from ..runtime.event import SafeEvent
 from .connections import Connections
 
 __all__ = ["Driver"]
@@ -156,7 +155,7 @@ class Driver(Connections):
         for round_ in rounds:
             more = round_.verb is Verb.ENQUEUE and round_ is not rounds[-1]
             round_.begin()
-            payload = encode(round_, self._prefix)
+            payload = self.nodes[0].encode(round_)
             for index in round_.targets:
                 self.nodes[index].ask(round_, payload, now, more)
         self._reconnect()

@@ -14,14 +14,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from ...protocol.errors import ConfigurationError, NodeError
-from ...protocol.node_info import NodeInfo
-from ...protocol.restart_guard import RestartGuard
-from ...protocol.values import quorum_of
-from ...runtime.clock import monotonic
-from ...runtime.event import SafeEvent
-from ...runtime.polling import Poll
-from .address import Address
+from ..protocol.errors import ConfigurationError, NodeError
+from ..protocol.node_info import NodeInfo
+from ..protocol.restart_guard import RestartGuard
+from ..protocol.values import quorum_of
+from ..runtime.clock import monotonic
+from ..runtime.event import SafeEvent
+from ..runtime.polling import Poll
+from .kinds import Address, make_node
 from .node import Node
 
 __all__ = ["Connections"]
@@ -70,7 +70,7 @@ class Connections:
         nonces = [f"{prefix}nonce:{secrets.token_hex(16)}" for _ in addresses]
         later = self._later.append
         self.nodes = [
-            Node(n, address, prefix, guard, nonces, clock=monotonic, later=later)
+            make_node(n, address, prefix, guard, nonces, clock=monotonic, later=later)
             for n, address in enumerate(addresses)
         ]
         # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
@@ -248,7 +248,7 @@ class Connections:
             connected = node.connection is not None
             if connected:
                 self._connecting.pop(node.index, None)
-                self._poll.watch(node.index, connection._sock.fileno())
+                self._poll.watch(node.index, node.fileno())
             self._wake()
             return connected
 

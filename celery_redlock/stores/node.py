@@ -1,0 +1,274 @@
+"""One node of a lock: what it was asked, whom its answers belong to, what it is believed to be.
+
+What is the same for every kind of store stands here. How a request is written to a node, and how
+its answers are read, stands with the kind: `redis/node.py`, `postgresql/node.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+from ..events import heard_nodes
+from ..protocol.errors import NodeError
+from ..protocol.node_info import NodeInfo
+from ..protocol.pipeline import Pipeline
+from ..protocol.restart_guard import Memory, RestartGuard, Trust
+from ..protocol.round import Round
+from ..runtime.complaints import refuses
+from ..runtime.polling import WAITS
+from .reports import Reports
+
+__all__ = ["SETTLED_S", "Node"]
+
+SETTLED_S = 1.0
+"""How long a connection must live, if nothing was answered on it, to have been a good one."""
+
+
+class Node(ABC):
+    """One node of a lock; all calls but `connect` are made with the driver's lock held.
+
+    Attributes:
+        channel: What it has been asked and has not answered.
+        connection: The connection to it, or None.
+        failures: Attempts to connect since it last proved to work; sets the backoff.
+        facts: What it last said of itself, or None before it has.
+        unsent: What is yet to be written to the connection.
+        misfit: Why it cannot be a node, as it was last seen; empty if it can.
+        twin: The index of the node that it is as well, where that is why; else None.
+    """
+
+    broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
+    """What a connection raises when it is of no use any more."""
+
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        guard: RestartGuard,
+        *,
+        clock: Callable[[], float],
+        later: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self.index = index
+        self.name = name
+        self.channel = Pipeline(index)
+        self.connection: Any = None
+        self.unsent: bytes | bytearray = b""
+        self.facts: NodeInfo | None = None
+        self.misfit = ""
+        self.twin: int | None = None
+        self.failures = 0
+        self.reports = Reports(name, clock, later)
+        self._clock = clock
+        self._later = later
+        self._guard = guard
+        self._trust = Trust(guard, index)
+        self._proven = self._flaps = False
+        self._opened = 0.0
+
+    # -- What each kind of store does in its own way
+
+    @abstractmethod
+    def connect(self) -> tuple[Any, NodeInfo]:
+        """Return a new connection and what is at its end.
+
+        It blocks: call it without the driver's lock.
+
+        Raises:
+            NodeError: The node cannot be reached, or it refuses us.
+        """
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, to poll."""
+
+    @abstractmethod
+    def encode(self, round_: Round) -> Any:
+        """Return a round's request in the words of this kind of node; any of its kind takes it."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Write what the connection takes of what was put."""
+
+    @abstractmethod
+    def _put(self, round_: Round, payload: Any) -> None:
+        """Take up a round's request, to be written by the next `flush`."""
+
+    @abstractmethod
+    def _read(self) -> None:
+        """Read what has arrived, and hand each answer to its round."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin on a new connection."""
+
+    def _look_again(self, now: float) -> None:
+        """Ask it what it is, ahead of a request, where it may have changed while connected."""
+        return None  # most cannot
+
+    def _reason(self, error: Exception) -> str:
+        """Say what went wrong, in one line without a secret."""
+        return str(error)
+
+    # -- Connections
+
+    def refuse(self, connection: Any, why: str, twin: int | None) -> None:
+        """Keep it silent because it is no node, or the `twin` of another, until it is one."""
+        connection.disconnect()
+        if why != self.misfit:
+            self.reports.log(logging.ERROR, f"node {self.name} is not usable: {why}")
+        self.misfit, self.twin = why, twin
+        self.channel.unreachable(why)
+        self.reports.failed("unsuitable")
+
+    def opened(self, connection: Any, facts: NodeInfo, now: float, asked: float) -> None:
+        """Take a connection into use; what is owed and what waits is written to it first.
+
+        `asked` is a time before `facts` were asked for.
+        """
+        self._finish_drop()
+        self._trust.connected(facts, asked, now)
+        self._welcome(self._trust.memory, now)
+        self.facts, self.misfit, self.twin = facts, "", None
+        self.connection = connection
+        self._begin()
+        self._proven, self._opened = False, now
+        if not self._flaps:
+            self.reports.works(None, now)
+        for round_ in self.channel.connected(now):
+            if self.connection is None:
+                return
+            self.write(round_)
+
+    def unreachable(self, reason: str) -> None:
+        """Connecting failed; the node is silent until it succeeds."""
+        self.channel.unreachable(reason)
+        self.reports.complain(None, reason)
+        self.reports.failed("refused" if refuses(reason) else "unreachable")
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self.connection, self.unsent = self.connection, None, b""
+        if connection is not None:
+            connection.disconnect()
+
+    def _broke(self, error: Exception) -> None:
+        """A read or a write failed: the node's fault, or a time limit's that interrupted it."""
+        if isinstance(error, OSError) and error.errno is None:
+            # No system call raises without a number; a handler's `raise TimeoutError` does.
+            self._drop("interrupted", blame=False)
+            raise error
+        self._drop(self._reason(error))
+        self.reports.failed("disconnected")
+
+    def _drop(self, reason: str, *, blame: bool = True) -> None:
+        """Give up a connection that is of no use any more; `blame` the node, or ourselves."""
+        if self.connection is None:
+            return
+        self.close()
+        self._finish_drop()
+        if not blame or self._proven or self._clock() - self._opened > SETTLED_S:
+            self.failures = 0
+        else:
+            # It connects and breaks, over and over: as good as unreachable, until it has answered.
+            self._flaps = True
+            self.channel.unreachable(reason)
+            self.reports.complain(None, reason)
+
+    def _finish_drop(self) -> None:
+        # Apart: an exception may come between closing the connection and knowing that it is down.
+        if self.channel.up:
+            self.channel.dropped()
+
+    # -- Requests
+
+    def ask(self, round_: Round, payload: Any, now: float, more: bool = False) -> None:
+        """Write a round's request, or vote SILENT for it; `more`: along with the next one's."""
+        channel, verb = self.channel, round_.verb
+        try:
+            if self.connection is None:
+                self._finish_drop()
+            if channel.unanswered and (verb.extends or channel.stalled(now)):
+                self.receive()  # unread answers are no silence, and count before newer ones
+            if verb.needs_memory and self._trust.to_ask_again(now):
+                self._look_again(now)
+            if channel.ask(round_, now):
+                self._put(round_, payload)
+                if not more:
+                    self.flush()
+            elif channel.up:
+                self.reports.late(verb, str(round_.details[self.index]))
+        except BaseException:
+            # Interrupted between the queue and the socket (a time limit, a KeyboardInterrupt): the
+            # next answer might be taken for another round's.
+            self._drop("interrupted", blame=False)
+            raise
+
+    def write(self, round_: Round) -> None:
+        """Write a round's request that the channel has taken up."""
+        self._put(round_, self.encode(round_))
+        self.flush()
+
+    # -- Answers
+
+    def receive(self) -> None:
+        """Read what has arrived, and hand each answer to its round."""
+        if self.connection is None:
+            return
+        try:
+            self._read()
+        except WAITS:
+            return
+        except self.broken as error:
+            self._broke(error)
+        except BaseException:
+            self._drop("interrupted", blame=False)
+            raise
+
+    def _answer(self, round_: Round, answer: Any, now: float) -> None:
+        verb = round_.verb
+        if heard_nodes():
+            self._tell(round_, now)
+        doubt = self._trust.doubt(now) if verb.needs_memory else ""
+        round_.answer(self.index, answer, now, doubt)
+        self._proven, self._flaps = True, False
+        written = verb.wrote(answer)
+        reports = self.reports
+        reports.answers += 1
+        if reports.failing or now >= reports.page:
+            reports.did(verb, written, now)
+        if round_.amnesiac:
+            self.reports.log(
+                logging.WARNING,
+                f"node {self.name} has forgotten {len(round_.amnesiac)} locks before their time:"
+                " was it restarted or flushed, does it evict keys, or was one released by hand"
+                " (celery redlock release)?",
+            )
+            round_.amnesiac.clear()
+            self.reports.failed("data_loss")
+        if written:
+            self._trust.wrote(round_.sent)
+            if self.channel.owed:
+                for owed in self.channel.due(verb, now):
+                    if self.connection is not None:
+                        self.write(owed)
+
+    def _failed(self, round_: Round, why: str) -> None:
+        """It has answered with an error: it is silent, and what it must still free is owed."""
+        round_.silence(self.index, why)
+        self.channel.owe(round_)
+        self.reports.complain(round_.verb, why)
+        self.reports.failed("refused")
+
+    def _tell(self, round_: Round, now: float) -> None:
+        # Once nobody waits for a round its answers are read whenever somebody reads: when they came
+        # is not known. Nor is how long a node took that first had to be connected to.
+        if heard_nodes() and not round_.closed and round_.waits and round_.sent >= self._opened:
+            self.reports.answered(now - round_.sent)
+
+    def _welcome(self, memory: Memory, now: float) -> None:
+        self._later(partial(self._guard.welcome, self.name, memory, now))

