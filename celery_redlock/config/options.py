@@ -340,14 +340,17 @@ class LockOptions(TypedDict, total=False):
     on_lost: OnLost
 
 
-def guarded(restart_guard: str, nodes: int) -> bool:
+def guarded(restart_guard: str, nodes: int, moves: bool = False) -> bool:
     """Return whether nodes that may have forgotten locks have no vote.
+
+    `moves`: one of them has a standby that takes its place by itself, so nobody has to have
+    accepted what that forgets.
 
     "auto" leaves one node alone: waiting after each of its starts protects from nothing but its own
     crash, and whoever runs one has accepted that. Of two, both must grant a lock: if one forgets,
     the other still says no. From three on, one that forgets is enough for two holders.
     """
-    return restart_guard == "uptime" or (restart_guard == "auto" and nodes > 2)
+    return restart_guard == "uptime" or (restart_guard == "auto" and (nodes > 2 or moves))
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
 
 from ..protocol.errors import ConfigurationError
 from .checks import CONFLICT_POLICIES
@@ -212,12 +213,33 @@ def _broker(conf: Any) -> str:
     if isinstance(url, (list, tuple)):
         url = url[0] if url else None
     if isinstance(url, str):
+        if url.startswith("sentinel://"):
+            return _watched(url, conf.get("broker_transport_options") or {})
         url = _as_node(url.split(";")[0])
         if url.startswith(("unix://", "redis://", "rediss://")):
             return url
     raise ConfigurationError(
         "redlock_nodes is not set and the broker is no Redis: set redlock_nodes to the URLs of one"
         " or more independent Redis masters, such as ['redis://10.0.0.1:6379/0', ...]"
+    )
+
+
+def _watched(url: str, options: Mapping[str, Any]) -> str:
+    """Return a broker behind Sentinels as one URL: Celery names each of them in a URL."""
+    urls = [urlsplit(one) for one in url.split(";")]
+    if not options.get("master_name"):
+        raise ConfigurationError(
+            "the broker is a Redis behind Sentinels, and broker_transport_options has no"
+            " master_name: set it, or redlock_nodes, as in"
+            " ['sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster']"
+        )
+    credentials = next((u.netloc.rpartition("@")[0] for u in urls if "@" in u.netloc), "")
+    hosts = ",".join(u.netloc.rpartition("@")[2] for u in urls)
+    asked = {f"sentinel_{k}": v for k, v in (options.get("sentinel_kwargs") or {}).items()}
+    db = next((u.path.strip("/") for u in urls if u.path.strip("/")), "0")
+    at = f"{credentials}@" if credentials else ""
+    return (
+        f"sentinel://{at}{hosts}/{quote(options['master_name'])}?{urlencode({'db': db, **asked})}"
     )
 
 

@@ -86,7 +86,11 @@ class Redlock:
             prefix=check_option("prefix", prefix),
             node_timeout=check_option("node_timeout", node_timeout),
             fencing=check_option("fencing", fencing),
-            guarded=guarded(check_option("restart_guard", restart_guard), len(addresses)),
+            guarded=guarded(
+                check_option("restart_guard", restart_guard),
+                len(addresses),
+                moves=any(address.moves for address in addresses),
+            ),
             registry=LeaseRegistry(len(addresses), helper),
         )
 

@@ -175,7 +175,7 @@ def test_without_nodes_the_broker_is_the_node(broker: str, node: str) -> None:
     assert read_settings(app).nodes == [node]
 
 
-@pytest.mark.parametrize("broker", ["amqp://", "memory://", None, "sentinel://a:1"])
+@pytest.mark.parametrize("broker", ["amqp://", "memory://", None])
 def test_without_nodes_and_without_a_redis_it_is_said_what_to_set(broker: str | None) -> None:
     app = Celery("settings", broker=broker, set_as_current=False)
     with pytest.raises(ConfigurationError, match=r"redlock_nodes is not set .*: set redlock_nodes"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 from psycopg import conninfo
@@ -39,6 +39,7 @@ class PostgresAddress:
 
     name: str
     arguments: Mapping[str, Any] = field(repr=False)
+    moves: ClassVar[bool] = True
 
     @property
     def unverified(self) -> bool:

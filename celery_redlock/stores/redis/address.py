@@ -13,22 +13,30 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import AbstractConnection, SSLConnection, UnixDomainSocketConnection
+from redis.connection import (
+    AbstractConnection,
+    Connection,
+    SSLConnection,
+    UnixDomainSocketConnection,
+)
 from redis.retry import Retry
+from redis.sentinel import SentinelConnectionPool
 
 from ...protocol.errors import ConfigurationError, NodeError
 from .resp import Parser, reason
+from .sentinel import pool_of
 
 __all__ = ["Address", "NodeSpec", "parse_nodes"]
 
 T = TypeVar("T")
 NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 
+SENTINEL = "sentinel://"
 CONNECT_TIMEOUT = 1.0
 """Seconds to connect and to authenticate, unless the node's arguments say otherwise."""
 GONE_AFTER = 10.0
@@ -61,12 +69,18 @@ class Address:
     connection_class: type[AbstractConnection]
     arguments: Mapping[str, Any] = field(repr=False)
     unverified: bool = False
+    moves: ClassVar[bool] = False
+    """Whether another server takes its place by itself, which may have forgotten locks."""
 
     def connection(self, **changed: Any) -> Any:
         """Make a connection of redis-py, which has no types, with some arguments changed.
 
         It is not connected.
         """
+        return self.made(**changed)
+
+    def made(self, **changed: Any) -> Any:
+        """Do the same without asking anybody where the node is."""
         return self.connection_class(**{**self.arguments, **changed})
 
     def connect(self, greet: Callable[[Any], T]) -> tuple[Any, T]:
@@ -75,17 +89,63 @@ class Address:
         Raises:
             NodeError: The node cannot be reached, or it refuses us.
         """
-        connection = self.connection()
+        connection = None
         try:
+            connection = self.connection()
             connection.connect()
             result = greet(connection)
             if connection.can_read():
                 raise NodeError("it sent what nobody asked for")
             connection._sock.setblocking(False)
         except Exception as error:  # a credential provider's, too
-            connection.disconnect()
+            if connection is not None:
+                connection.disconnect()
             raise NodeError(reason(error), node=self.name) from None
         return connection, result
+
+
+@dataclass(frozen=True)
+class SentinelAddress(Address):
+    """How to reach the master of a service that Sentinels watch.
+
+    It is one node, whose address moves, not several: Sentinel promotes a replica, and what had not
+    reached that is forgotten. So it has no vote for a ttl (`restart_guard.py`, rule 2).
+
+    Attributes:
+        sentinel: Asks the Sentinels, over connections of its own.
+        service: What they call it.
+    """
+
+    sentinel: Any = field(default=None, repr=False)
+    service: str = ""
+    moves: ClassVar[bool] = True
+
+    def connection(self, **changed: Any) -> Any:
+        """Ask who is the master, and make a connection to it; see `Address.connection`.
+
+        Raises:
+            redis.RedisError: No Sentinel answers, or none knows a master that is up.
+        """
+        host, port = self.sentinel.discover_master(self.service)
+        return self.made(host=host, port=port, **changed)
+
+    @classmethod
+    def of(cls, address: Address, pool: SentinelConnectionPool) -> SentinelAddress:
+        """Return the address that a pool of `Sentinel.master_for` leads to.
+
+        `address` is made of the arguments of the pool's connections.
+        """
+        clients = pool.sentinel_manager.sentinels
+        known = [client.connection_pool.connection_kwargs for client in clients]
+        places = ",".join(f"{one.get('host')}:{one.get('port')}" for one in known)
+        tls = issubclass(pool.connection_class, SSLConnection)
+        arguments = {k: v for k, v in address.arguments.items() if k != "connection_pool"}
+        return cls(
+            *(f"{pool.service_name}@{places}", SSLConnection if tls else Connection, arguments),
+            unverified=address.unverified,
+            sentinel=pool.sentinel_manager,
+            service=pool.service_name,
+        )
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
@@ -129,7 +189,10 @@ def _parse(spec: object, where: str) -> Address:
     try:
         if isinstance(spec, str):
             _check_url(spec)
-            pool = redis.ConnectionPool.from_url(spec)
+            watched = spec.startswith(SENTINEL)
+            pool = (
+                pool_of(spec, CONNECT_TIMEOUT) if watched else redis.ConnectionPool.from_url(spec)
+            )
         elif isinstance(spec, redis.Redis):
             pool = spec.connection_pool
         elif isinstance(spec, Mapping):
@@ -147,7 +210,9 @@ def _parse(spec: object, where: str) -> Address:
             if "ssl_check_hostname" not in said and _certified(given):
                 given["ssl_check_hostname"] = True  # as redis-py does by default since 6.0
         address = _address(pool.connection_class, given)
-        address.connection()  # does not connect: shows bad arguments now
+        if isinstance(pool, SentinelConnectionPool):
+            address = SentinelAddress.of(address, pool)
+        address.made()  # does not connect: shows bad arguments now
     except (TypeError, ValueError, redis.RedisError) as error:
         # The text of a foreign error may quote the URL; ours above do not.
         text = str(error)
@@ -165,13 +230,14 @@ def _check_url(url: str) -> None:
     parts = urlsplit(url)
     if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # nothing in it can be a secret
         raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
-    if parts.scheme not in ("redis", "rediss", "unix"):
+    if parts.scheme not in ("redis", "rediss", "unix", "sentinel"):
         raise ValueError(
-            f"the scheme {parts.scheme!r} is none of redis://, rediss:// and unix://"
+            f"the scheme {parts.scheme!r} is none of redis://, rediss://, unix://, sentinel:// and"
+            " postgresql://"
             if parts.scheme
             else "no scheme: a node's URL begins with redis://, rediss:// or unix://"
         )
-    if parts.scheme == "unix":
+    if parts.scheme in ("unix", "sentinel"):
         return
     try:
         port = parts.port

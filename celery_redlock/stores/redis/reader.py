@@ -73,12 +73,9 @@ class RedisReader:
     """
 
     def __init__(self, address: Address, prefix: str, timeout: float) -> None:
-        connecting = address.arguments.get("socket_connect_timeout", timeout)
-        self._connection = address.connection(
-            socket_timeout=timeout,
-            socket_connect_timeout=min(connecting, timeout),
-            parser_class=_Parser,
-        )
+        self._address = address
+        self._timeout = timeout
+        self._connection: Any = None
         self.prefix = prefix
         self.heard = monotonic()
         self.by_script = False
@@ -89,6 +86,12 @@ class RedisReader:
         Raises:
             redis.RedisError, OSError: It cannot be reached, or refuses us.
         """
+        connecting = self._address.arguments.get("socket_connect_timeout", self._timeout)
+        self._connection = self._address.connection(
+            socket_timeout=self._timeout,
+            socket_connect_timeout=min(connecting, self._timeout),
+            parser_class=_Parser,
+        )
         self._connection.connect()
         self.heard = monotonic()
 

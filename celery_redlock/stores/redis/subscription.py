@@ -19,8 +19,9 @@ class RedisSubscription:
     """One subscription, over a connection of its own."""
 
     def __init__(self, address: Address, channel: bytes) -> None:
+        self._address = address
         self._channel = channel
-        self._connection: Any = address.connection()
+        self._connection: Any = None
         self._socket: Any = None
 
     def calls(self) -> Iterator[bytes | None]:
@@ -29,7 +30,8 @@ class RedisSubscription:
         Raises:
             Exception: The connection has ended, or cannot be made.
         """
-        connection, channel = self._connection, self._channel
+        channel = self._channel
+        self._connection = connection = self._address.connection()
         connection.connect()
         if connection.can_read():
             raise NodeError("it sent what nobody asked for")
@@ -67,7 +69,8 @@ class RedisSubscription:
     def close(self) -> None:
         """Close the connection."""
         self._socket = None
-        self._connection.disconnect()
+        if self._connection is not None:
+            self._connection.disconnect()
 
     def reason(self, error: Exception) -> str:
         """Say what went wrong, in one line without a secret."""

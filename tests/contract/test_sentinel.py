@@ -1,0 +1,129 @@
+"""One Redis behind Sentinels: a node whose address moves, and which may forget as it does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery
+from redis.sentinel import Sentinel
+
+from celery_redlock import ConfigurationError, NotAcquired, Redlock, ResourceHeld
+from celery_redlock.config.settings import read_settings
+from tests.support.sentinels import SERVICE, Watched, watched
+from tests.support.wait import wait_until
+
+TTL = 4.0
+"""Longer than a failover takes here: half a second until it is noticed, and one or two more."""
+
+
+@pytest.fixture
+def service() -> Iterator[Watched]:
+    with watched() as found:
+        with client_of(found.url, TTL + 1.0) as later:  # an uptime is of whole seconds
+            wait_until(lambda: not _refused(later), 3 * TTL, "the servers are up for a ttl")
+        yield found
+
+
+def client_of(node: Any, ttl: float = TTL) -> closing[Redlock]:
+    return closing(Redlock([node], ttl=ttl, restart_guard="auto"))
+
+
+def test_the_master_is_found_by_its_name(service: Watched) -> None:
+    with ExitStack() as stack:
+        sentinel = Sentinel([("127.0.0.1", port) for port in service.ports])
+        stack.callback(sentinel.close)
+        made = stack.enter_context(sentinel.master_for(SERVICE))
+        with client_of(service.url) as by_url, client_of(made) as by_client, by_url.lock("r"):
+            with pytest.raises(ResourceHeld):
+                by_client.acquire("r")
+            with redis.Redis(port=service.master) as client:
+                assert client.exists("redlock:r")
+        assert by_url.nodes == by_client.nodes
+
+
+def test_a_lock_is_held_through_a_failover_and_no_other_gets_it(service: Watched) -> None:
+    old, new = service.servers
+    with client_of(service.url) as ours, client_of(service.url) as theirs, ours.lock("r") as held:
+        begun = held.lease.deadline
+        old.kill()
+        wait_until(
+            lambda: _refused(theirs) and held.lease.deadline > begun + TTL / 2,
+            2 * TTL,
+            "it was extended at the new master",
+        )
+        assert service.master == new.port
+        assert not held.lost
+
+
+def test_what_a_promoted_replica_never_heard_of_is_not_granted_again(service: Watched) -> None:
+    old, new = service.servers
+    with client_of(service.url) as ours, client_of(service.url) as theirs:
+        theirs.connect()
+        new.pause()
+        with redis.Redis(port=old.port) as client:
+            client.client_kill_filter(_type="replica")  # or it would read of it when it goes on
+        held = ours.lock("r")
+        held.acquire()
+        assert held.claim is not None
+        ours.client.watchdog.drop(held.claim)  # its process hangs: nobody takes it back there
+        old.kill()
+        new.resume()
+        while held.claim.held(time.monotonic()):
+            assert _refused(theirs)
+        assert service.master == new.port, "the failover was over before the lease was"
+        wait_until(lambda: not _refused(theirs), 3 * TTL, "it is granted again, a span later")
+
+
+def _refused(redlock: Redlock) -> bool:
+    try:
+        redlock.release(redlock.acquire("r"))
+    except NotAcquired:
+        return True
+    return False
+
+
+def test_without_a_sentinel_the_node_is_silent() -> None:
+    silent = pytest.raises(NotAcquired, match="No master found for 'mymaster'")
+    with client_of("sentinel://127.0.0.1:1/mymaster") as redlock, silent:
+        redlock.acquire("r")
+
+
+@pytest.mark.parametrize(
+    ("url", "wrong"),
+    [
+        ("sentinel://127.0.0.1:26379", "ends with the name of the master"),
+        ("sentinel://127.0.0.1:port/mymaster", "is not host:port"),
+        ("sentinel:///mymaster", "is not host:port"),
+    ],
+)
+def test_what_cannot_be_is_said_at_once(url: str, wrong: str) -> None:
+    with pytest.raises(ConfigurationError, match=wrong):
+        Redlock([url])
+
+
+def test_no_secret_of_a_url_is_shown() -> None:
+    url = "sentinel://joe:secret@127.0.0.1:1/mymaster?sentinel_password=hidden"
+    with client_of(url) as redlock, pytest.raises(NotAcquired) as caught:
+        redlock.acquire("r")
+    told = repr(redlock) + repr(redlock.client.addresses) + str(caught.value)
+    assert "secret" not in told and "hidden" not in told
+
+
+def test_a_broker_behind_sentinels_is_the_node() -> None:
+    app = Celery("s", broker="sentinel://:pw@a:1/2;sentinel://b", set_as_current=False)
+    app.conf.broker_transport_options = {
+        "master_name": "m",
+        "sentinel_kwargs": {"password": "hidden"},
+    }
+    assert read_settings(app).nodes == ["sentinel://:pw@a:1,b/m?db=2&sentinel_password=hidden"]
+
+
+def test_a_broker_behind_sentinels_needs_its_masters_name() -> None:
+    app = Celery("s", broker="sentinel://a:1", set_as_current=False)
+    with pytest.raises(ConfigurationError, match="master_name"):
+        read_settings(app)
