@@ -32,6 +32,7 @@ class Consumer:
         )
         self.app = app or Celery("shop", set_as_current=False)
         self.pool = SimpleNamespace(is_green=False)
+        self.hub: object = object()
         self.task_consumer = SimpleNamespace(channel=SimpleNamespace(qos=None))
         self.window = window
         self.qos: Any = None
@@ -72,18 +73,16 @@ def test_the_broker_is_told_of_both(consumer: Consumer, prefetch: Prefetch) -> N
     assert consumer.loop() == 10
 
 
-@pytest.mark.parametrize("is_green", [True, False])
-def test_the_loop_of_a_green_pool_soon_looks_at_its_window(
-    consumer: Consumer, is_green: bool
-) -> None:
-    """It asks a Redis broker for nothing while its window is full, and nothing else wakes it."""
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_loop_that_blocks_soon_looks_at_its_window(consumer: Consumer, blocks: bool) -> None:
+    """A green pool's, and that of a transport like SQLAlchemy: nothing else wakes it."""
     waited: list[float | None] = []
     consumer.connection.drain_events = lambda timeout=None: waited.append(timeout)
-    consumer.pool.is_green = is_green
+    consumer.hub = None if blocks else object()
     Prefetch(consumer).connected()
     for timeout in (2.0, 0.1, None):
         consumer.connection.drain_events(timeout=timeout)
-    assert waited == [LOOP_S if is_green else 2.0, 0.1, None]
+    assert waited == [LOOP_S if blocks else 2.0, 0.1, None]
 
 
 def test_where_many_are_parked_the_broker_is_seldom_told(

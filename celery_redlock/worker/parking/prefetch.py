@@ -40,8 +40,9 @@ LAST_READ_S = 0.2
 LAST_POP_S = 1.5
 """The same with Redis: kombu's last BRPOP takes messages from the queue for another second."""
 LOOP_S = 0.5
-"""Seconds for which the loop of a green pool waits for messages. Celery's waits two: what makes
-room meanwhile, or widens the window, is not seen by it, and with Redis it has asked for nothing."""
+"""Seconds for which a loop that blocks (of a green pool, of a transport without an event loop) waits
+for messages. Celery's waits two: who may go on meanwhile, and a window that is wider, it does not
+see, and with Redis it has asked for nothing."""
 QOS = (60, 10)
 """AMQP 0-9-1's number of basic.qos."""
 
@@ -65,7 +66,7 @@ class Prefetch:
         self._extra = 0
         self.widens = not self._is_per_consumer
         _wait_for_no_answer(self._consumer.task_consumer.channel)
-        if self._consumer.pool.is_green:
+        if self._consumer.hub is None:
             _wait_less_long(self._consumer.connection)
         qos = self._consumer.qos
         qos.callback = self._with_extra(qos.callback)
