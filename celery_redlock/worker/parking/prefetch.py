@@ -40,9 +40,9 @@ LAST_READ_S = 0.2
 LAST_POP_S = 1.5
 """The same with Redis: kombu's last BRPOP takes messages from the queue for another second."""
 LOOP_S = 0.5
-"""Seconds for which a loop that blocks (of a green pool, of a transport without an event loop) waits
-for messages. Celery's waits two: who may go on meanwhile, and a window that is wider, it does not
-see, and with Redis it has asked for nothing."""
+"""Seconds for which a loop that blocks (a green pool's, or where the transport has no event loop)
+waits for messages. Celery's waits two: who may go on meanwhile, and a window that is wider, it does
+not see, and with Redis it has asked for nothing."""
 QOS = (60, 10)
 """AMQP 0-9-1's number of basic.qos."""
 
