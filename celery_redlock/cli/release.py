@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from ..protocol.commands import RESERVED_SUFFIX
+from ..protocol.names import RESERVED_SUFFIX
 from ..protocol.texts import printable
 from ..survey.force_release import Freed, force_release, stop_command
 from ..survey.models import Entry, Survey

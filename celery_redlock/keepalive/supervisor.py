@@ -27,8 +27,8 @@ from functools import partial
 from ..events import emit, heard
 from ..protocol import quorum
 from ..protocol.claim import Claim
-from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.lease import Lease
+from ..protocol.names import RESERVED_SUFFIX
 from ..protocol.round import Verb
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic

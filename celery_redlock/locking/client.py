@@ -23,9 +23,8 @@ from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
-from ..protocol.commands import base_of
 from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
-from ..protocol.names import Resources, checked_names, slots
+from ..protocol.names import Resources, base_of, checked_names, slots
 from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Steps

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..protocol import outcome, quorum
-from ..protocol.commands import DONE
 from ..protocol.lease import NEVER
 from ..protocol.names import slots
+from ..protocol.replies import DONE
 from ..protocol.values import Owner, Query, Vote
 from ..runtime.clock import monotonic
 from .held import HeldLease

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from ..protocol.commands import LINE_SUFFIX
+from ..protocol.names import LINE_SUFFIX
 from ..protocol.values import quorum_of
 from ..stores.kinds import Address, Subscription, subscribe
 from .wait_queue import JITTER, Waiter

@@ -3,7 +3,7 @@
 On each node the queue is a sorted set beside the key: who waits, by the wall clock of its first
 try, which it keeps. So all nodes have them in nearly one order; clocks matter for nothing else. A
 release takes the first from the queue whose process listens, and publishes to the channel of that
-process (`commands.RELEASE`). The waiter that a quorum of the nodes calls tries, and no other is in
+process (`scripts.RELEASE`). The waiter that a quorum of the nodes calls tries, and no other is in
 its way. Exclusion does not rest on any of this: whoever tries, called or not, is granted the lock
 by a quorum, or is not.
 

@@ -27,9 +27,8 @@ from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES
 from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
-from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
-from ..protocol.names import Resources, checked_names
+from ..protocol.names import RESERVED_SUFFIX, Resources, checked_names
 from ..protocol.round import Verb
 from ..protocol.texts import names_of, printable, shown
 from ..protocol.values import Owner

@@ -11,9 +11,9 @@ from celery import _state
 from celery.utils import dispatch
 
 from ..events import Ask, Listener, subscribe, unsubscribe
-from ..protocol.commands import RESERVED_SUFFIX
 from ..protocol.errors import LeaseLost, ResourceHeld
 from ..protocol.lease import Lease
+from ..protocol.names import RESERVED_SUFFIX
 from ..protocol.values import Owner
 from .headers import attempts_of, short_id
 

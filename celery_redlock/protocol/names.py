@@ -10,20 +10,40 @@ import hashlib
 import re
 from collections.abc import Sequence
 
-from .commands import (
-    FENCE_SUFFIX,
-    LINE_SUFFIX,
-    MARK_SUFFIX,
-    RESERVED_SUFFIX,
-    SLOT_SUFFIX,
-    TRUSTED_KEY,
-)
 from .errors import ConfigurationError
 from .texts import names_of, shown
 from .values import Owner
 
-__all__ = ["Resources", "checked_names", "mark_of", "slots"]
+__all__ = [
+    *(
+        "FENCE_SUFFIX",
+        "LINE_SUFFIX",
+        "MARK_SUFFIX",
+        "RESERVED_SUFFIX",
+        "SLOT_SUFFIX",
+        "TRUSTED_KEY",
+    ),
+    *("Resources", "base_of", "checked_names", "mark_of", "slots"),
+]
 
+FENCE_SUFFIX = "#fence"
+"""Ends the key of a resource's last fencing token; no resource's own name may end so."""
+SLOT_SUFFIX = "#slot"
+"""With a number, ends the key of one of several holders of a resource; no name may end so."""
+RESERVED_SUFFIX = "#reserved"
+"""Ends the key of a resource's reservation (`reservation.py`), likewise."""
+MARK_SUFFIX = "#done"
+"""Ends the key that marks a delivery as done, likewise."""
+LINE_SUFFIX = "#line"
+"""Ends the key of a resource's wait queue (`wait_queue.py`), likewise."""
+TRUSTED_KEY = "#trusted"
+"""Names the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6): for how
+many seconds it had been known by then, and as what. No ttl. No resource's name may end so."""
+QUEUE_LIFE_S = 60.0
+"""After which a wait queue is forgotten, in seconds; every waiter that tries renews it."""
+FENCE_LIFE_S = 7 * 86_400.0
+"""For how many seconds a node remembers a fencing token: as long as a write may be late, while
+clocks have moved on."""
 MAX_NAME_CHARS = 512
 """What a node's connection takes at once is finite, and every request bears the name."""
 MAX_NAMES = 100
@@ -43,6 +63,12 @@ _OURS = {
     re.escape(TRUSTED_KEY): "the marks of nodes that are trusted",
     re.escape(SLOT_SUFFIX) + "[0-9]+": "the slots of locks with a limit",
 }
+
+
+def base_of(name: str) -> str:
+    """Return the resource whose slot this is; of any other name, the name."""
+    base, _, number = name.rpartition(SLOT_SUFFIX)
+    return base if number.isascii() and number.isdecimal() else name
 
 
 def checked_names(resource: Resources, *, fencing: bool = False, limit: int = 1) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from .claim import Claim
-from .commands import TRUSTED_KEY
 from .lease import FENCE_LIMIT
+from .names import TRUSTED_KEY
 from .round import Round, Steps, Verb
 from .values import Mark, Query, QueueEntry, Vote
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from . import commands, scripts
+from . import replies
 from .claim import Claim, acknowledged
-from .commands import FENCE_SUFFIX, LINE_SUFFIX, LOOK, Held, on_keys
+from .replies import Held
 from .values import Vote, quorum_of
 
 __all__ = ["REFUSED", "RENEWED", "SET_AGAIN", "VERBS", "Held", "Round", "Steps", "Verb"]
@@ -83,7 +82,7 @@ class Round:
 
         Args:
             node: Its index.
-            reply: What `commands.decode` made of the answer.
+            reply: What `replies.decode` made of the answer.
             now: When it was read; seconds.
             doubt: Why the node may have forgotten locks, or empty. "It is free" then counts as
                 silence. So does "it is held" for an ACQUIRE, because the holder may be another
@@ -221,7 +220,6 @@ class Verb:
 
     Attributes:
         word: Names it in logs and errors.
-        encode: Makes the request; see `commands.py`.
         decode: Makes of a reply what `count` takes, or raises.
         count: Counts a node's answer; the arguments are those of `Round.answer`.
         decided: Tells whether the outcome is certain though nodes have not answered yet.
@@ -234,8 +232,7 @@ class Verb:
     """
 
     word: str
-    encode: Callable[[Sequence[Any], str, bool], bytes]
-    decode: Callable[[Sequence[Any], Any], Any] = commands.done
+    decode: Callable[[Sequence[Any], Any], Any] = replies.done
     count: Callable[[Round, int, Any, float, str], None] = Round._done
     decided: Callable[[Round], bool] = lambda round_: False
     wrote: Callable[[Any], bool] = bool
@@ -262,14 +259,14 @@ class Verb:
 
 # Set our token where no other is set (Redis page, step 2).
 Verb.ACQUIRE = Verb(
-    *("acquire", commands.acquire, commands.acquired, Round._acquired, Round._won_or_lost),
+    *("acquire", replies.acquired, Round._acquired, Round._won_or_lost),
     wrote=lambda answer: not isinstance(answer, str),
     sets=True,
     needs_memory=True,
 )
 # Renew our token where it is set; set it again where none is.
 Verb.EXTEND = Verb(
-    *("extend", partial(commands.extension, scripts.EXTEND), commands.extended, Round._extended),
+    *("extend", replies.extended, Round._extended),
     decided=lambda round_: round_._full,
     wrote=lambda outcomes: outcomes.strip(REFUSED) != "",
     sets=True,
@@ -279,22 +276,22 @@ Verb.EXTEND = Verb(
 # the holder's, so its request may arrive after the release. It waits for all answers, because it
 # must at least learn in time where the token is missing.
 Verb.RENEW = Verb(
-    *("renew", partial(commands.extension, scripts.RENEW), commands.extended, Round._extended),
+    *("renew", replies.extended, Round._extended),
     wrote=Verb.EXTEND.wrote,
     extends=True,
 )
 # Delete our token, and no other, and wake the first waiter.
 Verb.RELEASE = Verb(
-    *("release", commands.release, commands.released),
+    *("release", replies.released),
     decided=lambda round_: round_.yes + round_.no >= round_.quorum,
     frees=True,
     can_wait=True,
 )
 # Delete our token, and no other, and wake nobody: a failed attempt frees nothing.
-Verb.UNDO = Verb("undo", on_keys(scripts.UNDO), frees=True, can_wait=True)
+Verb.UNDO = Verb("undo", frees=True, can_wait=True)
 # Raise the fencing token to ours, only where our token still holds the key (`quorum._fence`).
 Verb.FENCE = Verb(
-    *("fence", on_keys(scripts.FENCE, "", FENCE_SUFFIX, values=commands.fence_values)),
+    "fence",
     count=Round._fenced,
     decided=Round._known_or_not,
     needs_memory=True,
@@ -302,19 +299,19 @@ Verb.FENCE = Verb(
 # Tell who holds it, and for how long. Of several names: the first holder, and how long until all
 # of them are free.
 Verb.PEEK = Verb(
-    *("peek", on_keys(scripts.PEEK, values=lambda _query: ()), commands.peeked, Round._peeked),
+    *("peek", replies.peeked, Round._peeked),
     wrote=lambda _seen: False,
     needs_memory=True,
 )
 # Join its wait queue, with the time since when we wait: a release wakes the first.
-Verb.ENQUEUE = Verb("queue", on_keys(scripts.ENQUEUE, LINE_SUFFIX, values=commands.queue_values))
+Verb.ENQUEUE = Verb("queue")
 # Leave the queue because we hold the lock.
-Verb.DEQUEUE = Verb("leave", on_keys(scripts.DEQUEUE, LINE_SUFFIX), can_wait=True)
+Verb.DEQUEUE = Verb("leave", can_wait=True)
 # Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
-Verb.HAND_ON = Verb("pass", on_keys(scripts.HAND_ON), can_wait=True)
+Verb.HAND_ON = Verb("pass", can_wait=True)
 # Tell whether it still is a master. Only the request behind it waits for the answer.
-Verb.LOOK = Verb("tell its role", lambda *_: LOOK, commands.looked)
+Verb.LOOK = Verb("tell its role", replies.looked)
 # Leave word in the node's own data that it has earned its vote (`restart_guard.py`).
-Verb.MARK = Verb("mark", on_keys(scripts.MARK, values=commands.mark_values))
+Verb.MARK = Verb("mark")
 
 VERBS = tuple(row for row in vars(Verb).values() if isinstance(row, Verb))

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..config.checks import MAX_SLOTS
-from ..protocol.commands import (
-    DONE,
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.names import (
     FENCE_SUFFIX,
     LINE_SUFFIX,
     MARK_SUFFIX,
@@ -22,9 +22,9 @@ from ..protocol.commands import (
     SLOT_SUFFIX,
     TRUSTED_KEY,
     base_of,
+    mark_of,
 )
-from ..protocol.errors import QuorumUnavailable
-from ..protocol.names import mark_of
+from ..protocol.replies import DONE
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import NodeVote, Owner, Vote, quorum_of, token_digest
 from ..stores.kinds import Reader

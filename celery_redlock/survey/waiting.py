@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..protocol.commands import LINE_SUFFIX
+from ..protocol.names import LINE_SUFFIX
 from ..protocol.values import quorum_of
 from .models import Entry, Survey
 

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..protocol.claim import Claim
-from ..protocol.commands import DONE, base_of
+from ..protocol.names import base_of
+from ..protocol.replies import DONE
 from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
 from ..protocol.values import QueueEntry
 

@@ -13,8 +13,7 @@ from celery.local import Proxy
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
 from ..messages.reservation import RESERVING
-from ..protocol.commands import RESERVED_SUFFIX
-from ..protocol.names import checked_names
+from ..protocol.names import RESERVED_SUFFIX, checked_names
 from ..protocol.texts import shown
 
 _celery_state: Any = _state  # its stubs lack most of it

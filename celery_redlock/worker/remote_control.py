@@ -73,7 +73,7 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """The locks that bodies of this worker hold; reservations are none."""
     from ..protocol.claim import Claim
-    from ..protocol.commands import RESERVED_SUFFIX, base_of
+    from ..protocol.names import RESERVED_SUFFIX, base_of
     from ..protocol.texts import shown
     from ..protocol.values import Owner
     from ..runtime.clock import monotonic

@@ -25,7 +25,7 @@ from celery_redlock import ConfigurationError, Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.exporter import guarded
 from celery_redlock.config.options import GLOBAL
-from celery_redlock.protocol.commands import RESERVED_SUFFIX
+from celery_redlock.protocol.names import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.survey import exporter

@@ -20,7 +20,7 @@ from celery_redlock import Redlock, ResourceHeld
 from celery_redlock.events import NODE_FAILURES
 from celery_redlock.messages import signals
 from celery_redlock.metrics import BUCKETS, install
-from celery_redlock.protocol.commands import RESERVED_SUFFIX
+from celery_redlock.protocol.names import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers
 from celery_redlock.survey.exporter import exposition, make_registry

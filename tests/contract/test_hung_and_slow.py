@@ -14,7 +14,6 @@ import pytest
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
@@ -23,6 +22,7 @@ from celery_redlock.server import LocalServer
 from celery_redlock.stores import driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.redis.requests import encode
 from tests.support.nodes import hung
 from tests.support.proxy import Proxy
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import slots
+from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.round import Verb
 from celery_redlock.runtime.clock import monotonic
 from tests.support.subjects import Real, Subject, a_node, claim

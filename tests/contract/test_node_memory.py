@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
-from celery_redlock.protocol.commands import TRUSTED_KEY
 from celery_redlock.protocol.lease import drift
+from celery_redlock.protocol.names import TRUSTED_KEY
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers

@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
+from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.reader import RedisReader as Reader

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from celery_redlock.keepalive import supervisor
-from celery_redlock.protocol import commands, quorum
+from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.round import VERBS, Verb
 from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores import connections
 from celery_redlock.stores.node import SETTLED_S
 from celery_redlock.stores.redis import address
+from celery_redlock.stores.redis.requests import encode
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
@@ -121,12 +121,12 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
 
 def test_a_key_of_another_type_is_held_and_never_touched(node: Subject) -> None:
     node.occupy("r")
-    assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
-    assert node.ask(Verb.PEEK, claim()) == (commands.FOREIGN, math.inf)
+    assert node.ask(Verb.ACQUIRE, claim()) == replies.FOREIGN
+    assert node.ask(Verb.PEEK, claim()) == (replies.FOREIGN, math.inf)
     assert node.ask(Verb.EXTEND, claim()) == "0"
     assert node.ask(Verb.UNDO, claim()) is False
     assert node.ask(Verb.RELEASE, claim()) is False
-    assert node.ask(Verb.ACQUIRE, claim()) == commands.FOREIGN
+    assert node.ask(Verb.ACQUIRE, claim()) == replies.FOREIGN
 
 
 # -- Those who wait stand in line
@@ -228,9 +228,9 @@ def test_if_one_of_several_is_held_none_is_touched(node: Subject, held: str) -> 
 
 def test_a_key_of_another_type_holds_all_of_several(node: Subject) -> None:
     node.occupy("b")
-    assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == commands.FOREIGN
+    assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == replies.FOREIGN
     assert holders(node, "a") == [None]
-    assert node.ask(Verb.PEEK, claim("x", BOTH)) == (commands.FOREIGN, math.inf)
+    assert node.ask(Verb.PEEK, claim("x", BOTH)) == (replies.FOREIGN, math.inf)
     for verb in EXTENDING:
         assert node.ask(verb, claim("mine", BOTH)) == "0"
     assert holders(node, "a") == [None]
@@ -408,7 +408,7 @@ def test_a_number_is_raised_nowhere_else(node: Subject) -> None:
     assert node.fence("r") == 5
     node.occupy("r")
     assert node.ask(Verb.FENCE, fenced(fence=9)) is False
-    assert node.ask(Verb.ACQUIRE, fenced(fence=9)) == commands.FOREIGN
+    assert node.ask(Verb.ACQUIRE, fenced(fence=9)) == replies.FOREIGN
     assert node.fence("r") == 5
 
 
@@ -480,7 +480,7 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
 
 
 def test_the_world_has_productions_numbers() -> None:
-    assert fakes.FOREIGN == commands.FOREIGN
+    assert fakes.FOREIGN == replies.FOREIGN
     assert process.SETTLED == SETTLED_S
     assert (process.BACKOFF, process.BACKOFF_MAX) == (
         connections.BACKOFF_S,

@@ -43,7 +43,7 @@ def plant(name: str) -> None:
 
 
 def _blind_release() -> None:
-    from celery_redlock.protocol import scripts
+    from celery_redlock.stores.redis import scripts
 
     scripts.RELEASE = b"""\
 local freed = redis.call('DEL', KEYS[1])

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import base_of
+from celery_redlock.protocol.names import base_of
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 from tests.sim.world.nodes import Connection, Link, Server

@@ -122,7 +122,7 @@ class Client:
         assert self.channels[index].unanswered.popleft() is round_
         number = type(reply) is int and round_.verb is Verb.ACQUIRE
         if reply == REFUSAL or (number and reply > round_.claims[0].ceiling):
-            round_.silence(index, REFUSAL)  # as `commands.decode` has it
+            round_.silence(index, REFUSAL)  # as `replies.decode` has it
         else:
             round_.answer(index, reply, 0.0)
 

@@ -21,7 +21,7 @@ MODULES = (
         "runtime/complaints",
     ),
     *("protocol/pipeline", "protocol/quorum", "protocol/lease", "protocol/claim"),
-    *("protocol/commands", "locking/client", "locking/redlock"),
+    *("protocol/replies", "stores/redis/requests", "locking/client", "locking/redlock"),
     *("keepalive/watchdog", "keepalive/registry"),
 )
 

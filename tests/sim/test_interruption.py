@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.polling import WAITS
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.redis.requests import encode
 from celery_redlock.stores.redis.resp import SIZE
 from tests.sim.interruption import at_each_line
 

@@ -17,7 +17,7 @@ from redis.retry import Retry
 
 from celery_redlock import Redlock
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
-from celery_redlock.protocol.commands import TRUSTED_KEY
+from celery_redlock.protocol.names import TRUSTED_KEY
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.server import LocalServer
 from tests.support.wait import wait_until

@@ -9,13 +9,13 @@ from typing import Any
 import redis
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.redis.requests import encode
 from celery_redlock.testing import fakes
 from tests.support.clock import FakeClock
 from tests.support.wait import wait_until

@@ -19,8 +19,8 @@ from celery_redlock.locking.done_mark import look_up, mark_done
 from celery_redlock.messages.delivery import Delivery
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import DONE
 from celery_redlock.protocol.names import mark_of
+from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner
 from tests.support.delivering import deliver
 from tests.support.fake_lock import FakeRedlock

@@ -17,7 +17,6 @@ from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.reservation import claim_for, start
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.node_info import NodeInfo
@@ -26,6 +25,7 @@ from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.redis.requests import encode
 from celery_redlock.stores.reports import Reports
 from tests.support.delivering import Box, deliver, take
 from tests.support.fake_lock import FakeRedlock

@@ -22,13 +22,15 @@ from celery_redlock.keys.resolver import keys_of
 from celery_redlock.locking.held import Unlocked
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import FENCE_LIFE_MS, FENCE_SUFFIX, decode, encode
 from celery_redlock.protocol.errors import NodeError, QuorumUnavailable
 from celery_redlock.protocol.lease import FENCE_LIMIT, Lease
+from celery_redlock.protocol.names import FENCE_SUFFIX
 from celery_redlock.protocol.outcome import refusal
 from celery_redlock.protocol.quorum import FENCE_AHEAD
+from celery_redlock.protocol.replies import decode
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
+from celery_redlock.stores.redis.requests import FENCE_LIFE_MS, encode
 from celery_redlock.testing.fakes import FakeNode
 from tests.support.fake_lock import FakeRedlock
 from tests.support.steps import NOW, PATIENCE, TTL, claim, ended

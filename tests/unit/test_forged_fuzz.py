@@ -38,8 +38,8 @@ from celery_redlock.messages.received import _Held, _look
 from celery_redlock.messages.reservation import HOUR, Reservation, claim_of, free
 from celery_redlock.messages.results import end_of
 from celery_redlock.protocol import quorum
-from celery_redlock.protocol.commands import encode
 from celery_redlock.protocol.values import Owner
+from celery_redlock.stores.redis.requests import encode
 from tests.support.delivering import RESERVED, Box, Ran, Received, _parking, deliver
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Patch

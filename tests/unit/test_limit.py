@@ -10,9 +10,9 @@ import pytest
 from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld
 from celery_redlock.locking import acquisition
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import base_of, encode
-from celery_redlock.protocol.names import slots
+from celery_redlock.protocol.names import base_of, slots
 from celery_redlock.protocol.round import Round, Verb
+from celery_redlock.stores.redis.requests import encode
 from tests.support.fake_lock import FakeRedlock
 
 SLOTS = ["r", "r#slot2", "r#slot3"]

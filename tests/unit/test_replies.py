@@ -16,11 +16,11 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from celery_redlock.protocol import outcome
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.commands import MAX_TTL_S, decode, encode
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.quorum import look, mark
+from celery_redlock.protocol.replies import MAX_TTL_S, decode
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import VERBS, Round, Verb
 from celery_redlock.protocol.values import QueueEntry, Vote
@@ -28,6 +28,7 @@ from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.stores.redis.reader import BATCH_KEYS, MAX_VALUE_BYTES, _Parser
 from celery_redlock.stores.redis.reader import MAX_REPLY_BYTES as LARGEST_LOOK
+from celery_redlock.stores.redis.requests import encode
 from celery_redlock.stores.redis.resp import (
     HANDSHAKE_TIMEOUTS,
     MAX_REPLY_BYTES,

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import psycopg
 from psycopg import pq
 
-from ...protocol.commands import decode
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
+from ...protocol.replies import decode
 from ...protocol.restart_guard import ALWAYS, RestartGuard
 from ...protocol.round import Round
 from ..node import Node

@@ -13,7 +13,8 @@ from typing import Any
 
 import psycopg
 
-from ...protocol.commands import FENCE_SUFFIX, LINE_SUFFIX, MAX_TTL_S
+from ...protocol.names import FENCE_SUFFIX, LINE_SUFFIX
+from ...protocol.replies import MAX_TTL_S
 from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import PostgresAddress, reason
 from .statements import from_text

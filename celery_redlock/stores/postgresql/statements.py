@@ -1,7 +1,7 @@
 """What PostgreSQL is asked: a statement for each verb, what goes into it, and what its rows mean.
 
 Each is one call of a function of `schema.sql`, and so one transaction. A reply is handed on as a
-Redis node would give it, to the checks of `protocol/commands.py`.
+Redis node would give it, to the checks of `protocol/replies.py`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.commands import QUEUE_LIFE_MS, SLOT_SUFFIX, base_of
+from ...protocol.names import QUEUE_LIFE_S, SLOT_SUFFIX, base_of
 from ...protocol.round import Round, Verb
 
 __all__ = ["SWEEP", "Statement", "encode", "from_text", "reply_to", "to_text"]
@@ -20,7 +20,7 @@ Row = Sequence[bytes | None]
 Values = tuple[bytes | None, ...]
 
 SWEEP = b"SELECT redlock_sweep()"
-QUEUE_LIFE = b"%f" % (int(QUEUE_LIFE_MS) / 1000)
+QUEUE_LIFE = b"%f" % QUEUE_LIFE_S
 UNSTORABLE = re.compile("[\\\\\0\ud800-\udfff]")
 """What a text of PostgreSQL cannot hold, and what it is written with instead."""
 
@@ -47,7 +47,7 @@ def encode(round_: Round, prefix: str) -> tuple[bytes, Values]:
 
 
 def reply_to(round_: Round, rows: Sequence[Row]) -> Any:
-    """Return what the rows mean, as a reply that `commands.decode` takes."""
+    """Return what the rows mean, as a reply that `replies.decode` takes."""
     return _STATEMENTS[round_.verb].reply(round_.claims, rows)
 
 

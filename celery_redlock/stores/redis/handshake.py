@@ -15,9 +15,10 @@ from typing import Any
 
 from redis.exceptions import NoPermissionError, ResponseError
 
-from ...protocol.commands import TRUSTED_KEY, request
 from ...protocol.errors import NodeError
+from ...protocol.names import TRUSTED_KEY
 from ...protocol.node_info import NodeInfo
+from .requests import request
 from .resp import reason
 
 __all__ = ["INFO", "ask", "introduce", "marked", "read_info"]

@@ -2,7 +2,7 @@
 
 The connection is redis-py's own, for TLS, ACL and all the rest of making one. But we write to all
 nodes before we read from any, and never wait for one of them: once it is connected, its socket is
-ours. What is written and read on it stands in `commands.py`.
+ours. What is written and read on it stands in `requests.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any, ClassVar
 import redis
 from redis.exceptions import NoPermissionError, NoScriptError, ReadOnlyError, ResponseError
 
-from ...protocol.commands import FOREIGN, decode, encode
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
 from ...protocol.quorum import look, mark
+from ...protocol.replies import FOREIGN, decode
 from ...protocol.restart_guard import ALWAYS, Memory, RestartGuard
 from ...protocol.round import Round, Verb
 from ...runtime.polling import WAITS
 from ..node import Node
 from .address import Address
 from .handshake import introduce
+from .requests import encode
 from .resp import SIZE, Replies, reason
 
 __all__ = ["RedisNode"]

@@ -16,8 +16,8 @@ from typing import Any
 
 import redis
 
-from ...protocol.commands import seconds_left
 from ...protocol.errors import NodeError
+from ...protocol.replies import seconds_left
 from ..reading import FOREIGN, MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import Address
 from .handshake import ask

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-FOREIGN = "<not a lock>"
-"""Stands for the token where a key of another type lies under our name: it is held, not by us."""
-DONE = "done"
-"""The value of a key that marks a delivery as done."""
+from ...protocol.replies import DONE, FOREIGN
 
 # A key of another type is not ours. Any other error is no answer at all, and least of all a no.
 _GET = b"""\

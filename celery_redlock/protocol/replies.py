@@ -1,0 +1,129 @@
+"""What a node's replies mean, whatever kind of store it is of. They come as Redis would give them.
+
+Whatever is raised here means that it is no answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import NodeError
+
+if TYPE_CHECKING:
+    from .round import Round
+
+__all__ = ["DONE", "FOREIGN", "Held", "decode", "seconds_left"]
+
+FOREIGN = "<not a lock>"
+"""Stands for the token where a key of another type lies under our name: it is held, not by us."""
+DONE = "done"
+"""The value of a key that marks a delivery as done."""
+
+MAX_TTL_S = 10 * 365 * 86_400.0
+"""How long we believe that a key has left, of another program: nothing of ours is waited for as
+long, and a larger number would be more than some clocks and threads can take."""
+MAX_INFO_BYTES = 16384
+"""What a node may say of its replication, with a hundred replicas. It is asked between two
+requests, and everybody waits while it is read."""
+
+
+class Held(str):
+    """The token of another holder of one of several names, with the first name where it is."""
+
+    name: str
+
+    def __new__(cls, token: str, name: str) -> Held:
+        """Make a token that remembers a name."""
+        held = super().__new__(cls, token)
+        held.name = name
+        return held
+
+
+def decode(round_: Round, reply: Any) -> Any:
+    """Return what `Round.answer` takes, from a node's reply.
+
+    Raises:
+        NodeError: It is no answer to such a request.
+    """
+    verb = round_.verb
+    try:
+        return verb.decode(round_.claims, reply)
+    except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
+        what = f"a {type(reply).__name__} that is no answer to it"
+        raise NodeError(f"answered {verb.word} with {what}") from None
+
+
+def acquired(claims: Sequence[Any], reply: Any) -> Any:
+    claim = claims[0]
+    if claim.proposal is not None:
+        if not isinstance(reply, int):
+            return _text(reply)
+        return _checked(reply, claim.proposal <= reply <= claim.ceiling)
+    if isinstance(reply, list):
+        token, place = reply
+        return Held(_text(token), claim.resources[_checked(place, place >= 0)])
+    return None if reply is None else _text(reply)
+
+
+def extended(claims: Sequence[Any], reply: Any) -> Any:
+    votes = _text(reply)
+    return _checked(votes, len(votes) == len(claims) and set(votes) <= set("012"))
+
+
+def done(_claims: Sequence[Any], reply: Any) -> bool:
+    return bool(_checked(reply, isinstance(reply, int) and 0 <= reply <= 1))
+
+
+def released(_claims: Sequence[Any], reply: Any) -> Any:
+    _checked(reply, isinstance(reply, int) and 0 <= reply <= 3)
+    return reply if reply > 1 else reply > 0
+
+
+def peeked(claims: Sequence[Any], reply: Any) -> Any:
+    _checked(reply, len(reply) == 2 * sum(len(claim.resources) for claim in claims))
+    seen = iter([_seen(*pair) for pair in zip(reply[::2], reply[1::2], strict=True)])
+    answers = [_first([next(seen) for _ in claim.resources]) for claim in claims]
+    return answers if len(answers) > 1 else answers[0]
+
+
+def looked(_claims: Sequence[Any], reply: Any) -> str:
+    return _text(_checked(reply, len(reply) <= MAX_INFO_BYTES))
+
+
+def seconds_left(milliseconds: int) -> float:
+    """Return what PTTL says of a key that is there: infinite if it has no ttl, else `MAX_TTL_S`
+    at most.
+
+    Raises:
+        ValueError: No server says so.
+    """
+    if milliseconds == -1:
+        return math.inf
+    _checked(milliseconds, milliseconds >= -2)  # -2: it has just gone
+    return min(max(0, milliseconds) / 1000, MAX_TTL_S)
+
+
+def _seen(token: bytes | None, milliseconds: int) -> tuple[str, float] | None:
+    """Return what a node holds under one key: a token, and for how long yet in seconds."""
+    return None if token is None else (_text(token), seconds_left(milliseconds))
+
+
+def _first(seen: list[tuple[str, float] | None]) -> tuple[str, float] | None:
+    """Of the keys of a claim: the first that is held, and until the last of them is free."""
+    held = [pair for pair in seen if pair is not None]
+    return (held[0][0], max(left for _token, left in held)) if held else None
+
+
+def _checked(reply: Any, right: bool) -> Any:
+    if not right:
+        raise ValueError
+    return reply
+
+
+def _text(value: bytes) -> str:
+    try:
+        return value.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return value.decode("utf-8", "surrogateescape")  # not one of ours
