@@ -100,8 +100,9 @@ BEGIN
 END $$;
 
 -- One character per claim: 1, it was ours and is renewed; 2, nobody's, and is ours again; 0, not
--- ours. A row that another has had since is never taken back. Without `again`, for a supervisor,
--- what has ended stays so, nothing is shortened, and what has more than `below` left is let be.
+-- ours. A row that another has had since is never taken back, and of two that miss the same name the
+-- first has it. Without `again`, for a supervisor, what has ended stays so, nothing is shortened,
+-- and what has more than `below` left is let be.
 CREATE OR REPLACE FUNCTION redlock_extend(
     names text[], tokens text[], claims int[], seconds float8[], below float8[], again boolean
 ) RETURNS text LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
@@ -113,27 +114,28 @@ BEGIN
     PERFORM FROM redlock_lease l WHERE l.resource = ANY (names) ORDER BY l.resource FOR UPDATE;
     moment := clock_timestamp();
     WITH asked AS (
-        SELECT * FROM unnest(names, tokens, claims, seconds, below)
+        SELECT *, row_number() OVER (PARTITION BY a.resource ORDER BY a.claim) = 1 AS first
+        FROM unnest(names, tokens, claims, seconds, below)
             AS a (resource, token, claim, seconds, below)
     ), judged AS (
         SELECT a.claim, CASE
-            WHEN bool_and(l.token = a.token AND l.until > moment) THEN '1'
-            WHEN again AND bool_and(l.resource IS NULL OR l.token = a.token) THEN '2'
+            WHEN bool_and(coalesce(l.token = a.token AND l.until > moment, false)) THEN '1'
+            WHEN again AND bool_and(coalesce(l.token = a.token, a.first)) THEN '2'
             ELSE '0' END AS vote
         FROM asked a LEFT JOIN redlock_lease l USING (resource) GROUP BY a.claim
     ), renewed AS (
         INSERT INTO redlock_lease AS l
-        SELECT a.resource, a.token, 0, moment + make_interval(secs => a.seconds), moment
+        SELECT a.resource, min(a.token), 0, moment + make_interval(secs => max(a.seconds)), moment
         FROM asked a JOIN judged j USING (claim) LEFT JOIN redlock_lease h USING (resource)
         WHERE j.vote <> '0' AND (again OR (h.until < moment + make_interval(secs => a.seconds)
                                   AND h.until <= moment + make_interval(secs => a.below)))
-        ORDER BY a.resource
+        GROUP BY a.resource ORDER BY a.resource COLLATE "C"
         ON CONFLICT (resource) DO UPDATE SET until = excluded.until, changed = moment
         WHERE l.token = excluded.token
         RETURNING 1
     )
     SELECT string_agg(vote, '' ORDER BY claim),
-           (SELECT count(*) FROM asked JOIN judged USING (claim) WHERE vote <> '0')
+           (SELECT count(DISTINCT resource) FROM asked JOIN judged USING (claim) WHERE vote <> '0')
            - (SELECT count(*) FROM renewed)
     INTO votes, expected FROM judged;
     IF again AND expected > 0 THEN

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.commands import QUEUE_LIFE_MS, SLOT_SUFFIX, base_of
+from ...protocol.commands import MAX_TTL_S, QUEUE_LIFE_MS, SLOT_SUFFIX, base_of
 from ...protocol.round import Round, Verb
 
 __all__ = ["SWEEP", "Statement", "encode", "from_text", "reply_to", "to_text"]
@@ -93,7 +93,7 @@ def _extend(claims: Sequence[Any], prefix: str) -> Values:
         _array([to_text(claim.token) for _, claim in each]),
         _array([b"%d" % n for n, _ in each]),
         _array([b"%f" % claim.ttl for _, claim in each]),
-        _array([b"%f" % claim.below for _, claim in each]),
+        _array([b"%f" % min(claim.below, MAX_TTL_S) for _, claim in each]),
     )
 
 
