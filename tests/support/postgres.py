@@ -10,6 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.pq import ExecStatus
 
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.testing.postgresql import LocalPostgres, find_postgres
@@ -61,4 +62,5 @@ def sql(server: LocalPostgres, query: Any, *values: Any) -> list[tuple[Any, ...]
     """Execute something, and return its rows."""
     with admin(server) as connection:
         cursor = connection.execute(query, values or None)
-        return cursor.fetchall() if cursor.description else []
+        tuples = cursor.pgresult is not None and cursor.pgresult.status == ExecStatus.TUPLES_OK
+        return cursor.fetchall() if tuples else []

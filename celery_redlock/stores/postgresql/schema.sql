@@ -45,9 +45,17 @@ BEGIN
     RETURN identity;
 END $$;
 
--- Who this server is, and for how many seconds clients have known it.
+-- Who this server is, and for how many seconds clients have known it. Fails at once where a right
+-- is missing that a lock will need.
 CREATE OR REPLACE FUNCTION redlock_hello(OUT identity text, OUT age float8) LANGUAGE plpgsql AS $$
 BEGIN
+    INSERT INTO redlock_lease SELECT l.* FROM redlock_lease l WHERE false;
+    INSERT INTO redlock_waiter SELECT w.* FROM redlock_waiter w WHERE false;
+    UPDATE redlock_lease SET until = now() WHERE false;
+    UPDATE redlock_waiter SET until = now() WHERE false;
+    UPDATE redlock_memory SET swept = now() WHERE false;
+    DELETE FROM redlock_lease WHERE false;
+    DELETE FROM redlock_waiter WHERE false;
     identity := redlock_identity();
     INSERT INTO redlock_memory VALUES (identity, clock_timestamp()) ON CONFLICT DO NOTHING;
     SELECT CASE WHEN isfinite(m.since)
