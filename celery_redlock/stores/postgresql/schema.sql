@@ -34,13 +34,15 @@ CREATE TABLE IF NOT EXISTS redlock_memory (
 CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 
 -- Its timeline changes with each promotion and each point-in-time recovery. Where commits are
--- acknowledged before they are on disk, a crash forgets locks as well: then each start counts.
+-- acknowledged before they are on disk, a crash forgets locks as well: then each start counts, and
+-- each crash of one process, with which all start anew but the first, and the statistics.
 CREATE OR REPLACE FUNCTION redlock_identity() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE identity text;
 BEGIN
     identity := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
     IF current_setting('synchronous_commit') = 'off' OR current_setting('fsync') = 'off' THEN
-        identity := identity || ' ' || extract(epoch FROM pg_postmaster_start_time());
+        identity := concat_ws(' ', identity, extract(epoch FROM pg_postmaster_start_time()),
+                              (SELECT extract(epoch FROM stats_reset) FROM pg_stat_bgwriter));
     END IF;
     RETURN identity;
 END $$;
