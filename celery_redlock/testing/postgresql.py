@@ -78,6 +78,8 @@ class LocalPostgres:
         self._bin = find_postgres()
         self._dir = Path(tempfile.mkdtemp(prefix="redlock-pg-"))
         self._user = NOBODY if os.geteuid() == 0 else None
+        if self._user:
+            shutil.chown(self._dir, self._user)
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self.port = free_port()
@@ -96,6 +98,11 @@ class LocalPostgres:
         return self._process.pid
 
     @property
+    def runs(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def data(self) -> Path:
         """Its data directory."""
         return self._dir / "data"
@@ -107,8 +114,6 @@ class LocalPostgres:
             RedlockError: It did not in time.
         """
         if not (self.data / "PG_VERSION").exists():
-            if self._user:
-                shutil.chown(self._dir, self._user)
             self.run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-E", "UTF8")
         options = [part for pair in self._settings.items() for part in ("-c", "=".join(pair))]
         command = [*self.command("postgres"), "-k", "", "-p", str(self.port), *options]
@@ -126,6 +131,15 @@ class LocalPostgres:
         self._guard.stdin.flush()
         self._wait_until_ready()
         return self
+
+    def copy(self, primary: LocalPostgres, *options: str) -> None:
+        """Take the data of another that runs, before `start`; with `-R`, to be its standby."""
+        whence = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
+        self.run("pg_basebackup", *whence, "-X", "stream", "-c", "fast", "--no-sync", *options)
+
+    def promote(self) -> None:
+        """Make a standby a primary, and wait until it is."""
+        self.run("pg_ctl", "promote", "-w")
 
     def command(self, program: str) -> list[str]:
         """Return how to call one of its programs on its data."""
@@ -147,7 +161,8 @@ class LocalPostgres:
         while time.monotonic() < deadline and self._process and self._process.poll() is None:
             with suppress(OSError):
                 lines = status.read_text().splitlines()
-                if len(lines) > 7 and lines[7].strip() == "ready" and int(lines[0]) == self.pid:
+                ready = len(lines) > 7 and lines[7].strip() in ("ready", "standby")
+                if ready and int(lines[0]) == self.pid:
                     return
             time.sleep(0.01)
         log = (self._dir / "server.log").read_text(errors="replace").splitlines()

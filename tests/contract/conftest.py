@@ -11,7 +11,7 @@ import pytest
 
 from celery_redlock import Redlock
 from tests.support.nodes import GUARDED_TTL
-from tests.support.subjects import Fake, Real, Subject, _real
+from tests.support.subjects import Fake, Postgres, Real, Subject, _postgres, _real
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +27,30 @@ def debian() -> Iterator[Real]:
     yield from _real(binary)
 
 
-@pytest.fixture(params=["fake", "valkey", "debian"])
+@pytest.fixture(scope="module")
+def postgresql() -> Iterator[Postgres]:
+    yield from _postgres()
+
+
+REDIS = ["fake", "valkey", "debian"]
+
+
+@pytest.fixture(params=[*REDIS, "postgresql"])
 def node(request: pytest.FixtureRequest) -> Subject:
     """A node that is empty."""
+    return _empty(request)
+
+
+@pytest.fixture(params=REDIS)
+def redis_node(request: pytest.FixtureRequest) -> Subject:
+    """The same, of those that are one of several; and where something else may be under a name."""
+    return _empty(request)
+
+
+def _empty(request: pytest.FixtureRequest) -> Subject:
     if request.param == "fake":
         return Fake()
-    subject: Real = request.getfixturevalue(request.param)
+    subject: Real | Postgres = request.getfixturevalue(request.param)
     subject.flush()
     return subject
 

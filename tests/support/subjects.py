@@ -1,4 +1,4 @@
-"""One contract for nodes: the shipped fake, Valkey and Redis."""
+"""One contract for nodes: the shipped fake, Valkey, Redis and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 import redis
 
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.replies import FOREIGN
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.stores.redis.node import RedisNode
-from celery_redlock.stores.redis.requests import encode
+from celery_redlock.stores.kinds import make_node, parse_nodes, subscribe
+from celery_redlock.stores.node import Node
+from celery_redlock.stores.postgresql.statements import to_text
 from celery_redlock.testing import fakes
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
 from tests.support.clock import FakeClock
 from tests.support.wait import wait_until
 
@@ -74,32 +77,39 @@ class Fake:
         self.clock.advance(ttl)
 
 
-def a_node(url: str) -> RedisNode:
-    return RedisNode(
+def a_node(url: str) -> Node:
+    return make_node(
         *(0, parse_nodes([url])[0], PREFIX, OFF, [f"{PREFIX}nonce"]),
         clock=monotonic,
         later=lambda call: call(),
     )
 
 
-class Real:
-    """A real server, under test."""
+class Server:
+    """A real server, under test: what is the same for each kind."""
 
-    def __init__(self, server: LocalServer) -> None:
-        self.admin = redis.Redis.from_url(server.url)
-        self.pubsub = self.admin.pubsub()
-        self.node = a_node(server.url)
+    def __init__(self, url: str) -> None:
+        self.node = a_node(url)
         self.node.opened(*self.node.connect(), monotonic(), monotonic())
 
     def ask(self, verb: Verb, *claims: Claim) -> Any:
         round_ = Heard(verb, list(claims), monotonic(), 5.0)
-        self.node.ask(round_, encode(round_, PREFIX), monotonic())
+        self.node.ask(round_, self.node.encode(round_), monotonic())
         while round_.votes[0] is None:
             assert self.node.connection is not None, round_.details
-            ready, _, _ = select.select([self.node.connection._sock], [], [], 5.0)
+            ready, _, _ = select.select([self.node.fileno()], [], [], 5.0)
             assert ready, "no answer"
             self.node.receive()
         return round_.reply if hasattr(round_, "reply") else f"silent: {round_.details[0]}"
+
+
+class Real(Server):
+    """A Redis, or what speaks like one."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server.url)
+        self.admin = redis.Redis.from_url(server.url)
+        self.pubsub = self.admin.pubsub()
 
     def key(self, resource: str) -> bytes:
         return (PREFIX + resource).encode("utf-8", "surrogatepass")
@@ -141,7 +151,72 @@ class Real:
         self.admin.close()
 
 
-Subject = Fake | Real
+class Postgres(Server):
+    """A PostgreSQL database, under test."""
+
+    def __init__(self, server: LocalPostgres) -> None:
+        super().__init__(server.url)
+        self.server = server
+        self.admin = postgres.admin(server)
+        self.heard: dict[str, Any] = {}
+
+    def key(self, resource: str) -> str:
+        return to_text(PREFIX + resource).decode()
+
+    def occupy(self, resource: str) -> None:
+        self.admin.execute(
+            "INSERT INTO redlock_lease VALUES (%s, %s, 0, now() + interval '1 day', now())"
+            " ON CONFLICT (resource) DO UPDATE SET token = excluded.token, until = excluded.until",
+            [self.key(resource), FOREIGN],
+        )
+
+    def drop(self, resource: str) -> None:
+        self.admin.execute("DELETE FROM redlock_lease WHERE resource = %s", [self.key(resource)])
+
+    def fence(self, resource: str) -> int | None:
+        query = "SELECT nullif(fence, 0) FROM redlock_lease WHERE resource = %s"
+        row = self.admin.execute(query, [self.key(resource)]).fetchone()
+        return row and row[0]
+
+    def flush(self) -> None:
+        self.admin.execute(postgres.EMPTY)
+        self._close_subscriptions()
+
+    def listen(self, process: str) -> None:
+        subscription = subscribe(parse_nodes([self.server.url])[0], (PREFIX + process).encode())
+        calls = subscription.calls()
+        assert next(calls) is None
+        self.heard[process] = subscription, calls
+
+    def calls(self, count: int) -> list[str]:
+        called = []
+        for process, (subscription, calls) in self.heard.items():
+            self.admin.execute("SELECT pg_notify(%s, 'end')", [subscription._channel])
+            while (news := next(calls)) != b"end":
+                called.append(f"{process}:{news.decode()}")
+        assert len(called) == count
+        return called
+
+    def wait_for_expiry(self, resource: str, ttl: float) -> None:
+        query = "SELECT FROM redlock_lease WHERE resource = %s AND until > clock_timestamp()"
+        where = [self.key(resource)]
+        wait_until(
+            lambda: not self.admin.execute(query, where).fetchall(), ttl + 5.0, "it has expired"
+        )
+
+    def _close_subscriptions(self) -> None:
+        for subscription, calls in self.heard.values():
+            calls.close()
+            subscription.close()
+        self.heard.clear()
+
+    def close(self) -> None:
+        self._close_subscriptions()
+        self.node.close()
+        self.admin.close()
+
+
+Subject = Fake | Real | Postgres
 
 
 def _real(binary: str | None) -> Iterator[Real]:
@@ -149,6 +224,13 @@ def _real(binary: str | None) -> Iterator[Real]:
         real = Real(server)
         yield real
         real.close()
+
+
+def _postgres() -> Iterator[Postgres]:
+    with postgres.start_postgres() as server:
+        subject = Postgres(server)
+        yield subject
+        subject.close()
 
 
 Resource = str | tuple[str, ...]

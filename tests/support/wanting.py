@@ -10,6 +10,7 @@ PACKAGES = {
     "spin": ("spin",),
     "gcc": ("gcc", "libc6-dev"),
     "chromedriver": ("chromium", "chromium-driver"),
+    "pgbouncer": ("pgbouncer",),
     "promtool": ("prometheus",),
 }
 """Programs, and the Debian packages that have them."""

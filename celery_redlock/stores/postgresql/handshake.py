@@ -13,6 +13,9 @@ __all__ = ["VERSION", "introduce", "pooled"]
 
 VERSION = 1
 """Of `schema.sql`."""
+ISOLATION = "read committed"
+HELLO = """\
+SELECT redlock_version(), current_setting('transaction_isolation'), h.* FROM redlock_hello() h"""
 MAX_AGE_S = 10 * 365 * 86_400.0
 
 
@@ -26,17 +29,23 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
         psycopg.Error: It refuses, but for what its user can mend.
     """
     try:
-        row = connection.execute("SELECT redlock_version(), h.* FROM redlock_hello() h").fetchone()
+        row = connection.execute(HELLO).fetchone()
     except (errors.UndefinedFunction, errors.UndefinedTable):
         return NodeInfo(unfit="its tables are missing; run celery redlock migrate")
     except errors.InsufficientPrivilege as error:
         said = error.diag.message_primary
         return NodeInfo(unfit=f"its user lacks a right ({said}); see docs/postgresql.md")
-    version, identity, age = row or (0, "", 0.0)
+    version, isolation, identity, age = row or (0, "", "", 0.0)
     if version < VERSION:
         return NodeInfo(
             unfit=f"its tables are of version {version}, and this library wants {VERSION};"
             " run celery redlock migrate"
+        )
+    if isolation != ISOLATION:
+        return NodeInfo(
+            unfit=f"its default_transaction_isolation is {isolation!r} for this user, under which"
+            f" who is refused a lock gets an error; ALTER ROLE this_user SET"
+            f" default_transaction_isolation = '{ISOLATION}'"
         )
     return NodeInfo(run_id=identity, uptime=min(float(age), MAX_AGE_S), role="master")
 

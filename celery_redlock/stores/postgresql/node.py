@@ -127,6 +127,8 @@ class PostgresNode(Node):
             result = pgconn.get_result()
             if result is None or result.status == pq.ExecStatus.PIPELINE_SYNC:
                 continue  # between two requests
+            if result.status != pq.ExecStatus.TUPLES_OK and _ends(pgconn, result):
+                raise NodeError(_error(result))  # and no answer to what was asked: ask again
             if self._sweeps.pop(0):
                 continue
             round_ = self.channel.unanswered.popleft()
@@ -160,6 +162,12 @@ class _Connection:
         self.disconnect = connection.close
 
 
+def _ends(pgconn: Any, result: Any) -> bool:
+    """Whether it is the connection that has ended, and not a request that has failed."""
+    severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
+    return severity in (b"FATAL", b"PANIC") or pgconn.status != pq.ConnStatus.OK
+
+
 def _error(result: Any) -> str:
-    said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or b"an error without a message"
+    said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
     return " ".join(said.decode("utf-8", "replace").split())[:200]

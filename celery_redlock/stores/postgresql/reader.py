@@ -25,6 +25,7 @@ __all__ = ["PostgresReader"]
 RTT_SAMPLES = 3
 """The fastest of these round trips counts: the others had to wait for this process."""
 
+LIMIT = "SET LOCAL statement_timeout = %d"
 SCAN = """\
 SELECT resource, until > clock_timestamp(), fence > 0 FROM redlock_lease
 WHERE starts_with(resource, %(head)s) AND (until > clock_timestamp() OR fence > 0)"""
@@ -69,11 +70,8 @@ class PostgresReader:
         Raises:
             NodeError: It cannot be reached, or refuses us.
         """
-        longest = int(MAX_TIMEOUTS * self._timeout * 1000)
-        self._connection = self._address.connect(
-            options=f"{self._address.arguments.get('options') or ''}"
-            f" -c statement_timeout={longest} -c default_transaction_read_only=on"
-        )
+        self._connection = self._address.connect()
+        self._connection.read_only = True
         self.heard = monotonic()
 
     def close(self) -> None:
@@ -91,7 +89,7 @@ class PostgresReader:
         taken = []
         for _ in range(RTT_SAMPLES):
             begun = monotonic()
-            self._ask("SELECT 1")
+            self._asked("SELECT 1")
             taken.append(monotonic() - begun)
         return min(taken)
 
@@ -141,6 +139,13 @@ class PostgresReader:
         return found
 
     def _ask(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
+        # Of a connection that a pooler gives to others as well, nothing else may be changed.
+        assert self._connection is not None
+        with self._connection.transaction():
+            self._connection.execute(LIMIT % (MAX_TIMEOUTS * self._timeout * 1000))
+            return self._asked(query, **values)
+
+    def _asked(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
         assert self._connection is not None
         rows = self._connection.execute(query, values).fetchall()
         self.heard = monotonic()

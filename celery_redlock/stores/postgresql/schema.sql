@@ -34,20 +34,30 @@ CREATE TABLE IF NOT EXISTS redlock_memory (
 CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
 
 -- Its timeline changes with each promotion and each point-in-time recovery. Where commits are
--- acknowledged before they are on disk, a crash forgets locks as well: then each start counts.
+-- acknowledged before they are on disk, a crash forgets locks as well: then each start counts, and
+-- each crash of one process, with which all start anew but the first, and the statistics.
 CREATE OR REPLACE FUNCTION redlock_identity() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE identity text;
 BEGIN
     identity := substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8);
     IF current_setting('synchronous_commit') = 'off' OR current_setting('fsync') = 'off' THEN
-        identity := identity || ' ' || extract(epoch FROM pg_postmaster_start_time());
+        identity := concat_ws(' ', identity, extract(epoch FROM pg_postmaster_start_time()),
+                              (SELECT extract(epoch FROM stats_reset) FROM pg_stat_bgwriter));
     END IF;
     RETURN identity;
 END $$;
 
--- Who this server is, and for how many seconds clients have known it.
+-- Who this server is, and for how many seconds clients have known it. Fails at once where a right
+-- is missing that a lock will need.
 CREATE OR REPLACE FUNCTION redlock_hello(OUT identity text, OUT age float8) LANGUAGE plpgsql AS $$
 BEGIN
+    INSERT INTO redlock_lease SELECT l.* FROM redlock_lease l WHERE false;
+    INSERT INTO redlock_waiter SELECT w.* FROM redlock_waiter w WHERE false;
+    UPDATE redlock_lease SET until = now() WHERE false;
+    UPDATE redlock_waiter SET until = now() WHERE false;
+    UPDATE redlock_memory SET swept = now() WHERE false;
+    DELETE FROM redlock_lease WHERE false;
+    DELETE FROM redlock_waiter WHERE false;
     identity := redlock_identity();
     INSERT INTO redlock_memory VALUES (identity, clock_timestamp()) ON CONFLICT DO NOTHING;
     SELECT CASE WHEN isfinite(m.since)
@@ -100,8 +110,9 @@ BEGIN
 END $$;
 
 -- One character per claim: 1, it was ours and is renewed; 2, nobody's, and is ours again; 0, not
--- ours. A row that another has had since is never taken back. Without `again`, for a supervisor,
--- what has ended stays so, nothing is shortened, and what has more than `below` left is let be.
+-- ours. A row that another has had since is never taken back, and of two that miss the same name the
+-- first has it. Without `again`, for a supervisor, what has ended stays so, nothing is shortened,
+-- and what has more than `below` left is let be.
 CREATE OR REPLACE FUNCTION redlock_extend(
     names text[], tokens text[], claims int[], seconds float8[], below float8[], again boolean
 ) RETURNS text LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
@@ -113,27 +124,28 @@ BEGIN
     PERFORM FROM redlock_lease l WHERE l.resource = ANY (names) ORDER BY l.resource FOR UPDATE;
     moment := clock_timestamp();
     WITH asked AS (
-        SELECT * FROM unnest(names, tokens, claims, seconds, below)
+        SELECT *, row_number() OVER (PARTITION BY a.resource ORDER BY a.claim) = 1 AS first
+        FROM unnest(names, tokens, claims, seconds, below)
             AS a (resource, token, claim, seconds, below)
     ), judged AS (
         SELECT a.claim, CASE
-            WHEN bool_and(l.token = a.token AND l.until > moment) THEN '1'
-            WHEN again AND bool_and(l.resource IS NULL OR l.token = a.token) THEN '2'
+            WHEN bool_and(coalesce(l.token = a.token AND l.until > moment, false)) THEN '1'
+            WHEN again AND bool_and(coalesce(l.token = a.token, a.first)) THEN '2'
             ELSE '0' END AS vote
         FROM asked a LEFT JOIN redlock_lease l USING (resource) GROUP BY a.claim
     ), renewed AS (
         INSERT INTO redlock_lease AS l
-        SELECT a.resource, a.token, 0, moment + make_interval(secs => a.seconds), moment
+        SELECT a.resource, min(a.token), 0, moment + make_interval(secs => max(a.seconds)), moment
         FROM asked a JOIN judged j USING (claim) LEFT JOIN redlock_lease h USING (resource)
         WHERE j.vote <> '0' AND (again OR (h.until < moment + make_interval(secs => a.seconds)
                                   AND h.until <= moment + make_interval(secs => a.below)))
-        ORDER BY a.resource
+        GROUP BY a.resource ORDER BY a.resource COLLATE "C"
         ON CONFLICT (resource) DO UPDATE SET until = excluded.until, changed = moment
         WHERE l.token = excluded.token
         RETURNING 1
     )
     SELECT string_agg(vote, '' ORDER BY claim),
-           (SELECT count(*) FROM asked JOIN judged USING (claim) WHERE vote <> '0')
+           (SELECT count(DISTINCT resource) FROM asked JOIN judged USING (claim) WHERE vote <> '0')
            - (SELECT count(*) FROM renewed)
     INTO votes, expected FROM judged;
     IF again AND expected > 0 THEN

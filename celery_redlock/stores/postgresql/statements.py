@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...protocol.names import QUEUE_LIFE_S, SLOT_SUFFIX, base_of
+from ...protocol.replies import MAX_TTL_S
 from ...protocol.round import Round, Verb
 
 __all__ = ["SWEEP", "Statement", "encode", "from_text", "reply_to", "to_text"]
@@ -93,7 +94,7 @@ def _extend(claims: Sequence[Any], prefix: str) -> Values:
         _array([to_text(claim.token) for _, claim in each]),
         _array([b"%d" % n for n, _ in each]),
         _array([b"%f" % claim.ttl for _, claim in each]),
-        _array([b"%f" % claim.below for _, claim in each]),
+        _array([b"%f" % min(claim.below, MAX_TTL_S) for _, claim in each]),
     )
 
 

@@ -7,6 +7,7 @@ import hashlib
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,7 @@ class PostgresSubscription:
         # An identifier has no more than 63 bytes. `redlock_call` makes the same of it.
         self._channel = f"redlock_{hashlib.md5(channel, usedforsecurity=False).hexdigest()}"
         self._connection: Any = None
+        self._interrupted = threading.Event()
 
     def calls(self) -> Iterator[bytes | None]:
         """Connect, and yield each payload; None first, once it listens.
@@ -48,6 +50,8 @@ class PostgresSubscription:
                     " waiters look every second in place of being called",
                     self._address.name,
                 )
+            connection.close()
+            self._interrupted.wait(POOLED_RETRY_S)
             raise NodeError("a pooler is in front of it")
         connection.execute(f"LISTEN {self._channel}")
         # Held as long as this connection lives: it tells a release that this process listens.
@@ -59,6 +63,7 @@ class PostgresSubscription:
 
     def interrupt(self) -> None:
         """Have `calls` end, which another thread may just be reading from."""
+        self._interrupted.set()
         connection = self._connection
         if connection is not None:
             with (

@@ -1,0 +1,236 @@
+"""A server that may have forgotten locks has no vote for a span: a promoted standby, one that was
+set back, one that crashed where commits are not waited for. For all who connect from then on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import psycopg
+import pytest
+
+from celery_redlock import Lease, QuorumUnavailable, Redlock
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
+from tests.support.wait import wait_until
+
+TTL = 6.0
+DURABLE = {"fsync": "on", "full_page_writes": "on"}
+Make = Callable[..., Redlock]
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., LocalPostgres]]:
+    """Starts servers; with `like`, what that one has as well."""
+    postgres.require()
+    with ExitStack() as stack:
+
+        def started(
+            like: LocalPostgres | None = None, *options: str, signs: str = "", **settings: str
+        ) -> LocalPostgres:
+            server = LocalPostgres(**DURABLE | settings)
+            stack.callback(server.stop)
+            if like is not None:
+                server.copy(like, *options)
+            if signs:
+                (server.data / signs).touch()
+            server.start()
+            if like is None:
+                postgres.sql(server, postgres.SCHEMA)
+                postgres.sql(server, "CHECKPOINT")
+            return server
+
+        yield started
+
+
+@pytest.fixture
+def make(lock_over: Callable[..., Redlock]) -> Make:
+    def over(url: str) -> Redlock:
+        return lock_over([url], ttl=TTL, node_timeout=1.0, restart_guard="uptime")
+
+    return over
+
+
+def both(one: LocalPostgres, other: LocalPostgres) -> str:
+    return f"postgresql://postgres@127.0.0.1:{one.port},127.0.0.1:{other.port}/postgres"
+
+
+def forgotten(server: LocalPostgres, resource: str = "redlock:r") -> bool:
+    return not postgres.sql(
+        server, "SELECT 1 FROM redlock_lease WHERE resource = %s AND until > now()", resource
+    )
+
+
+def has_no_vote_before(held: Lease, clients: list[Redlock]) -> None:
+    """Until a whole span has passed; and says why."""
+    for client in clients:
+        wait_until(lambda client=client: doubted(client), 10.0, "it is connected to it")  # type: ignore[misc]
+    assert held.remaining() > 0
+    wait_until(lambda: taken(clients[-1]), TTL + 10.0, "it votes at last")
+    assert held.remaining() <= 0
+
+
+def doubted(client: Redlock) -> bool:
+    try:
+        client.release(client.acquire("r"))
+    except QuorumUnavailable as error:
+        return "it may have forgotten locks, and has no vote for another" in str(error)
+    raise AssertionError("it votes")
+
+
+def taken(client: Redlock) -> bool:
+    try:
+        return client.release(client.acquire("r"))
+    except QuorumUnavailable:
+        return False
+
+
+def behind(primary: LocalPostgres, standby: LocalPostgres) -> None:
+    """What is written from now on it never hears of."""
+    postgres.sql(standby, "ALTER SYSTEM SET primary_conninfo = ''")
+    postgres.sql(standby, "SELECT pg_reload_conf()")
+    following = "SELECT 1 FROM pg_stat_replication"
+    wait_until(lambda: not postgres.sql(primary, following), 5.0, "it does not follow any more")
+
+
+def fail_over(primary: LocalPostgres, standby: LocalPostgres) -> None:
+    primary.kill()
+    standby.promote()
+    assert forgotten(standby)
+
+
+def test_a_promoted_standby_has_no_vote_for_a_span_for_old_and_new_clients(
+    start: Callable[..., LocalPostgres], make: Make
+) -> None:
+    primary = start()
+    standby = start(primary, "-R")
+    url = both(primary, standby)
+    holder, other = make(url), make(url)
+    assert taken(holder), "a fresh database has no pause"
+    assert taken(other)
+    behind(primary, standby)
+    held = holder.acquire("r")
+    fail_over(primary, standby)
+    has_no_vote_before(held, [other, make(url)])
+    new = make(url)  # what it is told for how long is rounded up by a second
+    wait_until(lambda: taken(new), 3.0, "it is known for a span: also to who has not met it")
+
+
+def test_whose_lock_a_promoted_standby_has_forgotten_is_told_before_another_has_it(
+    start: Callable[..., LocalPostgres], make: Make
+) -> None:
+    primary = start()
+    standby = start(primary, "-R")
+    url = both(primary, standby)
+    holder = make(url)
+    held = holder.lock("kept"), holder.lock("r")
+    held[0].acquire()
+    wait_until(lambda: not forgotten(standby, "redlock:kept"), 5.0, "the standby knows of it")
+    behind(primary, standby)
+    held[1].acquire()
+    fail_over(primary, standby)
+    other = make(url)
+    wait_until(lambda: held[1].lost, TTL, "it knows of its loss")
+    assert doubted(other)
+    before = held[0].lease.deadline
+    wait_until(lambda: held[0].lease.deadline > before, TTL, "what is known is extended")
+    assert not held[0].lost
+    holder.release(held[0].lease)
+    held[1].release()
+
+
+def test_a_server_that_was_set_back_to_a_backup_has_no_vote_for_a_span(
+    start: Callable[..., LocalPostgres], make: Make
+) -> None:
+    today = start()
+    recovery = {"restore_command": "/bin/false", "recovery_target": "immediate"}
+    recovery["recovery_target_action"] = "promote"
+    holder = make(today.url)
+    held = holder.acquire("early")
+    back = start(today, signs="recovery.signal", **recovery)
+    wait_until(lambda: not in_recovery(back), 10.0, "it takes writes")
+    held = holder.acquire("r")
+    today.kill()
+    assert forgotten(back)
+    has_no_vote_before(held, [make(back.url)])
+
+
+def in_recovery(server: LocalPostgres) -> bool:
+    return postgres.sql(server, "SELECT pg_is_in_recovery()") == [(True,)]
+
+
+def restarted(server: LocalPostgres) -> None:
+    server.restart()
+
+
+def one_killed(server: LocalPostgres) -> None:
+    """All others end with it, and what was not written yet is gone; the first process stays."""
+    (pid,) = (
+        row[0]
+        for row in postgres.sql(
+            server, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+        )
+    )
+    os.kill(pid, signal.SIGKILL)
+
+    def back() -> bool:
+        try:
+            query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
+            return postgres.sql(server, query) not in ([], [(pid,)])
+        except psycopg.OperationalError:
+            return False
+
+    wait_until(back, 10.0, "it is back")
+
+
+@pytest.mark.parametrize("crash", [restarted, one_killed])
+@pytest.mark.parametrize("setting", [{"synchronous_commit": "off"}, {"fsync": "off"}], ids=str)
+def test_one_that_does_not_wait_for_its_disk_has_no_vote_after_a_crash(
+    start: Callable[..., LocalPostgres],
+    make: Make,
+    crash: Callable[[LocalPostgres], None],
+    setting: dict[str, str],
+) -> None:
+    server = start(**setting)
+    holder, other = make(server.url), make(server.url)
+    assert taken(other)
+    held = holder.acquire("r")
+    assert not forgotten(server)
+    crash(server)
+    postgres.sql(server, "DELETE FROM redlock_lease")  # as if it had not been written yet
+    has_no_vote_before(held, [other, make(server.url)])
+
+
+@pytest.mark.parametrize("crash", [restarted, one_killed])
+def test_one_that_waits_for_its_disk_votes_at_once_after_a_crash(
+    start: Callable[..., LocalPostgres], make: Make, crash: Callable[[LocalPostgres], None]
+) -> None:
+    server = start()
+    other = make(server.url)
+    held = make(server.url).acquire("r")
+    crash(server)
+    new = make(server.url)
+    for client in (other, new):
+        wait_until(lambda client=client: voted(client), 5.0, "it votes")  # type: ignore[misc]
+    assert not forgotten(server)
+    assert held.remaining() > 0
+
+
+def voted(client: Redlock) -> bool:
+    try:
+        return client.release(client.acquire("other"))
+    except QuorumUnavailable as error:
+        assert "forgotten" not in str(error)
+        return False
+
+
+@pytest.mark.parametrize("attributes", ["", "?target_session_attrs=any"])
+def test_a_standby_is_no_node(
+    start: Callable[..., LocalPostgres], make: Make, attributes: str
+) -> None:
+    standby = start(start(), "-R")
+    with pytest.raises(QuorumUnavailable, match="read-only") as info:
+        make(standby.url + attributes).acquire("r")
+    assert "forgotten" not in str(info.value)

@@ -1,0 +1,327 @@
+"""What fails in PostgreSQL is a silent node: nothing is held without a valid deadline, and what is
+free is taken within a second once it is back."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
+from tests.support.machine import in_time
+from tests.support.wait import wait_until
+
+DURABLE = {"fsync": "on", "full_page_writes": "on"}
+SECRET = "hush-hush"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with postgres.start_postgres(**DURABLE, max_connections="20") as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _servers_as_new(server: LocalPostgres) -> None:
+    postgres.as_new(server)
+
+
+@pytest.fixture
+def make(server: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    usual: dict[str, Any] = {"ttl": 60.0, "node_timeout": 0.3}
+
+    def over(url: str = "", **options: Any) -> Redlock:
+        return lock_over([url or server.url], **{**usual, **options})
+
+    return over
+
+
+def url_of(server: LocalPostgres, user: str = "postgres", database: str = "postgres") -> str:
+    return f"postgresql://{user}@127.0.0.1:{server.port}/{database}"
+
+
+def taken_again(redlock: Redlock, since: float, resource: str = "r") -> None:
+    """Within a second since then."""
+    while True:
+        try:
+            lease = redlock.acquire(resource)
+            break
+        except (QuorumUnavailable, ConfigurationError):
+            assert time.monotonic() < since + 10.0, "it is not back"
+            time.sleep(0.01)
+    in_time(since, time.monotonic(), 1.0, "until what is free is taken")
+    assert redlock.release(lease)
+
+
+def free(server: LocalPostgres, resource: str = "r") -> bool:
+    query = "SELECT FROM redlock_lease WHERE resource = %s AND until > clock_timestamp()"
+    return not postgres.sql(server, query, f"redlock:{resource}")
+
+
+def backends(server: LocalPostgres) -> list[int]:
+    query = "SELECT pid FROM pg_stat_activity WHERE application_name = 'celery_redlock'"
+    return [pid for (pid,) in postgres.sql(server, query)]
+
+
+def terminate(server: LocalPostgres) -> None:
+    """Our backends, and wait until they have ended."""
+    for pid in backends(server):
+        postgres.sql(server, "SELECT pg_terminate_backend(%s)", pid)
+
+
+@contextlib.contextmanager
+def row_locked(server: LocalPostgres, resource: str = "r") -> Iterator[None]:
+    """Another transaction has its row, and takes its time."""
+    with postgres.admin(server) as connection, connection.transaction():
+        connection.execute(
+            "INSERT INTO redlock_lease VALUES (%s, 'x', 0, '-infinity', now())"
+            " ON CONFLICT (resource) DO UPDATE SET changed = now()",
+            [f"redlock:{resource}"],
+        )
+        yield
+        raise psycopg.Rollback
+
+
+# -- The server
+
+
+def test_of_a_server_that_hangs_nothing_is_held_longer_than_its_deadline(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    redlock = make(ttl=1.0)
+    held = redlock.lock("r")
+    held.acquire()
+    server.pause()
+    asked = time.monotonic()
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("other")
+    assert time.monotonic() - asked < 1.0
+    wait_until(lambda: held.lost, 3.0, "it is known to be lost")
+    assert held.remaining() <= 0
+    server.resume()
+    since = time.monotonic()
+    held.release()  # behind the extensions that reach it now
+    taken_again(redlock, since, "other")
+    taken_again(make(), since)
+
+
+def test_a_server_that_was_killed_knows_afterwards_who_holds_what(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    """And those who hold go on: also with the guard, it is known not to have forgotten."""
+    redlock, other = make(restart_guard="uptime", ttl=3.0), make(restart_guard="uptime", ttl=3.0)
+    with redlock.lock("r", fencing=True) as held:
+        server.kill()
+        with pytest.raises(QuorumUnavailable):
+            other.acquire("other")
+        server.start()
+        since = time.monotonic()
+        taken_again(other, since, "other")
+        with pytest.raises(ResourceHeld):
+            other.acquire("r")
+        first = held.lease.deadline
+        wait_until(lambda: held.lease.deadline > first, 3.0, "it is extended")
+        fence = held.lease.fencing_token
+    lease = other.acquire("r", wait=5.0, fencing=True)
+    assert lease.fencing_token > fence  # type: ignore[operator]
+
+
+def test_a_release_reaches_it_over_the_next_connection_where_the_first_is_killed(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    redlock = make()
+    lease = redlock.acquire("r")
+    with row_locked(server):
+        redlock.release(lease)  # it is not answered in time
+        assert not free(server)
+        terminate(server)
+        since = time.monotonic()
+    taken_again(redlock, since, "other")
+    wait_until(lambda: free(server), 5.0, "it is free")
+    in_time(since, time.monotonic(), 1.0, "until it is free")
+
+
+def test_an_acquisition_that_is_killed_in_the_middle_leaves_nothing(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    redlock = make(node_timeout=5.0)
+    redlock.release(redlock.acquire("other"))  # one that never worked is not tried at once
+    got: list[Any] = []
+
+    def acquire() -> None:
+        with redlock.lock("r"):
+            got.append(not free(server))
+
+    thread = threading.Thread(target=acquire)
+    with row_locked(server):
+        thread.start()
+        waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        wait_until(lambda: postgres.sql(server, waits), 2.0, "it waits for the row")
+        terminate(server)
+    thread.join(10.0)
+    assert got == [True]  # it was asked again, on the next connection
+    wait_until(lambda: free(server), 1.0, "it is free")
+
+
+def test_what_is_granted_after_its_deadline_is_given_back(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    redlock = make()
+    redlock.connect()
+    with row_locked(server), pytest.raises(QuorumUnavailable, match=r"no answer within 0\.3"):
+        redlock.acquire("r")
+    since = time.monotonic()
+    taken_again(redlock, since)
+    taken_again(make(), since)
+
+
+def test_a_row_that_stays_locked_is_waited_for_a_second_at_most(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    """Else all that is asked behind it would wait as well."""
+    redlock = make(node_timeout=3.0)
+    redlock.connect()
+    with row_locked(server):
+        with pytest.raises(QuorumUnavailable, match="lock timeout"):
+            redlock.acquire("r")
+        assert redlock.release(redlock.acquire("other"))
+    taken_again(redlock, time.monotonic())
+
+
+def test_a_lock_is_taken_as_soon_as_a_full_server_has_room(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    postgres.sql(server, "CREATE ROLE crowd LOGIN")
+    postgres.sql(server, "GRANT ALL ON ALL TABLES IN SCHEMA public TO crowd")
+    redlock = make(url_of(server, "crowd"))
+    crowd = []
+    try:
+        with pytest.raises(psycopg.OperationalError):
+            while True:
+                crowd.append(psycopg.connect(url_of(server, "crowd")))
+        with pytest.raises(QuorumUnavailable, match="connection slots"):
+            redlock.acquire("r")
+    finally:
+        for one in crowd:
+            one.close()
+    taken_again(redlock, time.monotonic())
+
+
+# -- What its user can mend
+
+
+def test_a_wrong_password_is_told_without_it(
+    server: LocalPostgres, make: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "celery_redlock")
+    postgres.sql(server, f"CREATE ROLE careful LOGIN PASSWORD '{SECRET[::-1]}'")
+    rules = server.data / "pg_hba.conf"
+    rules.write_text(f"host all careful 127.0.0.1/32 scram-sha-256\n{rules.read_text()}")
+    postgres.sql(server, "SELECT pg_reload_conf()")
+    url = url_of(server, f"careful:{SECRET}")
+
+    def refused() -> bool:
+        with contextlib.suppress(psycopg.OperationalError), psycopg.connect(url):
+            return False
+        return True
+
+    wait_until(refused, 5.0, "the rule is in force")
+    redlock = make(url)
+    with pytest.raises(QuorumUnavailable, match="password authentication failed") as info:
+        redlock.acquire("r")
+    said = f"{info.value!r} {info.value} {redlock!r} {redlock.nodes} {caplog.text}"
+    said += repr(vars(redlock.client.driver.nodes[0]))
+    assert SECRET not in said
+    assert "careful" not in str(redlock.nodes)
+
+
+def test_a_missing_database_is_told(server: LocalPostgres, make: Callable[..., Redlock]) -> None:
+    with pytest.raises(QuorumUnavailable, match='database "nothing" does not exist'):
+        make(url_of(server, database="nothing")).acquire("r")
+
+
+def test_without_tables_and_with_old_ones_it_says_which_command_makes_them(
+    server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    postgres.sql(server, "CREATE DATABASE fresh")
+    redlock = make(url_of(server, database="fresh"))
+    with pytest.raises(ConfigurationError, match="tables are missing; run celery redlock migrate"):
+        redlock.acquire("r")
+    with psycopg.connect(url_of(server, database="fresh"), autocommit=True) as connection:
+        connection.execute(postgres.SCHEMA)
+        connection.execute(
+            "CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql AS 'SELECT 0'"
+        )
+        with pytest.raises(ConfigurationError, match="of version 0, and this library wants 1; run"):
+            make(url_of(server, database="fresh")).acquire("r")
+        connection.execute(postgres.SCHEMA)
+        # Who was there before finds it without being started again, and votes at once.
+        taken_again(redlock, time.monotonic())
+        taken_again(make(url_of(server, database="fresh")), time.monotonic())
+
+
+@pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
+def test_another_isolation_than_read_committed_is_refused(
+    server: LocalPostgres, make: Callable[..., Redlock], isolation: str
+) -> None:
+    change = "ALTER ROLE postgres %s default_transaction_isolation"
+    postgres.sql(server, change % "SET" + f" = '{isolation}'")
+    try:
+        with pytest.raises(ConfigurationError, match=f"is '{isolation}' for this user"):
+            make().acquire("r")
+    finally:
+        postgres.sql(server, change % "RESET")
+
+
+GRANTS = {
+    "redlock_lease": ["SELECT", "INSERT", "UPDATE", "DELETE"],
+    "redlock_waiter": ["SELECT", "INSERT", "UPDATE", "DELETE"],
+    "redlock_memory": ["SELECT", "INSERT", "UPDATE"],
+}
+"""What its user must be granted, besides to connect: no more, and no less."""
+
+
+@pytest.fixture
+def poor(server: LocalPostgres) -> Iterator[str]:
+    postgres.sql(server, "CREATE ROLE poor LOGIN")
+    for table, rights in GRANTS.items():
+        postgres.sql(server, f"GRANT {', '.join(rights)} ON {table} TO poor")
+    yield url_of(server, "poor")
+    postgres.sql(server, "DROP OWNED BY poor; DROP ROLE poor")
+
+
+def test_a_user_with_exactly_these_rights_can_do_all(
+    poor: str, server: LocalPostgres, make: Callable[..., Redlock]
+) -> None:
+    redlock, other = make(poor, node_timeout=5.0, ttl=3.0), make(poor, node_timeout=5.0)
+    with redlock.lock("r", fencing=True) as held:
+        assert other.holder("r") is not None
+        first = held.lease.deadline
+        wait_until(lambda: held.lease.deadline > first, 5.0, "it is extended")
+        waiter = threading.Thread(target=lambda: other.release(other.acquire("r", wait=10.0)))
+        waiter.start()
+        line = "SELECT FROM redlock_waiter"
+        wait_until(lambda: postgres.sql(server, line), 5.0, "it stands in line")
+    waiter.join(10.0)
+    assert redlock.release(redlock.acquire(["a", "b"]))
+    with psycopg.connect(poor, autocommit=True) as connection:
+        connection.execute("SELECT redlock_sweep()")
+
+
+@pytest.mark.parametrize(
+    ("table", "right"), [(table, right) for table, rights in GRANTS.items() for right in rights]
+)
+def test_without_one_of_them_it_says_so_before_the_first_lock(
+    poor: str, server: LocalPostgres, make: Callable[..., Redlock], table: str, right: str
+) -> None:
+    postgres.sql(server, f"REVOKE {right} ON {table} FROM poor")
+    with pytest.raises(ConfigurationError, match=f"permission denied for table {table}"):
+        make(poor).acquire("r")

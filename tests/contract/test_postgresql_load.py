@@ -1,0 +1,270 @@
+"""Many processes on few names of one PostgreSQL: nobody is inside twice, nobody is stuck."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+CROWD = """
+import fcntl, json, logging, random, sys, threading, time
+from celery_redlock import Redlock, ResourceHeld
+url, directory, seed, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), float(sys.argv[4])
+said, inside_twice, fences = [], [], []
+class Said(logging.Handler):
+    def emit(self, record):
+        said.append(record.getMessage())
+logging.getLogger("celery_redlock").addHandler(Said(logging.WARNING))
+redlock = Redlock([url], ttl=20.0, node_timeout=10.0, restart_guard="off")
+redlock.connect(10.0)
+print("ready", flush=True)
+sys.stdin.readline()
+until = time.monotonic() + seconds
+def work(number):
+    chance = random.Random(seed * 100 + number)
+    while time.monotonic() < until:
+        names = chance.sample("abcd", chance.choice([1, 1, 2, 3]))
+        fencing = len(names) == 1 and names[0] in "ab"
+        try:
+            wait = chance.choice([0.0, 2.0])
+            lease = redlock.acquire(names if len(names) > 1 else names[0], wait=wait,
+                                    fencing=fencing)
+        except ResourceHeld:
+            continue
+        files = [open(f"{directory}/{name}", "a") for name in names]
+        try:
+            for file in files:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            inside_twice.append(names)
+        if fencing:
+            files[0].write(f"{lease.fencing_token}\\n")
+            files[0].flush()
+        for file in files:
+            file.close()
+        turns[number] += redlock.release(lease)
+turns = [0] * 4
+threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+redlock.close()
+print(json.dumps({"turns": sum(turns), "twice": inside_twice, "said": said}))
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with postgres.start_postgres() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _servers_as_new(server: LocalPostgres) -> None:
+    postgres.as_new(server)
+
+
+def test_a_crowd_on_few_names_in_any_order_never_overlaps_and_meets_no_error(
+    server: LocalPostgres, tmp_path: Path
+) -> None:
+    """READ COMMITTED is enough: without locks of tables, without a retry of any transaction."""
+    crowd = [
+        subprocess.Popen(
+            [sys.executable, "-c", CROWD, server.url, str(tmp_path), str(seed), "4"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(4)
+    ]
+    try:
+        for one in crowd:
+            assert one.stdout and one.stdout.readline() == "ready\n"
+        for one in crowd:
+            assert one.stdin
+            one.stdin.write("go\n")
+            one.stdin.flush()
+        ends: list[dict[str, Any]] = [json.loads(one.communicate(timeout=60.0)[0]) for one in crowd]
+    finally:
+        for one in crowd:
+            one.kill()
+    assert [end["twice"] for end in ends] == [[]] * len(crowd)
+    assert [end["said"] for end in ends] == [[]] * len(crowd)
+    assert min(end["turns"] for end in ends) > 5
+    for name in "ab":
+        fences = [int(line) for line in (tmp_path / name).read_text().splitlines()]
+        assert len(fences) > 5
+        assert fences == sorted(set(fences))
+    rows = postgres.sql(server, "SELECT count(*) FROM redlock_lease WHERE until > now()")
+    assert rows == [(0,)]
+    deadlocks = postgres.sql(
+        server, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    )
+    assert deadlocks == [(0,)]
+
+
+# -- One after another, by hand: who comes second waits for the first to commit, and reads what it
+# left. That is all of READ COMMITTED that is needed.
+
+
+class Session:
+    """A transaction that is open for as long as the test likes, and a thread for what waits."""
+
+    def __init__(self, server: LocalPostgres) -> None:
+        self.connection = psycopg.connect(server.url)
+        self.rows: list[Any] = []
+        self.error: Exception | None = None
+        self._server = server
+        self._thread: threading.Thread | None = None
+
+    def do(self, query: str, *values: Any) -> Any:
+        cursor = self.connection.execute(query, values)
+        return cursor.fetchone()
+
+    def begin(self, query: str, *values: Any) -> None:
+        """Execute it in a thread, commit, and return when it waits for somebody's lock."""
+
+        def run() -> None:
+            try:
+                self.rows.append(self.do(query, *values))
+                self.connection.commit()
+            except psycopg.Error as error:
+                self.error = error
+
+        self._thread = threading.Thread(target=run)
+        self._thread.start()
+        pid = self.connection.info.backend_pid
+        waits = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+        wait_until(lambda: postgres.sql(self._server, waits, pid) == [(True,)], 0.9, "it waits")
+
+    def end(self) -> Any:
+        assert self._thread is not None
+        self._thread.join(10.0)
+        assert self.error is None
+        return self.rows[-1]
+
+
+@pytest.fixture
+def session(server: LocalPostgres) -> Iterator[Callable[[], Session]]:
+    opened: list[Session] = []
+
+    def make() -> Session:
+        opened.append(Session(server))
+        return opened[-1]
+
+    yield make
+    for one in opened:
+        one.connection.close()
+
+
+ACQUIRE = "SELECT held_by, granted FROM redlock_acquire(%s, %s, 60, %s, %s)"
+RELEASE = "SELECT redlock_release(%s, %s, NULL, NULL, NULL)"
+FAR = 2**60
+
+
+def test_of_two_that_acquire_at_once_the_second_waits_and_is_told_of_the_first(
+    session: Callable[[], Session],
+) -> None:
+    first, second = session(), session()
+    assert first.do(ACQUIRE, ["r"], "one", None, None) == (None, 0)
+    second.begin(ACQUIRE, ["r"], "two", None, None)
+    first.connection.commit()
+    assert second.end()[0] == "one"
+
+
+def test_who_waits_for_one_that_is_rolled_back_has_it(session: Callable[[], Session]) -> None:
+    first, second = session(), session()
+    first.do(ACQUIRE, ["r"], "one", 7, FAR)
+    second.begin(ACQUIRE, ["r"], "two", 5, FAR)
+    first.connection.rollback()
+    assert second.end() == (None, 5)
+
+
+@pytest.mark.parametrize("fence", [None, 7], ids=["without a fence", "with one"])
+def test_who_comes_while_it_is_released_has_it_with_a_larger_fence(
+    session: Callable[[], Session], fence: int | None
+) -> None:
+    """The row is deleted under the hands of the one that waits for it, or is changed."""
+    first, second = session(), session()
+    first.do(ACQUIRE, ["r"], "one", fence, FAR)
+    first.connection.commit()
+    assert first.do(RELEASE, ["r"], "one") == (1,)
+    second.begin(ACQUIRE, ["r"], "two", fence, FAR)
+    first.connection.commit()
+    assert second.end() == (None, 8 if fence else 0)
+
+
+def test_who_is_extended_while_another_waits_for_it_keeps_it(
+    session: Callable[[], Session],
+) -> None:
+    """Its ttl was over when the other came: it is whose row was locked first."""
+    first, second = session(), session()
+    first.do(ACQUIRE, ["r"], "one", None, None)
+    first.do("UPDATE redlock_lease SET until = '-infinity' RETURNING 1")
+    first.connection.commit()
+    extend = "SELECT redlock_extend(%s, %s, %s, %s, %s, true)"
+    assert first.do(extend, ["r"], ["one"], [0], [60.0], [60.0]) == ("2",)
+    second.begin(ACQUIRE, ["r"], "two", None, None)
+    first.connection.commit()
+    assert second.end()[0] == "one"
+
+
+def test_what_is_missing_and_taken_while_it_is_extended_is_not_set_again(
+    session: Callable[[], Session],
+) -> None:
+    first, second = session(), session()
+    first.do(ACQUIRE, ["b"], "other", None, None)
+    extend = "SELECT redlock_extend(%s, %s, %s, %s, %s, true)"
+    second.begin(extend, ["a", "b"], ["mine", "mine"], [0, 0], [60.0] * 2, [60.0] * 2)
+    first.connection.commit()
+    second._thread.join(10.0)  # type: ignore[union-attr]
+    assert isinstance(second.error, psycopg.errors.SerializationFailure)
+    second.connection.rollback()
+    assert second.do("SELECT count(*) FROM redlock_lease WHERE token = 'mine'") == (0,)
+
+
+def test_who_stands_in_line_while_it_is_released_is_called_or_has_it(
+    session: Callable[[], Session],
+) -> None:
+    """The release saw nobody in line. Whoever then tries waits for its end, and finds it free."""
+    first, second = session(), session()
+    first.do(ACQUIRE, ["r"], "one", None, None)
+    first.connection.commit()
+    assert first.do(RELEASE, ["r"], "one") == (1,)
+    second.do("SELECT redlock_enqueue(%s, %s, 1, 60)", ["r"], "channel:1")
+    second.connection.commit()
+    second.begin(ACQUIRE, ["r"], "two", None, None)
+    first.connection.commit()
+    assert second.end()[0] is None
+
+
+def test_names_are_locked_in_one_order_whatever_the_database_sorts_by(
+    session: Callable[[], Session],
+) -> None:
+    """Both take three that are missing, in the two orders: neither waits for the other for ever."""
+    first, second = session(), session()
+    assert first.do(ACQUIRE, ["B", "a", "C"], "one", None, None)[0] is None
+    second.begin(ACQUIRE, ["a", "C", "B"], "two", None, None)
+    assert first.do(
+        "SELECT redlock_extend(%s, %s, %s, %s, %s, true)",
+        ["a", "B", "C"],
+        ["one"] * 3,
+        [0] * 3,
+        [60.0] * 3,
+        [60.0] * 3,
+    ) == ("1",)
+    first.connection.commit()
+    assert second.end()[0] == "one"

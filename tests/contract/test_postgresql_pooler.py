@@ -1,0 +1,136 @@
+"""A pooler in front of PostgreSQL, that gives each transaction whichever connection is free."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from celery_redlock import Redlock, ResourceHeld
+from celery_redlock.stores.kinds import open_reader, parse_nodes
+from celery_redlock.stores.postgresql.address import PostgresAddress
+from celery_redlock.stores.postgresql.subscription import PostgresSubscription
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
+from tests.support.wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with postgres.start_postgres() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _servers_as_new(server: LocalPostgres) -> None:
+    postgres.as_new(server)
+
+
+@pytest.fixture(scope="module")
+def pooler(server: LocalPostgres) -> Iterator[str]:
+    with postgres.start_pgbouncer(server) as url:
+        yield url
+
+
+@pytest.fixture
+def make(pooler: str, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    return lambda: lock_over([pooler], ttl=3.0, node_timeout=5.0)
+
+
+def test_all_of_a_lock_works_through_it(make: Callable[..., Redlock]) -> None:
+    crowd = [make() for _ in range(6)]  # more than the connections behind it
+    holder, other = crowd[:2]
+    with holder.lock("r", fencing=True) as held:
+        with pytest.raises(ResourceHeld):
+            other.acquire(["q", "r"])
+        first = held.lease.deadline
+        wait_until(lambda: held.lease.deadline > first, 5.0, "it is extended")
+        seen = other.holder("r")
+        assert seen is not None
+    fences = [held.lease.fencing_token]
+
+    def take(redlock: Redlock) -> None:
+        for _ in range(10):
+            lease = redlock.acquire("r", wait=30.0, fencing=True)
+            fences.append(lease.fencing_token)
+            assert redlock.release(lease)
+
+    threads = [threading.Thread(target=take, args=(redlock,)) for redlock in crowd]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(fences) == 61
+    assert fences == sorted(set(fences))  # type: ignore[type-var]
+
+
+def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
+    make: Callable[..., Redlock],
+    server: LocalPostgres,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(PostgresSubscription, "_said", False)
+    opened = []
+    connect = PostgresAddress.connect
+
+    def counted(self: PostgresAddress, **changed: Any) -> Any:
+        opened.append(threading.current_thread().name)
+        return connect(self, **changed)
+
+    monkeypatch.setattr(PostgresAddress, "connect", counted)
+    holder, first, second = make(), make(), make()
+    got: list[str] = []
+
+    def wait(redlock: Redlock) -> None:
+        lease = redlock.acquire("r", wait=30.0)
+        got.append("it")
+        redlock.release(lease)
+
+    threads = [threading.Thread(target=wait, args=(redlock,)) for redlock in (first, second)]
+    with holder.lock("r"):
+        for thread in threads:
+            thread.start()
+        line = "SELECT count(*) FROM redlock_waiter"
+        wait_until(lambda: postgres.sql(server, line) == [(2,)], 10.0, "both wait")
+        assert not got
+    for thread in threads:
+        thread.join(10.0)
+    assert len(got) == 2
+    assert sum("a pooler stands in front of it" in said for said in caplog.messages) == 1
+    assert sum("listen" in name for name in opened) == 2, "nobody tries again and again"
+    locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+    assert postgres.sql(server, locks) == [(0,)]
+
+
+def test_close_does_not_wait_for_who_does_not_listen(make: Callable[..., Redlock]) -> None:
+    redlock = make()
+    redlock.release(redlock.acquire("r"))
+    with redlock.lock("r"), pytest.raises(ResourceHeld):
+        redlock.acquire("r", wait=0.1)
+    listening = [t for t in threading.enumerate() if t.name.startswith("celery_redlock listen")]
+    assert listening
+    redlock.close()
+    for thread in listening:
+        thread.join(5.0)
+        assert not thread.is_alive()
+
+
+def test_what_is_held_can_be_looked_at_through_it(
+    make: Callable[..., Redlock], pooler: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    redlock = make()
+    reader = open_reader(parse_nodes([pooler])[0], redlock.prefix, 1.0)
+    reader.connect()
+    with redlock.lock("r", fencing=True):
+        keys = reader.scan("")
+        assert set(keys) == {"r", "r#fence"}
+        assert set(reader.values(keys)) == {"r", "r#fence"}
+        assert reader.rtt() < 5.0
+    reader.close()
+    # No connection behind the pooler is left with what the reader has set.
+    assert redlock.release(redlock.acquire("r"))
