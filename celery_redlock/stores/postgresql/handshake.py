@@ -8,11 +8,10 @@ import psycopg
 from psycopg import errors
 
 from ...protocol.node_info import NodeInfo
+from .schema import VERSION
 
-__all__ = ["VERSION", "introduce", "pooled"]
+__all__ = ["introduce", "pooled"]
 
-VERSION = 1
-"""Of `schema.sql`."""
 MAX_AGE_S = 10 * 365 * 86_400.0
 
 
