@@ -57,10 +57,12 @@ class PostgresReader:
         prefix: What our names begin with.
         heard: When it last answered; seconds of the monotonic clock.
         connection: The connection, once there is one.
+        columns: What the columns of the last answer are called.
         by_script: Never: who may read locks may read queues.
     """
 
     connection: psycopg.Connection[tuple[Any, ...]]
+    columns: Sequence[str] = ()
     by_script = False
 
     def __init__(self, address: PostgresAddress, prefix: str, timeout: float) -> None:
@@ -149,10 +151,12 @@ class PostgresReader:
         return found
 
     def ask(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a query, which may take no longer than the timeout."""
+        """Return the rows of a query, of the last if there are several; each has the timeout."""
         limit = f"SET LOCAL statement_timeout = {max(1, int(self._timeout * 1000))};"
         cursor = self.connection.execute(limit + query, values)
-        cursor.nextset()
+        while cursor.nextset():
+            pass
+        self.columns = [column.name for column in cursor.description or ()]
         rows = cursor.fetchall()
         self.heard = monotonic()
         return rows
