@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
+from ..stores.redis.address import Address as RedisAddress
 from ..survey.waiting import at_once
 from .keys import examine_keys
 from .nodes import examine_nodes
 from .probe import probe
-from .report import CHECKS, NEED_APP, OF_APPS, Finding, Report, broken, merged
+from .report import CHECKS, NEED_APP, OF_APPS, OF_POSTGRESQL, Finding, Report, broken, merged
 from .tasks import examine_tasks, ttls_of
 from .votes import guard_of
 from .workers import examine_workers
@@ -44,6 +45,7 @@ def examine(
     findings: list[Finding] = [] if unmade is None else [broken("tasks", unmade)]
     skipped: Sequence[str] = () if app is not None else NEED_APP
     looks: list[NodeLook] = []
+    checks: tuple[str, ...] = CHECKS
 
     def nodes(redlock: Redlock) -> Iterable[Finding]:
         probes = probe(redlock.client.addresses, redlock.prefix, timeout)
@@ -58,6 +60,8 @@ def examine(
         skipped = (*of_nodes, *(() if app is not None else OF_APPS))
     else:
         lock = redlock
+        if not isinstance(lock.client.addresses[0], RedisAddress):
+            checks = OF_POSTGRESQL
         jobs += [lambda: list(nodes(lock)), lambda: list(examine_keys(lock, timeout))]
     if app is not None:
         jobs += [lambda: list(examine_tasks(app)), lambda: list(examine_workers(app, timeout))]
@@ -66,4 +70,4 @@ def examine(
     away = {look.name for look in looks if not look.reachable}
     # That the keys of such a node cannot be read is no news.
     findings = [one for one in findings if one.check != "leaks" or one.where not in away]
-    return Report(merged(findings), tuple(skipped), tuple(looks))
+    return Report(merged(findings), tuple(skipped), tuple(looks), checks)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
+from . import postgresql
 from .probe import Probe, Told, refused_by
 from .report import Finding, run, unchecked, warning, wrong
 from .tls import certificate_trouble, speaks_tls
@@ -47,6 +48,10 @@ def examine_nodes(
     site = _Site(probes, prefix, ttls, guard)
     yield from run(OF_ALL, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
     for probe in probes:
+        if not probe.is_redis:
+            of_one = OF_DATABASE if probe.look.reachable else postgresql.OF_SILENT
+            yield from run(of_one, probe.name, probe, site)
+            continue
         checks = OF_ONE if probe.look.reachable else OF_SILENT
         if probe.told.denied:
             checks = {name: checks[name] for name in checks if name not in OF_INFO}
@@ -68,8 +73,10 @@ def _quorum(site: _Site) -> Iterator[Finding]:
         yield wrong(
             f"no quorum: {of_nodes(len(answering), count)} answer, {are_needed(needed)}:"
             " nothing can be locked",
-            "bring nodes back until a quorum answers, whichever; tasks then go on by themselves",
+            f"{ANY_QUORUM if count > 1 else 'bring it back'}; tasks then go on by themselves",
         )
+    elif len(fit) < needed and not site.probes[0].is_redis:
+        return  # what it lacks is said of it
     elif len(fit) < needed:
         yield wrong(
             f"no quorum: {of_nodes(len(fit), count)} are independent masters, {are_needed(needed)}:"
@@ -84,6 +91,9 @@ def _quorum(site: _Site) -> Iterator[Finding]:
             f"wait {math.ceil(wait)} s{'' if site.ttls else ', with the default ttl'};"
             " tasks then go on by themselves",
         )
+
+
+ANY_QUORUM = "bring nodes back until a quorum answers, whichever"
 
 
 def _even(site: _Site) -> Iterator[Finding]:
@@ -254,7 +264,8 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
     facts = probe.told.facts
-    if site.guard is None or not site.ttls or (site.guard == "off" and facts.appends):
+    keeps = facts.appends or not probe.is_redis  # what a database may lose is another check
+    if site.guard is None or not site.ttls or (site.guard == "off" and keeps):
         return
     if site.guard == "off":
         yield warning(
@@ -266,6 +277,8 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         yield unchecked("its INFO does not tell when it was started", "look at its configuration")
     elif left := voteless(facts, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
+        if not probe.is_redis:
+            since = f"was promoted, set back or started anew {facts.uptime:.0f} s ago at most"
         mark = ": a worker that knows it for so long leaves a mark there for all others"
         yield warning(
             f"it {since}: it may have forgotten locks, and workers that meet it give it no vote"
@@ -308,6 +321,8 @@ OF_ONE = {
     "clock": _clock,
     "ttl": _ttl,
 }
+OF_DATABASE = {**postgresql.OF_ONE, "restart": _restart, "clock": _clock, "ttl": _ttl}
+"""The same of a PostgreSQL database."""
 OF_KEYS = ("leaks", "prefix")
 """Checks of the keys on a node: see `keys.py`."""
 OF_INFO = ("version", "eviction", "restart")

@@ -13,17 +13,20 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
 from ..protocol.node_info import NodeInfo
+from ..stores.kinds import Address as AnyAddress
+from ..stores.kinds import Reader
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import INFO, marked, read_info
 from ..stores.redis.reader import RedisReader
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import read_nodes
+from . import postgresql
 from .tls import other_protocol
 
 __all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
@@ -64,11 +67,12 @@ class Probe:
     """One node: how it answered, and what it told; nothing if it did not answer."""
 
     index: int
-    address: Address
+    address: Any  # of its kind of store
     look: NodeLook
     told: Told
     twins: tuple[int, ...] = ()  # others at which our mark for this one was found
     speaks: str = ""  # what it speaks that it was not asked in (`tls.py`), if it did not answer
+    said: postgresql.Said | None = None  # of a PostgreSQL database, besides `told`
 
     @property
     def name(self) -> str:
@@ -76,13 +80,40 @@ class Probe:
         return self.look.name
 
     @property
+    def is_redis(self) -> bool:
+        """Whether it is asked as a Redis node is; else it is a PostgreSQL database."""
+        return isinstance(self.address, Address)
+
+    @property
     def user(self) -> str:
         """The ACL user that we are there."""
         return str(self.address.arguments.get("username") or "default")
 
 
-def probe(addresses: Sequence[Any], prefix: str, timeout: float) -> list[Probe]:
+def probe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
+    if not _are_redis(addresses):
+        return _of_postgresql(addresses, prefix, timeout, tries=True)
+    return _of_redis(addresses, prefix, timeout)
+
+
+def _are_redis(addresses: Sequence[AnyAddress]) -> TypeGuard[Sequence[Address]]:
+    return isinstance(addresses[0], Address)  # all are of one kind
+
+
+def _of_postgresql(
+    addresses: Sequence[Any], prefix: str, timeout: float, *, tries: bool
+) -> list[Probe]:
+    visit = partial(postgresql.visit, tries=tries)
+    looks, found = read_nodes(addresses, prefix, visit, timeout)
+    probes = []
+    for n, said in enumerate(found):
+        told = Told() if said is None else Told(said.peer, facts=said.facts, ahead=said.ahead)
+        probes.append(Probe(n, addresses[n], looks[n], told, said=said))
+    return probes
+
+
+def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
     looks, found = read_nodes(addresses, prefix, _ask, timeout)
     unnamed = [n for n, look in enumerate(looks) if refused_by(look.error) == NAMING]
     if unnamed:  # what else the user may not do is to be known at once
@@ -113,22 +144,31 @@ def probe(addresses: Sequence[Any], prefix: str, timeout: float) -> list[Probe]:
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
-def introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
+def introduce(reader: Reader) -> NodeInfo:
+    """Return what the guard makes of what a node says of itself. It only reads."""
+    if isinstance(reader, RedisReader):
+        return _introduce(reader)[1]
+    return postgresql.visit(reader, tries=False).facts
+
+
+def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
     """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
     text, facts, error = read_info(reader.ask_packed(INFO))
     facts = marked(facts, reader.ask_packed, reader.prefix)
     return text, facts, "" if error is None else reason(error)
 
 
-def observe(addresses: Sequence[Any], prefix: str, timeout: float) -> list[Probe]:
+def observe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
+    if not _are_redis(addresses):
+        return _of_postgresql(addresses, prefix, timeout, tries=False)
     looks, found = read_nodes(addresses, prefix, _read, timeout)
     whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
 def _read(reader: RedisReader) -> Told:
-    text, facts, denied = introduce(reader)
+    text, facts, denied = _introduce(reader)
     info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
     return Told(reader.peer, info, facts, denied)
 

@@ -11,7 +11,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
-__all__ = ["CHECKS", "Finding", "Report", "merged", "run", "some", "unchecked"]
+__all__ = ["CHECKS", "OF_POSTGRESQL", "Finding", "Report", "merged", "run", "some", "unchecked"]
 __all__ += ["broken", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
@@ -25,6 +25,13 @@ CHECKS = (
     *("rights", "writes", "eviction", "restart", "clock", "ttl", "leaks", "prefix", *OF_APPS),
 )
 """Every check; docs/doctor.md says what each looks for."""
+OF_POSTGRESQL = (
+    *("configuration", "quorum", "reachable", "role", "version", "tables", "rights", "writes"),
+    *("durability", "restart", "pooler", "tls", "isolation", "vacuum", "connections", "clock"),
+    *("ttl", "leaks", "prefix", *OF_APPS),
+)
+"""Every check where locks are kept in PostgreSQL."""
+RANKED = (*OF_POSTGRESQL, *(check for check in CHECKS if check not in OF_POSTGRESQL))
 MAX_NAMED = 5
 """Places that are named one by one."""
 
@@ -67,7 +74,7 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
     def rank(one: Finding) -> tuple[bool, int, int]:
         # What stops everything comes first.
-        return one.check != "quorum", LEVELS.index(one.level), CHECKS.index(one.check)
+        return one.check != "quorum", LEVELS.index(one.level), RANKED.index(one.check)
 
     found = (replace(finding, where=some(list(named))) for finding, named in places.items())
     return tuple(sorted(found, key=rank))
@@ -86,12 +93,13 @@ class Report:
     findings: tuple[Finding, ...]  # the worst first
     skipped: tuple[str, ...] = ()  # checks that were not made: no app, or no nodes
     nodes: tuple[NodeLook, ...] = ()  # how each node answered, and how fast
+    checks: tuple[str, ...] = CHECKS  # that there are, for this kind of store
 
     @property
     def fine(self) -> list[str]:
         """The checks that were made everywhere, and found nothing."""
         found = {check for one in self.findings for check in (one.check, *one.hides)}
-        return [check for check in CHECKS if check not in found and check not in self.skipped]
+        return [check for check in self.checks if check not in found and check not in self.skipped]
 
     def bad(self, strict: bool = False) -> bool:
         """Return whether something is wrong; `strict`: or worth a warning."""

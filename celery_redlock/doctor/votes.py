@@ -22,7 +22,7 @@ __all__ = ["ask", "guard_of", "quorum_in", "voteless", "votes_in", "votes_left"]
 def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
     """Return what each node says of itself; None for one that does not. It only reads."""
     _looks, told = read_nodes(redlock.client.addresses, redlock.prefix, introduce, timeout)
-    return [None if one is None else one[1] for one in told]
+    return told
 
 
 def guard_of(app: Any, nodes: int) -> str | None:

@@ -194,20 +194,23 @@ class LocalPostgres:
 
     def pause(self) -> None:
         """Freeze it with all its backends (SIGSTOP): it answers nothing any more."""
-        for pid in self._everyone():
-            os.kill(pid, signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
         self.paused = True
 
     def resume(self) -> None:
         """Let a paused server go on (SIGCONT)."""
-        for pid in self._everyone():
-            os.kill(pid, signal.SIGCONT)
+        self._signal(signal.SIGCONT)
         self.paused = False
 
     def stop(self) -> None:
         """End it, paused or not, and remove its data. Never fails, idempotent."""
         self.kill()
         shutil.rmtree(self._dir, ignore_errors=True)
+
+    def _signal(self, number: int) -> None:
+        for pid in self._everyone():
+            with suppress(ProcessLookupError):  # a child comes to its end whenever it likes
+                os.kill(pid, number)
 
     def _everyone(self) -> list[int]:
         """The postmaster and its children; each of them is in a session of its own."""

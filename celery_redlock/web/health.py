@@ -109,11 +109,12 @@ def _no_quorum(probes: Sequence[Probe], votes_in: list[float | None]) -> dict[st
 
 def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dict[str, Any]:
     answers = probe.look.reachable
+    uptime = probe.told.facts.uptime if probe.said is None else probe.said.info["uptime"]
     return {
         "answers": answers,
         "rtt": probe.look.rtt if answers else None,
         "version": _version(probe) if answers else None,
-        "uptime": probe.told.facts.uptime if answers else None,
+        "uptime": uptime if answers else None,
         "votes_in": votes_in,
         "findings": [
             _said(one)
@@ -124,7 +125,9 @@ def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dic
 
 
 def _version(probe: Probe) -> str | None:
-    """Return what a server calls itself, as `Valkey 8.1.0` or `Redis 7.0.15`."""
+    """Return what a server calls itself, as `Valkey 8.1.0`, `Redis 7.0.15`, `PostgreSQL 16.2`."""
+    if probe.said is not None:
+        return f"PostgreSQL {printable(probe.said.info['server_version'])[:MAX_VERSION_CHARS]}"
     info = probe.told.info
     for name, key in (("Valkey", "valkey_version"), ("Redis", "redis_version")):
         if said := info.get(key, "").strip():

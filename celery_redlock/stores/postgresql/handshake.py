@@ -8,11 +8,10 @@ import psycopg
 from psycopg import errors
 
 from ...protocol.node_info import NodeInfo
+from .schema import VERSION
 
-__all__ = ["VERSION", "introduce", "pooled"]
+__all__ = ["introduce", "pooled"]
 
-VERSION = 1
-"""Of `schema.sql`."""
 ISOLATION = "read committed"
 HELLO = """\
 SELECT redlock_version(), current_setting('transaction_isolation'), h.* FROM redlock_hello() h"""

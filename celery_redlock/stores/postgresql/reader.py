@@ -7,6 +7,10 @@ its wait queue, go by its name with a suffix.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import socket
+import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
@@ -25,15 +29,16 @@ __all__ = ["PostgresReader"]
 RTT_SAMPLES = 3
 """The fastest of these round trips counts: the others had to wait for this process."""
 
-LIMIT = "SET LOCAL statement_timeout = %d"
 SCAN = """\
 SELECT resource, until > clock_timestamp(), fence > 0 FROM redlock_lease
 WHERE starts_with(resource, %(head)s) AND (until > clock_timestamp() OR fence > 0)"""
 SCAN_QUEUES = """\
 SELECT DISTINCT resource FROM redlock_waiter
 WHERE starts_with(resource, %(head)s) AND until > clock_timestamp()"""
+# What was given back is free since -infinity, which no version before 17 subtracts from.
 VALUES = """\
-SELECT resource, token, fence, extract(epoch FROM until - clock_timestamp())::float8,
+SELECT resource, token, fence,
+    extract(epoch FROM until)::float8 - extract(epoch FROM clock_timestamp())::float8,
     extract(epoch FROM changed + interval '7 days' - clock_timestamp())::float8
 FROM redlock_lease WHERE resource = ANY (%(names)s)"""
 QUEUES = """\
@@ -52,15 +57,19 @@ class PostgresReader:
     Attributes:
         prefix: What our names begin with.
         heard: When it last answered; seconds of the monotonic clock.
+        connection: The connection, once there is one.
+        columns: What the columns of the last answer are called.
         by_script: Never: who may read locks may read queues.
     """
 
+    connection: psycopg.Connection[tuple[Any, ...]]
+    columns: Sequence[str] = ()
     by_script = False
 
     def __init__(self, address: PostgresAddress, prefix: str, timeout: float) -> None:
         self._address = address
         self._timeout = timeout
-        self._connection: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._end = threading.Timer(0.0, lambda: None)
         self.prefix = prefix
         self.heard = monotonic()
 
@@ -70,15 +79,19 @@ class PostgresReader:
         Raises:
             NodeError: It cannot be reached, or refuses us.
         """
-        self._connection = self._address.connect()
-        self._connection.read_only = True
+        # Without prepared statements, and nothing is set that lasts: there may be a pooler.
+        self.connection = connection = self._address.connect(cursor_factory=psycopg.ClientCursor)
+        # A server that is frozen answers nothing any more, not even that a statement took too long.
+        self._end = threading.Timer(MAX_TIMEOUTS * self._timeout, _hang_up, [connection])
+        self._end.daemon = True
+        self._end.start()
         self.heard = monotonic()
 
     def close(self) -> None:
         """Close the connection. Never fails."""
-        if self._connection is not None:
-            with contextlib.suppress(Exception):
-                self._connection.close()
+        self._end.cancel()
+        with contextlib.suppress(Exception):
+            self.connection.close()
 
     def why(self, error: Exception) -> str:
         """Say why it was not read, in one line without a secret; empty if it was too slow."""
@@ -89,29 +102,29 @@ class PostgresReader:
         taken = []
         for _ in range(RTT_SAMPLES):
             begun = monotonic()
-            self._asked("SELECT 1")
+            self.ask("SELECT 1")
             taken.append(monotonic() - begun)
         return min(taken)
 
     @property
     def peer(self) -> str:
         """The IP address at the other end; empty for this machine's own sockets."""
-        return self._connection.info.hostaddr if self._connection is not None else ""
+        return self.connection.info.hostaddr
 
     def scan(self, head: str) -> dict[str, bytes]:
         """Return the keys that begin with prefix and `head`, by their names without the prefix."""
         begin = to_name(self.prefix + head).decode()
         names = []
-        for resource, held, fenced in self._ask(SCAN, head=begin):
+        for resource, held, fenced in self.ask(SCAN, head=begin):
             names += [resource] * held + [resource + FENCE_SUFFIX] * fenced
-        names += [queue + LINE_SUFFIX for (queue,) in self._ask(SCAN_QUEUES, head=begin)]
+        names += [queue + LINE_SUFFIX for (queue,) in self.ask(SCAN_QUEUES, head=begin)]
         keys = [from_text(name.encode()) for name in names]
         return {key[len(self.prefix) :]: to_bytes(key) for key in keys}
 
     def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
         """Return what is under some keys, by their names, without those that do not exist."""
         found: dict[str, KeyValue] = {}
-        rows = {row[0]: row[1:] for row in self._ask(VALUES, names=_bases(keys))}
+        rows = {row[0]: row[1:] for row in self.ask(VALUES, names=_bases(keys))}
         for name, key in keys.items():
             base, suffix = _split(key)
             if base not in rows or suffix == LINE_SUFFIX:
@@ -121,7 +134,7 @@ class PostgresReader:
                 found[name] = KeyValue(b"%d" % fence, max(0.0, remembered))
             elif not suffix and left > 0:
                 value = to_bytes(from_text(token.encode()))
-                found[name] = KeyValue(value, min(left, MAX_TTL_S))
+                found[name] = KeyValue(value, left if left == math.inf else min(left, MAX_TTL_S))
         return found | self.queues({n: k for n, k in keys.items() if n.endswith(LINE_SUFFIX)}, 1)
 
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
@@ -129,7 +142,7 @@ class PostgresReader:
         if not keys:
             return {}
         waiting: dict[str, list[Any]] = {}
-        for base, *row in self._ask(QUEUES, names=_bases(keys), members=members):
+        for base, *row in self.ask(QUEUES, names=_bases(keys), members=members):
             waiting.setdefault(base, []).append(row)
         found = {}
         for name, key in keys.items():
@@ -138,18 +151,25 @@ class PostgresReader:
                 found[name] = KeyValue(QUEUE, max(0.0, rows[0][3]), rows[0][2], first)
         return found
 
-    def _ask(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
-        # Of a connection that a pooler gives to others as well, nothing else may be changed.
-        assert self._connection is not None
-        with self._connection.transaction():
-            self._connection.execute(LIMIT % (MAX_TIMEOUTS * self._timeout * 1000))
-            return self._asked(query, **values)
-
-    def _asked(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
-        assert self._connection is not None
-        rows = self._connection.execute(query, values).fetchall()
+    def ask(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
+        """Return the rows of a query, of the last if there are several; each has the timeout."""
+        limit = f"SET LOCAL statement_timeout = {max(1, int(self._timeout * 1000))};"
+        cursor = self.connection.execute(limit + query, values)
+        while cursor.nextset():
+            pass
+        self.columns = [column.name for column in cursor.description or ()]
+        rows = cursor.fetchall()
         self.heard = monotonic()
         return rows
+
+
+def _hang_up(connection: psycopg.Connection[Any]) -> None:
+    """End a connection that another thread may just be reading from."""
+    with (
+        contextlib.suppress(Exception),
+        socket.socket(fileno=os.dup(connection.fileno())) as stream,
+    ):
+        stream.shutdown(socket.SHUT_RDWR)
 
 
 def _split(key: bytes) -> tuple[str, str]:

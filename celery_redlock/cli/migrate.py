@@ -1,0 +1,57 @@
+"""`redlock migrate`: makes the tables and functions that locks in PostgreSQL need."""
+
+from __future__ import annotations
+
+import click
+
+from ..protocol.errors import NodeError
+from ..stores.postgresql.schema import VERSION, migrate
+from ..stores.redis.address import Address as RedisAddress
+from .context import NO_QUORUM, PROBLEM, REFUSED, Site, on_site
+from .sql import NOT_NEEDED
+
+__all__ = ["command"]
+
+
+@click.command("migrate")
+@on_site
+def command(site: Site) -> int:
+    """Make the tables and functions that locks in PostgreSQL need.
+
+    Or bring them up to date. It may be run again, by several at once, and while workers run: each
+    deployment may begin with it. Locks that are held stay held. `redlock sql` prints what it runs.
+
+    The database's user needs the right to create them, which the workers' user does not: name it in
+    the URL of --nodes, and give the workers' user its rights (docs/postgresql.md).
+
+    Exit code 0: they are there, or are not needed; 1: the database refused; 3: it did not answer;
+    4: they are of a newer version, and were left alone.
+    """
+    (address, *_) = site.redlock.client.addresses
+    if isinstance(address, RedisAddress):
+        site.say({"outcome": "not needed"}, f"nothing to do: {NOT_NEEDED}")
+        return 0
+    from ..stores.postgresql.address import reason
+
+    try:
+        there = migrate(address)
+    except NodeError as error:
+        return site.fail(f"{address.name}: {error}", NO_QUORUM)
+    except Exception as error:
+        hint = "; a user who may create tables is to be named in its URL"
+        denied = hint if getattr(error, "sqlstate", "") == "42501" else ""
+        return site.fail(f"{address.name}: nothing was done: {reason(error)}{denied}", PROBLEM)
+    if there is not None and there > VERSION:
+        return site.fail(
+            f"{address.name}: its tables are of version {there}, newer than this library's"
+            f" ({VERSION}); nothing was done",
+            REFUSED,
+        )
+    outcome, said = "unchanged", f"the tables are there, of version {VERSION}; nothing has changed"
+    if there is None:
+        outcome, said = "made", f"the tables and functions are made, of version {VERSION}"
+    elif there < VERSION:
+        outcome, said = "updated", f"brought from version {there} to version {VERSION}"
+    data = {"outcome": outcome, "node": address.name, "was": there, "version": VERSION}
+    site.say(data, f"{address.name}: {said}")
+    return 0

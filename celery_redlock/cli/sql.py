@@ -1,0 +1,34 @@
+"""`redlock sql`: the tables and functions that locks in PostgreSQL need."""
+
+from __future__ import annotations
+
+import click
+
+from ..protocol.errors import ConfigurationError
+from ..stores.postgresql.schema import ddl
+from ..stores.redis.address import Address as RedisAddress
+from .context import Site, on_site
+
+__all__ = ["NOT_NEEDED", "command"]
+
+NOT_NEEDED = "locks are kept in Redis here, which needs no tables; they are for PostgreSQL"
+
+
+@click.command("sql")
+@on_site
+def command(site: Site) -> None:
+    """Print the SQL that locks in PostgreSQL need.
+
+    It makes their tables and functions, and may be run again: redlock sql | psql DATABASE, as a
+    user who may create them. `redlock migrate` does the same by itself.
+    """
+    if not site.as_json and _is_redis(site):
+        click.echo(f"note: {NOT_NEEDED}", err=True)
+    site.say({"sql": ddl()}, ddl().rstrip())
+
+
+def _is_redis(site: Site) -> bool:
+    try:
+        return isinstance(site.redlock.client.addresses[0], RedisAddress)
+    except (ConfigurationError, click.UsageError):
+        return False  # it may be asked for before there is anything that can be named

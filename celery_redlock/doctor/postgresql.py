@@ -1,0 +1,313 @@
+"""What one PostgreSQL database says of itself, and what is wrong with it.
+
+To try is the one way to learn what a user may do: a lock with a random name is taken and given back
+in a transaction that is rolled back, so that nobody else ever sees it.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.node_info import NodeInfo
+from ..stores.postgresql.schema import VERSION
+from .report import Finding, warning, wrong
+
+if TYPE_CHECKING:
+    from ..stores.postgresql.reader import PostgresReader
+
+__all__ = ["OF_ONE", "OF_SILENT", "Said", "visit"]
+
+OLDEST = 120_000
+"""The oldest server, as it numbers itself."""
+CROWDED = 0.9
+"""Of the connections that a server takes: whoever needs one more may find none."""
+DENIED = "42501"
+"""What it answers to a user who lacks a right."""
+
+SETTINGS = """
+SELECT current_user::text AS user, s.*, pg_is_in_recovery() AS standby,
+    to_regclass('redlock_lease') IS NOT NULL AND to_regprocedure('redlock_version()') IS NOT NULL
+        AS found,
+    (SELECT string_agg(n.nspname, ', ') FROM pg_class c JOIN pg_namespace n
+     ON n.oid = c.relnamespace WHERE c.relname = 'redlock_lease') AS schemas,
+    (SELECT count(*) FROM pg_class c WHERE 'autovacuum_enabled=false' = ANY (c.reloptions)
+     AND c.oid IN (to_regclass('redlock_lease'), to_regclass('redlock_waiter'))) AS unvacuumed,
+    extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS uptime,
+    (SELECT count(*) FROM pg_stat_replication) AS standbys,
+    (SELECT sum(numbackends) FROM pg_stat_database) AS taken
+FROM (SELECT {}) s""".format(
+    ", ".join(
+        f"current_setting('{name}') AS {name}"
+        for name in (
+            *("server_version", "server_version_num", "fsync", "synchronous_commit", "autovacuum"),
+            *("synchronous_standby_names", "default_transaction_isolation", "max_connections"),
+            *("superuser_reserved_connections", "search_path"),
+        )
+    )
+)
+MEMORY = """
+SELECT redlock_version(), i,
+    extract(epoch FROM clock_timestamp())::float8 - extract(epoch FROM m.since)::float8
+FROM redlock_identity() i LEFT JOIN redlock_memory m ON m.memory = i"""
+TRIES = """
+SELECT redlock_hello();
+SELECT redlock_acquire(ARRAY[{0}], 'doctor', 10, 1, NULL);
+SELECT redlock_extend(ARRAY[{0}], ARRAY['doctor'], ARRAY[0], ARRAY[10], ARRAY[10], true);
+SELECT redlock_enqueue(ARRAY[{0}], 'doctor', 0, 10);
+SELECT redlock_hand_on(ARRAY[{0}], 'doctor');
+SELECT redlock_release(ARRAY[{0}], 'doctor', NULL, NULL, NULL);
+SELECT redlock_sweep()"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a database said.
+
+    Attributes:
+        info: Its settings, by their names, and what else `SETTINGS` asks for.
+        peer: The IP address that answered; empty for a socket of this machine.
+        facts: What the restart guard makes of it.
+        ahead: Seconds that its clock is ahead of ours.
+        version: Of its tables; 0 if there are none.
+        refused: Which right the user lacks; empty if none that was tried.
+        fails: Why a lock could not be taken there; empty if it could, or it was not tried.
+        pooled: Whether a pooler is in front of it.
+        encrypted: Whether it was reached by TLS.
+    """
+
+    info: Mapping[str, Any]
+    peer: str
+    facts: NodeInfo
+    ahead: float
+    version: int
+    refused: str
+    fails: str
+    pooled: bool
+    encrypted: bool
+
+
+def visit(reader: PostgresReader, *, tries: bool) -> Said:
+    """Return what a database says of itself; and, with `tries`, what it refuses."""
+    from ..stores.postgresql.handshake import MAX_AGE_S, pooled
+
+    before = time.time()
+    ((clock,),) = reader.ask("SELECT extract(epoch FROM clock_timestamp())::float8")
+    ahead = clock - (before + time.time()) / 2
+    (row,) = reader.ask(SETTINGS)
+    info = dict(zip(reader.columns, row, strict=True))
+    version, refused, fails = 0, "", ""
+    facts = NodeInfo(role="slave" if info["standby"] else "master", master="another server")
+    try:
+        if info["found"] and not info["standby"]:
+            ((version, identity, age),) = reader.ask(MEMORY)
+            facts = NodeInfo(run_id=identity, uptime=min(age or 0.0, MAX_AGE_S), role="master")
+        if tries and version >= VERSION:
+            name = f"'{reader.prefix}nonce:{secrets.token_hex(16)}'".replace("%", "%%")
+            with reader.connection.transaction(force_rollback=True):
+                reader.ask(TRIES.format(name))
+    except Exception as error:
+        if not (state := getattr(error, "sqlstate", "")):
+            raise
+        why = reader.why(error) or "it takes too long"
+        refused, fails = (why, "") if state == DENIED else ("", why)
+    if version < VERSION and not (info["standby"] or refused or fails):
+        facts = NodeInfo(unfit="its tables are missing, or old; run celery redlock migrate")
+    return Said(
+        *(info, reader.peer, facts, ahead, version, refused, fails, pooled(reader.connection)),
+        encrypted=bool(reader.connection.pgconn.ssl_in_use),
+    )
+
+
+# -- One that answers ------------------------------------------------------------------------------
+
+
+def _tables(probe: Any, _site: Any) -> Iterator[Finding]:
+    said, user = probe.said, probe.said.info["user"]
+    hides = ("rights", "restart", "leaks", "prefix")
+    if not said.info["found"] and said.info["schemas"]:
+        yield wrong(
+            f"its tables are in the schema {said.info['schemas']}, where {user!r} does not look"
+            f" (search_path {said.info['search_path']})",
+            f'ALTER ROLE "{user}" SET search_path = {said.info["schemas"]}',
+            hides=hides,
+        )
+    elif not said.info["found"]:
+        yield wrong(
+            "its tables are missing: no worker starts, and nothing can be locked",
+            "run celery redlock migrate",
+            hides=hides,
+        )
+    elif said.facts.unfit:
+        yield wrong(
+            f"its tables are of version {said.version}, and this library wants {VERSION}: no worker"
+            " starts",
+            "run celery redlock migrate",
+            hides=hides,
+        )
+
+
+def _rights(probe: Any, _site: Any) -> Iterator[Finding]:
+    if why := probe.said.refused:
+        user = probe.said.info["user"]
+        yield wrong(
+            f"the user {user!r} lacks a right: {why}",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
+            f' TO "{user}"; functions need EXECUTE, which all have unless it was revoked',
+            hides=("writes",),
+        )
+
+
+def _writes(probe: Any, _site: Any) -> Iterator[Finding]:
+    if why := probe.said.fails:
+        yield wrong(f"a lock cannot be taken there: {why}", "mend what it names")
+
+
+def _role(probe: Any, _site: Any) -> Iterator[Finding]:
+    if probe.said.info["standby"]:
+        yield wrong(*STANDBY, hides=("tables", "rights", "writes"))
+
+
+STANDBY = (
+    "it takes no writes: it is a standby, or default_transaction_read_only is on",
+    "name its primary, or all hosts of the cluster in one URL (postgresql://one,two/db)",
+)
+
+
+def _version(probe: Any, _site: Any) -> Iterator[Finding]:
+    if int(probe.said.info["server_version_num"]) < OLDEST:
+        what = f"it is PostgreSQL {probe.said.info['server_version']}, which is too old"
+        yield wrong(what, "upgrade it to PostgreSQL 12 or newer")
+
+
+def _durability(probe: Any, site: Any) -> Iterator[Finding]:
+    info, guarded = probe.said.info, site.guard == "uptime"
+    guard = "or redlock_restart_guard to 'uptime'"
+    commits = info["synchronous_commit"]
+    if info["fsync"] == "off":
+        yield warning(
+            "fsync is off: a crash of its machine may lose the last locks, or all of its data",
+            "set fsync to on",
+        )
+    elif commits == "off" and not guarded:
+        yield warning(
+            "synchronous_commit is off: a crash loses the last locks, and others are granted them",
+            f"set synchronous_commit to on for this user or database, {guard}",
+        )
+    waits = info["synchronous_standby_names"] and commits not in ("off", "local")
+    if info["standbys"] and not waits and not guarded:
+        yield warning(
+            "a standby is attached, and no commit waits for it: once it is promoted, the last locks"
+            " may be forgotten and granted to others",
+            f"set synchronous_standby_names, and synchronous_commit to on, {guard}",
+        )
+
+
+def _pooler(probe: Any, _site: Any) -> Iterator[Finding]:
+    if probe.said.pooled:
+        yield warning(
+            "a pooler is in front of it, through which LISTEN does not work: who waits is not"
+            " called, and looks every second",
+            "name the server itself in redlock_nodes",
+        )
+
+
+def _certificate(probe: Any, _site: Any) -> Iterator[Finding]:
+    mode = str(probe.address.arguments.get("sslmode", "prefer"))
+    asked = mode not in ("prefer", "allow") or probe.told.peer not in ("", "::1", "127.0.0.1")
+    if probe.said.encrypted and asked and mode != "verify-full":
+        yield warning(
+            f"its certificate, or its name, is not checked (sslmode {mode}): whoever answers in its"
+            " place learns the password, and grants locks",
+            "add ?sslmode=verify-full&sslrootcert=PATH to its URL",
+        )
+
+
+def _isolation(probe: Any, _site: Any) -> Iterator[Finding]:
+    level = probe.said.info["default_transaction_isolation"]
+    if level not in ("read committed", "read uncommitted"):
+        yield wrong(
+            f"default_transaction_isolation is {level!r}: who finds a lock taken gets an error",
+            f'ALTER ROLE "{probe.said.info["user"]}" SET default_transaction_isolation ='
+            " 'read committed'",
+        )
+
+
+def _vacuum(probe: Any, _site: Any) -> Iterator[Finding]:
+    if probe.said.info["autovacuum"] == "off" or probe.said.info["unvacuumed"]:
+        yield warning(
+            "autovacuum is off: each lock leaves a dead row behind, and locks get slower",
+            "set autovacuum to on, for the server and for the tables redlock_lease and"
+            " redlock_waiter",
+        )
+
+
+def _connections(probe: Any, _site: Any) -> Iterator[Finding]:
+    info = probe.said.info
+    room = int(info["max_connections"]) - int(info["superuser_reserved_connections"])
+    if info["taken"] > CROWDED * room:
+        yield warning(
+            f"{info['taken']} of {room} connections are taken: a process that gets none can lock"
+            " nothing",
+            "raise max_connections, or run fewer processes: each that takes locks keeps one"
+            " connection, and one more while it waits",
+        )
+
+
+OF_ONE = {
+    "tables": _tables,
+    "rights": _rights,
+    "writes": _writes,
+    "role": _role,
+    "version": _version,
+    "durability": _durability,
+    "pooler": _pooler,
+    "tls": _certificate,
+    "isolation": _isolation,
+    "vacuum": _vacuum,
+    "connections": _connections,
+}
+
+# -- One that does not answer ----------------------------------------------------------------------
+
+REASONS = {
+    r"session is read-only|not in read-write mode": STANDBY,
+    r"password|authentication|role .* does not exist|pg_hba": (
+        "it refuses us",
+        "put the right user and password into its URL in redlock_nodes, and let this host in"
+        " (pg_hba.conf)",
+    ),
+    r'database ".*" does not exist': ("it has no such database", "correct its URL, or create it"),
+    r"too many (clients|connections)|remaining connection slots": (
+        "all its connections are taken",
+        "raise max_connections, or run fewer processes",
+    ),
+    r"certificate|hostname|does not match host": (
+        "its certificate is not accepted",
+        "add ?sslrootcert=PATH to its URL, the certificate of the authority that signed it, and"
+        " name it as its certificate does",
+    ),
+    r"does not support SSL|SSL was required": (
+        "it does not speak TLS, and is asked in TLS",
+        "set ssl to on there, or take sslmode out of its URL",
+    ),
+}
+"""Why it gives no answer, by what is said of it; and what to do about it."""
+
+
+def _unreachable(probe: Any, _site: Any) -> Iterator[Finding]:
+    why = probe.look.error
+    what, fix = "it gives no answer", "start it, or open the way to it"
+    for pattern, reason in REASONS.items():
+        if re.search(pattern, why):
+            what, fix = reason
+            break
+    yield wrong(f"{what}: {why}", f"{fix}; until then nothing can be locked", hides=OF_ALL)
+
+
+OF_ALL = (*OF_ONE, "restart", "clock", "ttl", "leaks", "prefix")
+OF_SILENT = {"reachable": _unreachable}

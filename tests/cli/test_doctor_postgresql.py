@@ -1,0 +1,293 @@
+"""`doctor` over PostgreSQL: each thing that can be wrong with a database is provoked, and found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from celery_redlock import Redlock
+from celery_redlock.cli.context import Site
+from celery_redlock.doctor import postgresql
+from celery_redlock.doctor.report import NEED_APP, OF_POSTGRESQL
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.cli.clinic import examined, found, shop
+from tests.support import postgres
+from tests.support.certificates import Authority
+from tests.support.postgres_sites import (
+    empty_server,
+    execute,
+    new_database,
+    open_folder,
+    pooler,
+    standby_of,
+    url_of,
+)
+
+GRANTS = (
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
+    " TO worker"
+)
+ROLE = "DO $$ BEGIN CREATE ROLE worker LOGIN; EXCEPTION WHEN OTHERS THEN END $$"
+
+
+@pytest.fixture(scope="module")
+def host() -> Iterator[LocalPostgres]:
+    """One that keeps what it has acknowledged."""
+    with empty_server(fsync="on") as host:
+        yield host
+
+
+@pytest.fixture
+def database(host: LocalPostgres) -> str:
+    return new_database(host)
+
+
+@pytest.fixture(autouse=True)
+def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
+
+
+def of(*urls: str) -> Site:
+    return Site(nodes=urls)
+
+
+def name_of(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def only(url: str, check: str, level: str = "wrong", *more: str) -> dict[str, Any]:
+    """The one finding of a site."""
+    code, report = examined(of(url))
+    one, *others = [one for one in report["findings"] if one["check"] not in more]
+    assert not others, others
+    assert (one["check"], one["level"]) == (check, level), report["findings"]
+    assert code == (level == "wrong")
+    assert not set(one["hides"]) & set(report["fine"])
+    return one
+
+
+def test_a_healthy_database_has_no_findings(database: str, host: LocalPostgres) -> None:
+    code, report = examined(of(database))
+    assert report["findings"] == [] and code == 0 and report["ok"]
+    assert set(report["fine"]) == set(OF_POSTGRESQL) - set(NEED_APP)
+    (node,) = report["nodes"]
+    assert node["name"] == f"127.0.0.1:{host.port}/{name_of(database)}" and node["rtt"] > 0
+    _code, report = examined(Site(app=shop([database])))
+    assert [one["check"] for one in report["findings"]] == ["workers"]
+    assert {"restart", "ttl"} <= set(report["fine"])
+
+
+def test_what_is_tried_leaves_nothing_behind(database: str) -> None:
+    before = execute(database, "SELECT memory, since::text FROM redlock_memory")
+    examined(of(database))
+    for table in ("redlock_lease", "redlock_waiter"):
+        assert execute(database, f"SELECT * FROM {table}") == []
+    assert execute(database, "SELECT memory, since::text FROM redlock_memory") == before
+
+
+def test_tables_that_are_missing_old_or_where_nobody_looks(host: LocalPostgres) -> None:
+    url = new_database(host, tables=False)
+    # That no keys can be read there goes without saying.
+    one = only(url, "tables", "wrong", "leaks")
+    assert "its tables are missing" in one["what"] and "celery redlock migrate" in one["fix"]
+    execute(url, "CREATE SCHEMA locks; SET search_path = locks;" + postgres.SCHEMA)
+    one = only(url, "tables", "wrong", "leaks")
+    assert "in the schema locks, where 'postgres' does not look" in one["what"]
+    assert one["fix"] == 'ALTER ROLE "postgres" SET search_path = locks'
+    execute(url, f"ALTER DATABASE {name_of(url)} SET search_path = locks")
+    assert examined(of(url))[1]["findings"] == []
+    old = "CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql AS 'SELECT 0'"
+    execute(url, old)
+    assert "of version 0, and this library wants 1" in only(url, "tables")["what"]
+
+
+def test_a_user_without_rights_and_one_with_no_more_than_it_needs(
+    host: LocalPostgres, database: str
+) -> None:
+    execute(database, ROLE)
+    url = url_of(host, user="worker", database=name_of(database))
+    one = only(url, "rights", "wrong", "leaks")
+    assert "the user 'worker' lacks a right: permission denied for" in one["what"]
+    execute(database, one["fix"].partition(";")[0])
+    assert examined(of(url))[1]["findings"] == []
+    # Each of them is needed: it is tried.
+    for right in ("INSERT", "UPDATE", "DELETE"):
+        execute(database, f"REVOKE {right} ON redlock_lease FROM worker")
+        assert "redlock_lease" in only(url, "rights")["what"]
+        execute(database, GRANTS)
+    execute(database, "REVOKE DELETE ON redlock_waiter FROM worker")
+    assert "redlock_waiter" in only(url, "rights")["what"]
+
+
+def test_a_lock_that_cannot_be_taken_for_another_reason(database: str) -> None:
+    execute(database, "ALTER TABLE redlock_lease ADD CHECK (token <> 'doctor')")
+    one = only(database, "writes")
+    assert "a lock cannot be taken there: new row for relation" in one["what"]
+
+
+def test_a_standby_is_no_node_and_one_that_nothing_waits_for_is_a_warning(
+    host: LocalPostgres, database: str
+) -> None:
+    execute(database, ROLE)
+    execute(database, GRANTS)
+    ordinary = url_of(host, user="worker", database=name_of(database))
+    with standby_of(host) as standby:
+        for url in (database, ordinary):
+            one = only(url, "durability", "warning")
+            assert "a standby is attached, and no commit waits for it" in one["what"]
+            guarded = Site(app=shop([url], redlock_restart_guard="uptime", redlock_ttl=2))
+            assert "durability" in examined(guarded)[1]["fine"]
+        there = url_of(standby, database=name_of(database))
+        code, report = examined(of(there))
+        assert code == 1 and "it is a standby" in found(report, "wrong")["reachable"]["what"]
+        code, report = examined(of(f"{there}?target_session_attrs=any"))
+        assert code == 1 and "it is a standby" in found(report, "wrong")["role"]["what"]
+        assert not {"tables", "rights", "writes"} & set(report["fine"])
+        postgres.sql(host, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+        postgres.sql(host, "SELECT pg_reload_conf()")
+        try:
+            assert examined(of(ordinary))[1]["findings"] == []
+        finally:
+            postgres.sql(host, "ALTER SYSTEM RESET synchronous_standby_names")
+            postgres.sql(host, "SELECT pg_reload_conf()")
+
+
+def test_a_database_that_acknowledges_before_it_has_written(database: str) -> None:
+    execute(database, f"ALTER DATABASE {name_of(database)} SET synchronous_commit = off")
+    assert "synchronous_commit is off" in only(database, "durability", "warning")["what"]
+    guarded = Site(app=shop([database], redlock_restart_guard="uptime"))
+    fine = examined(guarded)[1]["fine"]
+    assert "durability" in fine and "restart" not in fine  # it counts from its start then
+
+
+def test_a_server_that_has_forgotten_has_no_vote_yet(database: str) -> None:
+    execute(database, "UPDATE redlock_memory SET since = clock_timestamp()")
+    site = Site(app=shop([database], redlock_restart_guard="uptime", redlock_ttl=60))
+    code, report = examined(site)
+    assert code == 1 and found(report, "wrong")["quorum"]["where"] == "1 node"
+    said = found(report, "warning")["restart"]["what"]
+    assert re.search(r"set back or started anew \d s ago.*give it no vote for [56]\d s", said)
+
+
+def test_settings_that_make_locks_slow_or_fail(database: str) -> None:
+    with empty_server(autovacuum="off", max_connections="10") as other:
+        postgres.sql(other, postgres.SCHEMA)
+        held = [psycopg.connect(other.url) for _ in range(6)]
+        _code, report = examined(of(other.url))
+        warned = found(report, "warning")
+        assert warned.keys() == {"durability", "vacuum", "connections"}
+        assert "fsync is off" in warned["durability"]["what"]
+        assert re.match(r"[789] of 7 connections are taken", warned["connections"]["what"])
+        held += [psycopg.connect(other.url) for _ in range(4)]
+        code, report = examined(of(other.url))
+        assert code == 1
+        assert "its connections are taken" in found(report, "wrong")["reachable"]["what"]
+        for one in held:
+            one.close()
+    execute(database, "ALTER TABLE redlock_lease SET (autovacuum_enabled = false)")
+    assert "a dead row behind" in only(database, "vacuum", "warning")["what"]
+    execute(database, "ALTER TABLE redlock_lease RESET (autovacuum_enabled)")
+    level = "SET default_transaction_isolation = 'repeatable read'"
+    execute(database, f"ALTER DATABASE {name_of(database)} {level}")
+    assert "is 'repeatable read'" in only(database, "isolation")["what"]
+
+
+def test_a_pooler_in_front(host: LocalPostgres, database: str) -> None:
+    with open_folder() as folder, pooler(host, folder) as port:
+        url = url_of(host, database=name_of(database), port=port)
+        assert "LISTEN does not work" in only(url, "pooler", "warning")["what"]
+        # It is looked at through it without a trace in the connections that it lends to others.
+        assert execute(url, "SHOW statement_timeout") == [("0",)]
+        lock = Redlock([url])
+        with lock.lock("order:1"):
+            pass
+        lock.close()
+
+
+@pytest.mark.parametrize(("ahead", "how"), [(5.0, "behind"), (-5.0, "ahead of")])
+def test_a_clock_that_is_off(
+    database: str, monkeypatch: pytest.MonkeyPatch, ahead: float, how: str
+) -> None:
+    class Clock:  # ours is set, not the server's: it has no other than the machine's
+        time = staticmethod(lambda: time.time() + ahead)
+
+    monkeypatch.setattr(postgresql, "time", Clock)
+    assert re.match(
+        rf"its clock is [45]\.\d s {how} ours", only(database, "clock", "warning")["what"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("postgresql://worker:SECRET@127.0.0.1:1/shop", "it gives no answer"),
+        ("postgresql://nobody:SECRET@127.0.0.1:{port}/postgres", "it refuses us"),
+        ("postgresql://postgres:SECRET@127.0.0.1:{port}/nowhere", "it has no such database"),
+        ("postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=require", "not speak TLS"),
+    ],
+)
+def test_a_database_that_gives_no_answer(host: LocalPostgres, url: str, what: str) -> None:
+    code, report = examined(of(url.format(port=host.port)))
+    assert code == 1 and report["findings"][0]["check"] == "quorum"
+    assert what in found(report, "wrong")["reachable"]["what"]
+    assert not {"tables", "rights", "leaks", "clock"} & set(report["fine"])
+
+
+def test_a_database_that_hangs(host: LocalPostgres, database: str) -> None:
+    host.pause()
+    begun = time.monotonic()
+    code, report = examined(of(database))
+    host.resume()
+    assert code == 1 and time.monotonic() - begun < 5.0
+    assert "no answer within 1 s" in found(report, "wrong")["reachable"]["what"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+def test_certificates() -> None:
+    with open_folder() as folder, empty_server(fsync="on") as host:
+        ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
+        cert, key = ours.sign("server", "IP:127.0.0.1")
+        key.chmod(0o600)
+        if host._user:
+            shutil.chown(key, host._user)
+        postgres.sql(host, postgres.SCHEMA)
+        for name, file in {"ssl_cert_file": cert, "ssl_key_file": key, "ssl": "on"}.items():
+            postgres.sql(host, f"ALTER SYSTEM SET {name} = '{file}'")
+        postgres.sql(host, "SELECT pg_reload_conf()")
+        url = f"{host.url}?sslrootcert={ours.ca}&sslmode="
+        for mode in ("require", "verify-ca"):
+            assert "learns the password" in only(f"{url}{mode}", "tls", "warning")["what"]
+        assert examined(of(f"{url}verify-full"))[1]["findings"] == []
+        other = f"{host.url}?sslrootcert={theirs.ca}&sslmode=verify-full"
+        refused = found(examined(of(other))[1], "wrong")["reachable"]["what"]
+        assert "its certificate is not accepted" in refused
+
+
+def test_without_its_client_it_says_what_to_install(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("psycopg")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    monkeypatch.delitem(sys.modules, "celery_redlock.stores.postgresql.address", raising=False)
+    code, report = examined(Site(app=shop([database])))
+    assert code == 1
+    said = found(report, "wrong")["configuration"]
+    assert "pip install 'celery-redlock[postgresql]'" in said["what"]
+
+
+def test_keys_without_an_end_and_values_of_others(database: str) -> None:
+    row = "INSERT INTO redlock_lease VALUES ('redlock:{}', 'x', 0, '{}', clock_timestamp())"
+    execute(database, row.format("leak", "infinity"))
+    execute(database, row.format("theirs", "2100-01-01"))
+    code, report = examined(of(database))
+    assert code == 1 and found(report, "wrong")["leaks"]["where"] == "redlock:leak"
+    assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"
