@@ -25,6 +25,7 @@ from benchmarks import (
     publishing,
     several,
     signals,
+    stores,
     waiting,
 )
 from celery_redlock.server import start_servers
@@ -33,6 +34,7 @@ RESULTS = Path(__file__).parent / "results.json"
 SECTIONS = (
     "latency",
     "waiting",
+    "stores",
     "faults",
     "leases",
     "several",
@@ -73,6 +75,9 @@ def main() -> None:
         if "waiting" in chosen:
             figures = waiting.measure(urls, *((5, 1, 2.0, False) if quick else (40, 5, 2.0)))
             report("waiting", figures, waiting.show(figures))
+        if "stores" in chosen:
+            figures = stores.measure(urls, *((10, 5) if quick else (60, 60)))
+            report("stores", figures, stores.show(figures))
         if "faults" in chosen:
             figures = faults.measure(nodes, *((1, 200, 0.3) if quick else (7, 500, 1.0)))
             report("faults", figures, faults.show(figures))

@@ -128,6 +128,22 @@ class BareLock:
             while self._answered[fd] < self._sent:
                 self._read(fd, sock.recv(65536))
 
+    def extend_all(self, requests: Sequence[bytes]) -> int:
+        """Write all these extensions, then read all answers; return how many every node has done.
+
+        Settle it before.
+        """
+        everything = b"".join(requests)
+        for sock in self.sockets.values():
+            sock.sendall(everything)
+        done = len(requests)
+        for sock in self.sockets.values():
+            answers = b""
+            while len(answers) < len(YES_INT) * len(requests):
+                answers += sock.recv(1 << 20)
+            done = min(done, answers.count(YES_INT))
+        return done
+
     def _write(self, request: bytes, to: Iterable[tuple[int, Any]]) -> None:
         self._sent += 1
         size, lost = len(request), []

@@ -34,7 +34,7 @@ def memory(field: str) -> int | None:
 @contextlib.contextmanager
 def keep_bare(urls: list[str], names: list[str]) -> Iterator[Wait]:
     """The limit: every third of the ttl one write of all extensions per node, then all answers."""
-    from benchmarks.bare import YES_INT, BareLock
+    from benchmarks.bare import BareLock
 
     lock = BareLock(urls, TTL)
     requests = []
@@ -43,22 +43,13 @@ def keep_bare(urls: list[str], names: list[str]) -> Iterator[Wait]:
         assert token
         requests.append(lock.extend_request(name.encode(), token))
     lock.settle()
-    nodes = list(lock.sockets.values())
 
     def wait(seconds: float) -> int:
         held = 0
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             tick = time.monotonic()
-            everything = b"".join(requests)
-            for node in nodes:
-                node.sendall(everything)
-            held = len(names)
-            for node in nodes:
-                answers = b""
-                while len(answers) < len(YES_INT) * len(names):
-                    answers += node.recv(1 << 20)
-                held = min(held, answers.count(YES_INT))
+            held = lock.extend_all(requests)
             time.sleep(max(0.0, tick + TTL / 3 - time.monotonic()))
         return held
 

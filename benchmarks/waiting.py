@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from statistics import median
 from typing import Any
@@ -44,7 +44,7 @@ def measure(
                 teams.append(stack.enter_context(_team(entry, urls, 2)))
             except Unavailable as why:
                 print(f"skipped: {entry.label}: {why}", flush=True)
-        handovers = _hand_over(teams, handed)
+        handovers = hand_over({team[0].entry.name: team for team in teams}, handed)
     for name, values in handovers.items():
         together = [value for one in values for value in one]
         figures[name] = {
@@ -120,18 +120,21 @@ def _team(entry: Entry, urls: Sequence[str], size: int) -> Iterator[list[Contest
         yield team
 
 
-def _hand_over(teams: Sequence[Sequence[Contestant]], count: int) -> dict[str, list[list[float]]]:
-    """Seconds from the begin of a release until the one who waits has the lock, by contestant."""
+def hand_over(
+    teams: Mapping[Any, Sequence[Contestant]], count: int
+) -> dict[Any, list[list[float]]]:
+    """Seconds from the begin of a release until the one who waits has the lock, by team."""
     order = Random(1)
-    took: dict[str, list[list[float]]] = {team[0].entry.name: [] for team in teams}
+    took: dict[Any, list[list[float]]] = {team: [] for team in teams}
     for number in range(count):
-        for holder, waiter in order.sample(list(teams), len(teams)):
+        for team in order.sample(list(teams), len(teams)):
+            holder, waiter = teams[team]
             key = f"handover:{holder.entry.name}:{number}"
             holder.ask(f"take {key}")
             waiter.tell(f"wait {key}")
             time.sleep(order.uniform(0.05, 0.3))  # until it waits, and out of step with any poll
             freed = holder.ask("free")["at"]
-            took[holder.entry.name].append([waiter.answer()["at"] - freed])
+            took[team].append([waiter.answer()["at"] - freed])
     return took
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from child import Pair, serve
+from child import Extension, Pair, serve
 
 from benchmarks.bare import BareLock
 from benchmarks.bare_waiter import BareWaiter
@@ -22,4 +22,15 @@ def waiting(urls: list[str]) -> Pair:
     )
 
 
-serve("bare", connect, waiting)
+def extending(urls: list[str], names: list[str]) -> Extension:
+    lock = BareLock(urls, ttl=60.0)
+    requests = []
+    for name in names:
+        token = lock.acquire(name.encode())
+        assert token
+        requests.append(lock.extend_request(name.encode(), token))
+    lock.settle()
+    return lambda: lock.extend_all(requests)
+
+
+serve("bare", connect, waiting, extending=extending)

@@ -8,6 +8,8 @@ standard input and answers with a JSON object a line:
     acquire N BUDGET  N times acquire, release untimed -> {"seconds": [...], "failed": n};
                                                           stops after BUDGET seconds
     reset             forget the client, make a new one -> {}
+    extend N          acquire N, where they are not yet, and extend all of them
+                                                         -> {"seconds": [of the extension]}
 
 and, where an adapter can wait for a lock that is held, with times on one clock of the machine:
 
@@ -35,6 +37,7 @@ WAITING = ("take", "free", "wait", "rush")
 SECTION = 0.001  # seconds that a lock is held in a rush
 
 Pair = tuple[Callable[[str], Any], Callable[[str, Any], object]]
+Extension = Callable[[], int]
 
 
 class TooLong(BaseException):
@@ -100,6 +103,7 @@ def serve(
     connect: Callable[[list[str]], Pair],
     waiting: Callable[[list[str]], Pair] | None = None,
     counted: Callable[[], dict[str, int]] = dict,
+    extending: Callable[[list[str], list[str]], Extension] | None = None,
 ) -> None:
     """Obey commands until standard input ends.
 
@@ -109,6 +113,7 @@ def serve(
             or something false, and its release(resource, lease).
         waiting: the same, with an acquire that waits for half a minute.
         counted: what else a rush is to tell.
+        extending: acquires these names; returns what extends them all, and says how many it did.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
     signal.signal(signal.SIGALRM, _broken_off)
@@ -116,6 +121,7 @@ def serve(
     pair = connect(urls)
     waiter: Pair | None = None  # made when it is first asked for: it may cost the others something
     kept: list[Any] = []
+    extension: Extension | None = None
     count = 0
     print("{}", flush=True)  # ready
     for line in sys.stdin:
@@ -137,6 +143,14 @@ def serve(
         elif command == "rush":
             key, start, seconds, most = arguments
             answer = _rush(waiter, key, float(start), float(seconds), int(most)) | counted()
+        elif command == "extend" and extending:
+            names = [f"{name}:kept:{number}" for number in range(int(arguments[0]))]
+            extension = extension or extending(urls, names)
+            start = perf_counter()
+            done = extension()
+            answer = {"seconds": [perf_counter() - start]}
+            if done != len(names):
+                raise RuntimeError(f"{done} of {len(names)} leases were extended")
         elif command == "round":
             count += int(arguments[0])
             resources = [f"{name}:{number}" for number in range(count - int(arguments[0]), count)]

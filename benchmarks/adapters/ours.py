@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from child import Pair, serve
+from child import Extension, Pair, serve
 
 from celery_redlock import Redlock
 from celery_redlock.events import Listener, subscribe
@@ -43,10 +43,23 @@ def waiting(urls: list[str]) -> Pair:
     return acquire, lambda resource, lock: lock.release()
 
 
+def extending(urls: list[str], names: list[str]) -> Extension:
+    redlock = Redlock(urls, ttl=60, restart_guard="off")
+    leases = [redlock.acquire(name) for name in names]
+    claims = [redlock.client.claims[lease.token] for lease in leases if lease]
+
+    def extend() -> int:
+        """As the watchdog does."""
+        ballots = redlock.client.driver.extend(claims, 1.0)
+        return sum(len(ballot.confirmed()) for ballot in ballots)
+
+    return extend
+
+
 def counted() -> dict[str, int]:
     told = dict(counts)
     counts.update(attempts=0, split=0)
     return told
 
 
-serve("ours", connect, waiting, counted)
+serve("ours", connect, waiting, counted, extending)

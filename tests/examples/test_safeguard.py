@@ -1,0 +1,70 @@
+"""A lock and an optimistic check in the database behind it, over one PostgreSQL and no Redis."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from celery_redlock.protocol.errors import ConfigurationError
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import forked
+from tests.support.example import EXAMPLES
+
+pytestmark = pytest.mark.worker
+
+REFUSED = """\
+the one after it: 50 in the account
+the late one: refused, ada: a later holder was here
+in the end: 50 in the account
+"""
+ACCEPTED = """\
+the one after it: 50 in the account
+the late one: 100 in the account
+in the end: 100 in the account
+"""
+CHECKS = {
+    "sqlalchemy": '"version_id_col": fencing_token, "version_id_generator": False',
+    "django": ", fencing_token=token)\n    if not mine",
+}
+"""What makes the write compare the token, and what is left of it without."""
+WITHOUT = {"sqlalchemy": "", "django": ")\n    if not mine"}
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    try:
+        server = LocalPostgres()
+    except ConfigurationError as why:
+        pytest.skip(str(why))
+    schema = (files("celery_redlock.stores.postgresql") / "schema.sql").read_text("utf-8")
+    with server, psycopg.connect(server.url, autocommit=True) as connection:
+        connection.execute(schema.encode())
+        yield server.url
+
+
+def said_by(program: Path, database: str) -> str:
+    """Run it as a reader would; what it prints, without what the lock logs of the stopped one."""
+    environment = {**os.environ, "DATABASE_URL": database}
+    code, said = forked.run(str(program), cwd=EXAMPLES, env=environment)
+    assert code == 0, said
+    lines = ("the one", "the late", "in the end")
+    return "".join(line for line in said.splitlines(True) if line.startswith(lines))
+
+
+@pytest.mark.parametrize("library", CHECKS)
+def test_the_late_write_of_a_stopped_holder_is_refused(library: str, database: str) -> None:
+    assert said_by(EXAMPLES / f"safeguard_{library}.py", database) == REFUSED
+
+
+@pytest.mark.parametrize("library", CHECKS)
+def test_it_is_the_check_that_refuses_it(library: str, database: str, tmp_path: Path) -> None:
+    source = (EXAMPLES / f"safeguard_{library}.py").read_text()
+    assert source.count(CHECKS[library]) == 1
+    bare = tmp_path / f"safeguard_{library}.py"
+    bare.write_text(source.replace(CHECKS[library], WITHOUT[library]))
+    assert said_by(bare, database) == ACCEPTED
