@@ -96,6 +96,11 @@ class LocalPostgres:
         return self._process.pid
 
     @property
+    def runs(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def data(self) -> Path:
         """Its data directory."""
         return self._dir / "data"
