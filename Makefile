@@ -6,6 +6,7 @@ WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
 BROKER ?= redis
+STORE ?= redis
 # For two cores, as most tests wait most of the time; what is side by side: tests/support/lanes.py.
 PYTEST_ARGS ?= -n 5 --dist loadfile
 # A hundred processes that tests start would each compile all anew, where the environment says so.
@@ -68,7 +69,7 @@ sim:
 faults:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) \
-		--mutant "$(MUTANT)" --broker $(BROKER) $(FAULTS_ARGS)
+		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
 
 faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test

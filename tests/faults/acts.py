@@ -7,21 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.faults.crew import Steps
+from tests.faults.crew import Crew, Steps
 from tests.faults.load_acts import LoadActs
 from tests.faults.more_node_acts import MoreNodeActs, can_fake_time
-from tests.faults.stage import TTL
+from tests.faults.postgres_acts import PostgresNodeActs
+from tests.faults.stage import TTL, Worker
 from tests.faults.worker_acts import WorkerActs
 from tests.support.network import REPLIES, REQUESTS
 
 
-class Acts(MoreNodeActs, WorkerActs, LoadActs):
-    """Those on nodes, on workers, on the network between them, on the broker, and with load."""
+class LinkActs(Crew):
+    """Those on the network between one worker and its nodes."""
+
+    def _links(self, worker: Worker, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Some of its links, by number; all, where it has no more."""
+        every = range(len(worker.links))
+        return tuple(sorted(self.choose.sample(every, min(len(every), self.choose.choice(counts)))))
 
     def cut(self) -> Steps:
         """Between one worker and some nodes; both ways, or one."""
         worker = self.choose.choice(self.stage.workers)
-        numbers = tuple(sorted(self.choose.sample(range(5), self.choose.choice((1, 2, 2, 3, 4)))))
+        numbers = self._links(worker, (1, 2, 2, 3, 4))
         ways, name = self.choose.choice(
             (({REQUESTS, REPLIES}, "cut"), ({REQUESTS}, "cut there"), ({REPLIES}, "cut back"))
         )
@@ -36,7 +42,7 @@ class Acts(MoreNodeActs, WorkerActs, LoadActs):
 
     def delay(self) -> Steps:
         worker = self.choose.choice(self.stage.workers)
-        numbers = tuple(sorted(self.choose.sample(range(5), self.choose.choice((1, 2, 3, 5)))))
+        numbers = self._links(worker, (1, 2, 3, 5))
         with self.chronicle.fault("delay and jitter", worker, nodes=numbers):
             try:
                 for number in numbers:
@@ -50,11 +56,27 @@ class Acts(MoreNodeActs, WorkerActs, LoadActs):
     def reset(self) -> Steps:
         """In the middle of a reply."""
         worker = self.choose.choice(self.stage.workers)
-        numbers = tuple(sorted(self.choose.sample(range(5), self.choose.choice((1, 2, 3)))))
+        numbers = self._links(worker, (1, 2, 3))
         with self.chronicle.fault("reset in a reply", worker, nodes=numbers):
             for number in numbers:
                 worker.links[number].breaks = self.choose.choice((1, 2))
             yield 0.3
+
+    def far(self) -> Steps:
+        """200 ms there and back, between one worker and all nodes: more than it waits."""
+        worker = self.choose.choice(self.stage.workers)
+        with self.chronicle.fault("200 ms away", worker, nodes=tuple(range(len(worker.links)))):
+            try:
+                for link in worker.links:
+                    link.delay = 0.1
+                yield self.choose.uniform(1.0, 2 * TTL)
+            finally:
+                for link in worker.links:
+                    link.heal()
+
+
+class Acts(MoreNodeActs, LinkActs, WorkerActs, LoadActs):
+    """Those on nodes, on workers, on the network between them, on the broker, and with load."""
 
     TRACKS: Mapping[str, Mapping[str, int]] = {
         "nodes": {
@@ -80,3 +102,18 @@ class Acts(MoreNodeActs, WorkerActs, LoadActs):
         """One of them, by name."""
         method: Callable[[], Steps] = getattr(self, name)
         return method()
+
+
+class PostgresActs(PostgresNodeActs, LinkActs, WorkerActs, LoadActs):
+    """The same, where the node is a PostgreSQL database."""
+
+    TRACKS: Mapping[str, Mapping[str, int]] = {
+        **Acts.TRACKS,
+        "nodes": {
+            "pause_server": 4, "kill_server": 3, "restart_server": 1, "crash_backend": 2,
+            "stop_backend": 4, "end_backends": 3, "deafen": 1, "cancel_queries": 1, "lock_rows": 2,
+            "lock_tables": 1, "read_only": 1, "no_clients": 1, "lose_majority": 0,
+        },
+    }  # fmt: skip
+
+    act = Acts.act

@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,13 @@ from tests.faults.journal import now
 from tests.faults.liveness import BROKER_AWAY, Waits, judge_liveness, judge_rest
 from tests.faults.messages import judge_calls, judge_messages
 from tests.faults.mutants import MUTANTS
-from tests.faults.nemesis import DIRECTED, PHASES, Nemesis, Phase
-from tests.faults.oracle import Problem, Verdict, judge
+from tests.faults.nemesis import DIRECTED, Nemesis, Phase, phases_of
+from tests.faults.oracle import Verdict, judge
+from tests.faults.report import Report
 from tests.faults.rules import check, text_of
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import MORE_POOLS, SLOTS, TTL, Stage
+from tests.faults.stores import STORES
 from tests.faults.tracing import read
 from tests.faults.worker_acts import BY_ITSELF
 from tests.support.wait import wait_until
@@ -45,95 +46,6 @@ SETTLES = 5.0
 """Seconds for a prefetch window to be what it was, when all is quiet."""
 LIVE = 4.0
 """Seconds between two looks at the verdict, where the first violation ends the run."""
-
-
-@dataclass
-class Report:
-    """Of one run.
-
-    Attributes:
-        verdict: On locks and messages.
-        faults: What was done, and how often.
-        ends: How many tasks came to which end.
-        first: Seconds until the first violation was seen, where that ended the run.
-        waits: The longest waits, where there was a free slot.
-        windows: Each worker's prefetch window, at the start and at rest.
-        unacked: Messages unacknowledged at rest.
-        broker: Which.
-        calls: How many calls of producers came back.
-        trace: How many events, and which rules they broke.
-    """
-
-    seed: int
-    seconds: float
-    verdict: Verdict
-    faults: list[Fault]
-    counts: dict[str, int]
-    ends: dict[str, int]
-    begin: float
-    held_back: int = 0
-    stalls: int = 0
-    first: float | None = None
-    waits: Waits = field(default_factory=Waits)
-    windows: dict[str, str] = field(default_factory=dict)
-    unacked: int = 0
-    broker: str = "redis"
-    calls: int = 0
-    trace: str = "not read"
-
-    @property
-    def problems(self) -> list[Problem]:
-        return self.verdict.problems
-
-    @property
-    def lost(self) -> int:
-        return sum(count for end, count in self.ends.items() if end in ("LOST", "stuck"))
-
-    def __str__(self) -> str:
-        verdict = self.verdict
-        within = sum(p.kind.startswith("overlap") for p in self.problems)
-        limits = ", ".join(f"{n} x {kind}" for kind, n in sorted(verdict.limits.items()))
-        faults = ", ".join(f"{n} x {kind}" for kind, n in self.counts.items())
-        lines = [
-            f"seed {self.seed}, {self.seconds:.0f} s, broker {self.broker}",
-            f"faults injected:     {sum(self.counts.values())} ({faults})",
-            f"tasks sent:          {sum(self.ends.values())} ({self.held_back} held back);"
-            f" bodies run: {len(verdict.bodies)}",
-            "ends:                " + ", ".join(f"{n} x {end}" for end, n in self.ends.items()),
-            f"overlaps:            {within} within both validities,"
-            f" {verdict.limits.get('overlap past a validity', 0)} past one",
-            f"longest block:       {verdict.longest:.2f} s where nothing hindered,"
-            f" {verdict.excused:.2f} s under faults",
-            f"lost messages:       {self.lost}",
-            f"free and wanted:     {self.waits.wanted:.2f} s at worst",
-            f"a no-op waited:      {self.waits.noop:.2f} s at worst, of {self.waits.probes} no-ops"
-            " (both only where a slot was free)",
-            "prefetch at rest:    "
-            + (", ".join(f"{name} {what}" for name, what in self.windows.items()) or "not seen"),
-            f"unacked at rest:     {self.unacked}",
-            f"trace:               {self.trace}",
-            f"producers' calls:    {self.calls}",
-            f"limits met:          {limits or 'none'}",
-            f"machine stalled:     {self.stalls} times",
-        ]
-        for problem in self.problems[:20]:
-            lines.append(f"VIOLATION {problem.at - self.begin:.3f} s: {problem}")
-            lines += [f"    {line}" for line in self.around(problem.at)]
-        if self.problems:
-            lines.append(f"{len(self.problems)} VIOLATIONS with seed {self.seed}")
-        else:
-            lines.append("no violation")
-        return "\n".join(lines)
-
-    def around(self, at: float) -> list[str]:
-        """What was done in the seconds before something happened."""
-        return [
-            f"{fault.begin - self.begin:9.3f} .. "
-            + (f"{fault.end - self.begin:.3f}" if fault.end else "?")
-            + f"  {fault.kind} {fault.worker} {fault.pid or ''} {fault.nodes or ''}"
-            for fault in self.faults
-            if fault.touches(at - 2 * TTL, at + 0.5)
-        ]
 
 
 def campaign(
@@ -158,9 +70,12 @@ def campaign(
         **options: As of `Stage`.
     """
     planted = MUTANTS.get(mutant)
-    phases = phases or PHASES
+    store = options.get("store", "redis")
+    phases = phases or phases_of(store)
     if planted is not None:
-        phases = tuple(phase for phase in (*PHASES, *DIRECTED) if phase.name in planted.phases)
+        phases = tuple(
+            phase for phase in (*phases_of(store), *DIRECTED) if phase.name in planted.phases
+        )
         options |= planted.conf
         seconds = min(seconds, planted.seconds)
     kind = options.get("broker", "redis")
@@ -185,7 +100,7 @@ def campaign(
             sights = list(sentry.sights.values())
             until = now() - 3.0
             alive = dict(sentry.alive)
-            found = judge(lines, alive, faults, sights, sentry.stalls, until)
+            found = judge(lines, alive, faults, sights, sentry.stalls, until, len(stage.nodes))
             waits.append(
                 judge_liveness(
                     found, dict(feeder.ledger), lines, alive, faults, sights, sentry.stalls,
@@ -271,6 +186,7 @@ def campaign(
         kind,
         calls,
         f"{sum(map(len, traces.values()))} events of {len(traces)} processes, {text_of(breaches)}",
+        store,
     )
 
 
@@ -348,6 +264,7 @@ def main() -> int:
     parser.add_argument("--mutant", default="", choices=["", "list", *MUTANTS])
     parser.add_argument("--keep", type=Path, help="keep logs and journals here")
     parser.add_argument("--broker", default="redis", choices=BROKERS)
+    parser.add_argument("--store", default="redis", choices=STORES)
     parser.add_argument("--pool", action="append", default=[], help="only this worker")
     parser.add_argument("--phase", action="append", default=[], help="only this phase")
     options = parser.parse_args()
@@ -365,7 +282,9 @@ def main() -> int:
             said = phase
             print(f"{time.monotonic() - begin:6.1f} s  {phase}", flush=True)
 
-    phases = tuple(phase for phase in (*PHASES, *DIRECTED) if phase.name in options.phase)
+    phases = tuple(
+        phase for phase in (*phases_of(options.store), *DIRECTED) if phase.name in options.phase
+    )
     with tempfile.TemporaryDirectory(prefix="redlock-faults-") as directory:
         report = campaign(
             (options.keep or Path(directory)) / "run",
@@ -375,6 +294,7 @@ def main() -> int:
             phases=phases,
             every=progress,
             broker=options.broker,
+            store=options.store,
             pools={n: a for n, a in MORE_POOLS.items() if n in options.pool or not options.pool},
         )
     print(report)

@@ -24,11 +24,10 @@ from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
-from tests.faults.oracle import QUORUM, Verdict
+from tests.faults.oracle import Verdict
 from tests.faults.sentry import Sight
 from tests.faults.slots import CONNECTED, SEEN, Main, WorkerLife, free_slots, worker_lives
 from tests.faults.spans import Span, Spans, both, longest, union, without
-from tests.faults.stage import NODES
 
 WAIT = 1.0
 """Seconds that a key may be free and wanted, and a no-op wait for a free slot."""
@@ -131,7 +130,9 @@ def judge_liveness(
     traces = _traces(lines, ledger)
     workers = worker_lives(lines, alive, until)
     for main, worker in workers.items():
-        worker.free = free_slots(main, worker, lines, alive, ledger, faults, slots, until)
+        worker.free = free_slots(
+            main, worker, lines, alive, ledger, faults, slots, until, verdict.nodes
+        )
     anywhere = union(span for worker in workers.values() for span in worker.free)
 
     def counted(begin: float, end: float) -> float:
@@ -315,7 +316,7 @@ def _busy(verdict: Verdict, sights: Iterable[Sight]) -> dict[str, Spans]:
     for body in verdict.bodies:
         found.setdefault(body.resource, []).append((body.begin, body.within))
     for sight in sights:
-        last = sight.majority_until(NODES - QUORUM + 1)
+        last = sight.majority_until(verdict.nodes - verdict.quorum + 1)
         if last:
             span = (min(sight.first.values()) - SEEN / 2, last + SEEN / 2)
             found.setdefault(sight.resource, []).append(span)

@@ -175,18 +175,6 @@ class MoreNodeActs(NodeActs):
                 self._command(node, "CONFIG", "SET", "key-load-delay", 0)
                 reload.join()
 
-    def far(self) -> Steps:
-        """200 ms there and back, between one worker and all nodes: more than it waits."""
-        worker = self.choose.choice(self.stage.workers)
-        with self.chronicle.fault("200 ms away", worker, nodes=tuple(range(5))):
-            try:
-                for link in worker.links:
-                    link.delay = 0.1
-                yield self.choose.uniform(1.0, 2 * TTL)
-            finally:
-                for link in worker.links:
-                    link.heal()
-
 
 ENDLESS = "while true do end"
 

@@ -10,7 +10,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from celery import signals
@@ -50,6 +50,20 @@ local freed = redis.call('DEL', KEYS[1])
 redis.pcall('PUBLISH', KEYS[1], '')
 return freed"""
     scripts.RELEASE_DIGEST = hashlib.sha1(scripts.RELEASE).hexdigest().encode()
+
+    from celery_redlock.protocol.round import Verb
+    from celery_redlock.stores.postgresql import statements
+
+    release = statements._STATEMENTS[Verb.RELEASE]
+    statements._STATEMENTS[Verb.RELEASE] = replace(
+        release,
+        sql=b"""\
+WITH freed AS (
+    UPDATE redlock_lease SET until = '-infinity'
+    WHERE resource = ANY ($1::text[]) AND concat($2::text, $3::text, $4::text, $5::float8) <> ''
+    RETURNING resource
+) SELECT 1 + max(redlock_call(resource)::int) FROM freed""",
+    )
 
 
 def _minority_quorum() -> None:

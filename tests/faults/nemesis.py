@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.faults.acts import Acts
+from tests.faults.acts import Acts, PostgresActs
 from tests.faults.chronicle import Chronicle
 from tests.faults.crew import Steps
 from tests.faults.feeder import Feeder
@@ -65,8 +65,25 @@ SHORT = Phase("short", 0.8, 1.0, 2.0, 2.0, only=GENTLE)
 """A little of all, for `make test`."""
 PRODUCERS = Phase("producers", 0.0, 0.0, 0.0, 0.3, only=("kill_producers",))
 """Who reserves a key and is killed before it has published. The same."""
+SHORT_OF_POSTGRES = Phase("short", 0.8, 1.0, 2.0, 2.0, only=(
+    "pause_server", "kill_server", "end_backends", "deafen", "lock_rows", "cancel_queries",
+    *GENTLE,
+))  # fmt: skip
+PHASES_OF_POSTGRES = (
+    *(phase for phase in PHASES if phase.name not in ("memory", "others")),
+    Phase("memory", 0.5, 0.0, 8.0, only=("kill_server", "crash_backend")),
+    Phase("sessions", 0.5, 8.0, 8.0, only=(
+        "stop_backend", "end_backends", "deafen", "cancel_queries", "lock_rows", "lock_tables",
+    )),
+)  # fmt: skip
+"""Where there is one node: no others in its place."""
 DIRECTED = (SHORT, PRODUCERS, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
+
+
+def phases_of(store: str) -> tuple[Phase, ...]:
+    """All that a store is put through."""
+    return PHASES if store == "redis" else PHASES_OF_POSTGRES
 
 
 class Nemesis:
@@ -92,7 +109,8 @@ class Nemesis:
         self.phase = PRACTICE
         self._seconds = seconds
         self._random = random.Random(f"{seed}/nemesis")
-        self._acts = Acts(stage, feeder, self.chronicle, self._random)
+        acts = Acts if stage.store == "redis" else PostgresActs
+        self._acts = acts(stage, feeder, self.chronicle, self._random)
         self._phases = self._shuffled(phases)
         # All are seen once, even in a short run.
         self._length = max(4.0, min(20.0, seconds / len(phases)))
@@ -140,7 +158,7 @@ class Nemesis:
             if not rest:
                 yield 0.1
                 continue
-            table = Acts.TRACKS[name]
+            table = self._acts.TRACKS[name]
             named = {act: 1 for act in self.phase.only if act in table}
             acts, weights = zip(*(named or table).items(), strict=True)
             act = self._random.choices(acts, weights)[0]

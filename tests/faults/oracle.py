@@ -23,9 +23,9 @@ from tests.faults.bodies import REFUSED, Body, bodies
 from tests.faults.chronicle import Fault, unseen_swap
 from tests.faults.journal import Line, Process
 from tests.faults.sentry import Sight
-from tests.faults.stage import BACKOFF_MAX, HELPED, NODES, TTL
+from tests.faults.stage import BACKOFF_MAX, HELPED, TTL
+from tests.faults.stores import NODES
 
-QUORUM = NODES // 2 + 1
 TOLD = 1.0
 PROMPT = 1.0
 RESIDUE = 0.6
@@ -85,6 +85,7 @@ class Verdict:
         problems: Violations.
         limits: What is a documented limit or price, and how often it was met.
         bodies: All of them.
+        nodes: How many nodes there are.
         longest: The longest that a token stayed on a quorum after its body's end; seconds.
         excused: The same, where its worker or a majority of nodes was under a fault.
     """
@@ -92,8 +93,13 @@ class Verdict:
     problems: list[Problem] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
+    nodes: int = NODES
     longest: float = 0.0
     excused: float = 0.0
+
+    @property
+    def quorum(self) -> int:
+        return self.nodes // 2 + 1
 
     def limit(self, kind: str) -> None:
         self.limits[kind] = self.limits.get(kind, 0) + 1
@@ -109,6 +115,7 @@ def judge(
     sights: Iterable[Sight] = (),
     stalls: Sequence[tuple[float, float]] = (),
     until: float = float("inf"),
+    nodes: int = NODES,
 ) -> Verdict:
     """The verdict on the locks, so far.
 
@@ -119,8 +126,9 @@ def judge(
         sights: Which tokens were seen on which node.
         stalls: When the machine stood still.
         until: Only what had time to end before this is judged by time; seconds.
+        nodes: How many nodes there are.
     """
-    verdict = Verdict(bodies=bodies(lines, alive))
+    verdict = Verdict(bodies=bodies(lines, alive), nodes=nodes)
     by_resource: dict[str, list[Body]] = {}
     for body in verdict.bodies:
         by_resource.setdefault(body.resource, []).append(body)
@@ -216,8 +224,8 @@ def _blocks(
             verdict.problem("key left longer than a ttl", last, text)
         if owner is None:
             continue
-        block = sight.majority_until(QUORUM) - end
-        if _touched(owner, faults, stalls):
+        block = sight.majority_until(verdict.quorum) - end
+        if _touched(owner, faults, stalls, verdict.quorum):
             verdict.excused = max(verdict.excused, block)
             continue
         verdict.longest = max(verdict.longest, block)
@@ -237,12 +245,14 @@ def _settled(end: float, faults: Sequence[Fault]) -> float:
     return end
 
 
-def _touched(body: Body, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]]) -> bool:
+def _touched(
+    body: Body, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]], quorum: int
+) -> bool:
     """Was anything done to its worker, or to a majority of nodes, around its end?"""
     begin, end = body.end - 1.0, body.end + PROMPT
     near = [fault for fault in faults if fault.touches(begin, end)]
     nodes = {node for fault in near if not fault.worker for node in fault.nodes}
-    if len(nodes) >= QUORUM or _stalled(begin, end, stalls):
+    if len(nodes) >= quorum or _stalled(begin, end, stalls):
         return True
     own = [fault for fault in near if fault.worker == body.process.worker]
     pids = (0, body.process.pid, body.process.main)
@@ -262,7 +272,7 @@ def _returns(
     verdict: Verdict, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]], until: float
 ) -> None:
     """After a majority came back, somebody gets a lock."""
-    losses = [f for f in faults if len(f.nodes) >= QUORUM and not f.worker and f.end]
+    losses = [f for f in faults if len(f.nodes) >= verdict.quorum and not f.worker and f.end]
     for loss in losses:
         back = loss.end or 0.0
         again = any(other.begin > loss.begin and other.begin < back + BACK for other in losses)

@@ -1,6 +1,6 @@
 """What is seen from outside, all the time: which keys are on which node, which processes live.
 
-Looked at with plain commands, straight at the servers, past all links.
+Looked at straight at the servers, past all links.
 """
 
 from __future__ import annotations
@@ -9,16 +9,10 @@ import bisect
 import contextlib
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
-from celery_redlock.server import LocalServer
 from tests.faults.journal import Journal, Process, now, short
+from tests.faults.stores import Server, eyes
 
-PREFIX = "redlock:"
 EVERY = 0.08
 """Seconds between two looks."""
 STALL = 0.4
@@ -51,7 +45,7 @@ class Sentry:
         broker: The broker's process; 0 where it has many.
     """
 
-    def __init__(self, nodes: list[LocalServer], resources: tuple[str, ...], journal: Journal):
+    def __init__(self, nodes: list[Server], resources: tuple[str, ...], journal: Journal):
         self.sights: dict[tuple[str, str], Sight] = {}
         self.alive: dict[Process, float] = {}
         self.dead: set[Process] = set()
@@ -80,19 +74,17 @@ class Sentry:
 
     def _watch(self, number: int) -> None:
         """One node: the tokens of all resources."""
-        client: Any = None
-        port = 0
-        keys = [PREFIX + resource for resource in self._resources]
+        node = self._nodes[number]
+        looks = eyes(node)
         while not self._over.wait(EVERY):
-            if self._nodes[number].port != port:  # another server stands there
-                port = self._nodes[number].port
-                client = redis.Redis(port=port, socket_timeout=1.0, retry=Retry(NoBackoff(), 0))
+            if self._nodes[number].port != node.port:  # another server stands there
+                node = self._nodes[number]
+                looks = eyes(node)
             at = now()
-            with contextlib.suppress(redis.RedisError):
-                for resource, token in zip(self._resources, client.mget(keys), strict=True):
-                    if token is not None:
-                        self._see(number, resource, short(token.decode()), at)
-        client.close()
+            with contextlib.suppress(*looks.blind):
+                for resource, token in looks.tokens(self._resources):
+                    self._see(number, resource, short(token), at)
+        looks.close()
 
     def _see(self, number: int, resource: str, token: str, at: float) -> None:
         with self._lock:
@@ -147,7 +139,7 @@ class Sentry:
 STAYING = ("#fence", "#done", "#line", "#trusted")
 
 
-def leftovers(nodes: list[LocalServer]) -> list[str]:
+def leftovers(nodes: list[Server]) -> list[str]:
     """All lock keys that are on any node now, as "node: key".
 
     Fencing tokens stay for days, marks of what is done for as long as it may come again, those of
@@ -156,8 +148,7 @@ def leftovers(nodes: list[LocalServer]) -> list[str]:
     """
     found = []
     for number, node in enumerate(nodes):
-        client = redis.Redis(port=node.port, socket_timeout=5.0)
-        keys = [key.decode() for key in client.scan_iter(f"{PREFIX}*", count=1000)]
-        found += [f"node {number}: {key}" for key in keys if not key.endswith(STAYING)]
-        client.close()
+        looks = eyes(node)
+        found += [f"node {number}: {key}" for key in looks.names() if not key.endswith(STAYING)]
+        looks.close()
     return found

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
-from tests.faults.oracle import QUORUM
 from tests.faults.spans import Spans, fewer, union, without
-from tests.faults.stage import NODES, TTL
+from tests.faults.stage import TTL
 
 SEEN = 0.2
 """Seconds by which the end of a key may be seen late: two looks of the sentry, and a busy core."""
@@ -98,6 +97,7 @@ def free_slots(
     faults: Sequence[Fault],
     slots: Mapping[str, int],
     until: float,
+    nodes: int,
 ) -> Spans:
     """When it had a free slot, and could use it."""
     taken: Spans = []
@@ -115,7 +115,7 @@ def free_slots(
         if fault.worker == main[0] and fault.kind.startswith(STOPS)  # "stopped"
     )
     worker.stops = union([*stops, *kept])
-    hindered = [*worker.stops, *_without_quorum(main[0], faults, until)]
+    hindered = [*worker.stops, *_without_quorum(main[0], faults, until, nodes)]
     worker.well = without(worker.connected, union(hindered))
     return fewer(taken, slots.get(main[0], 0), worker.well)
 
@@ -151,7 +151,7 @@ def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Span
     return found
 
 
-def _without_quorum(worker: str, faults: Sequence[Fault], until: float) -> Spans:
+def _without_quorum(worker: str, faults: Sequence[Fault], until: float, nodes: int) -> Spans:
     """When too few nodes answered this worker ("quorum")."""
     out: list[tuple[float, float, int]] = []
     for fault in faults:
@@ -162,7 +162,7 @@ def _without_quorum(worker: str, faults: Sequence[Fault], until: float) -> Spans
     edges = sorted({edge for begin, end, _node in out for edge in (begin, end)})
     found: Spans = []
     for begin, end in itertools.pairwise(edges):
-        nodes = {node for a, b, node in out if a <= begin and b >= end}
-        if len(nodes) > NODES - QUORUM:
+        away = {node for a, b, node in out if a <= begin and b >= end}
+        if len(away) > (nodes - 1) // 2:
             found.append((begin, end + LINKS_BACK))
     return union(found)

@@ -1,8 +1,8 @@
-"""The stage of a campaign: five nodes, a broker that remembers, real workers, links between.
+"""The stage of a campaign: nodes, a broker that remembers, real workers, links between.
 
-Two of the nodes write every change to disk and come back with all they knew; three come back empty.
-Every worker reaches every node over a link of its own. Results are kept on a server that nothing
-happens to: they are evidence.
+Two of five Redis nodes write every change to disk and come back with all they knew; three come back
+empty. Or the one node is a PostgreSQL database: see `stores.py`. Every worker reaches every node
+over a link of its own. Results are kept on a server that nothing happens to: they are evidence.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import psutil
 from celery import Celery
 
 from celery_redlock.server import LocalServer
+from tests.faults import stores
 from tests.faults.broker import broker as make_broker
 from tests.faults.journal import Journal
 from tests.support import forked
@@ -29,9 +30,6 @@ ROOT = Path(__file__).parents[2]
 PROJECT = "tests.faults.project"
 TTL = 2.0
 """Seconds."""
-NODES = 5
-LASTING = ("--appendonly", "yes", "--appendfsync", "always")
-DEBUG = ("--enable-debug-command", "local")
 BACKOFF_MAX = 1.0
 """Seconds until a task that met a held lock tries again, at most."""
 HELPED = "threads"
@@ -62,6 +60,7 @@ class Stage:
         mutant: The bug to plant into the workers, or none.
         pools: The workers to start.
         broker: One of `BROKERS`.
+        store: One of `STORES`.
         **conf: More of their configuration.
     """
 
@@ -73,6 +72,7 @@ class Stage:
         mutant: str = "",
         pools: dict[str, tuple[str, ...]] = POOLS,
         broker: str = "redis",
+        store: str = "redis",
         **conf: Any,
     ) -> None:
         self.path = path
@@ -80,12 +80,11 @@ class Stage:
         self.bodies.mkdir(parents=True)
         self.journal = Journal(self.bodies)
         self.mutant = mutant
-        self.nodes = [
-            LocalServer(config=(*DEBUG, *(LASTING if n < 2 else ()))) for n in range(NODES)
-        ]
+        self.store = store
+        self.nodes = stores.make_nodes(store)
         self.broker = make_broker(broker)
         # Which server stands behind each node's address, where it is not always the same one.
-        self.standing: list[LocalServer] = []
+        self.standing: list[Any] = []
         self.results = LocalServer()
         self._given = conf
         self._seed = seed
@@ -96,7 +95,7 @@ class Stage:
     def __enter__(self) -> Stage:
         with contextlib.ExitStack() as stack:
             for server in (*self.nodes, self.results):
-                stack.enter_context(server)
+                stores.prepare(stack.enter_context(server))
             stack.enter_context(self.broker)
             self.conf: dict[str, Any] = {
                 "broker_url": self.broker.url,
@@ -186,7 +185,9 @@ class Worker(Program):
 
     def start(self) -> None:
         self.begins()
-        conf = {**self.stage.conf, "redlock_nodes": [link.url for link in self.links]}
+        nodes = zip(self.stage.nodes, self.links, strict=True)
+        urls = [stores.url_at(node, link.port) for node, link in nodes]
+        conf = {**self.stage.conf, "redlock_nodes": urls}
         conf["broker_url"] = self.stage.broker.url_at(self.way.port)
         if self.name == HELPED:
             conf["redlock_keeper"] = "process"

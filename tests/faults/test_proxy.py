@@ -23,7 +23,7 @@ def link(server: LocalServer) -> Iterator[Link]:
 
 @pytest.fixture
 def client(link: Link) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(link.url, socket_timeout=0.3, retry=Retry(NoBackoff(), 0)) as one:
+    with redis.Redis(port=link.port, socket_timeout=0.3, retry=Retry(NoBackoff(), 0)) as one:
         yield one
 
 

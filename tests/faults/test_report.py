@@ -9,12 +9,13 @@ import pytest
 from tests.faults import campaign
 from tests.faults.chronicle import Fault
 from tests.faults.oracle import Problem, Verdict
+from tests.faults.report import Report
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **more: Any) -> int:
     problems = more.pop("problems", [])
     faults = [Fault("node stop", 104.0, 106.0, nodes=(1,)), Fault("cut", 1.0, 2.0, "one")]
-    report = campaign.Report(
+    report = Report(
         7, 60.0, Verdict(problems=problems), faults, {"node stop": 1, "cut": 1}, {}, 100.0, **more
     )
     monkeypatch.setattr(campaign, "campaign", lambda *_all, **_options: report)

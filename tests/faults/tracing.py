@@ -65,7 +65,7 @@ def install() -> None:
     from celery_redlock.protocol.pipeline import Pipeline
     from celery_redlock.protocol.round import Round
     from celery_redlock.protocol.texts import shown
-    from celery_redlock.stores.redis.node import RedisNode
+    from celery_redlock.stores.node import Node
 
     path = os.path.join(os.environ["TEST_JOURNAL"], "trace")
     os.makedirs(path, exist_ok=True)
@@ -161,7 +161,7 @@ def install() -> None:
     after(Pipeline, "_written", written)
     Round.answer = heard  # type: ignore[method-assign]
     after(Claim, "grant", granted)
-    after(RedisNode, "opened", met)
+    after(Node, "opened", met)
     Claim._count = counted  # type: ignore[method-assign]
     Claim.lose = lost  # type: ignore[method-assign]
 

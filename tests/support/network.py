@@ -49,10 +49,6 @@ class Link:
     def port(self) -> int:
         return int(self.listener.getsockname()[1])
 
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
     def heal(self) -> None:
         """As if nothing had been."""
         self.held = set()

@@ -1,0 +1,229 @@
+"""What is done to a PostgreSQL node. Each act is a generator: it waits, then heals.
+
+There is no minority that could be cut off, swapped or given another clock: what is done to the one
+node is done to the quorum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import Any
+
+import psycopg
+
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.faults.chronicle import Fault
+from tests.faults.crew import Crew, Steps
+from tests.faults.feeder import RESOURCES
+from tests.faults.stage import TTL
+from tests.faults.stores import PREFIX
+from tests.support import postgres
+from tests.support.wait import wait_until
+
+LEFT_OUT = (
+    "a minority of nodes that is cut off, paused or empty; a majority that forgets; other servers"
+    " behind addresses; nodes demoted; one node's clock stepped: there is one node"
+)
+OURS = "application_name = 'celery_redlock'"
+STOPS = 10.0
+"""Seconds for a server to end when it is told to."""
+
+
+class PostgresNodeActs(Crew):
+    """One at a time."""
+
+    @property
+    def _server(self) -> LocalPostgres:
+        (server,) = self.stage.nodes
+        assert isinstance(server, LocalPostgres)
+        return server
+
+    def _fault(self, what: str) -> contextlib.AbstractContextManager[Fault]:
+        return self.chronicle.fault(what, nodes=(0,))
+
+    def _down(self, what: str) -> contextlib.AbstractContextManager[Fault]:
+        """That it is down, and may have forgotten what it had acknowledged, where it is so set."""
+        lasts = self.stage.store == "postgresql"
+        return self._fault(f"server {what}" if lasts else f"node kill: server {what}")
+
+    def _admin(self, database: str = "postgres") -> psycopg.Connection[Any]:
+        """A connection past all links."""
+        options = "-c lock_timeout=1000"
+        return postgres.admin(
+            self._server, dbname=database, application_name="nemesis", options=options
+        )
+
+    def _ask(self, statement: Any, database: str = "postgres") -> list[tuple[Any, ...]]:
+        """What it answers; nothing where it does not."""
+        with contextlib.suppress(psycopg.Error), self._admin(database) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+        return []
+
+    def _recovered(self) -> None:
+        """Wait until it takes connections again."""
+
+        def answers() -> bool:
+            return bool(self._ask("SELECT 1"))
+
+        wait_until(answers, 30.0, "the server takes connections")
+
+    # -- The whole server
+
+    def pause_server(self, seconds: float = 0.0, kind: str = "server stop") -> Steps:
+        """SIGSTOP of all its processes."""
+        self._contend(self.choose.choice(RESOURCES), many=3)
+        with self._fault(kind):
+            try:
+                self._server.pause()
+                yield seconds or self.choose.uniform(0.3, 1.5 * TTL)
+            finally:
+                self._server.resume()
+
+    def lose_majority(self) -> Steps:
+        """It stands still for less than a ttl, or for more, while bodies run."""
+        long = self.choose.random() < 0.5
+        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
+        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
+        kind = f"server stop, {'more' if long else 'less'} than a ttl"
+        yield from self.pause_server(seconds, kind)
+
+    def kill_server(self) -> Steps:
+        """kill -9 of all its processes; back at once or later, with what it had on the disk."""
+        wanted = self.choose.sample(RESOURCES, 3)
+        yield from self._busy(*wanted, seconds=2 * TTL)
+        with self._down("kill -9"):
+            try:
+                self._contend(*wanted)
+                self._server.kill()
+                yield self.choose.choice((0.0, self.choose.uniform(0.0, TTL)))
+            finally:
+                self._server.start()
+
+    def restart_server(self) -> Steps:
+        """SIGINT: it ends all connections and writes all to the disk."""
+        with self._fault("server restart"):
+            try:
+                os.kill(self._server.pid, signal.SIGINT)
+                for _look in range(int(STOPS / 0.05)):
+                    if not self._server.runs:
+                        break
+                    yield 0.05
+            finally:
+                self._server.restart()
+
+    def crash_backend(self) -> Steps:
+        """kill -9 of one process: the others are ended, and it recovers as after a crash."""
+        wanted = self.choose.sample(RESOURCES, 3)
+        yield from self._busy(*wanted, seconds=2 * TTL)
+        for pid in self._some_backend():
+            with self._down("backend kill -9"):
+                self._contend(*wanted)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+                yield 0.1
+                self._recovered()
+
+    # -- Single backends
+
+    def _some_backend(self) -> list[int]:
+        """The process that serves one connection of a worker; none, if there is none."""
+        pids = [pid for (pid,) in self._ask(f"SELECT pid FROM pg_stat_activity WHERE {OURS}")]
+        return [self.choose.choice(sorted(pids))] if pids else []
+
+    def stop_backend(self) -> Steps:
+        """SIGSTOP of one, wherever it is: it may keep a row, or a lock of the server's own."""
+        self._contend(self.choose.choice(RESOURCES), many=3)
+        for pid in self._some_backend():
+            with self._fault("backend stop"):
+                try:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGSTOP)
+                    yield self.choose.uniform(0.3, 2.0 * TTL)
+                finally:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGCONT)
+
+    def end_backends(self) -> Steps:
+        """pg_terminate_backend: of one, or of all of ours."""
+        which = f"SELECT pid FROM pg_stat_activity WHERE {OURS}"
+        which += self.choose.choice(("", " ORDER BY random() LIMIT 1"))
+        with self._fault("backends terminated"):
+            self._ask(f"SELECT pg_terminate_backend(pid) FROM ({which}) ours")
+        yield 0.0
+
+    def deafen(self) -> Steps:
+        """The same of those that wait for notifications."""
+        self._contend(self.choose.choice(RESOURCES), many=5)
+        yield 0.2
+        with self._fault("listeners terminated"):
+            self._ask("SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'")
+        yield 0.0
+
+    def cancel_queries(self) -> Steps:
+        """pg_cancel_backend, of whatever is under way: an operator's, or a statement_timeout's."""
+        end = time.monotonic() + self.choose.uniform(0.2, 1.0)
+        with self._fault("queries cancelled"):
+            while time.monotonic() < end:
+                self._ask(
+                    "SELECT pg_cancel_backend(pid) FROM pg_stat_activity"
+                    f" WHERE {OURS} AND state = 'active'"
+                )
+                yield 0.01
+
+    # -- Other sessions
+
+    def lock_rows(self) -> Steps:
+        """Somebody else's transaction keeps rows of locks that are wanted."""
+        wanted = self.choose.sample(RESOURCES, 5)
+        self._contend(*wanted)
+        with (
+            contextlib.suppress(psycopg.errors.LockNotAvailable),
+            self._admin() as connection,
+            self._fault("rows locked"),
+            connection.transaction(),
+        ):
+            names = [PREFIX + resource for resource in wanted]
+            connection.execute(
+                "SELECT FROM redlock_lease WHERE resource = ANY (%s) FOR UPDATE", [names]
+            )
+            yield self.choose.uniform(0.3, 1.5 * TTL)
+
+    def lock_tables(self) -> Steps:
+        """The same of a table: VACUUM FULL, or a migration."""
+        table = self.choose.choice(("redlock_lease", "redlock_waiter", "redlock_memory"))
+        with (
+            contextlib.suppress(psycopg.errors.LockNotAvailable),
+            self._admin() as connection,
+            self._fault(f"{table} locked"),
+            connection.transaction(),
+        ):
+            connection.execute(f"LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE".encode())
+            yield self.choose.uniform(0.3, TTL)
+
+    def read_only(self) -> Steps:
+        """It refuses to write, as a server whose disk is nearly full is set to by its operator."""
+        with self._fault("read only"):
+            try:
+                self._ask("ALTER SYSTEM SET default_transaction_read_only = on")
+                self._ask("SELECT pg_reload_conf()")
+                yield self.choose.uniform(0.3, TTL)
+            finally:
+                self._ask("ALTER SYSTEM RESET default_transaction_read_only")
+                self._ask("SELECT pg_reload_conf()")
+
+    def no_clients(self) -> Steps:
+        """It lets nobody in, and those that were in are put out."""
+        with self._fault("no connections"):
+            try:
+                self._ask("ALTER DATABASE postgres ALLOW_CONNECTIONS false", "template1")
+                self._ask(
+                    f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {OURS}",
+                    "template1",
+                )
+                yield self.choose.uniform(0.3, TTL)
+            finally:
+                self._ask("ALTER DATABASE postgres ALLOW_CONNECTIONS true", "template1")
