@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.stores.redis.requests import encode
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.round import VERBS, Verb
 from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores import connections
 from celery_redlock.stores.node import SETTLED_S
 from celery_redlock.stores.redis import address
+from celery_redlock.stores.redis.requests import encode
 from celery_redlock.testing import fakes
 from tests.sim.world import keeper as mirror
 from tests.sim.world import process
