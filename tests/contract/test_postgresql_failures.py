@@ -117,7 +117,8 @@ def test_a_server_that_was_killed_knows_afterwards_who_holds_what(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     """And those who hold go on: also with the guard, it is known not to have forgotten."""
-    redlock, other = make(restart_guard="uptime", ttl=3.0), make(restart_guard="uptime", ttl=3.0)
+    # Far longer than the server takes to start after a crash.
+    redlock, other = make(restart_guard="uptime", ttl=20.0), make(restart_guard="uptime", ttl=20.0)
     with redlock.lock("r", fencing=True) as held:
         server.kill()
         with pytest.raises(QuorumUnavailable):
