@@ -51,7 +51,8 @@ def examine(
         probes = probe(redlock.client.addresses, redlock.prefix, timeout)
         looks.extend(one.look for one in probes)
         ttls = ttls_of(app) if app is not None else ()
-        return examine_nodes(probes, redlock.prefix, ttls, guard_of(app, len(probes)))
+        guard = guard_of(app, len(probes), redlock.client.moves)
+        return examine_nodes(probes, redlock.prefix, ttls, guard)
 
     jobs: list[Callable[[], list[Finding]]] = []
     if isinstance(redlock, ConfigurationError):

@@ -7,6 +7,7 @@ import re
 import socket
 import ssl
 
+from redis import RedisError
 from redis.connection import SSLConnection, UnixDomainSocketConnection
 
 from ..stores.redis.address import Address
@@ -31,17 +32,19 @@ def other_protocol(address: Address, timeout: float) -> str:
     """
     if issubclass(address.connection_class, UnixDomainSocketConnection):
         return ""
-    where = (
-        str(address.arguments.get("host", "localhost")),
-        int(address.arguments.get("port", 6379)),
-    )
-    with contextlib.suppress(OSError), socket.create_connection(where, timeout) as plain:
+    with contextlib.suppress(OSError, RedisError):
+        made = address.connection()  # Sentinels are asked where it is
+        return _protocol((made.host, int(made.port)), timeout, asked_tls=speaks_tls(address))
+    return ""
+
+
+def _protocol(where: tuple[str, int], timeout: float, *, asked_tls: bool) -> str:
+    with socket.create_connection(where, timeout) as plain:
         plain.settimeout(timeout)
-        if speaks_tls(address):
+        if asked_tls:
             plain.sendall(b"PING\r\n")
             return "plain Redis" if plain.recv(1) in PLAIN_ANSWERS else ""
         return "TLS" if _shakes_hands(plain) else ""
-    return ""
 
 
 def _shakes_hands(plain: socket.socket) -> bool:

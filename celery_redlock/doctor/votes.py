@@ -25,11 +25,14 @@ def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
     return told
 
 
-def guard_of(app: Any, nodes: int) -> str | None:
-    """Return what `redlock_restart_guard` means for so many nodes; None: it protects nothing."""
+def guard_of(app: Any, nodes: int, moves: bool = False) -> str | None:
+    """Return what `redlock_restart_guard` means for so many nodes; None: it protects nothing.
+
+    `moves`: see `options.guarded`.
+    """
     default = GLOBAL["restart_guard"].default
     guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
-    if guarded(guard, nodes):
+    if guarded(guard, nodes, moves):
         return "uptime"
     if guard == "auto" and (app is None or nodes == 2):
         return None  # not known; or of two that forget one at a time, the other still says no
@@ -71,14 +74,15 @@ def quorum_in(left: Sequence[float | None]) -> float | None:
     return seconds[needed - 1] if len(seconds) >= needed else None
 
 
-def votes_in(told: Sequence[NodeInfo | None], app: Any) -> float | None:
+def votes_in(told: Sequence[NodeInfo | None], app: Any, moves: bool = False) -> float | None:
     """Return the seconds until a quorum has a vote; None if it has, or if time is not the matter.
 
     Args:
         told: What each node says of itself.
         app: Whose ttls are in use; None for the default.
+        moves: See `options.guarded`.
     """
-    guard = guard_of(app, len(told))
+    guard = guard_of(app, len(told), moves)
 
     def left(ttls: Sequence[float]) -> float | None:
         return quorum_in(votes_left(told, ttls, guard)) or None

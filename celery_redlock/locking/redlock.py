@@ -89,7 +89,7 @@ class Redlock:
             guarded=guarded(
                 check_option("restart_guard", restart_guard),
                 len(addresses),
-                moves=any(address.moves for address in addresses),
+                any(address.moves for address in addresses),
             ),
             registry=LeaseRegistry(len(addresses), helper),
         )

@@ -62,7 +62,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
     """
     probes = observe(redlock.client.addresses, redlock.prefix, timeout)
     if app is not None:
-        guard = guard_of(app, len(probes))
+        guard = guard_of(app, len(probes), redlock.client.moves)
     else:
         guard = "uptime" if redlock.client.guard.on else None
     ttls = _ttls(redlock, app, probes, guard)
