@@ -53,8 +53,9 @@ def make(lock_over: Callable[..., Redlock]) -> Make:
     return over
 
 
-def both(one: LocalPostgres, other: LocalPostgres) -> str:
-    return f"postgresql://postgres@127.0.0.1:{one.port},127.0.0.1:{other.port}/postgres"
+def both(primary: LocalPostgres, standby: LocalPostgres) -> str:
+    """Both hosts in one URL: of those that answer it is the one that takes writes."""
+    return f"postgresql://postgres@127.0.0.1:{standby.port},127.0.0.1:{primary.port}/postgres"
 
 
 def forgotten(server: LocalPostgres, resource: str = "redlock:r") -> bool:
