@@ -251,20 +251,36 @@ def test_who_stands_in_line_while_it_is_released_is_called_or_has_it(
     assert second.end()[0] is None
 
 
-def test_names_are_locked_in_one_order_whatever_the_database_sorts_by(
+RENEW = "SELECT redlock_extend(%s, %s, %s, %s, %s, false)"
+
+
+def test_what_is_released_while_its_keeper_renews_it_stays_free(
     session: Callable[[], Session],
 ) -> None:
-    """Both take three that are missing, in the two orders: neither waits for the other for ever."""
-    first, second = session(), session()
-    assert first.do(ACQUIRE, ["B", "a", "C"], "one", None, None)[0] is None
-    second.begin(ACQUIRE, ["a", "C", "B"], "two", None, None)
-    assert first.do(
-        "SELECT redlock_extend(%s, %s, %s, %s, %s, true)",
-        ["a", "B", "C"],
-        ["one"] * 3,
-        [0] * 3,
-        [60.0] * 3,
-        [60.0] * 3,
-    ) == ("1",)
-    first.connection.commit()
-    assert second.end()[0] == "one"
+    """They are two connections; the release is first."""
+    holder, keeper = session(), session()
+    holder.do(ACQUIRE, ["r"], "mine", None, None)
+    holder.connection.commit()
+    assert holder.do(RELEASE, ["r"], "mine") == (1,)
+    keeper.begin(RENEW, ["r"], ["mine"], [0], [60.0], [60.0])
+    holder.connection.commit()
+    assert keeper.end() == ("0",)
+    assert holder.do("SELECT count(*) FROM redlock_lease") == (0,)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT held_by FROM redlock_acquire(%s, 'two', 60, NULL, NULL)",
+        "SELECT redlock_extend(%s, '{two,two}', '{0,0}', '{60,60}', '{60,60}', true)",
+    ],
+)
+def test_names_are_locked_in_one_order(session: Callable[[], Session], query: str) -> None:
+    """Of bytes, whatever the database sorts by: who waits for the first has none behind it."""
+    first, second, third = session(), session(), session()
+    assert first.do(ACQUIRE, ["B"], "one", None, None) == (None, 0)
+    second.begin(query, ["a", "B"])
+    assert third.do(ACQUIRE, ["a"], "three", None, None) == (None, 0)
+    third.connection.rollback()
+    first.connection.rollback()
+    assert second.end() in [(None,), ("2",)]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import Redlock, ResourceHeld
+from celery_redlock.locking import pubsub
 from celery_redlock.stores.kinds import open_reader, parse_nodes
 from celery_redlock.stores.postgresql.address import PostgresAddress
 from celery_redlock.stores.postgresql.subscription import PostgresSubscription
@@ -74,6 +75,7 @@ def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(PostgresSubscription, "_said", False)
+    monkeypatch.setattr(pubsub, "RECONNECT_S", 0.0)
     opened = []
     connect = PostgresAddress.connect
 

@@ -79,6 +79,7 @@ def parse(url: str, where: str) -> PostgresAddress:
             " %40, %3A and %2F)"
         ) from None
     arguments = {**DEFAULTS, **given}
+    arguments["client_encoding"] = "utf8"  # names are written in it, whatever the server's is
     arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
     hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
     ports = str(given.get("port") or 5432).split(",")

@@ -60,9 +60,11 @@ BEGIN
     DELETE FROM redlock_waiter WHERE false;
     identity := redlock_identity();
     INSERT INTO redlock_memory VALUES (identity, clock_timestamp()) ON CONFLICT DO NOTHING;
-    SELECT CASE WHEN isfinite(m.since)
+    -- With the time: each of two standbys of one primary becomes the same timeline, if promoted.
+    SELECT concat_ws(' ', m.memory, extract(epoch FROM m.since)),
+           CASE WHEN isfinite(m.since)
                 THEN extract(epoch FROM clock_timestamp() - m.since) ELSE 'infinity' END
-    INTO age FROM redlock_memory m WHERE m.memory = identity;
+    INTO identity, age FROM redlock_memory m WHERE m.memory = identity;
 END $$;
 
 INSERT INTO redlock_memory SELECT redlock_identity(), '-infinity'

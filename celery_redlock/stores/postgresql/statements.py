@@ -6,6 +6,7 @@ Redis node would give it, to the checks of `protocol/replies.py`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ SWEEP = b"SELECT redlock_sweep()"
 QUEUE_LIFE = b"%f" % QUEUE_LIFE_S
 UNSTORABLE = re.compile("[\\\\\0\ud800-\udfff]")
 """What a text of PostgreSQL cannot hold, and what it is written with instead."""
+MAX_BYTES = 2600
+HEAD_BYTES, TAIL_BYTES = 600, 300
+"""Of a longer name: the rest is a digest. The tail has the suffix that tells what it is."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,16 @@ def reply_to(round_: Round, rows: Sequence[Row]) -> Any:
 
 
 def to_text(name: str) -> bytes:
-    """Return a name as PostgreSQL can hold it; no two are the same."""
-    return UNSTORABLE.sub(lambda found: f"\\{ord(found[0]):04x}", name).encode()
+    """Return a name as PostgreSQL can hold it; no two are the same.
+
+    An index takes no more than 2704 bytes. A resource's name is always shorter; a mark has a task's
+    id in it, which may be anything: of that the middle is replaced by a digest.
+    """
+    text = UNSTORABLE.sub(lambda found: f"\\{ord(found[0]):04x}", name).encode()
+    if len(text) <= MAX_BYTES:
+        return text
+    head, tail = (part.decode(errors="ignore") for part in (text[:HEAD_BYTES], text[-TAIL_BYTES:]))
+    return f"{head}…{hashlib.sha256(text).hexdigest()}…{tail}".encode()
 
 
 def from_text(text: bytes) -> str:

@@ -1,0 +1,217 @@
+"""Who waits for a lock in PostgreSQL is called by NOTIFY: over processes, breaks and forks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from celery_redlock import Redlock
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
+from tests.support.machine import in_time
+from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
+
+WAITER = """
+import sys
+from celery_redlock import Redlock
+from celery_redlock.locking import acquisition
+acquisition.LOOK_AFTER_S = acquisition.RETRY_AFTER_S = (60.0, 60.0)  # never by itself
+redlock = Redlock(sys.argv[1:], ttl=60.0, node_timeout=5.0, restart_guard="off")
+with redlock.client.wakeup.waiter():
+    while not redlock.client.wakeup._listening: pass
+lease = redlock.acquire("r", wait=60.0)
+print("granted", flush=True)
+sys.stdin.readline()
+redlock.release(lease)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with postgres.start_postgres() as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _servers_as_new(server: LocalPostgres) -> None:
+    postgres.as_new(server)
+
+
+@pytest.fixture
+def make(server: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[[], Redlock]:
+    return lambda: lock_over([server], ttl=60.0, node_timeout=5.0)
+
+
+@pytest.fixture
+def waiter(server: LocalPostgres) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+    """Starts a process that waits; it stands in the queue then."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> subprocess.Popen[str]:
+            before = in_queue(server)
+            process = subprocess.Popen(
+                [sys.executable, "-c", WAITER, server.url],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            stack.enter_context(process)
+            stack.callback(process.kill)
+            wait_until(lambda: in_queue(server) == before + 1, 20.0, "it stands in the queue")
+            return process
+
+        yield start
+
+
+def in_queue(server: LocalPostgres) -> int:
+    ((count,),) = postgres.sql(server, "SELECT count(*) FROM redlock_waiter")
+    return int(count)
+
+
+def granted(process: subprocess.Popen[str], since: float) -> None:
+    assert process.stdout
+    assert process.stdout.readline() == "granted\n"
+    in_time(since, time.monotonic(), 1.0, "from the release to the grant")
+
+
+def release(process: subprocess.Popen[str]) -> float:
+    assert process.stdin
+    since = time.monotonic()
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return since
+
+
+def test_processes_are_served_in_their_order_and_who_died_is_passed_over(
+    make: Callable[[], Redlock], waiter: Callable[[], subprocess.Popen[str]]
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    first, second, dead, third = [waiter() for _ in range(4)]
+    dead.kill()
+    dead.wait()
+    since = time.monotonic()
+    holder.release(lease)
+    for process in (first, second, third):
+        granted(process, since)
+        since = release(process)
+
+
+LISTENERS = """\
+SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted"""
+
+
+def test_whose_connection_was_killed_hears_again_on_the_next(
+    make: Callable[[], Redlock],
+    waiter: Callable[[], subprocess.Popen[str]],
+    server: LocalPostgres,
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    process = waiter()
+    (before,) = postgres.sql(server, LISTENERS)
+    postgres.sql(server, "SELECT pg_terminate_backend(%s)", *before)
+    wait_until(
+        lambda: postgres.sql(server, LISTENERS) not in ([], [before]), 10.0, "it listens again"
+    )
+    wait_until(lambda: in_queue(server) == 1, 10.0, "and stands in the queue")
+    since = time.monotonic()
+    holder.release(lease)
+    granted(process, since)
+
+
+def test_a_forked_child_has_connections_of_its_own_and_leaves_its_parents_alone(
+    make: Callable[[], Redlock], server: LocalPostgres
+) -> None:
+    redlock = make()
+    with redlock.client.wakeup.waiter():
+        wait_until(lambda: redlock.client.wakeup._listening, 10.0, "it listens")
+    lease = redlock.acquire("r")
+    backends = "SELECT pid FROM pg_stat_activity WHERE application_name = 'celery_redlock'"
+    before = sorted(postgres.sql(server, backends))
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            redlock.client.start_afresh()
+            redlock.release(redlock.acquire("child's"))
+            got = redlock.acquire("r", wait=30.0)
+            redlock.release(got)
+            redlock.close()
+            os._exit(0)
+        os._exit(1)
+    wait_until(lambda: in_queue(server) == 1, 10.0, "the child waits")
+    assert redlock.release(lease)
+    assert os.waitpid(child, 0)[1] == 0
+    assert redlock.release(redlock.acquire("r"))
+    wait_until(lambda: sorted(postgres.sql(server, backends)) == before, 5.0, "they are the same")
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys, time
+import gevent
+from celery_redlock import QuorumUnavailable, Redlock
+longest = 0.0
+def watch():
+    global longest
+    while True:
+        before = time.monotonic()
+        gevent.sleep(0.01)
+        longest = max(longest, time.monotonic() - before)
+gevent.spawn(watch)
+one, other = (Redlock([sys.argv[1]], ttl=10.0, restart_guard="off", node_timeout=5.0) for _ in "12")
+def take(name):
+    for _ in range(10):
+        one.release(one.acquire(name, wait=30.0))
+gevent.joinall([gevent.spawn(take, f"r{n % 3}") for n in range(10)], raise_error=True)
+lease = one.acquire("r")
+gevent.spawn_later(0.5, one.release, lease)
+began = time.monotonic()
+other.release(other.acquire("r", wait=9.0))
+assert time.monotonic() - began < 5.0
+print("pause", flush=True)
+sys.stdin.readline()
+try:
+    one.acquire("r")
+except QuorumUnavailable:
+    pass
+new = Redlock([sys.argv[1]], ttl=10.0, restart_guard="off")
+try:
+    new.acquire("r")
+except QuorumUnavailable:
+    pass
+print(longest, flush=True)
+"""
+
+
+def test_greenlets_run_on_while_one_waits_for_it(server: LocalPostgres) -> None:
+    """Also for its answer, its lock, a connection to it, and a call."""
+    pytest.importorskip("gevent")
+    with subprocess.Popen(
+        [sys.executable, "-c", GREENLETS, server.url],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "pause\n"
+        server.pause()
+        release(process)
+        longest = float(process.stdout.readline())
+        server.resume()
+        process.send_signal(signal.SIGKILL)
+    assert longest < 0.8, "the shortest of these waits takes a second"

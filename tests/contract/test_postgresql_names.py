@@ -1,0 +1,100 @@
+"""Any name and any token can be kept in PostgreSQL, whatever it consists of."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from celery_redlock import Redlock, ResourceHeld
+from celery_redlock.protocol.round import Verb
+from celery_redlock.stores.kinds import open_reader, parse_nodes
+from celery_redlock.stores.postgresql.statements import MAX_BYTES, from_text, to_text
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
+from tests.support.subjects import Postgres, claim
+
+LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+LONG = "".join(random.Random(1).choices(LETTERS, k=20_000))
+"""It cannot be compressed: what can, may be longer in an index."""
+AWKWARD = ["'", '"', "''; --", "\\", "\\0041", "a\0b", "{}", "{a,b}", "NULL", "%s %(x)s $1", "a,b"]
+AWKWARD += ["\n\r\t", " ", "é", "日本", "\U0001f512", "\ud800", "\udcff\udc00", "…", "\u202eabc"]
+
+LONGEST = [LONG[:512], "\U0001f512" * 512, "\0" * 512]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LocalPostgres]:
+    with postgres.start_postgres() as started:
+        for encoding in ("SQL_ASCII", "LATIN1"):
+            create = f"CREATE DATABASE {encoding} TEMPLATE template0 ENCODING '{encoding}'"
+            postgres.sql(started, f"{create} LC_COLLATE 'C' LC_CTYPE 'C'")
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _servers_as_new(server: LocalPostgres) -> None:
+    postgres.as_new(server)
+
+
+@pytest.mark.parametrize(
+    "name", [*AWKWARD, LONG[:512], "\U0001f512" * 512, "\0" * 512], ids=range(23)
+)
+def test_any_name_is_one_of_its_own(
+    server: LocalPostgres, lock_over: Callable[..., Redlock], name: str
+) -> None:
+    redlock = lock_over([server], ttl=60.0, node_timeout=5.0)
+    with redlock.lock([name, "other"]):
+        with pytest.raises(ResourceHeld):
+            redlock.acquire(name, wait=0.2)
+        for held in (name, "other", [name, f"x{name}"[:512]]):
+            with pytest.raises(ResourceHeld):
+                redlock.acquire(held)
+        assert redlock.release(redlock.acquire(f"x{name}"[:512]))
+        seen = redlock.holder(name)
+        assert seen is not None
+    assert redlock.holder(name) is None
+
+
+@example(["\0", "\\0000"])
+@given(st.lists(st.text(st.characters(exclude_categories=())), min_size=2, max_size=2, unique=True))
+def test_no_two_names_are_one_and_each_comes_back(names: list[str]) -> None:
+    one, other = map(to_text, names)
+    assert one != other
+    assert [from_text(one), from_text(other)] == names
+
+
+def test_of_what_is_longer_than_an_index_takes_the_middle_is_a_digest(
+    postgresql: Postgres,
+) -> None:
+    short = to_text(f"redlock:{LONG}#done")
+    assert len(short) <= MAX_BYTES
+    assert short.startswith(b"redlock:" + LONG[:100].encode())
+    assert short.endswith(b"#done")
+    assert to_text(f"redlock:{LONG[:10_000]}!{LONG[10_001:]}#done") != short
+    for name in (LONG, "\U0001f512" * 5000):
+        mine = claim(resource="r")
+        mine.mark = (f"{name}#done", 60.0)
+        postgresql.ask(Verb.ACQUIRE, mine)
+        assert postgresql.ask(Verb.RELEASE, mine) is True
+        assert postgresql.ask(Verb.PEEK, claim("x", f"{name}#done"))[0] == "done"
+
+
+@pytest.mark.parametrize("encoding", ["sql_ascii", "latin1"])
+def test_a_database_need_not_be_in_utf8(
+    server: LocalPostgres, lock_over: Callable[..., Redlock], encoding: str
+) -> None:
+    url = server.url.removesuffix("/postgres") + f"/{encoding}"
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(postgres.SCHEMA)
+    redlock = lock_over([url], ttl=60.0)
+    names = ["é", "o\0\\"] + ["日本"] * (encoding == "sql_ascii")
+    with redlock.lock(names):
+        reader = open_reader(parse_nodes([url])[0], redlock.prefix, 5.0)
+        reader.connect()
+        assert set(reader.scan("")) == set(names)
+        reader.close()
