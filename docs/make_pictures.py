@@ -417,7 +417,7 @@ def rooms() -> Picture:
         len(rows) * step + 66,
         "The rooms of the package, and which stand on which",
         "Rows of rooms. At the bottom protocol, which is pure; above it what a process is, then the"
-        " connections to Redis, keeping leases alive, the lock itself, the messages of tasks, the"
+        " connections to the stores, keeping leases alive, the lock itself, the messages of tasks, the"
         " worker and the beat; at the top what people use. Each imports only from rows below it.",
     )
     for row, names in enumerate(rows[number] for number in sorted(rows, reverse=True)):
