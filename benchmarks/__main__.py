@@ -76,7 +76,7 @@ def main() -> None:
             figures = waiting.measure(urls, *((5, 1, 2.0, False) if quick else (40, 5, 2.0)))
             report("waiting", figures, waiting.show(figures))
         if "stores" in chosen:
-            figures = stores.measure(urls, *((10, 5) if quick else (60, 60)))
+            figures = stores.measure(urls, *((10, 3) if quick else (60, 60)))
             report("stores", figures, stores.show(figures))
         if "faults" in chosen:
             figures = faults.measure(nodes, *((1, 200, 0.3) if quick else (7, 500, 1.0)))

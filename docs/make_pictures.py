@@ -417,8 +417,8 @@ def rooms() -> Picture:
         len(rows) * step + 66,
         "The rooms of the package, and which stand on which",
         "Rows of rooms. At the bottom protocol, which is pure; above it what a process is, then the"
-        " connections to Redis, keeping leases alive, the lock itself, the messages of tasks, the"
-        " worker and the beat; at the top what people use. Each imports only from rows below it.",
+        " connections to the stores, keeping leases alive, the lock itself, the messages of tasks,"
+        " the worker and the beat; at the top what people use. Each imports only from rows below.",
     )
     for row, names in enumerate(rows[number] for number in sorted(rows, reverse=True)):
         y, width = 18 + row * step, (520 - 8 * (len(names) - 1)) / len(names)

@@ -130,9 +130,8 @@ class Settings(_Shared):
     nodes: Sequence[Any] = _option(
         None,
         checks.nodes,
-        "What holds the locks: the URLs of independent Redis masters, or clients or mappings of"
-        " connection arguments; or the `postgresql://` URL of one [database](postgresql.md)."
-        " `None` means one node: the broker, if that is a Redis.",
+        "The independent Redis masters that hold the locks: URLs, clients or mappings of"
+        " connection arguments. `None` means one node: the broker, if that is a Redis.",
         "Set it to have [three or five](operating.md#how-many), which survive the loss of a server."
         " All programs must name the same nodes.",
     )

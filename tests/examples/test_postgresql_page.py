@@ -84,7 +84,7 @@ def waited(redlock: Redlock, owner: psycopg.Connection[Any], url: str) -> bool:
     waiter.start()
     queue = "SELECT count(*) FROM redlock_waiter"
     try:
-        wait_until(lambda: owner.execute(queue).fetchone() == (1,), 1.5, "it waits")
+        wait_until(lambda: owner.execute(queue).fetchone() == (1,), 10.0, "it waits")
     except AssertionError:
         return False
     finally:

@@ -1,4 +1,4 @@
-"""A lock and an optimistic check in the database behind it, over one PostgreSQL and no Redis."""
+"""The examples over one PostgreSQL and no Redis: the broker in it too, and checks behind locks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import forked
-from tests.support.example import EXAMPLES
+from tests.support.example import EXAMPLES, worker
 
 pytestmark = pytest.mark.worker
 
@@ -47,10 +47,13 @@ def database() -> Iterator[str]:
         yield server.url
 
 
+def of(database: str) -> dict[str, str]:
+    return {**os.environ, "DATABASE_URL": database, "PYTHONPATH": str(EXAMPLES.parent)}
+
+
 def said_by(program: Path, database: str) -> str:
     """Run it as a reader would; what it prints, without what the lock logs of the stopped one."""
-    environment = {**os.environ, "DATABASE_URL": database}
-    code, said = forked.run(str(program), cwd=EXAMPLES, env=environment)
+    code, said = forked.run(str(program), cwd=EXAMPLES, env=of(database))
     assert code == 0, said
     lines = ("the one", "the late", "in the end")
     return "".join(line for line in said.splitlines(True) if line.startswith(lines))
@@ -68,3 +71,29 @@ def test_it_is_the_check_that_refuses_it(library: str, database: str, tmp_path: 
     bare = tmp_path / f"safeguard_{library}.py"
     bare.write_text(source.replace(CHECKS[library], WITHOUT[library]))
     assert said_by(bare, database) == ACCEPTED
+
+
+def charged(program: Path, database: str) -> list[str]:
+    """Have a worker run it; what it prints."""
+    place, log = program.parent, program.with_suffix(".log")
+    with worker("no_redis", of(database), log, place):
+        code, said = forked.run("no_redis.py", cwd=place, env=of(database))
+    assert code == 0, said
+    return said.splitlines()
+
+
+def test_broker_results_and_locks_are_in_one_database(database: str, tmp_path: Path) -> None:
+    program = tmp_path / "no_redis.py"
+    source = (EXAMPLES / "no_redis.py").read_text()
+    program.write_text(source)
+    orders = ("order blue: two charges", "order green: two charges")
+    assert charged(program, database) == [f"{order}, one after the other" for order in orders]
+
+
+def test_it_is_the_lock_that_keeps_them_apart(database: str, tmp_path: Path) -> None:
+    program = tmp_path / "no_redis.py"
+    source = (EXAMPLES / "no_redis.py").read_text()
+    limit = "app.conf.redlock_ttl = 10.0\n"
+    assert source.count(limit) == 1
+    program.write_text(source.replace(limit, f"{limit}app.conf.redlock_enabled = False\n"))
+    assert all(line.endswith(", together") for line in charged(program, database))
