@@ -1,8 +1,8 @@
 """Celery without Redis: broker, results and locks in one PostgreSQL database.
 
 The broker is kombu's SQLAlchemy transport, for small loads: it polls, and so a task that waits for
-its lock begins up to two seconds after the lock is free. With RabbitMQ it begins at once, and
-nothing else changes.
+its lock begins up to a second after the lock is free. With RabbitMQ it begins at once, and nothing
+else changes.
 
 pip install 'celery-redlock[postgresql]' sqlalchemy
 export DATABASE_URL=postgresql://localhost/shop

@@ -123,8 +123,11 @@ class PostgresNode(Node):
         # Behind it: what was read before this moment came before it.
         now = self._clock()
         self._trust.heard = now
+        result: Any = pgconn  # none yet
         while self._sweeps and not pgconn.is_busy():
-            result = pgconn.get_result()
+            before, result = result, pgconn.get_result()
+            if result is None and before is None:
+                raise NodeError("it answers less than it was asked")  # or this would never end
             if result is None or result.status == pq.ExecStatus.PIPELINE_SYNC:
                 continue  # between two requests
             if result.status != pq.ExecStatus.TUPLES_OK and _ends(pgconn, result):
