@@ -28,7 +28,6 @@ from tests.support.postgres_sites import empty_server, execute, new_database
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import declare
-from tests.worker.test_start import refusal
 
 pytestmark = pytest.mark.worker
 
@@ -243,7 +242,12 @@ def test_a_worker_does_not_start_before_the_tables_are_there(
     url = new_database(database_server, tables=False)
     if tables:
         execute(url, tables)
-    said = refusal(cluster, redlock_nodes=[url])
+    refused = Worker(cluster, ("-c", "1"), {"redlock_nodes": [url]})
+    try:
+        assert refused.ended(READY) != 0
+    finally:
+        refused.kill()
+    said = refused.text
     assert re.search(f"celery_redlock: node .*{re.escape(words)}", said), said
     assert "Traceback" not in said
     done = CliRunner().invoke(main, ["--nodes", url, "migrate"])
