@@ -82,6 +82,7 @@ def places(
     done; and of all this each has its name.
     """
     with contextlib.ExitStack() as stack:
+        stack.callback(_nobody_listens)
         node, *brokers = stack.enter_context(start_servers(3))
         urls = {"redis": node.url, "postgresql": new_database(database_server)}
         found = {}
@@ -94,6 +95,15 @@ def places(
                 cluster.redlock = Redlock([urls[kind]], ttl=30.0)
             found[kind] = stack.enter_context(_situation(cluster))
         yield found
+
+
+def _nobody_listens() -> None:
+    """What listens for calls closes its connection in its own thread, soon."""
+    wait_until(
+        lambda: not any("celery_redlock listen" in one.name for one in threading.enumerate()),
+        5.0,
+        "nobody listens any more",
+    )
 
 
 @contextlib.contextmanager
@@ -121,7 +131,8 @@ def _situation(cluster: Cluster) -> Iterator[Place]:
         yield place
         cluster.tell("held")
         waiter.join(READY)
-        Redlock.from_app(app).close()
+        for one in (app, cluster.app):
+            Redlock.from_app(one).close()
 
 
 def _wait_in_a_block(cluster: Cluster) -> None:
