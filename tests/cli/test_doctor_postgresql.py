@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
 from celery_redlock.doctor import postgresql
 from celery_redlock.doctor.report import NEED_APP, OF_POSTGRESQL
+from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.postgresql.reader import PostgresReader
+from celery_redlock.survey.reader import read_nodes
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.cli.clinic import examined, found, shop
 from tests.support import postgres
@@ -32,6 +36,7 @@ from tests.support.postgres_sites import (
     standby_of,
     url_of,
 )
+from tests.support.wait import wait_until
 
 GRANTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
@@ -322,3 +327,29 @@ def test_who_only_looks_needs_no_more_than_to_read(host: LocalPostgres, database
         assert freeing.exit_code == 2 and "its user lacks a right" in freeing.stderr
         assert lock.holder("order:1") is not None
     lock.close()
+
+
+def test_a_look_at_a_database_that_hangs_ends_by_itself(host: LocalPostgres, database: str) -> None:
+    """It is left alone after the timeout; but looks of a page, each second, must not pile up."""
+    (address,) = parse_nodes([database])
+    host.pause()
+    try:
+        (look,), _found = read_nodes([address], "redlock:", lambda reader: reader.scan(""), 0.2)
+        assert not look.reachable and look.error == "no answer within 0.2 s"
+    finally:
+        host.resume()
+
+    def frozen(reader: PostgresReader) -> object:
+        host.pause()
+        return reader.scan("")
+
+    try:
+        (look,), _found = read_nodes([address], "redlock:", frozen, 0.2)
+        assert not look.reachable
+        wait_until(lambda: not _looking(address.name), 10.0, "the look has ended")
+    finally:
+        host.resume()
+
+
+def _looking(name: str) -> bool:
+    return any(one.name == f"celery_redlock read {name}" for one in threading.enumerate())
