@@ -45,8 +45,8 @@ PAUSE_S = 0.01
 def command(site: Site, seconds: float, concurrency: int) -> int:
     """Measure how fast these nodes grant and release locks.
 
-    Each is compared with a bare round trip: one small question (PTTL of one key) to each node, the
-    fastest of three. A quorum has answered when the slowest of its nodes has.
+    Each is compared with a bare round trip: one small question to each node, the fastest of three.
+    A quorum has answered when the slowest of its nodes has.
 
     It loads the nodes: do not run it while they are busy. Its keys have a random prefix, and are
     gone afterwards. Exit code 3 if too few nodes answered.
@@ -93,7 +93,7 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
     if count:
         said.append(
             f"an acquire or a release takes {data['ratio']:.1f} times as long as a bare round trip"
-            f" (one PTTL) to {of_nodes(quorum, len(looks))}, which takes {_ms(trip)}"
+            f" to {of_nodes(quorum, len(looks))}, which takes {_ms(trip)}"
         )
     if failed:
         said.append(f"{failed} were not acquired")

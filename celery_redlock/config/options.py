@@ -130,8 +130,9 @@ class Settings(_Shared):
     nodes: Sequence[Any] = _option(
         None,
         checks.nodes,
-        "The independent Redis masters that hold the locks: URLs, clients or mappings of"
-        " connection arguments. `None` means one node: the broker, if that is a Redis.",
+        "What holds the locks: independent Redis masters, by URLs, clients or mappings of"
+        " connection arguments; or the URL of one PostgreSQL database. `None` means one node: the"
+        " broker, if that is a Redis.",
         "Set it to have [three or five](operating.md#how-many), which survive the loss of a server."
         " All programs must name the same nodes.",
     )

@@ -38,8 +38,8 @@ RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.05, 5.0
 a core busy."""
 START = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main()"
 """What it runs. Not `-m`, which has the working directory first on the path."""
-NEEDED = ("celery_redlock", "redis")
-"""What it imports, and does not come with Python."""
+NEEDED = ("celery_redlock", "redis", "psycopg")
+"""What it imports, if we have, and does not come with Python."""
 
 
 _SPAWNING = threading.RLock()

@@ -73,9 +73,9 @@ class Redlock:
         for address in addresses:
             if address.unverified:
                 logger.warning(
-                    "node %s: its certificate is not checked (ssl_cert_reqs, ssl_check_hostname);"
-                    " whoever answers in its place learns the password, and votes",
-                    address.name,
+                    "node %s: its certificate is not checked (%s); whoever answers in its place"
+                    " learns the password, and votes",
+                    *(address.name, address.unverified),
                 )
         helper = None
         if check_option("keeper", keeper) == "process":

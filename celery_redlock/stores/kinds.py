@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .postgresql.subscription import PostgresSubscription
 
 __all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
-__all__ += ["make_node", "open_reader", "parse_nodes", "subscribe"]
+__all__ += ["make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
 
 POSTGRESQL = ("postgresql://", "postgres://")
 
@@ -65,6 +65,13 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
             " pip install 'celery-redlock[postgresql]'"
         ) from None
     return (parse(str(specs[0]), f"{setting}[0]"),)
+
+
+def whole_name(address: Address) -> str:
+    """Return an address with its database, without credentials: no two databases have the same."""
+    if isinstance(address, RedisAddress):
+        return f"{address.name}/{address.arguments.get('db') or 0}"
+    return address.name
 
 
 def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:

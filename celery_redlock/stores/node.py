@@ -43,6 +43,8 @@ class Node(ABC):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
     """What a connection raises when it is of no use any more."""
+    forgets: ClassVar[str] = "was it restarted or flushed, does it evict keys"
+    """What may have happened to one that has forgotten locks."""
 
     def __init__(
         self,
@@ -245,8 +247,7 @@ class Node(ABC):
             self.reports.log(
                 logging.WARNING,
                 f"node {self.name} has forgotten {len(round_.amnesiac)} locks before their time:"
-                " was it restarted or flushed, does it evict keys, or was one released by hand"
-                " (celery redlock release)?",
+                f" {self.forgets}, or was one released by hand (celery redlock release)?",
             )
             round_.amnesiac.clear()
             self.reports.failed("data_loss")

@@ -179,13 +179,10 @@ def settings_of(app: Any) -> dict[str, Any]:
         ConfigurationError: One of them cannot work.
     """
     from ..config.settings import read_settings
-    from ..stores.kinds import parse_nodes
+    from ..stores.kinds import parse_nodes, whole_name
 
     settings = read_settings(app)
-    nodes = [
-        f"{address.name}/{address.arguments.get('db') or 0}"
-        for address in (parse_nodes(settings.nodes) if settings.nodes else ())
-    ]
+    nodes = [whole_name(one) for one in (parse_nodes(settings.nodes) if settings.nodes else ())]
     return {**vars(settings), "nodes": nodes}
 
 

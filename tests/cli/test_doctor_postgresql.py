@@ -5,17 +5,24 @@ from __future__ import annotations
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from celery_redlock import Redlock
+from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
 from celery_redlock.doctor import postgresql
 from celery_redlock.doctor.report import NEED_APP, OF_POSTGRESQL
+from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.postgresql.reader import PostgresReader
+from celery_redlock.survey.reader import read_nodes
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.cli.clinic import examined, found, shop
 from tests.support import postgres
@@ -29,6 +36,7 @@ from tests.support.postgres_sites import (
     standby_of,
     url_of,
 )
+from tests.support.wait import wait_until
 
 GRANTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
@@ -291,3 +299,57 @@ def test_keys_without_an_end_and_values_of_others(database: str) -> None:
     code, report = examined(of(database))
     assert code == 1 and found(report, "wrong")["leaks"]["where"] == "redlock:leak"
     assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"
+
+
+def test_every_check_is_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
+    rows = set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M))
+    assert set(OF_POSTGRESQL) <= rows
+
+
+def test_who_only_looks_needs_no_more_than_to_read(host: LocalPostgres, database: str) -> None:
+    execute(database, "DO $$ BEGIN CREATE ROLE looks LOGIN; EXCEPTION WHEN OTHERS THEN END $$")
+    url = url_of(host, user="looks", database=name_of(database))
+
+    def call(*arguments: str) -> Any:
+        return CliRunner().invoke(main, ["--nodes", url, *arguments])
+
+    refused = call("ls")
+    assert refused.exit_code == 3 and "permission denied for table" in refused.stderr
+    assert "docs/cli.md has what users who only look need" in refused.stderr
+    tables = "redlock_lease, redlock_waiter, redlock_memory"
+    execute(database, f"GRANT SELECT ON {tables} TO looks")
+    lock = Redlock([database])
+    with lock.lock("order:1"):
+        for arguments in (["ls", "--all"], ["show", "order:1"], ["stats"], ["exporter", "--once"]):
+            assert call(*arguments).exit_code == 0, call(*arguments).output
+        freeing = call("release", "order:1", "--force")
+        assert freeing.exit_code == 2 and "its user lacks a right" in freeing.stderr
+        assert lock.holder("order:1") is not None
+    lock.close()
+
+
+def test_a_look_at_a_database_that_hangs_ends_by_itself(host: LocalPostgres, database: str) -> None:
+    """It is left alone after the timeout; but looks of a page, each second, must not pile up."""
+    (address,) = parse_nodes([database])
+    host.pause()
+    try:
+        (look,), _found = read_nodes([address], "redlock:", lambda reader: reader.scan(""), 0.2)
+        assert not look.reachable and look.error == "no answer within 0.2 s"
+    finally:
+        host.resume()
+
+    def frozen(reader: PostgresReader) -> object:
+        host.pause()
+        return reader.scan("")
+
+    try:
+        (look,), _found = read_nodes([address], "redlock:", frozen, 0.2)
+        assert not look.reachable
+        wait_until(lambda: not _looking(address.name), 10.0, "the look has ended")
+    finally:
+        host.resume()
+
+
+def _looking(name: str) -> bool:
+    return any(one.name == f"celery_redlock read {name}" for one in threading.enumerate())

@@ -448,7 +448,7 @@ def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(
 def test_a_bench_says_what_it_compares_with(cli: Cli) -> None:
     said = cli("bench", "--seconds", "0.2").stdout
     assert re.search(
-        r"an acquire or a release takes \d+\.\d times as long as a bare round trip \(one PTTL\)"
+        r"an acquire or a release takes \d+\.\d times as long as a bare round trip"
         r" to 3 of 5 nodes, which takes \d+\.\d+ ms\n",
         said,
     )

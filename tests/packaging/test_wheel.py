@@ -118,7 +118,10 @@ print(json.dumps(said))
 """
 
 
-BEHIND = ("celery_redlock.web.", "celery_redlock.cli.live", "celery_redlock.testing.pytest_plugin")
+BEHIND = (
+    *("celery_redlock.web.", "celery_redlock.cli.live", "celery_redlock.testing.pytest_plugin"),
+    *("celery_redlock.stores.postgresql.", "celery_redlock.contrib.django."),
+)
 """Imported by others only, when what they need is there: see the next test."""
 
 

@@ -34,6 +34,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "doctor": ((*CELERY, "task", "survey"), {"redis"}),
     "web": ((*CELERY, "task", "survey", "doctor"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),
+    "contrib": (("stores",), {"django"}),
     "demo": ((*CELERY, "task", "survey", "server"), {"celery", "click", "rich"}),
     "testing": ((*CELERY, "task", "survey", "server"), {"celery", "pytest"}),
     "cli": (

@@ -34,7 +34,8 @@ class PostgresAddress:
     Attributes:
         name: `host:port/database`; never a credential.
         arguments: What to connect with. Holds the password: never log or show it.
-        unverified: It speaks TLS, but anybody may answer: no certificate is checked, or no name.
+        unverified: What to set so that certificates and their names are checked, where it speaks
+            TLS and anybody may answer; else empty.
     """
 
     name: str
@@ -42,9 +43,9 @@ class PostgresAddress:
     moves: ClassVar[bool] = True
 
     @property
-    def unverified(self) -> bool:
+    def unverified(self) -> str:
         mode = self.arguments.get("sslmode", "prefer")
-        return mode in ("require", "verify-ca")
+        return "sslmode" if mode in ("require", "verify-ca") else ""
 
     def connect(self, **changed: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a new connection that commits each statement, with some arguments changed.

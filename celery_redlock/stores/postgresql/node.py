@@ -36,6 +36,7 @@ class PostgresNode(Node):
     """The one node of a lock that is kept in PostgreSQL."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
+    forgets: ClassVar[str] = "was a standby promoted or a backup restored, were rows deleted"
 
     def __init__(
         self,

@@ -62,13 +62,14 @@ class Address:
         name: `host:port` or the path of a socket; never a credential.
         connection_class: redis-py's class for this kind of connection.
         arguments: What to make it with. Holds the password: never log or show it.
-        unverified: It speaks TLS, but anybody may answer: no certificate is checked, or no name.
+        unverified: What to set so that certificates and their names are checked, where it speaks
+            TLS and anybody may answer; else empty.
     """
 
     name: str
     connection_class: type[AbstractConnection]
     arguments: Mapping[str, Any] = field(repr=False)
-    unverified: bool = False
+    unverified: str = ""
     moves: ClassVar[bool] = False
     """Whether another server takes its place by itself, which may have forgotten locks."""
 
@@ -284,7 +285,8 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
         arguments["maint_notifications_config"] = MaintNotificationsConfig(enabled=False)
     tls = issubclass(kind, SSLConnection)
     named = bool(arguments.get("ssl_check_hostname", True))
-    return Address(name, kind, arguments, tls and not (named and _certified(arguments)))
+    checked = not tls or (named and _certified(arguments))
+    return Address(name, kind, arguments, "" if checked else "ssl_cert_reqs, ssl_check_hostname")
 
 
 def _certified(arguments: Mapping[str, Any]) -> bool:

@@ -1,0 +1,1 @@
+"""What other frameworks take in: see docs/django.md."""

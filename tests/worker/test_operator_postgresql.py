@@ -1,0 +1,270 @@
+"""What an operator sees of a real worker over PostgreSQL: the same as over one Redis node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+from werkzeug.test import Client
+
+from celery_redlock import Redlock
+from celery_redlock.cli import main
+from celery_redlock.cli import redlock as group
+from celery_redlock.cli.context import Site
+from celery_redlock.server import start_servers
+from celery_redlock.testing.postgresql import LocalPostgres
+from celery_redlock.web import make_app
+from tests.support import postgres
+from tests.support.cluster import READY, Cluster
+from tests.support.nodes import TOKEN
+from tests.support.postgres_sites import empty_server, execute, new_database
+from tests.support.wait import wait_until
+from tests.support.worker import Worker
+from tests.worker.reserving import declare
+
+pytestmark = pytest.mark.worker
+
+KINDS = ("redis", "postgresql")
+LOOKS = [
+    ("ls", "--wide", "--all"),
+    ("ls", "--json", "--all"),
+    *(("show", name) for name in ("k:held", "crowd:some", "k:reserved", "k:done", "k:nobody")),
+    ("stats",),
+    ("watch", "--count", "1"),
+    ("exporter", "--once"),
+    ("explain", "tests.worker.tasks.until_executed", '["held"]'),
+    ("explain", "tests.worker.tasks.until_executed", '["reserved"]'),
+    ("explain", "tests.worker.tasks.until_executing", '["nobody"]'),
+]
+
+
+class Place(NamedTuple):
+    """One store, a worker over it, and an app as an operator has it."""
+
+    cluster: Cluster
+    worker: Worker
+    app: Celery
+    tasks: dict[str, Any]
+
+    def call(self, *arguments: str) -> str:
+        """What a command says, once the worker has answered it."""
+
+        def said() -> str:
+            result = CliRunner().invoke(group, arguments, obj=Site(app=self.app))
+            assert result.exit_code in (0, 1) and result.output, result.exception
+            assert not TOKEN.search(result.output) and "SECRET" not in result.output
+            return "" if " answered within" in result.output else result.output
+
+        return str(wait_until(said, READY, f"the worker answers {arguments[0]}"))
+
+
+@pytest.fixture(scope="module")
+def database_server() -> Iterator[LocalPostgres]:
+    with empty_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def places(
+    tmp_path_factory: pytest.TempPathFactory, database_server: LocalPostgres
+) -> Iterator[dict[str, Place]]:
+    """The same situation over each kind of store.
+
+    `k:held` is held with a fencing token, and one waits parked and another in a block; of
+    `crowd:some` both places are held and one waits; `k:reserved` is reserved and held; `k:done` is
+    done; and of all this each has its name.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.callback(_nobody_listens)
+        node, *brokers = stack.enter_context(start_servers(3))
+        urls = {"redis": node.url, "postgresql": new_database(database_server)}
+        found = {}
+        for kind, broker in zip(KINDS, brokers, strict=True):
+            path = tmp_path_factory.mktemp(kind)
+            cluster = Cluster([node], broker, path, redlock_nodes=[urls[kind]])
+            stack.callback(cluster.close)
+            if kind == "postgresql":
+                cluster.redlock.close()
+                cluster.redlock = Redlock([urls[kind]], ttl=30.0)
+            found[kind] = stack.enter_context(_situation(cluster))
+        yield found
+
+
+def _nobody_listens() -> None:
+    """What listens for calls closes its connection in its own thread, soon."""
+    wait_until(
+        lambda: not any("celery_redlock listen" in one.name for one in threading.enumerate()),
+        5.0,
+        "nobody listens any more",
+    )
+
+
+@contextlib.contextmanager
+def _situation(cluster: Cluster) -> Iterator[Place]:
+    tasks = declare(cluster.app, lambda *_arguments: None)
+    app = Celery("tests.worker.operator", broker=cluster.broker.url, set_as_current=False)
+    app.conf.update(cluster.conf)
+    declare(app, lambda *_arguments: None)
+    with cluster.worker("-c", "6", "-n", "w@test") as worker:
+        place = Place(cluster, worker, app, tasks)
+        cluster.result(cluster.send("long", "done", 0.01))
+        cluster.send("fenced", "held")
+        cluster.entered("held")
+        tasks["until_executed"].delay("reserved", seconds=120)
+        cluster.entered("reserved")
+        for _ in range(3):
+            cluster.send("crowd", "some", 120.0)
+        cluster.send("fenced", "held")
+        waiter = threading.Thread(target=_wait_in_a_block, args=[cluster], daemon=True)
+        waiter.start()
+        all_ = {"k:held": 2, "crowd:some": 1}
+        wait_until(
+            lambda: _waits(place) == all_, READY, "all wait", seen=lambda: place.call("ls", "--all")
+        )
+        yield place
+        cluster.tell("held")
+        waiter.join(READY)
+        for one in (app, cluster.app):
+            Redlock.from_app(one).close()
+
+
+def _wait_in_a_block(cluster: Cluster) -> None:
+    with contextlib.suppress(Exception), cluster.redlock.lock("k:held", wait=READY):
+        pass
+
+
+def _waits(place: Place) -> dict[str, int]:
+    entries = json.loads(place.call("ls", "--json"))["entries"]
+    return {entry["resource"]: entry["waiting"] for entry in entries if entry["waiting"]}
+
+
+def same(place: Place, said: str) -> list[str]:
+    """What is said without what is each place's own: times, numbers, ids, names of nodes."""
+    for name in (*place.cluster.redlock.nodes, place.worker.hostname()):
+        said = said.replace(name, "NAME")
+    said = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{8}\b", "ID", said)
+    said = re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", said)
+    return [re.sub(r" +|-{3,}", " ", line) for line in said.splitlines()]
+
+
+@pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
+def test_commands_say_the_same_of_a_database_as_of_a_redis_node(
+    places: dict[str, Place], arguments: tuple[str, ...]
+) -> None:
+    over_redis, over_postgresql = (
+        same(places[kind], places[kind].call(*arguments)) for kind in KINDS
+    )
+    assert over_postgresql == over_redis
+
+
+def told(place: Place) -> dict[str, Any]:
+    """What the worker answers to `celery inspect redlock`."""
+    asked = place.app.control.inspect(timeout=5.0, limit=1)
+    answer = wait_until(lambda: asked._request("redlock"), READY, "the worker answers")
+    assert answer is not None
+    (said,) = answer.values()
+    return dict(said)
+
+
+def test_a_worker_tells_the_same_and_names_its_database(places: dict[str, Place]) -> None:
+    over_redis, over_postgresql = (told(places[kind]) for kind in KINDS)
+    (url,) = places["postgresql"].cluster.conf["redlock_nodes"]
+    (name,) = over_postgresql["nodes"]
+    assert url.endswith(f"@{name}") and re.fullmatch(r"127\.0\.0\.1:\d+/d\d+", name)
+    assert over_redis.keys() == over_postgresql.keys()
+    assert over_redis["tasks"] == over_postgresql["tasks"]
+    for kind in ("holds", "waits"):
+        ours, theirs = (
+            sorted((one["resource"], one["task"], *sorted(one)) for one in said[kind])
+            for said in (over_redis, over_postgresql)
+        )
+        assert ours == theirs and ours
+    # The settings of programs with another database are not the same.
+    assert over_redis["settings_digest"] != over_postgresql["settings_digest"]
+
+
+def test_the_page_shows_the_same(places: dict[str, Place]) -> None:
+    shown = []
+    for kind in KINDS:
+        page = make_app(places[kind].app)
+        try:
+            client = Client(page)
+            locks = _settled(client)
+            rows = [
+                (one["resource"], one["kind"], one["slot"] > 0, one["task"], one["waiting"])
+                for one in locks["rows"]
+            ]
+            (node,) = client.get("/nodes.json").get_json()["nodes"]
+            assert node["reachable"] and 0 < node["uptime"] < 1000 and node["votes_in"] == 0.0
+            shown.append((rows, sorted(locks), sorted(node), node["version"].split()[0]))
+            assert client.get("/").status_code == 200
+        finally:
+            page.close()
+    (*of_redis, redis_version), (*of_postgresql, version) = shown
+    assert of_postgresql == of_redis
+    assert version == "PostgreSQL" != redis_version
+
+
+def _settled(client: Client) -> dict[str, Any]:
+    """What the page shows once it has asked the worker."""
+
+    def asked() -> dict[str, Any] | None:
+        said = client.get("/locks.json").get_json()
+        return said if any(one["waiting"] for one in said["rows"]) else None
+
+    said = wait_until(asked, READY, "the page has asked the worker")
+    assert said is not None
+    return said
+
+
+def test_a_lock_that_is_freed_by_hand_goes_to_who_waits_for_it(places: dict[str, Place]) -> None:
+    place = places["postgresql"]
+    holder = json.loads(place.call("ls", "--json", "--match", "crowd:*"))["entries"][0]
+    said = place.call("release", "crowd:some", "--slot", str(holder["slot"]), "--force")
+    assert re.match(r"crowd:some.*: freed on 1 node", said)
+    wait_until(lambda: "crowd:some" not in _waits(place), READY, "the third has its place")
+    said = place.call("release", "k:reserved", "--reservation", "--force")
+    assert "freed on 1 node" in said and "reservation" not in place.call("show", "k:reserved")
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ("", "is not usable: its tables are missing; run celery redlock migrate"),
+        (
+            f"{postgres.SCHEMA};CREATE OR REPLACE FUNCTION redlock_version() RETURNS int"
+            " LANGUAGE sql AS 'SELECT 0'",
+            "is not usable: its tables are of version 0, and this library wants 1; run celery"
+            " redlock migrate",
+        ),
+    ],
+)
+def test_a_worker_does_not_start_before_the_tables_are_there(
+    places: dict[str, Place], database_server: LocalPostgres, tables: str, words: str
+) -> None:
+    cluster = places["postgresql"].cluster
+    url = new_database(database_server, tables=False)
+    if tables:
+        execute(url, tables)
+    refused = Worker(cluster, ("-c", "1"), {"redlock_nodes": [url]})
+    try:
+        assert refused.ended(READY) != 0
+    finally:
+        refused.kill()
+    said = refused.text
+    assert re.search(f"celery_redlock: node .*{re.escape(words)}", said), said
+    assert "Traceback" not in said
+    done = CliRunner().invoke(main, ["--nodes", url, "migrate"])
+    assert done.exit_code == 0, done.output
+    with cluster.worker("-c", "1", queue="migrated", redlock_nodes=[url]) as worker:
+        sent = cluster.send("work", "migrated", queue="migrated")
+        assert cluster.result(sent)["token"]
+        assert "tasks are locked on 1 node (127.0.0.1" in worker.text
+        assert "on one Redis alone" not in worker.text
