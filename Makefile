@@ -35,7 +35,7 @@ help:
 
 demo:
 	@$(PYTHON) .ci/bootstrap.py demo
-	@$(BIN)/python -m celery_redlock.demo
+	@$(BIN)/python -m celery_redlock.demo --store $(STORE)
 
 test:
 	@$(PYTHON) .ci/bootstrap.py test docs
@@ -77,7 +77,7 @@ faults-beat:
 
 endings:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m tests.worker.table $(ENDINGS_ARGS)
+	$(BIN)/python -m tests.worker.table --store $(STORE) $(ENDINGS_ARGS)
 
 bench:
 	@$(PYTHON) .ci/bootstrap.py bench

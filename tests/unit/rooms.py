@@ -34,7 +34,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "doctor": ((*CELERY, "task", "survey"), {"redis"}),
     "web": ((*CELERY, "task", "survey", "doctor"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),
-    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "click", "rich"}),
+    "demo": ((*CELERY, "task", "survey", "server", "testing"), {"celery", "click", "rich"}),
     "testing": ((*CELERY, "task", "survey", "server"), {"celery", "pytest"}),
     "cli": (
         (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),
