@@ -73,7 +73,7 @@ faults:
 
 faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED) --store $(STORE)
 
 endings:
 	@$(PYTHON) .ci/bootstrap.py test

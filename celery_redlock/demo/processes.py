@@ -137,8 +137,9 @@ class Stage:
 
     def kill_node(self, index: int) -> None:
         """`kill -9` a server. What one of Redis knew is gone."""
+        at = time.monotonic()  # PostgreSQL answers nothing from now on; all its processes end later
         self.nodes[index].kill()
-        self._journal.write("node", node=index, up=False)
+        self._journal.write("node", at, node=index, up=False)
         self._down.add(index)
         of = len(self.nodes)
         up = of - len(self._down)

@@ -10,13 +10,16 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.oracle import Fault
 from tests.support.beats import Beat, Site
 
+Node: TypeAlias = LocalServer | LocalPostgres
 KILL_EVERY = 5.0
 STOP_EVERY = 8.0
 STOP_FOR = 3.0
@@ -55,7 +58,7 @@ class Nemesis:
     def __init__(
         self,
         sites: list[Site],
-        nodes: list[LocalServer],
+        nodes: Sequence[Node],
         seed: int | None,
         *,
         loss_every: float = 60.0,
@@ -170,8 +173,13 @@ class Nemesis:
     def lose_quorum(self) -> None:
         self._pause("quorum", 3, LOSS_FOR)
 
+    def _some(self, kind: str, count: int) -> tuple[list[Node], str]:
+        """So many nodes, and what it is that they suffer: of one node, each is a quorum."""
+        alone = len(self.nodes) == 1
+        return self._random.sample(self.nodes, 1 if alone else count), "quorum" if alone else kind
+
     def _pause(self, kind: str, count: int, seconds: float) -> None:
-        nodes = self._random.sample(self.nodes, count)
+        nodes, kind = self._some(kind, count)
         for node in nodes:
             node.pause()
         begin = time.time()
@@ -185,7 +193,7 @@ class Nemesis:
         self._after(seconds, wake)
 
     def _kill(self, count: int) -> None:
-        nodes = self._random.sample(self.nodes, count)
+        nodes, kind = self._some("node", count)
         begin = time.time()
         for node in nodes:
             node.kill()
@@ -193,7 +201,7 @@ class Nemesis:
         def start() -> None:
             for node in nodes:
                 node.start()
-            self.done.common.append(Fault("node", begin, time.time()))
+            self.done.common.append(Fault(kind, begin, time.time()))
 
         self._after(NODE_FOR, start)
 
