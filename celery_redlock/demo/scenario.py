@@ -16,6 +16,7 @@ from celery_redlock.demo.journal import Journal, Story
 from celery_redlock.demo.processes import BEATS, CHARGES, NODES, Stage, note_signals
 from celery_redlock.demo.timeline import draw
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.kinds import parse_nodes
 
 __all__ = ["play", "run"]
 
@@ -67,12 +68,14 @@ def play_on_one(stage: Stage) -> None:
 @contextlib.contextmanager
 def _start_postgresql() -> Iterator[tuple[list[Any], LocalServer]]:
     """A database with the tables for locks, and a broker."""
-    from celery_redlock.stores.postgresql.address import parse
     from celery_redlock.testing.postgresql import LocalPostgres
+
+    parse_nodes(["postgresql://127.0.0.1"])  # says what to install where the client is missing
+    from celery_redlock.stores.postgresql.address import parse
 
     schema = (files("celery_redlock.stores.postgresql") / "schema.sql").read_text("utf-8")
     with LocalServer() as broker, LocalPostgres() as database:
-        with parse(database.url, "the demonstration's URL").connect() as connection:
+        with parse(database.url, "the demonstration").connect() as connection:
             connection.execute(schema.encode())
         yield [database], broker
 
