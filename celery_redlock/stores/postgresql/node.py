@@ -161,8 +161,9 @@ class _Connection:
     """A connection of psycopg, with the name that all kinds have for its end."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.pgconn = connection.pgconn
-        self.disconnect = connection.close
+        self.pgconn, self.disconnect = connection.pgconn, connection.pgconn.finish
+        # psycopg would warn of one that was not closed: in each fork, and where its owner ends.
+        del connection.pgconn
 
 
 def _error(result: Any) -> str:
