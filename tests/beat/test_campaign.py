@@ -33,7 +33,7 @@ def test_each_tick_is_sent_once_over_one_postgresql_database(
     server: LocalServer, tmp_path: Path
 ) -> None:
     with postgres.start_postgres() as database:
-        report = campaign([database], server, tmp_path, 9.0, kinds=("persistent",), loss_every=4.0)
+        report = campaign([database], server, tmp_path, 11.0, kinds=("persistent",))
     assert report.problems == [], str(report)
     assert report.faults.count("quorum") >= 1, str(report)
 

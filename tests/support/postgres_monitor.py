@@ -88,6 +88,8 @@ class PostgresMonitor(Monitor):
         setters: dict[str, str] = {}
         for port, words in self._about(resource):
             token = next((word for word in words if task in word), "")
+            if not token:
+                continue
             if words[0] == "acquire":
                 setters.setdefault(token, port)
             elif words[0] in ("release", "free") and token in setters:
