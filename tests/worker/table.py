@@ -3,7 +3,7 @@
 python -m tests.worker.table [--pool NAME ...] [--only WORDS] [--strains] [--store NAME]
 
 With `--pool` or `--only` the page is left alone. Over PostgreSQL only the endings are played, of
-prefork, and their table is printed.
+prefork, into a table of their own.
 """
 
 from __future__ import annotations
@@ -199,11 +199,13 @@ def main() -> int:
     rows = [row for one in parts for row in one.values()]
     failed = rows.count(None)
     print(f"{len(rows)} played in {time.monotonic() - begin:.0f} s, {failed} failed")
-    if arguments.store == "postgresql":
-        print(table(measured, "one PostgreSQL database"))
-    elif not (part or failed):
-        page = render(PAGE.read_text(encoding="utf-8"), "strains", strains_table(held))
-        if measured:
+    if not (part or failed):
+        page = PAGE.read_text(encoding="utf-8")
+        if arguments.store == "postgresql":
+            page = render(page, "postgresql", table(measured, "one PostgreSQL database"))
+        else:
+            page = render(page, "strains", strains_table(held))
+        if measured and arguments.store == "redis":
             page = render(page, "endings", table(measured))
         PAGE.write_text(page, encoding="utf-8")
         print(f"written into {PAGE.relative_to(PAGE.parents[1])}")
