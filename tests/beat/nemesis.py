@@ -25,6 +25,8 @@ STOP_EVERY = 8.0
 STOP_FOR = 3.0
 """Seconds; longer than the interval of the entry."""
 NODE_EVERY = 4.5
+ALONE_EVERY = 15.0
+"""Of one node, which is a quorum: what is due around each of its faults is not judged."""
 NODE_FOR = 2.5
 LOSS_FOR = 4.0
 
@@ -94,7 +96,8 @@ class Nemesis:
             else:
                 acts.append((at, node_acts[0]))
                 node_acts.append(node_acts.pop(0))
-            at += NODE_EVERY + self._random.uniform(0.0, 0.3)
+            rest = NODE_EVERY if len(self.nodes) > 1 else ALONE_EVERY
+            at += rest + self._random.uniform(0.0, 0.3)
         return sorted(acts, key=lambda act: act[0])
 
     def run(self, seconds: float, every: Callable[[], None] | None = None) -> None:
