@@ -16,7 +16,8 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 .PHONY: clean
 
 help:
-	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict"
+	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict;"
+	@echo "              STORE=postgresql: with its locks there, as all that can be given a STORE"
 	@echo "make test     the tests (minutes); PYTEST_ARGS='-k name' to choose"
 	@echo "make test-all the same, on every pool of Celery, and what takes long"
 	@echo "make lint     ruff, check and format"
@@ -24,7 +25,8 @@ help:
 	@echo "make docs     the site of docs/, in out/docs; a warning or a link to nowhere is an error"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
 	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED), on BROKER=redis,"
-	@echo "              rabbitmq or quorum; MUTANT=name: with a bug planted, which must be found"
+	@echo "              rabbitmq or quorum, over STORE=redis, postgresql or forgetful (it loses"
+	@echo "              commits in a crash); MUTANT=name: with a bug planted, which must be found"
 	@echo "              (MUTANT=list names them); FAULTS_ARGS='--phase busy' chooses"
 	@echo "make faults-beat  the same for beats"
 	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"
@@ -34,8 +36,8 @@ help:
 	@echo "make clean    remove all that was generated, .venv included"
 
 demo:
-	@$(PYTHON) .ci/bootstrap.py demo
-	@$(BIN)/python -m celery_redlock.demo
+	@$(PYTHON) .ci/bootstrap.py demo $(filter postgresql,$(STORE))
+	@$(BIN)/python -m celery_redlock.demo --store $(STORE)
 
 test:
 	@$(PYTHON) .ci/bootstrap.py test docs
@@ -73,11 +75,11 @@ faults:
 
 faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED)
+	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED) --store $(STORE)
 
 endings:
 	@$(PYTHON) .ci/bootstrap.py test
-	$(BIN)/python -m tests.worker.table $(ENDINGS_ARGS)
+	$(BIN)/python -m tests.worker.table --store $(STORE) $(ENDINGS_ARGS)
 
 bench:
 	@$(PYTHON) .ci/bootstrap.py bench

@@ -20,8 +20,14 @@ __all__ = ["command"]
     help="Where to write the picture, demo-timeline.svg; the current directory unless given.",
 )
 @click.option("--keep", is_flag=True, help="Leave journals and logs there as well.")
+@click.option(
+    "--store",
+    type=click.Choice(["redis", "postgresql"]),
+    default="redis",
+    help="What the locks are kept in: five Redis nodes, or one PostgreSQL database.",
+)
 @click.option("--without-locks", is_flag=True, help="Switch the locks off, and see it fail.")
-def command(plain: bool, out: Path, keep: bool, without_locks: bool) -> None:
+def command(plain: bool, out: Path, keep: bool, store: str, without_locks: bool) -> None:
     """Run the demonstration on local servers.
 
     It starts servers, a worker and two beats, sends a flood of tasks, kills some of the processes,
@@ -37,7 +43,7 @@ def command(plain: bool, out: Path, keep: bool, without_locks: bool) -> None:
     logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
 
     try:
-        sys.exit(run(make_display(plain), out, keep=keep, locks=not without_locks))
+        sys.exit(run(make_display(plain), out, keep=keep, locks=not without_locks, store=store))
     except RedlockError as error:
         click.echo(f"the demonstration cannot start: {error}", err=True)
         sys.exit(1)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Display", "Terminal", "make_display"]
 
+FIVE = "the five servers: U is up, x is down; a lock needs three"
 LEGEND = """\
-  nodes     the five servers: U is up, x is down; a lock needs three
+  nodes     {nodes}
   done      charges that have run to their end
   put off   the lock was not granted: another charge held it, or there was no quorum;
             the charge is sent again, and tried later
@@ -35,6 +36,8 @@ class Display:
 
     every = 1.0
     """Seconds between two pictures."""
+    nodes = FIVE
+    """What the locks are kept in."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -43,7 +46,7 @@ class Display:
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
         """Show how things are while the block runs."""
-        print(LEGEND, flush=True)
+        print(LEGEND.format(nodes=self.nodes), flush=True)
         yield
 
     def say(self, text: str) -> None:

@@ -6,7 +6,8 @@ machine share.
 
 The events: `sent`, `wait` (a charge was refused its lock, and waits in its child), `away` (it
 waited too long, and was sent again for later), `enter`, `exit`, `failed` (a body that raised),
-`kill` (of a pool child), `node` (up or down), `ready` (the worker), `beat` (up or killed), `tick`
+`kill` (of a pool child), `quorum` (how many nodes must be up), `node` (up or down), `ready` (the
+worker), `beat` (up or killed), `tick`
 (the periodic job ran; with the time at which, and the beat by which, its message was sent).
 """
 
@@ -26,7 +27,7 @@ __all__ = ["INTERVAL", "QUORUM", "Body", "Journal", "Story", "Tick"]
 INTERVAL = 1.0
 """Seconds from one tick to the next."""
 QUORUM = 3
-"""Nodes that must be up for a body to start."""
+"""Nodes that must be up for a body to start, of five."""
 
 
 class Journal:
@@ -84,6 +85,7 @@ class Story:
         kills: When each pool child was killed, by its pid.
         waiting: The last refusal in each pool child that waits, by its pid.
         away: Charges that were put off.
+        quorum: How many nodes must be up for a body to start.
         nodes: When which node came up or went down; `beats` likewise.
         ticks: By the message's id: one whose child is killed is delivered again.
         last: When the last of all this was written; seconds.
@@ -98,6 +100,7 @@ class Story:
         self.nodes: list[tuple[float, int, bool]] = []
         self.beats: list[tuple[float, int, bool]] = []
         self.ticks: dict[str, Tick] = {}
+        self.quorum = QUORUM
         self.last = 0.0
         self.ready = False
         self._open: dict[tuple[int, str], Body] = {}
@@ -129,6 +132,8 @@ class Story:
                 case "kill":
                     self.kills[event["child"]] = at
                     self.waiting.pop(event["child"], None)
+                case "quorum":
+                    self.quorum = event["nodes"]
                 case "node":
                     self.nodes.append((at, event["node"], event["up"]))
                 case "beat":
@@ -156,8 +161,8 @@ class Story:
         for at, node, is_up in sorted(self.nodes):
             before = len(up)
             (up.add if is_up else up.discard)(node)
-            if before >= QUORUM > len(up):
+            if before >= self.quorum > len(up):
                 spans.append((at, math.inf))
-            elif before < QUORUM <= len(up) and spans:
+            elif before < self.quorum <= len(up) and spans:
                 spans[-1] = (spans[-1][0], at)
         return spans

@@ -15,16 +15,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Celery
 
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.demo.display import Display
-from celery_redlock.demo.journal import INTERVAL, QUORUM, Body, Journal, Story, Tick
+from celery_redlock.demo.journal import INTERVAL, Body, Journal, Story, Tick
 from celery_redlock.server import LocalServer
+
+if TYPE_CHECKING:
+    from celery_redlock.testing.postgresql import LocalPostgres
 
 __all__ = ["BEATS", "CHARGES", "NODES", "SIGNALS", "Stage", "note_signals"]
 
@@ -57,14 +60,15 @@ class Stage:
     def __init__(
         self,
         directory: Path,
-        servers: list[LocalServer],
+        nodes: Sequence[LocalServer | LocalPostgres],
+        broker: LocalServer,
         display: Display,
         signals: list[int],
         *,
         locks: bool = True,
     ) -> None:
         self.directory = directory
-        self.nodes, self.broker = servers[:NODES], servers[NODES]
+        self.nodes, self.broker = nodes, broker
         self.display = display
         self.story = Story()
         self._signals = signals
@@ -73,10 +77,13 @@ class Stage:
         self._redlock = Redlock([node.url for node in self.nodes], ttl=3.0, restart_guard="off")
         self._locks = locks
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._down: set[int] = set()
+        self.back = "without its memory" if len(nodes) > 1 else "with all that it had committed"
 
     def start_worker_and_beats(self) -> None:
         """Start a prefork worker and the beats; wait until it takes tasks and they tick."""
-        for index in range(NODES):
+        self._journal.write("quorum", nodes=len(self.nodes) // 2 + 1)
+        for index in range(len(self.nodes)):
             self._journal.write("node", node=index, up=True)
         worker = ["--pool", "prefork", "--concurrency", str(CHILDREN), "--queues", "celery,ticks"]
         worker += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
@@ -129,18 +136,22 @@ class Stage:
                 app.send_task("charge", (order, seconds), task_id=task, ignore_result=True)
 
     def kill_node(self, index: int) -> None:
-        """`kill -9` a server. What it knew is gone."""
+        """`kill -9` a server. What one of Redis knew is gone."""
+        at = time.monotonic()  # PostgreSQL answers nothing from now on; all its processes end later
         self.nodes[index].kill()
-        self._journal.write("node", node=index, up=False)
-        up = sum(node.running for node in self.nodes)
-        what = f"{up} of {NODES} are left" if up >= QUORUM else "no quorum: nothing may start"
+        self._journal.write("node", at, node=index, up=False)
+        self._down.add(index)
+        of = len(self.nodes)
+        up = of - len(self._down)
+        what = f"{up} of {of} are left" if up > of // 2 else "no quorum: nothing may start"
         self.display.event(f"node {index + 1} is killed, {what}")
 
     def start_node(self, index: int) -> None:
-        """Bring a server back, empty."""
+        """Bring a server back; one of Redis is empty then."""
         self._journal.write("node", node=index, up=True)
         self.nodes[index].start()
-        self.display.event(f"node {index + 1} is back, without its memory")
+        self._down.discard(index)
+        self.display.event(f"node {index + 1} is back, {self.back}")
 
     def kill_child(self) -> None:
         """`kill -9` a pool child in the middle of a body, while a plain script waits for its lock.

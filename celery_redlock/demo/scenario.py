@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterator
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.display import Display
 from celery_redlock.demo.journal import Journal, Story
 from celery_redlock.demo.processes import BEATS, CHARGES, NODES, Stage, note_signals
 from celery_redlock.demo.timeline import draw
-from celery_redlock.server import start_servers
+from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.kinds import parse_nodes
 
 __all__ = ["play", "run"]
 
@@ -41,7 +45,51 @@ def play(stage: Stage) -> None:
     stage.until(lambda: len(stage.story.done()) >= CHARGES, 40.0, "all charges to be done")
 
 
-def run(display: Display, out: Path, *, keep: bool = False, locks: bool = True) -> int:
+def play_on_one(stage: Stage) -> None:
+    """The same over one database: a minority cannot be killed, so it is killed twice."""
+    stage.start_worker_and_beats()
+    stage.flood()
+    stage.work_on(25)
+    stage.kill_child()
+    stage.work_on(25)
+    stage.kill_node(0)
+    stage.start_node(0)  # at once: what was held is still held
+    stage.work_on(25)
+    stage.kill_beat()
+    stage.work_on(25)
+    stage.kill_child()
+    stage.work_on(15)
+    stage.kill_node(0)
+    stage.elapse(WITHOUT_QUORUM_S)
+    stage.start_node(0)
+    stage.until(lambda: len(stage.story.done()) >= CHARGES, 40.0, "all charges to be done")
+
+
+@contextlib.contextmanager
+def _start_postgresql() -> Iterator[tuple[list[Any], LocalServer]]:
+    """A database with the tables for locks, and a broker."""
+    from celery_redlock.testing.postgresql import LocalPostgres
+
+    parse_nodes(["postgresql://127.0.0.1"])  # says what to install where the client is missing
+    from celery_redlock.stores.postgresql.address import parse
+
+    schema = (files("celery_redlock.stores.postgresql") / "schema.sql").read_text("utf-8")
+    with LocalServer() as broker, LocalPostgres() as database:
+        with parse(database.url, "the demonstration").connect() as connection:
+            connection.execute(schema.encode())
+        yield [database], broker
+
+
+@contextlib.contextmanager
+def _start_redis() -> Iterator[tuple[list[Any], LocalServer]]:
+    """The nodes, and a broker."""
+    with start_servers(NODES + 1) as (*nodes, broker):
+        yield nodes, broker
+
+
+def run(
+    display: Display, out: Path, *, keep: bool = False, locks: bool = True, store: str = "redis"
+) -> int:
     """Play the script, and judge what happened.
 
     Args:
@@ -49,22 +97,28 @@ def run(display: Display, out: Path, *, keep: bool = False, locks: bool = True) 
         out: The directory to write the picture into; it is made if it does not exist.
         keep: Whether to leave the journals and the logs there, too.
         locks: False: without any lock, to see the verdict fail.
+        store: What locks are kept in, "redis" or "postgresql".
 
     Returns:
         The exit code: 1 if exclusion or completion failed.
     """
-    display.say(f"starting {NODES} servers, a broker, a worker and {BEATS} beats ...")
+    start, script = _start_redis, play
+    servers = f"{NODES} servers"
+    if store == "postgresql":
+        start, script = _start_postgresql, play_on_one
+        servers, display.nodes = "PostgreSQL", "the PostgreSQL server: U is up, x is down"
+    display.say(f"starting {servers}, a broker, a worker and {BEATS} beats ...")
     signals = note_signals()
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        servers = stack.enter_context(start_servers(NODES + 1))
-        stage = Stage(directory, servers, display, signals, locks=locks)
+        nodes, broker = stack.enter_context(start())
+        stage = Stage(directory, nodes, broker, display, signals, locks=locks)
         stack.callback(stage.stop_worker_and_beats)
         failure = ""
         with display.live():
             try:
-                play(stage)
+                script(stage)
             except (TimeoutError, RuntimeError) as error:
                 failure = str(error)
         stage.stop_worker_and_beats()

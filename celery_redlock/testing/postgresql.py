@@ -146,14 +146,18 @@ class LocalPostgres:
         return [str(self._bin / program), "-D", str(self.data)]
 
     def run(self, program: str, *arguments: str) -> None:
-        """Run one of its programs on its data."""
-        subprocess.run(
-            [*self.command(program), *arguments],
-            check=True,
-            capture_output=True,
-            user=self._user,
-            cwd="/",
+        """Run one of its programs on its data.
+
+        Raises:
+            RedlockError: It failed; what it said last.
+        """
+        command = [*self.command(program), *arguments]
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, user=self._user, cwd="/"
         )
+        if done.returncode:
+            said = " / ".join((done.stderr or done.stdout).splitlines()[-2:])
+            raise RedlockError(f"PostgreSQL's {program} failed: {said}")
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -12,15 +12,17 @@ import contextlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.nemesis import Chronicle, Nemesis
 from tests.beat.oracle import Verdict, judge_interval, judge_ticks
+from tests.support import postgres
 from tests.support.beats import KINDS, TTL, Site
 
 BEATS = 3
@@ -59,7 +61,7 @@ class Report:
 
 
 def campaign(
-    nodes: list[LocalServer],
+    nodes: Sequence[LocalServer | LocalPostgres],
     broker: LocalServer,
     path: Path,
     seconds: float,
@@ -119,6 +121,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--off", action="store_true", help="redlock_beat = False: must fail")
+    parser.add_argument("--store", default="redis", choices=("redis", "postgresql"))
     parser.add_argument("--kind", choices=KINDS, help="only this scheduler")
     parser.add_argument("--beats", type=int, default=BEATS)
     parser.add_argument("--quiet", action="store_true", help="no faults")
@@ -135,7 +138,14 @@ def main() -> int:
             said = minutes
             print(f"{minutes} min", flush=True)
 
-    with tempfile.TemporaryDirectory() as directory, start_servers(6) as (*nodes, broker):
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(tempfile.TemporaryDirectory())
+        nodes: Sequence[LocalServer | LocalPostgres]
+        if options.store == "postgresql":
+            nodes = [stack.enter_context(postgres.start_postgres())]
+            broker = stack.enter_context(LocalServer())
+        else:
+            *nodes, broker = stack.enter_context(start_servers(6))
         report = campaign(
             nodes,
             broker,

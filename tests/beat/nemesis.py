@@ -10,18 +10,23 @@ import contextlib
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.oracle import Fault
 from tests.support.beats import Beat, Site
 
+Node: TypeAlias = LocalServer | LocalPostgres
 KILL_EVERY = 5.0
 STOP_EVERY = 8.0
 STOP_FOR = 3.0
 """Seconds; longer than the interval of the entry."""
 NODE_EVERY = 4.5
+ALONE_EVERY = 15.0
+"""Of one node, which is a quorum: what is due around each of its faults is not judged."""
 NODE_FOR = 2.5
 LOSS_FOR = 4.0
 
@@ -55,7 +60,7 @@ class Nemesis:
     def __init__(
         self,
         sites: list[Site],
-        nodes: list[LocalServer],
+        nodes: Sequence[Node],
         seed: int | None,
         *,
         loss_every: float = 60.0,
@@ -91,7 +96,8 @@ class Nemesis:
             else:
                 acts.append((at, node_acts[0]))
                 node_acts.append(node_acts.pop(0))
-            at += NODE_EVERY + self._random.uniform(0.0, 0.3)
+            rest = NODE_EVERY if len(self.nodes) > 1 else ALONE_EVERY
+            at += rest + self._random.uniform(0.0, 0.3)
         return sorted(acts, key=lambda act: act[0])
 
     def run(self, seconds: float, every: Callable[[], None] | None = None) -> None:
@@ -170,8 +176,13 @@ class Nemesis:
     def lose_quorum(self) -> None:
         self._pause("quorum", 3, LOSS_FOR)
 
+    def _some(self, kind: str, count: int) -> tuple[list[Node], str]:
+        """So many nodes, and what it is that they suffer: of one node, each is a quorum."""
+        alone = len(self.nodes) == 1
+        return self._random.sample(self.nodes, 1 if alone else count), "quorum" if alone else kind
+
     def _pause(self, kind: str, count: int, seconds: float) -> None:
-        nodes = self._random.sample(self.nodes, count)
+        nodes, kind = self._some(kind, count)
         for node in nodes:
             node.pause()
         begin = time.time()
@@ -185,7 +196,7 @@ class Nemesis:
         self._after(seconds, wake)
 
     def _kill(self, count: int) -> None:
-        nodes = self._random.sample(self.nodes, count)
+        nodes, kind = self._some("node", count)
         begin = time.time()
         for node in nodes:
             node.kill()
@@ -193,7 +204,7 @@ class Nemesis:
         def start() -> None:
             for node in nodes:
                 node.start()
-            self.done.common.append(Fault("node", begin, time.time()))
+            self.done.common.append(Fault(kind, begin, time.time()))
 
         self._after(NODE_FOR, start)
 

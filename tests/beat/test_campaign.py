@@ -12,6 +12,7 @@ import pytest
 from celery_redlock.server import LocalServer
 from tests.beat.campaign import campaign
 from tests.beat.conftest import PASSWORD
+from tests.support import postgres
 from tests.support.beats import KINDS
 
 pytestmark = pytest.mark.worker
@@ -26,6 +27,15 @@ def test_each_tick_is_sent_once_whatever_happens(
     for kind, least in (("kill", 1), ("stop", 1)):
         assert report.faults.count(kind) >= least, str(report)
     assert PASSWORD not in report.log
+
+
+def test_each_tick_is_sent_once_over_one_postgresql_database(
+    server: LocalServer, tmp_path: Path
+) -> None:
+    with postgres.start_postgres() as database:
+        report = campaign([database], server, tmp_path, 11.0, kinds=("persistent",))
+    assert report.problems == [], str(report)
+    assert report.faults.count("quorum") >= 1, str(report)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 
 from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.journal import Journal, Story
+from tests.support import postgres
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -121,6 +123,33 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
 
     assert demo.processes() == []
     assert list(demo.temporary.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_it_holds_over_postgresql_too(demo: Demo) -> None:
+    postgres.require()
+    temporary = Path(tempfile.mkdtemp())  # root's own server cannot come to pytest's
+    temporary.chmod(0o755)
+    arguments = ("--store", "postgresql", "--out", "kept", "--keep")
+    process = demo.start(*arguments, TMPDIR=str(temporary))
+    assert process.wait(timeout=90) == 0, demo.said()
+    said = demo.said()
+    assert "bodies of one order that overlapped .......... 0\n" in said
+    assert "charges lost ................................. 0 of 200\n" in said
+    assert "ticks sent twice ............................. 0\n" in said
+    assert "is back, with all that it had committed" in said
+    story = Story(Journal(demo.directory / "kept").new())
+    _at_once, (since, until) = story.dark()
+    assert until - since > 2
+    assert demo.processes() == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_where_there_is_no_postgresql_it_says_what_to_install(demo: Demo) -> None:
+    process = demo.start("--store", "postgresql", CELERY_REDLOCK_POSTGRESQL=str(demo.directory))
+    assert process.wait(timeout=30) == 1
+    assert "No PostgreSQL server was found: install one (apt install" in demo.said()
+    assert "Traceback" not in demo.said()
 
 
 @pytest.mark.slow

@@ -24,8 +24,8 @@ from tests.support import postgres
 from tests.support.wait import wait_until
 
 LEFT_OUT = (
-    "a minority of nodes that is cut off, paused or empty; a majority that forgets; other servers"
-    " behind addresses; nodes demoted; one node's clock stepped: there is one node"
+    "there is one node: no minority is cut off, paused or empty, no other servers stand behind its"
+    " address, it is not demoted, its clock is not stepped"
 )
 OURS = "application_name = 'celery_redlock'"
 STOPS = 10.0

@@ -109,6 +109,8 @@ class Stage:
                 "redlock_wait": 0.2,
                 "redlock_retry_backoff": 0.2,
                 "redlock_fencing": True,
+                # One node is not guarded by default.
+                **({} if self.store == "redis" else {"redlock_restart_guard": "uptime"}),
                 "redlock_retry_backoff_max": BACKOFF_MAX,
                 **self._given,
             }

@@ -13,8 +13,11 @@ import celery
 import pytest
 
 from tests.faults.campaign import campaign
-from tests.faults.nemesis import PHASES, SHORT
+from tests.faults.mutants import MUTANTS
+from tests.faults.nemesis import PHASES, PHASES_OF_POSTGRES, SHORT, SHORT_OF_POSTGRES
 from tests.faults.oracle import VERDICTS
+from tests.faults.postgres_acts import LEFT_OUT
+from tests.support import postgres
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,10 +41,38 @@ def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(tmp_
     assert report.lost == 0
 
 
+def test_nor_over_one_postgresql_database(tmp_path: Path) -> None:
+    postgres.require()
+    phases = (SHORT_OF_POSTGRES,)
+    report = campaign(tmp_path / "run", 6.0, seed=1, phases=phases, store="postgresql")
+    assert report.problems == [], str(report)
+    assert len(report.verdict.bodies) > 30, str(report)
+    assert sum(report.counts.values()) > 3, str(report)
+    assert report.lost == 0
+    assert LEFT_OUT in str(report)
+
+
 @pytest.mark.slow
 def test_all_faults_for_a_while(tmp_path: Path) -> None:
     report = campaign(tmp_path / "run", 40.0, seed=1)  # four and more for each of the phases
     assert report.problems == [], str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["postgresql", "forgetful"])
+def test_all_faults_over_one_postgresql_database_for_a_while(tmp_path: Path, store: str) -> None:
+    postgres.require()
+    report = campaign(tmp_path / "run", 40.0, seed=1, store=store)
+    assert report.problems == [], str(report)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", ["blind-release", "not-undone", "swallow"])
+def test_the_oracle_sees_planted_bugs_over_postgresql(tmp_path: Path, mutant: str) -> None:
+    postgres.require()
+    report = campaign(tmp_path / "run", 60.0, seed=1, mutant=mutant, store="postgresql")
+    found = tuple(MUTANTS[mutant].finds)
+    assert any(problem.kind.startswith(found) for problem in report.problems), str(report)
 
 
 @pytest.mark.slow
@@ -51,7 +82,8 @@ def test_the_oracle_sees_what_a_minority_quorum_does(tmp_path: Path) -> None:
 
 
 def test_all_phases_have_a_name_of_their_own() -> None:
-    assert len({phase.name for phase in PHASES}) == len(PHASES)
+    for phases in (PHASES, PHASES_OF_POSTGRES):
+        assert len({phase.name for phase in phases}) == len(phases)
 
 
 def test_the_verdicts_stand_in_the_docs_word_for_word() -> None:

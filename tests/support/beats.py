@@ -6,12 +6,14 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.oracle import Message
 from tests.support import forked
 from tests.support.program import Program
@@ -48,7 +50,7 @@ class Site:
     def __init__(
         self,
         kind: str,
-        nodes: list[LocalServer],
+        nodes: Sequence[LocalServer | LocalPostgres],
         broker: LocalServer,
         path: Path,
         *,

@@ -8,7 +8,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pytest_celery import (
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import bodies
 from tests.support.bodies import Line, Run
 from tests.support.containers import READY as READY
@@ -55,10 +56,10 @@ class PolledBackend(RedisBackend):
 
 
 class Cluster:
-    """Five lock nodes, a broker, an app to send with, the bodies' log; workers are added to it.
+    """Lock nodes, a broker, an app to send with, the bodies' log; workers are added to it.
 
     Args:
-        nodes: The lock nodes.
+        nodes: The lock nodes: five of Redis, or a PostgreSQL database.
         broker: Where results are, and messages unless `broker_url` says otherwise.
         path: A directory for logs.
         broker_url: A broker that is no Redis: see `tests.support.rabbitmq`.
@@ -68,7 +69,7 @@ class Cluster:
 
     def __init__(
         self,
-        nodes: list[LocalServer],
+        nodes: Sequence[LocalServer | LocalPostgres],
         broker: LocalServer,
         path: Path,
         *,

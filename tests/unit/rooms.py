@@ -35,7 +35,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "web": ((*CELERY, "task", "survey", "doctor"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),
     "contrib": (("stores",), {"django"}),
-    "demo": ((*CELERY, "task", "survey", "server"), {"celery", "click", "rich"}),
+    "demo": ((*CELERY, "task", "survey", "server", "testing"), {"celery", "click", "rich"}),
     "testing": ((*CELERY, "task", "survey", "server"), {"celery", "pytest"}),
     "cli": (
         (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),

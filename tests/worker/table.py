@@ -1,8 +1,9 @@
 """`make endings`: plays every ending on real processes, and writes what was measured into the docs.
 
-python -m tests.worker.table [--pool NAME ...] [--only WORDS] [--strains]
+python -m tests.worker.table [--pool NAME ...] [--only WORDS] [--strains] [--store NAME]
 
-With `--pool` or `--only` the page is left alone.
+With `--pool` or `--only` the page is left alone. Over PostgreSQL only the endings are played, of
+prefork, into a table of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -21,10 +22,13 @@ from pathlib import Path
 import billiard
 import celery
 
-from celery_redlock.server import start_servers
+from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import postgres
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
 from tests.support.nodes import with_acl_user
+from tests.support.postgres_monitor import LOGGED, PostgresMonitor
 from tests.support.worker import Worker
 from tests.support.worker import pool as param
 from tests.worker.ending import Ending, Row, play
@@ -60,18 +64,20 @@ class Shared:
 
 
 @contextlib.contextmanager
-def world() -> Iterator[tuple[Cluster, Monitor]]:
+def world(store: str = "redis") -> Iterator[tuple[Cluster, Monitor]]:
     """Servers, and the app that sends."""
-    with (
-        start_servers(6, config=with_acl_user()) as (*nodes, broker),
-        tempfile.TemporaryDirectory() as path,
-    ):
+    with contextlib.ExitStack() as stack:
+        nodes: Sequence[LocalServer | LocalPostgres]
+        if store == "postgresql":
+            nodes = [stack.enter_context(postgres.start_postgres(**LOGGED))]
+            broker = stack.enter_context(LocalServer())
+        else:
+            *nodes, broker = stack.enter_context(start_servers(6, config=with_acl_user()))
+        path = stack.enter_context(tempfile.TemporaryDirectory())
         cluster = Cluster(nodes, broker, Path(path))
-        try:
-            with Monitor(cluster) as monitor:
-                yield cluster, monitor
-        finally:
-            cluster.close()
+        stack.callback(cluster.close)
+        monitor = (PostgresMonitor if store == "postgresql" else Monitor)(cluster)
+        yield cluster, stack.enter_context(monitor)
 
 
 def chosen(pool: str, only: str = "") -> list[Ending]:
@@ -80,11 +86,11 @@ def chosen(pool: str, only: str = "") -> list[Ending]:
     return [ending for ending in endings if only in ending.name]
 
 
-def measure(pool: str, endings: list[Ending]) -> dict[str, Row | None]:
+def measure(pool: str, endings: list[Ending], store: str) -> dict[str, Row | None]:
     """Play them; what was measured, None where something was not as it must be."""
     rows: dict[str, Row | None] = {}
     while left := [ending for ending in endings if ending.name not in rows]:
-        with world() as (cluster, monitor), contextlib.ExitStack() as stack:
+        with world(store) as (cluster, monitor), contextlib.ExitStack() as stack:
             shared = Shared(cluster, pool, stack)
             for ending in left:
                 begin = time.monotonic()
@@ -144,11 +150,11 @@ def line(row: Row) -> str:
     return f"{freed} | {row.by} | {row.overlaps} | {row.message}"
 
 
-def table(measured: dict[str, dict[str, Row | None]]) -> str:
+def table(measured: dict[str, dict[str, Row | None]], nodes: str = "five nodes") -> str:
     """All that was measured, as Markdown."""
     lines = [
         f"Celery {celery.__version__}, billiard {billiard.__version__},"
-        f" Python {sys.version.split()[0]}, {sys.platform}; five nodes.",
+        f" Python {sys.version.split()[0]}, {sys.platform}; {nodes}.",
         "",
         "| ending | pool | free after | by whom | overlaps | message |",
         "|---|---|---|---|---|---|",
@@ -173,16 +179,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", action="append", choices=POOLS)
     parser.add_argument("--only", default="", help="only endings whose name has these words")
+    parser.add_argument("--store", default="redis", choices=("redis", "postgresql"))
     parser.add_argument("--strains", action="store_true", help="only what a lock outlives")
     arguments = parser.parse_args()
     begin = time.monotonic()
     part = arguments.pool or arguments.only
     measured: dict[str, dict[str, Row | None]] = {}
     if not arguments.strains:
-        for pool in arguments.pool or INSTALLED:
-            measured[pool] = measure(pool, chosen(pool, arguments.only))
+        pools = INSTALLED if arguments.store == "redis" else ["prefork"]
+        for pool in arguments.pool or pools:
+            measured[pool] = measure(pool, chosen(pool, arguments.only), arguments.store)
     held: dict[str, dict[str, Held | None]] = {}
-    if not part:
+    if not part and arguments.store == "redis":
         with world() as (cluster, monitor), ThreadPoolExecutor(ABREAST) as threads:
             setups = [setup for setup in SETUPS if setup.pool in INSTALLED]
             found = threads.map(partial(strain, cluster, monitor), setups)
@@ -192,8 +200,12 @@ def main() -> int:
     failed = rows.count(None)
     print(f"{len(rows)} played in {time.monotonic() - begin:.0f} s, {failed} failed")
     if not (part or failed):
-        page = render(PAGE.read_text(encoding="utf-8"), "strains", strains_table(held))
-        if measured:
+        page = PAGE.read_text(encoding="utf-8")
+        if arguments.store == "postgresql":
+            page = render(page, "postgresql", table(measured, "one PostgreSQL database"))
+        else:
+            page = render(page, "strains", strains_table(held))
+        if measured and arguments.store == "redis":
             page = render(page, "endings", table(measured))
         PAGE.write_text(page, encoding="utf-8")
         print(f"written into {PAGE.relative_to(PAGE.parents[1])}")

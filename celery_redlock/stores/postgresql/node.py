@@ -87,15 +87,20 @@ class PostgresNode(Node):
         now = self._clock()
         if now > self._swept + SWEEP_EVERY_S:
             self._swept = now
-            self._send(SWEEP, ())
-            self._sweeps.append(True)
-        self._send(*payload)
-        self._sweeps.append(False)
+            self._send(True, SWEEP, ())
+        self._send(False, *payload)
 
-    def _send(self, statement: bytes, values: Values) -> None:
+    def _send(self, sweeps: bool, statement: bytes, values: Values) -> None:
+        if self.connection is None:
+            return  # it broke at the sweep
         pgconn = self.connection.pgconn
-        pgconn.send_query_params(statement, values)
-        pgconn.pipeline_sync()
+        try:
+            pgconn.send_query_params(statement, values)
+            pgconn.pipeline_sync()
+        except psycopg.Error as error:  # libpq may write, and see then that the connection is down
+            self._broke(error)
+            return
+        self._sweeps.append(sweeps)
         self.unsent = b"unsent"
 
     def flush(self) -> None:
@@ -162,8 +167,9 @@ class _Connection:
     """A connection of psycopg, with the name that all kinds have for its end."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.pgconn = connection.pgconn
-        self.disconnect = connection.close
+        self.pgconn, self.disconnect = connection.pgconn, connection.pgconn.finish
+        # psycopg would warn of one that was not closed: in each fork, and where its owner ends.
+        del connection.pgconn
 
 
 def _ends(pgconn: Any, result: Any) -> bool:
