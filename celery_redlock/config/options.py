@@ -164,7 +164,8 @@ class Settings(_Shared):
         checks.one_of(Literal["auto", "uptime", "off"]),
         "Whether a node that has just been started may vote. `uptime`: it has no vote until it is"
         " up for longer than the longest ttl in use, because it may have forgotten locks."
-        " `off`: it votes. `auto`: `uptime` with three nodes or more, else `off`. See [the restart"
+        " `off`: it votes. `auto`: `uptime` with three nodes or more, or where a standby takes the"
+        " place of a node by itself (PostgreSQL, Sentinel); else `off`. See [the restart"
         " guard](guarantees.md#the-restart-guard).",
         "With three nodes or more, set it to `off` in tests, in CI and in Docker Compose, where"
         " servers have just been started and nothing of value can be forgotten, or if your locks"

@@ -179,10 +179,10 @@ def test_a_listener_reads_no_message_without_an_end(
     with redlock.lock("r"), redlock.client.wakeup.waiter() as waiter:
         wait_until(lambda: waiter.informed, 5, "it listens")
         (listener,) = redlock.client.wakeup._subscriptions
-        before, first = process.memory_info().rss, listener._socket
+        before, first = process.memory_info().rss, listener._subscription
         admins[0].publish(redlock.client.wakeup.channel, b"x" * 100_000_000)
         wait_until(
-            lambda: waiter.informed and listener._socket is not first, 10, "it listens again"
+            lambda: waiter.informed and listener._subscription is not first, 10, "it listens again"
         )
         assert process.memory_info().rss - before < 90_000_000
 

@@ -12,8 +12,9 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.locking.pubsub import ReleaseSubscriber
+from celery_redlock.stores.redis import reader
 from celery_redlock.stores.redis.address import parse_nodes
-from celery_redlock.survey import reader, snapshot
+from celery_redlock.survey import snapshot
 from tests.support.impostor import Impostor, Reply
 from tests.support.machine import brief
 from tests.support.names import Locks, Patch, Servers

@@ -75,6 +75,7 @@ def test_what_a_promoted_replica_never_heard_of_is_not_granted_again(service: Wa
         new.resume()
         while held.claim.held(time.monotonic()):
             assert _refused(theirs)
+        held.release()
         assert service.master == new.port, "the failover was over before the lease was"
         wait_until(lambda: not _refused(theirs), 3 * TTL, "it is granted again, a span later")
 

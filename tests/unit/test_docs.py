@@ -243,6 +243,8 @@ def test_modules_and_names_in_them_exist(page: str) -> None:
         if re.fullmatch(r"[a-z]\w+\.py", span):
             known = span[:-3] in MODULES or (ROOT / "examples" / span).exists()
             assert known, f"{page}: {span}"
+        elif span.endswith(".sql"):
+            assert list(PACKAGE.rglob(span)), f"{page}: {span}"
         elif dotted and (places := MODULES.get(dotted[1])):
             found = [named(importlib.import_module(place), dotted[2][1:]) for place in places]
             assert any(found), f"{page}: {span}"
