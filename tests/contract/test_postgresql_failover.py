@@ -162,6 +162,7 @@ def test_whose_lock_a_promoted_standby_has_forgotten_is_told_before_another_has_
     held[1].release()
 
 
+@pytest.mark.slow
 def test_a_server_that_was_set_back_to_a_backup_has_no_vote_for_a_span(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
@@ -209,9 +210,9 @@ def one_killed(server: LocalPostgres) -> None:
 @pytest.mark.parametrize(
     ("setting", "crash"),
     [
-        ({"synchronous_commit": "off"}, restarted),
+        pytest.param({"synchronous_commit": "off"}, restarted, marks=pytest.mark.slow),
         ({"synchronous_commit": "off"}, one_killed),
-        ({"fsync": "off"}, restarted),
+        pytest.param({"fsync": "off"}, restarted, marks=pytest.mark.slow),
     ],
 )
 def test_one_that_does_not_wait_for_its_disk_has_no_vote_after_a_crash(
@@ -253,7 +254,9 @@ def voted(client: Redlock) -> bool:
         return False
 
 
-@pytest.mark.parametrize("attributes", ["", "?target_session_attrs=any"])
+@pytest.mark.parametrize(
+    "attributes", ["", pytest.param("?target_session_attrs=any", marks=pytest.mark.slow)]
+)
 def test_a_standby_is_no_node(
     start: Callable[..., LocalPostgres], make: Make, attributes: str
 ) -> None:

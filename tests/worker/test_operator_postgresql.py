@@ -161,7 +161,8 @@ def test_commands_say_the_same_of_a_database_as_of_a_redis_node(
     over_redis, over_postgresql = (
         same(places[kind], places[kind].call(*arguments)) for kind in KINDS
     )
-    assert over_postgresql == over_redis
+    # Where the mark of a task stands among them hangs on the task's id, which is drawn.
+    assert sorted(over_postgresql) == sorted(over_redis)
 
 
 def told(place: Place) -> dict[str, Any]:

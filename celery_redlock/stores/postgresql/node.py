@@ -7,6 +7,7 @@ this order; a release that follows the request that it undoes can never be overt
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -53,7 +54,7 @@ class PostgresNode(Node):
         self._address = address
         self._prefix = prefix
         self._swept = clock()
-        self._sweeps: list[bool] = []  # of what was written and not answered: no round of ours
+        self._sweeps: deque[bool] = deque()  # of what is not answered: whether it is no round
 
     def connect(self) -> tuple[Any, NodeInfo]:
         """Return a new connection and what is at its end; see `Node.connect`."""
@@ -138,7 +139,7 @@ class PostgresNode(Node):
                 continue  # between two requests
             if result.status != pq.ExecStatus.TUPLES_OK and _ends(pgconn, result):
                 raise NodeError(_error(result))  # and no answer to what was asked: ask again
-            if self._sweeps.pop(0):
+            if self._sweeps.popleft():
                 continue
             round_ = self.channel.unanswered.popleft()
             if result.status != pq.ExecStatus.TUPLES_OK:
