@@ -93,8 +93,13 @@ def acquire(
     # 3. Granted if a quorum said yes, and 4. time is left of it.
     if ballot.yes >= ballot.quorum and claim.grant(now):
         return ballot
-    # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive.
-    suspects = [node for node in asked.targets if asked.votes[node] is not Vote.NO]
+    # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive. Only
+    # where none was written (the node is down, or has answered nothing for long) there is nothing.
+    suspects = [
+        node
+        for node in asked.targets
+        if asked.votes[node] is not Vote.NO and claim.written >> node & 1
+    ]
     yield from undo(claim, now, suspects)
     return ballot
 

@@ -92,7 +92,7 @@ def campaign(
         looked = time.monotonic()
         waits: list[Waits] = []
         before = windows(stage)
-        after: dict[str, dict[str, int]] = {}
+        after: dict[str, dict[str, Any]] = {}
         unacked = 0
 
         def verdict() -> Verdict:
@@ -213,9 +213,9 @@ def drain(stage: Stage, feeder: Feeder) -> list[str]:
     return list(stage.broker.holds({sent.id for sent in feeder.waiting()}))
 
 
-def windows(stage: Stage) -> dict[str, dict[str, int]]:
+def windows(stage: Stage) -> dict[str, dict[str, Any]]:
     """Each worker's prefetch window, as it says."""
-    told: dict[str, dict[str, int]] = {}
+    told: dict[str, dict[str, Any]] = {}
     for _try in range(10):
         replies = stage.app.control.inspect(timeout=1.0)._request("window") or {}
         told |= {name.partition("@")[0]: reply for name, reply in replies.items()}
@@ -224,7 +224,7 @@ def windows(stage: Stage) -> dict[str, dict[str, int]]:
     return told
 
 
-def at_rest(stage: Stage, before: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+def at_rest(stage: Stage, before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The same, when it has settled: Celery gives the window back step by step."""
     end = time.monotonic() + SETTLES
     while True:

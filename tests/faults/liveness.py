@@ -19,6 +19,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
@@ -40,7 +41,8 @@ FORGIVEN: dict[str, str] = {
     "quorum": "too few nodes answer to this worker: nobody is to run without a quorum; a node that"
     " came back without its memory has no vote for a ttl",
     "broker": "the broker is away, or a worker not connected to it: no message moves",
-    "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later",
+    "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later; and"
+    " what that child had been handed lies in its pipe until then",
     "stopped": "a process that is stopped does nothing: it keeps what it was handed, be it in the"
     " socket, and what it was about to send; so does one whose broker is cut off, without a word,"
     " and one without children in which a C call keeps the GIL",
@@ -258,7 +260,7 @@ def _custodies(
         return found  # when that was is not known
     where: Main | None = BROKER if sent.certain else None
     put, since = sent.at, max(sent.at, sent.eta)
-    pooled = False
+    pooled: float | None = None
 
     def leave(at: float, to: Main | None) -> None:
         if where is None or since >= at:
@@ -271,11 +273,12 @@ def _custodies(
         index = bisect.bisect_left(worker.leaves, since)
         gone = min([*worker.leaves[index : index + 1], worker.died])
         given_back = float("inf")
-        if worker.stopping < at and not pooled:
+        if worker.stopping < at and pooled is None:
             given_back = max(since, worker.stopping) + BACK_IN_QUEUE
         mine = min(gone, given_back, at)
-        if since < mine:
-            found.append(_Custody(since, mine, where))
+        lies = worker.dying(pooled)
+        for begin, end in without([(since, mine)], lies) if since < mine else ():
+            found.append(_Custody(begin, end, where))
         # kombu gives back what it has when it has lost its connection, by another one, and then
         # connects again. Who ends instead, or finds no broker, does not: then it is "stranded"
         # until it is received again, unless the broker knows of it.
@@ -290,15 +293,15 @@ def _custodies(
             # Written ahead of the sending, which a stop may keep from happening.
             stop = next((s for s in workers[main].stops if s[0] - SEEN < line.at < s[1]), (0, 0))
             put, since = line.at, max(line.at, line.more or 0.0, stop[1])
-            where, pooled = BROKER, False
+            where, pooled = BROKER, None
         elif line.kind == "received":
             leave(line.at, main)
-            where, since, pooled = main, max(line.at, line.more or 0.0), False
+            where, since, pooled = main, max(line.at, line.more or 0.0), None
         elif line.kind == "pooled":
-            pooled = pooled or main == where
+            pooled = line.at if main == where else pooled
         elif line.kind == "returned":
             leave(line.at, None)
-            where, since, put, pooled = BROKER, line.at, line.at, False
+            where, since, put, pooled = BROKER, line.at, line.at, None
         elif line.kind == "got":
             leave(line.at, None)
             where = None
@@ -325,8 +328,8 @@ def _busy(verdict: Verdict, sights: Iterable[Sight]) -> dict[str, Spans]:
 
 def judge_rest(
     verdict: Verdict,
-    before: Mapping[str, Mapping[str, int]],
-    after: Mapping[str, Mapping[str, int]],
+    before: Mapping[str, Mapping[str, Any]],
+    after: Mapping[str, Mapping[str, Any]],
     unacked: int,
     at: float,
 ) -> None:
@@ -359,6 +362,7 @@ def judge_rest(
             text = f"of {name} at rest: {last['filled']} places are taken by what it no longer has"
             verdict.problem("prefetch", at, text)
         if last["reserved"]:
-            verdict.problem("reserved", at, f"{name} has {last['reserved']} tasks in hand, at rest")
+            text = f"{name} has tasks in hand, at rest: {', '.join(last['reserved'])}"
+            verdict.problem("reserved", at, text)
     if unacked:
         verdict.problem("unacknowledged", at, f"{unacked} messages, at rest")

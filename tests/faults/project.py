@@ -30,7 +30,7 @@ from celery.signals import (
 from celery.worker import WorkController
 from celery.worker.consumer import Tasks
 from celery.worker.control import inspect_command
-from celery.worker.state import reserved_requests
+from celery.worker.state import active_requests, reserved_requests
 from kombu.message import Message
 
 from celery_redlock import SingletonTask, current_lease
@@ -281,10 +281,11 @@ def stopping(**_signal: Any) -> None:
 
 
 @inspect_command(name="window")
-def window(state: Any) -> dict[str, int]:
+def window(state: Any) -> dict[str, Any]:
     """The prefetch window: what it is to be, what the transport does, and for how many slots.
 
-    And how many tasks the worker believes to have in hand, and kombu to have yet to acknowledge.
+    And which tasks the worker believes to have in hand, and how many kombu to have yet to
+    acknowledge.
     """
     consumer = state.consumer
     virtual = getattr(consumer.task_consumer.channel, "qos", None)
@@ -292,7 +293,11 @@ def window(state: Any) -> dict[str, int]:
         "value": consumer.qos.value,
         "wire": getattr(virtual, "prefetch_count", -1),
         "slots": consumer.pool.num_processes,
-        "reserved": len(reserved_requests),
+        "reserved": [
+            f"{one.id} ({'active' if one in active_requests else 'not active'},"
+            f" of pid {one.worker_pid})"
+            for one in tuple(reserved_requests)
+        ],
         "filled": len(getattr(virtual, "_delivered", ())) - len(getattr(virtual, "_dirty", ())),
     }
 

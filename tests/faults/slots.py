@@ -19,7 +19,10 @@ from tests.faults.stage import TTL
 SEEN = 0.2
 """Seconds by which the end of a key may be seen late: two looks of the sentry, and a busy core."""
 CHILD_BACK = 5.0
-"""Seconds until Celery has replaced a child that died: billiard looks every five."""
+"""Seconds until Celery has replaced a child that died, or has done as many tasks as it may, and has
+given what it had been handed to another: billiard looks every five."""
+EXITING = 1.0
+"""Seconds that a child takes to end, once it has done as many tasks as it may."""
 CONNECTED = 1.0
 """Seconds after a worker says that it consumes, until it does: its first round connects."""
 LINKS_BACK = 2.0
@@ -51,6 +54,17 @@ class WorkerLife:
     stops: Spans = field(default_factory=list)
     well: Spans = field(default_factory=list)
     free: Spans = field(default_factory=list)
+    children_died: list[float] = field(default_factory=list)
+
+    def dying(self, pooled: float | None) -> Spans:
+        """When what the pool was handed then may lie in the pipe of a dead child ("child")."""
+        if pooled is None:
+            return []
+        return union(
+            (pooled, died + CHILD_BACK)
+            for died in self.children_died
+            if pooled - SEEN < died < pooled + EXITING
+        )
 
 
 def _died(process: Process, alive: Mapping[Process, float], until: float) -> float:
@@ -109,6 +123,7 @@ def free_slots(
             kept += _kept_the_gil(of_one, ledger) if process.pid == process.main else []
             if process.pid != process.main and died < worker.died:
                 taken.append((died, died + CHILD_BACK))  # "child"
+                worker.children_died.append(died)
     stops = (
         (fault.begin, (until if fault.end is None else fault.end) + WOKEN)
         for fault in faults

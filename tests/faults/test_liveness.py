@@ -208,6 +208,20 @@ def test_child() -> None:
     assert judge(*WAITS, killed, tasks=[sent("x")], alive={dead: 1.9})[0] == []
 
 
+def test_what_a_child_had_been_handed_that_then_ended() -> None:
+    """Recycled after its last task: the other child is idle, and the message in the dead one's
+    pipe.
+    """
+    handed = (A, [line(2.1, "received", "x"), line(2.2, "pooled", "x")])
+    other, ended = Process("a", 10, 13, "9"), {"alive": {A1: 2.3}}
+    late = ran(other, "x", 7.0, 7.1)
+    slots = {"a": 2, "b": 0}
+    assert judge(handed, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == []
+    assert judge(handed, (A1, []), late, tasks=[sent("x")], slots=slots)[0] == [STUCK]
+    later = (A, [line(2.1, "received", "x"), line(2.6, "pooled", "x")])
+    assert judge(later, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == [STUCK]
+
+
 def test_stopped() -> None:
     for kind in ("child stop", "broker cut"):
         own, other = Fault(kind, 2.0, 3.0, "a", 11), Fault(kind, 2.0, 3.0, "b", 21)
@@ -293,8 +307,8 @@ def test_every_rule_of_forgiveness_has_a_test() -> None:
 # -- at rest
 
 
-def window(value: int, wire: int = -1) -> dict[str, int]:
-    return {"value": value, "wire": wire, "slots": 2, "reserved": 0, "filled": 0}
+def window(value: int, wire: int = -1) -> dict[str, Any]:
+    return {"value": value, "wire": wire, "slots": 2, "reserved": [], "filled": 0}
 
 
 @pytest.mark.parametrize(
@@ -306,7 +320,7 @@ def window(value: int, wire: int = -1) -> dict[str, int]:
         ({"a": window(8, 5)}, 0, ["prefetch"]),
         ({}, 0, ["prefetch"]),
         ({"a": window(8, 8)}, 3, ["unacknowledged"]),
-        ({"a": {**window(8, 8), "reserved": 1}}, 0, ["reserved"]),
+        ({"a": {**window(8, 8), "reserved": ["it"]}}, 0, ["reserved"]),
         ({"a": {**window(8, 8), "filled": 3}}, 0, ["prefetch"]),
     ],
 )

@@ -31,7 +31,9 @@ def attempt(votes: str, nodes: int = 5) -> tuple[Claim, Any, Round]:
     """An attempt, and what of its first round has been answered."""
     mine = claim(nodes)
     steps = quorum.acquire(mine, NOW, PATIENCE)
-    return mine, steps, vote(next(steps), votes)
+    round_ = next(steps)
+    mine.written = (1 << nodes) - 1  # as the nodes' pipelines do that take it up
+    return mine, steps, vote(round_, votes)
 
 
 # -- Acquire: the page's five steps
@@ -107,6 +109,13 @@ def test_a_lost_vote_is_undone_wherever_the_answer_was_not_no() -> None:
     assert undoing.decided  # nobody waits for it
     assert mine.ended
     assert ended(steps) is round_
+
+
+def test_nothing_is_undone_where_nothing_was_written() -> None:
+    mine, steps, round_ = attempt("yss..")
+    mine.written = 0b01101  # the second was down, the last had answered nothing for a second
+    round_.close("late")
+    assert list(steps.send(NOW + PATIENCE).targets) == [0, 2, 3]
 
 
 def test_a_late_yes_does_not_change_a_decided_attempt() -> None:
