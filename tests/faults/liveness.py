@@ -352,10 +352,12 @@ def judge_rest(
         if last is None:
             verdict.problem("prefetch", at, f"{name} does not answer at rest")
             continue
-        if last["value"] != first["value"] or last["wire"] not in (-1, first["value"]):
+        # An autoscaled worker that has lost its connection begins with what its pool is then.
+        value = last["value"]
+        if value not in (first["value"], last["most"]) or last["wire"] not in (-1, value):
             text = (
-                f"of {name} at rest: {last['value']}, on the wire {last['wire']}; at the start"
-                f" {first['value']}"
+                f"of {name} at rest: {value}, on the wire {last['wire']}; at the start"
+                f" {first['value']}, and of its pool {last['most']}"
             )
             verdict.problem("prefetch", at, text)
         if last["filled"]:

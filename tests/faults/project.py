@@ -282,7 +282,7 @@ def stopping(**_signal: Any) -> None:
 
 @inspect_command(name="window")
 def window(state: Any) -> dict[str, Any]:
-    """The prefetch window: what it is to be, what the transport does, and for how many slots.
+    """The prefetch window: what it is to be, what the transport does, and what the pool has slots for.
 
     And which tasks the worker believes to have in hand, and how many kombu to have yet to
     acknowledge.
@@ -292,7 +292,7 @@ def window(state: Any) -> dict[str, Any]:
     return {
         "value": consumer.qos.value,
         "wire": getattr(virtual, "prefetch_count", -1),
-        "slots": consumer.pool.num_processes,
+        "most": getattr(consumer, "max_prefetch_count", 0),
         "reserved": [
             f"{one.id} ({'active' if one in active_requests else 'not active'},"
             f" of pid {one.worker_pid})"

@@ -308,7 +308,7 @@ def test_every_rule_of_forgiveness_has_a_test() -> None:
 
 
 def window(value: int, wire: int = -1) -> dict[str, Any]:
-    return {"value": value, "wire": wire, "slots": 2, "reserved": [], "filled": 0}
+    return {"value": value, "wire": wire, "most": 8, "reserved": [], "filled": 0}
 
 
 @pytest.mark.parametrize(
@@ -317,6 +317,8 @@ def window(value: int, wire: int = -1) -> dict[str, Any]:
         ({"a": window(8, 8)}, 0, []),
         ({"a": window(8)}, 0, []),
         ({"a": window(1, 1)}, 0, ["prefetch"]),
+        ({"a": {**window(2, 2), "most": 2}}, 0, []),
+        ({"a": {**window(2, 8), "most": 2}}, 0, ["prefetch"]),
         ({"a": window(8, 5)}, 0, ["prefetch"]),
         ({}, 0, ["prefetch"]),
         ({"a": window(8, 8)}, 3, ["unacknowledged"]),
