@@ -282,7 +282,7 @@ def stopping(**_signal: Any) -> None:
 
 @inspect_command(name="window")
 def window(state: Any) -> dict[str, Any]:
-    """The prefetch window: what it is to be, what the transport does, and what the pool has slots for.
+    """The prefetch window: what it is to be, what the transport does, what the pool has slots for.
 
     And which tasks the worker believes to have in hand, and how many kombu to have yet to
     acknowledge.
