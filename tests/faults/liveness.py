@@ -42,7 +42,7 @@ FORGIVEN: dict[str, str] = {
     " came back without its memory has no vote for a ttl",
     "broker": "the broker is away, or a worker not connected to it: no message moves",
     "child": "a dead child's slot is no slot until Celery has replaced it, up to 5 s later; and"
-    " what that child had been handed lies in its pipe until then",
+    " what that child had been handed lies in its pipe until then, and others of its key behind it",
     "stopped": "a process that is stopped does nothing: it keeps what it was handed, be it in the"
     " socket, and what it was about to send; so does one whose broker is cut off, without a word,"
     " and one without children in which a C call keeps the GIL",
@@ -89,6 +89,7 @@ class _Custody:
     Attributes:
         asks: It is in a slot that asks for its key.
         put: When it was put there, which is before it was due.
+        dead: It is in the pipe of a child that has ended.
     """
 
     begin: float
@@ -97,6 +98,7 @@ class _Custody:
     next: Main | None = None
     asks: bool = False
     put: float = float("inf")
+    dead: bool = False
 
 
 def judge_liveness(
@@ -145,10 +147,14 @@ def judge_liveness(
     popped: dict[Main, float] = {}
     ends = _ends(workers, faults)
     keys: dict[str, list[tuple[Span, str, str]]] = {}
+    dead: dict[str, Spans] = {}
     for sent in sorted(ledger.values(), key=lambda one: one.at):
         spans: list[tuple[Span, str]] = []
         for custody in _custodies(sent, traces.get(sent.id, []), workers, down, until, at_once):
             where = anywhere
+            if custody.dead:
+                dead.setdefault(sent.resource, []).append((custody.begin, custody.end))
+                continue
             if custody.where != BROKER:
                 worker = workers[custody.where]
                 where = worker.well if custody.asks else worker.free
@@ -179,7 +185,8 @@ def judge_liveness(
                 verdict.problem("a no-op waits though a slot is free", begin, text)
     busy = _busy(verdict, sights)
     for key, wants in keys.items():
-        idle = without(union(span for span, _id, _at in wants), busy.get(key, []))
+        taken = union([*busy.get(key, []), *dead.get(key, [])])
+        idle = without(union(span for span, _id, _at in wants), taken)
         for begin, end in idle:
             seconds = counted(begin, end)
             waits.wanted = max(waits.wanted, seconds)
@@ -276,9 +283,9 @@ def _custodies(
         if worker.stopping < at and pooled is None:
             given_back = max(since, worker.stopping) + BACK_IN_QUEUE
         mine = min(gone, given_back, at)
-        lies = worker.dying(pooled)
-        for begin, end in without([(since, mine)], lies) if since < mine else ():
-            found.append(_Custody(begin, end, where))
+        here, lies = union([(since, mine)]), worker.dying(pooled)
+        found.extend(_Custody(*span, where) for span in without(here, lies))
+        found.extend(_Custody(*span, where, dead=True) for span in both(here, lies))
         # kombu gives back what it has when it has lost its connection, by another one, and then
         # connects again. Who ends instead, or finds no broker, does not: then it is "stranded"
         # until it is received again, unless the broker knows of it.

@@ -214,7 +214,7 @@ def _blocks(
         if owner is not None and not owner.exited and owner.end > until - 5.0:
             continue  # it may run yet
         end = owner.end if owner else first
-        applied = _settled(end, faults)
+        applied = _settled(end, faults, owner)
         allowed = applied + TTL * (1 if owner else 2) + RESIDUE
         whose = str(owner) if owner else f"{sight.resource} token {sight.token}, no body"
         stepped = any(f.kind == STEPPED and f.touches(end - TTL, last) for f in faults)
@@ -234,15 +234,30 @@ def _blocks(
             verdict.problem("not freed", end, text)
 
 
-def _settled(end: float, faults: Sequence[Fault]) -> float:
-    """When the last write of a process that ended has reached its node: cuts and stops delay it."""
+def _settled(end: float, faults: Sequence[Fault], owner: Body | None) -> float:
+    """When the last write of a body's process has reached its node: cuts and stops delay it.
+
+    So does a stop of that very process right behind its body: it has yet to release.
+    """
     changed = True
     while changed:
         changed = False
         for fault in faults:
-            if fault.nodes and fault.begin <= end and fault.end is not None and fault.end > end:
+            stops = owner is not None and _stops(fault, owner)
+            if fault.end is None or fault.end <= end or not (fault.nodes or stops):
+                continue
+            if fault.begin <= (end + PROMPT if stops else end):
                 end, changed = fault.end, True
     return end
+
+
+def _stops(fault: Fault, body: Body) -> bool:
+    own = (0, body.process.pid, body.process.main)
+    return (
+        fault.worker == body.process.worker
+        and fault.pid in own
+        and fault.kind in ("child stop", "worker stop")
+    )
 
 
 def _touched(

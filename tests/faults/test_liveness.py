@@ -218,6 +218,10 @@ def test_what_a_child_had_been_handed_that_then_ended() -> None:
     slots = {"a": 2, "b": 0}
     assert judge(handed, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == []
     assert judge(handed, (A1, []), late, tasks=[sent("x")], slots=slots)[0] == [STUCK]
+    behind = (A, [line(2.3, "received", "y")])
+    after = ran(other, "y", 7.2, 7.3)
+    both = [sent("x"), sent("y")]
+    assert judge(handed, behind, (A1, []), late, after, tasks=both, slots=slots, **ended)[0] == []
     later = (A, [line(2.1, "received", "x"), line(2.6, "pooled", "x")])
     assert judge(later, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == [STUCK]
 

@@ -249,6 +249,10 @@ def test_a_key_outlives_a_ttl() -> None:
     assert kinds((A, lines), sights=late, faults=[kill]) == ["key left longer than a ttl"]
     cut = Fault("cut", 1.5, 3.0, "one", nodes=(0,))
     assert kinds((A, lines), sights=late, faults=[kill, cut]) == []
+    stop = Fault("child stop", 2.1, 4.0, "one", A.pid)  # behind its body, ahead of its release
+    assert kinds((A, lines), sights=late, faults=[stop]) == []
+    other = Fault("child stop", 2.1, 4.0, "one", A.pid + 1)
+    assert "key left longer than a ttl" in kinds((A, lines), sights=late, faults=[other])
 
 
 def test_nobody_runs_after_a_quorum_is_back() -> None:
