@@ -75,7 +75,7 @@ def run(
             return ReservedDelivery(message).run(held, body)
         except Retry as again:
             if isinstance(again.exc, NotAcquired):
-                # Every frame is sent to the main process: with ours, more than a pipe holds.
+                # Celery makes a copy of each frame, at half a millisecond.
                 raise again.with_traceback(None) from again.exc
             raise
     if options.scope == "until_executing":  # which excludes no body from another

@@ -22,12 +22,13 @@ from tests.faults.broker import BROKERS, VISIBILITY
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import now
-from tests.faults.liveness import BROKER_AWAY, Waits, judge_liveness, judge_rest
+from tests.faults.liveness import BROKER_AWAY, Waits, judge_liveness
 from tests.faults.messages import judge_calls, judge_messages
 from tests.faults.mutants import MUTANTS
 from tests.faults.nemesis import DIRECTED, Nemesis, Phase, phases_of
 from tests.faults.oracle import Verdict, judge
 from tests.faults.report import Report
+from tests.faults.rest import half_told, judge_rest
 from tests.faults.rules import check, text_of
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import MORE_POOLS, SLOTS, TTL, Stage
@@ -163,7 +164,7 @@ def campaign(
         if found.bodies and not traces:
             found.problem("void", begin, "bodies ran, and nobody wrote a trace")
         if first is None:
-            judge_rest(found, before, after, unacked, now())
+            judge_rest(found, before, after, unacked, now(), half_told(stage.journal.read()))
             calls = judge_calls(found, stage.journal.lines, died)
             ends = judge_messages(found, feeder.ledger, stage.journal.lines, faults, waiting)
     return Report(

@@ -19,7 +19,6 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
@@ -331,47 +330,3 @@ def _busy(verdict: Verdict, sights: Iterable[Sight]) -> dict[str, Spans]:
             span = (min(sight.first.values()) - SEEN / 2, last + SEEN / 2)
             found.setdefault(sight.resource, []).append(span)
     return {key: union(spans) for key, spans in found.items()}
-
-
-def judge_rest(
-    verdict: Verdict,
-    before: Mapping[str, Mapping[str, Any]],
-    after: Mapping[str, Mapping[str, Any]],
-    unacked: int,
-    at: float,
-) -> None:
-    """At rest: every worker's prefetch window is what it was, and nobody has anything in hand.
-
-    Args:
-        verdict: What is wrong is added to it.
-        before: What each worker said at the beginning, by its name: see `project.window`.
-        after: The same when all was quiet again.
-        unacked: Messages that the broker holds to be at somebody's.
-        at: When; seconds.
-    """
-    for name, first in before.items():
-        last = after.get(name)
-        if last is None and name == "green":
-            # Celery's greenlet for remote control ends with its connection, of which the consumer,
-            # that would begin another, may not hear.
-            verdict.limit("a gevent worker that is no longer reached by remote control")
-            continue
-        if last is None:
-            verdict.problem("prefetch", at, f"{name} does not answer at rest")
-            continue
-        # An autoscaled worker that has lost its connection begins with what its pool is then.
-        value = last["value"]
-        if value not in (first["value"], last["most"]) or last["wire"] not in (-1, value):
-            text = (
-                f"of {name} at rest: {value}, on the wire {last['wire']}; at the start"
-                f" {first['value']}, and of its pool {last['most']}"
-            )
-            verdict.problem("prefetch", at, text)
-        if last["filled"]:
-            text = f"of {name} at rest: {last['filled']} places are taken by what it no longer has"
-            verdict.problem("prefetch", at, text)
-        if last["reserved"]:
-            text = f"{name} has tasks in hand, at rest: {', '.join(last['reserved'])}"
-            verdict.problem("reserved", at, text)
-    if unacked:
-        verdict.problem("unacknowledged", at, f"{unacked} messages, at rest")

@@ -11,8 +11,9 @@ from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
-from tests.faults.liveness import FORGIVEN, Waits, judge_liveness, judge_rest
+from tests.faults.liveness import FORGIVEN, Waits, judge_liveness
 from tests.faults.oracle import Verdict
+from tests.faults.rest import half_told, judge_rest
 from tests.faults.sentry import Sight
 from tests.faults.stage import TTL
 
@@ -334,3 +335,15 @@ def test_at_rest(after: dict[str, dict[str, int]], unacked: int, found: list[str
     verdict = Verdict()
     judge_rest(verdict, {"a": window(8, 8)}, after, unacked, 1.0)
     assert [problem.kind for problem in verdict.problems] == found
+
+
+def test_a_result_that_celery_had_half_read() -> None:
+    lost = (A, [line(0.0, "connected"), line(5.1, "disconnected"), line(5.2, "connected")])
+    ended = (A1, [line(4.9, "got", "x"), line(5.0, "done", "x")])
+    left = f"x (active, of pid {A1.pid})"
+    assert half_told(dict([lost, ended])) == {left}
+    assert half_told({A: lost[1], A1: [*ended[1], line(6.0, "got", "y")]}) == set()
+    assert half_told({A: [line(0.0, "connected")], A1: ended[1]}) == set()
+    verdict = Verdict()
+    judge_rest(verdict, {"a": window(8)}, {"a": {**window(8), "reserved": [left]}}, 0, 9.0, {left})
+    assert verdict.problems == []
