@@ -38,11 +38,16 @@ PRELOADED = (
     *("celery.app.backends", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
     *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
     *("celery.worker.autoscale", "celery.worker.consumer", "kombu.transport.redis", "redis"),
+    *("celery.app.control", "celery.app.events", "celery.worker.strategy", "pydantic.main"),
+    *("pydantic.json_schema", "pydantic.types"),
     *("celery_redlock.keepalive.supervisor", "celery_redlock.locking.client"),
     *("celery_redlock.worker.parking.consumer", "celery_redlock.worker.startup"),
 )
 POOLS = {
-    False: ("celery.concurrency.prefork", "celery.concurrency.thread"),
+    False: (
+        *("billiard.heap", "billiard.popen_fork", "billiard.synchronize"),
+        *("celery.concurrency.prefork", "celery.concurrency.thread"),
+    ),
     True: ("celery.concurrency.gevent",),
 }
 """And these; the keys say whether it is for greenlets."""
@@ -210,7 +215,8 @@ def serve(requests: socket.socket, green: bool) -> None:
 
         monkey.patch_all()
     for module in (*PRELOADED, *POOLS[green]):
-        __import__(module)
+        with contextlib.suppress(ModuleNotFoundError):  # pydantic may not be there
+            __import__(module)
     ends: dict[int, tuple[int, socket.socket]] = {}
     selector.register(requests, selectors.EVENT_READ)
     while True:
