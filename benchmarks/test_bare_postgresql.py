@@ -10,17 +10,12 @@ import psycopg
 import pytest
 
 from benchmarks.bare_postgresql import TABLE, BarePostgres
-from celery_redlock.protocol.errors import ConfigurationError
-from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support.postgres_sites import empty_server
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    try:
-        server = LocalPostgres()
-    except ConfigurationError as why:
-        pytest.skip(str(why))
-    with server, psycopg.connect(server.url, autocommit=True) as connection:
+    with empty_server() as server, psycopg.connect(server.url, autocommit=True) as connection:
         connection.execute(TABLE)
         yield server.url
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import shutil
@@ -69,10 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Iterator[None]:
     lane = getattr(session.config, "workerinput", None)
-    if lane is None or sys.dont_write_bytecode:
-        return (yield)
-    with lanes.in_turn(lane["workerid"]):
-        return (yield)
+    alone = lane is None or sys.dont_write_bytecode
+    gc.disable()  # what is made here stays: a million objects, to be looked through again and again
+    with contextlib.nullcontext() if alone else lanes.in_turn(lane["workerid"]):
+        result = yield
+    gc.enable()
+    return result
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from ..keys.resolver import Keys, keys_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import shown
-from .options import TASK, TaskOptions
+from .options import TASK, Settings, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
 
 OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
@@ -91,15 +91,19 @@ class TaskLock:
         """Whether `wait` was declared with it: then a delivery waits in its pool slot."""
         return "wait" in self.own
 
-    def options(self, app: Any) -> TaskOptions:
+    def options(self, app: Any, settings: Settings | None = None) -> TaskOptions:
         """Return all options of the task on `app`, which are put together at the first call.
+
+        Args:
+            app: The app.
+            settings: Its settings, for who has read them.
 
         Raises:
             ConfigurationError: A setting cannot work, or the task's options contradict the app's.
         """
         options = self._options.get(app)
         if options is None:
-            options = resolve(self.own, read_settings(app))
+            options = resolve(self.own, settings or read_settings(app))
             check_together(vars(options), self._meant, self._prefix, several=self._several)
             self._options[app] = options
         return options

@@ -114,7 +114,7 @@ class LocalPostgres:
             RedlockError: It did not in time.
         """
         if not (self.data / "PG_VERSION").exists():
-            self.run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-E", "UTF8")
+            self.create()
         options = [part for pair in self._settings.items() for part in ("-c", "=".join(pair))]
         command = [*self.command("postgres"), "-k", "", "-p", str(self.port), *options]
         self._guard = subprocess.Popen(
@@ -131,6 +131,10 @@ class LocalPostgres:
         self._guard.stdin.flush()
         self._wait_until_ready()
         return self
+
+    def create(self) -> None:
+        """Make the data directory of an empty server; `start` does it where there is none."""
+        self.run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-E", "UTF8")
 
     def copy(self, primary: LocalPostgres, *options: str) -> None:
         """Take the data of another that runs, before `start`; with `-R`, to be its standby."""

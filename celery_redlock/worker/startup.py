@@ -15,6 +15,7 @@ from celery import _state
 
 from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
+from ..config.options import Settings
 from ..config.settings import enabled, given_names, read_settings
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
@@ -63,9 +64,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
         for task in app.tasks.values():
             refuse_unread(task, given_to_all(app))
         tasks = _locked_tasks(app)
-        if tasks or given_names(app.conf):
-            read_settings(app)
-        ttls = [_longest_ttl(task) for task in tasks]
+        settings = read_settings(app) if tasks or given_names(app.conf) else None
+        ttls = [_longest_ttl(task, settings) for task in tasks]
         if not _takes_locks(app):
             return
         redlock = Redlock.from_app(app)
@@ -85,10 +85,10 @@ def check(sender: Any = None, **_signal: Any) -> None:
         raise SystemExit(1) from None
 
 
-def _longest_ttl(task: Any) -> float:
+def _longest_ttl(task: Any, settings: Settings | None) -> float:
     """Check a task's options; return how long a node that restarts may have forgotten its lock."""
     try:
-        options = lock_of(task).options(task.app)  # type: ignore[union-attr]
+        options = lock_of(task).options(task.app, settings)  # type: ignore[union-attr]
     except ConfigurationError as error:
         raise ConfigurationError(f"{task.name}: {error}") from None
     check_rejecting(task, options)

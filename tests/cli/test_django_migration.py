@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from celery_redlock import Redlock
 from celery_redlock.contrib.django import migrations
 from celery_redlock.stores.postgresql import schema
 from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support import forked
 from tests.support.postgres_sites import empty_server, execute, new_database
 
 pytest.importorskip("django")
@@ -54,16 +53,9 @@ def manage(path: Path, url: str, *arguments: str) -> str:
         "TEST_NAME": name,
         "TEST_PORT": where.rpartition(":")[2],
     }
-    done = subprocess.run(
-        [sys.executable, "-m", "django", *arguments],
-        cwd=path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    code, said = forked.run("-m", "django", *arguments, cwd=path, env=environment)
+    assert code == 0, said
+    return said
 
 
 def works(url: str) -> None:

@@ -30,10 +30,12 @@ def start() -> Iterator[Callable[..., LocalPostgres]]:
         def started(
             like: LocalPostgres | None = None, *options: str, signs: str = "", **settings: str
         ) -> LocalPostgres:
-            server = LocalPostgres(**DURABLE | settings)
-            stack.callback(server.stop)
-            if like is not None:
+            if like is None:
+                server = postgres.made(**DURABLE | settings)
+            else:
+                server = LocalPostgres(**DURABLE | settings)
                 server.copy(like, *options)
+            stack.callback(server.stop)
             if signs:
                 (server.data / signs).touch()
             server.start()

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from celery_redlock.protocol.errors import ConfigurationError
-from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import forked
 from tests.support.example import EXAMPLES, worker
+from tests.support.postgres import start_postgres
 
 pytestmark = pytest.mark.worker
 
@@ -37,13 +34,7 @@ WITHOUT = {"sqlalchemy": "", "django": ")\n    if not mine"}
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
-    try:
-        server = LocalPostgres()
-    except ConfigurationError as why:
-        pytest.skip(str(why))
-    schema = (files("celery_redlock.stores.postgresql") / "schema.sql").read_text("utf-8")
-    with server, psycopg.connect(server.url, autocommit=True) as connection:
-        connection.execute(schema.encode())
+    with start_postgres() as server:
         yield server.url
 
 

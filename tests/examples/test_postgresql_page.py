@@ -13,8 +13,9 @@ import psycopg
 import pytest
 
 from celery_redlock import Redlock
-from celery_redlock.protocol.errors import ConfigurationError, RedlockError
+from celery_redlock.protocol.errors import RedlockError
 from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support.postgres_sites import empty_server
 from tests.support.wait import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text("utf-8")
@@ -32,11 +33,7 @@ assert len(RIGHTS) == 1 + 8 + 3
 
 @pytest.fixture(scope="module")
 def database() -> Iterator[LocalPostgres]:
-    try:
-        server = LocalPostgres()
-    except ConfigurationError as why:
-        pytest.skip(str(why))
-    with server:
+    with empty_server() as server:
         yield server
 
 

@@ -267,7 +267,7 @@ MUTANTS: dict[str, Mutant] = {
         actor_mutants.keeper_counts_from_the_answer, invariants=("I2",), seed=5),
     "keepers-old-deadline-ignored": Mutant(
         "a keeper counts answers that it read after the old deadline",
-        actor_mutants.keepers_old_deadline_ignored, invariants=("I2",), seed=4632),
+        actor_mutants.keepers_old_deadline_ignored, invariants=("I2",), seed=6337),
     "loss-revoked": Mutant("a holder who was told of its loss believes a keeper who comes later",
         actor_mutants.loss_revoked, invariants=("I2",), seed=840),
     "keeper-deaf": Mutant("a keeper extends what its child has given up for lost",

@@ -3,8 +3,9 @@
 A worker takes half a second of a core to import Celery, kombu and redis-py, and tests start some
 two hundred workers and beats: a third of all that they compute. So the first start begins a
 process that imports these and nothing else (no app, no settings, no environment of a test), and
-every start is a fork of it. What cannot be one is started as it always was: pools of greenlets,
-which change modules before they are imported, and what asks something of the interpreter itself.
+every start is a fork of it; a pool of greenlets is one of another, where gevent has changed modules
+before these were imported. What asks something of the interpreter itself is started as it always
+was.
 """
 
 from __future__ import annotations
@@ -30,21 +31,26 @@ QUIET = ("--without-gossip", "--without-mingle", "--without-heartbeat")
 """A worker that says nothing to others, and does not wait for them."""
 SERVE = "--serve"
 PROGRAM = "--program"
-GREEN = ("gevent",)
+GREEN = "gevent"
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "TZ", "PROMETHEUS_")
 """How the names of variables begin that are read before, or while, modules are imported."""
 PRELOADED = (
     *("celery.app.backends", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
     *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
-    *("celery.concurrency.prefork", "celery.concurrency.thread", "celery.worker.consumer"),
-    *("celery.worker.autoscale", "kombu.transport.redis", "celery_redlock.worker.parking.consumer"),
-    *(
-        "celery_redlock.locking.client",
-        "celery_redlock.worker.startup",
-        "celery_redlock.keepalive.supervisor",
-        "redis",
-    ),
+    *("celery.worker.autoscale", "celery.worker.consumer", "kombu.transport.redis", "redis"),
+    *("celery.app.control", "celery.app.events", "celery.worker.strategy", "pydantic.main"),
+    *("pydantic.json_schema", "pydantic.types"),
+    *("celery_redlock.keepalive.supervisor", "celery_redlock.locking.client"),
+    *("celery_redlock.worker.parking.consumer", "celery_redlock.worker.startup"),
 )
+POOLS = {
+    False: (
+        *("billiard.heap", "billiard.popen_fork", "billiard.synchronize"),
+        *("celery.concurrency.prefork", "celery.concurrency.thread"),
+    ),
+    True: ("celery.concurrency.gevent",),
+}
+"""And these; the keys say whether it is for greenlets."""
 
 
 class Forked:
@@ -92,8 +98,8 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
-_server: list[tuple[subprocess.Popen[bytes], socket.socket]] = []
-"""Of this process. It ends when the socket is closed: with this process."""
+_servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
+"""Of this process, by whether for greenlets. Each ends when its socket is closed: with us."""
 
 
 def celery(app: str, *arguments: str) -> list[str]:
@@ -114,19 +120,20 @@ def start(
     """
     if not _can_be_forked(command, env):
         return start_anew(command, cwd=cwd, env=env, output=output)
-    if not _server:
+    green = GREEN in command
+    if green not in _servers:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [sys.executable, "-m", MODULE, SERVE, str(theirs.fileno())]
+        arguments = [sys.executable, "-m", MODULE, SERVE, str(theirs.fileno()), *[GREEN][:green]]
         with theirs:
             server = subprocess.Popen(
                 arguments, cwd=ROOT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
             )
-        _server.append((server, ours))
-        atexit.register(_end)
+        _servers[green] = server, ours
+        atexit.register(_end, server, ours)
     end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     request = json.dumps([list(command[3:]), str(cwd), dict(env)]).encode()
     with theirs:
-        socket.send_fds(_server[0][1], [request], [output.fileno(), theirs.fileno()])
+        socket.send_fds(_servers[green][1], [request], [output.fileno(), theirs.fileno()])
     forked: Any = Forked(int(end.recv(100)), end)
     started: subprocess.Popen[bytes] = forked
     return started
@@ -175,11 +182,10 @@ def start_anew(
     )
 
 
-def _end() -> None:
-    for server, requests in _server:
-        requests.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(5.0)
+def _end(server: subprocess.Popen[bytes], requests: socket.socket) -> None:
+    requests.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.wait(5.0)
 
 
 def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -191,21 +197,27 @@ def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
     return (
         sys.platform == "linux"
         and command[:3] == [sys.executable, "-m", MODULE]
-        and not any(name in " ".join(command) for name in GREEN)
         and of_the_interpreter(env) == of_the_interpreter(os.environ)
     )
 
 
-def serve(requests: socket.socket) -> None:
+def serve(requests: socket.socket, green: bool) -> None:
     """Fork for every request, forever; returns in the forks alone, which are then what was asked.
 
     Args:
         requests: Where they come from; at its end, so does this.
+        green: The forks run greenlets. This process itself runs none.
     """
-    for module in PRELOADED:
-        __import__(module)
-    ends: dict[int, tuple[int, socket.socket]] = {}
+    fork, waitpid, plain_socket = os.fork, os.waitpid, socket.socket
     selector = selectors.DefaultSelector()
+    if green:
+        from gevent import monkey, reinit
+
+        monkey.patch_all()
+    for module in (*PRELOADED, *POOLS[green]):
+        with contextlib.suppress(ModuleNotFoundError):  # pydantic may not be there
+            __import__(module)
+    ends: dict[int, tuple[int, socket.socket]] = {}
     selector.register(requests, selectors.EVENT_READ)
     while True:
         for key, _events in selector.select():
@@ -213,7 +225,7 @@ def serve(requests: socket.socket) -> None:
                 pid, told = ends.pop(key.fd)
                 selector.unregister(key.fd)
                 os.close(key.fd)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                code = os.waitstatus_to_exitcode(waitpid(pid, 0)[1])
                 with contextlib.suppress(OSError), told:
                     told.send(str(code).encode())
                 continue
@@ -221,8 +233,10 @@ def serve(requests: socket.socket) -> None:
             if not data:
                 os._exit(0)
             output, end = given
-            pid = os.fork()
+            pid = fork()
             if pid == 0:
+                if green:
+                    reinit()
                 selector.close()
                 for descriptor in (requests, *(told for _pid, told in ends.values())):
                     descriptor.close()
@@ -231,7 +245,7 @@ def serve(requests: socket.socket) -> None:
                 _become(*json.loads(data), output)
                 return
             os.close(output)
-            told = socket.socket(fileno=end)
+            told = plain_socket(fileno=end)
             told.send(str(pid).encode())
             pidfd = os.pidfd_open(pid)
             ends[pidfd] = pid, told

@@ -27,7 +27,7 @@ _names = (f"d{number}" for number in itertools.count())
 def empty_server(**settings: str) -> Iterator[LocalPostgres]:
     """A server without our tables."""
     postgres.require()
-    with LocalPostgres(**settings) as server:
+    with postgres.made(**settings) as server:
         yield server
 
 
@@ -102,10 +102,7 @@ def _listens(port: int) -> bool:
 def standby_of(server: LocalPostgres) -> Iterator[LocalPostgres]:
     """A standby that follows a server, and that no commit waits for."""
     standby = LocalPostgres()
-    if standby._user:
-        shutil.chown(standby._dir, standby._user)
-    where = ["-h", "127.0.0.1", "-p", str(server.port), "-U", "postgres"]
-    standby.run("pg_basebackup", "-R", "-X", "stream", "--checkpoint=fast", "--no-sync", *where)
+    standby.copy(server, "-R")
     try:
         standby.start()
         query = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'"

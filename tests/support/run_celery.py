@@ -30,7 +30,7 @@ if __name__ == "__main__":
     if sys.argv[1] == "--serve":
         from tests.support import forked
 
-        forked.serve(socket.socket(fileno=int(sys.argv[2])))
+        forked.serve(socket.socket(fileno=int(sys.argv[2])), forked.GREEN in sys.argv)
     if sys.argv[1] == "--program":  # any other, which prints its own errors
         del sys.argv[:2]
         if sys.argv[0] == "-m":

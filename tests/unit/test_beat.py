@@ -100,10 +100,11 @@ def test_the_hour_that_is_repeated(any_flow: Worlds) -> None:
     world.run(65 * 60.0)
     before = [3 + 7 * n for n in range(9)]
     assert [round(at / 60) for at in world.times("cron")] == before
+    world.run(45 * 60.0)
     late = world.start()
-    world.run(57 * 60.0)
+    world.run(12 * 60.0)
     assert [round(at / 60) for at in world.times("cron")] == before
-    assert len(late.driver.asked) < 57 * 60 * 2.5  # a lone beat would send as fast as it can
+    assert len(late.driver.asked) < 12 * 60 * 2.5  # a lone beat would send as fast as it can
     world.run(5 * 60.0)
     assert [round(at / 60) for at in world.times("cron")] == [*before, 123]
 
@@ -117,7 +118,7 @@ def test_beats_keep_the_period_of_an_interval(any_kind: Worlds, period: float) -
         lambda: entry("every", period),
         beats=[0.0, 0.15 * period, 0.4 * period, 0.93 * period, 3.35 * period],
     )
-    world.run(200 * period)
+    world.run(100 * period)
     times = world.times("every")
     ideal = world.time / period
     assert abs(len(times) - ideal) <= 0.02 * ideal
@@ -316,9 +317,9 @@ def test_a_schedule_that_raises_stops_no_other(any_kind: Worlds, caplog: Log) ->
         beats=[0.0, 0.5],
     )
     with caplog.at_level(logging.ERROR, "celery_redlock.beat"):
-        world.run(601.0)
-    assert len(world.times("cron")) == 10
-    assert len(world.times("every")) == pytest.approx(60, abs=1)
+        world.run(241.0)
+    assert len(world.times("cron")) == 4
+    assert len(world.times("every")) == pytest.approx(24, abs=1)
     assert not world.times("broken")
     told = [record for record in caplog.records if record.name == "celery_redlock.beat"]
     assert {record.getMessage() for record in told} == {
@@ -326,7 +327,7 @@ def test_a_schedule_that_raises_stops_no_other(any_kind: Worlds, caplog: Log) ->
     }
     assert all(record.exc_info for record in told)
     if world.kind is not Shared:
-        assert 2 * 8 <= len(told) <= 2 * 11  # each beat, once a minute
+        assert 2 * 3 <= len(told) <= 2 * 5  # each beat, once a minute
 
 
 def test_an_entry_that_is_put_off_keeps_no_other_waiting(any_flow: Worlds) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -43,6 +45,10 @@ LOOKS = [
     ("explain", "tests.worker.tasks.until_executed", '["reserved"]'),
     ("explain", "tests.worker.tasks.until_executing", '["nobody"]'),
 ]
+LONG = 300.0
+"""Seconds; longer than this module takes, on a machine that is busy."""
+WAITING = {"k:held": 2, "crowd:some": 1}
+"""How many wait. One that is parked is tried now and then, and for that moment waits nowhere."""
 
 
 class Place(NamedTuple):
@@ -117,17 +123,15 @@ def _situation(cluster: Cluster) -> Iterator[Place]:
         cluster.result(cluster.send("long", "done", 0.01))
         cluster.send("fenced", "held")
         cluster.entered("held")
-        tasks["until_executed"].delay("reserved", seconds=120)
+        tasks["until_executed"].delay("reserved", seconds=LONG)
         cluster.entered("reserved")
         for _ in range(3):
-            cluster.send("crowd", "some", 120.0)
+            cluster.send("crowd", "some", LONG)
         cluster.send("fenced", "held")
         waiter = threading.Thread(target=_wait_in_a_block, args=[cluster], daemon=True)
         waiter.start()
-        all_ = {"k:held": 2, "crowd:some": 1}
-        wait_until(
-            lambda: _waits(place) == all_, READY, "all wait", seen=lambda: place.call("ls", "--all")
-        )
+        seen = partial(place.call, "ls", "--all")
+        wait_until(lambda: _waits(place) == WAITING, READY, "all wait", seen=seen)
         yield place
         cluster.tell("held")
         waiter.join(READY)
@@ -136,12 +140,15 @@ def _situation(cluster: Cluster) -> Iterator[Place]:
 
 
 def _wait_in_a_block(cluster: Cluster) -> None:
-    with contextlib.suppress(Exception), cluster.redlock.lock("k:held", wait=READY):
+    with contextlib.suppress(Exception), cluster.redlock.lock("k:held", wait=LONG):
         pass
 
 
 def _waits(place: Place) -> dict[str, int]:
-    entries = json.loads(place.call("ls", "--json"))["entries"]
+    return _waiting(json.loads(place.call("ls", "--json"))["entries"])
+
+
+def _waiting(entries: Iterable[dict[str, Any]]) -> dict[str, int]:
     return {entry["resource"]: entry["waiting"] for entry in entries if entry["waiting"]}
 
 
@@ -151,6 +158,7 @@ def same(place: Place, said: str) -> list[str]:
         said = said.replace(name, "NAME")
     said = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{8}\b", "ID", said)
     said = re.sub(r"\d+(\.\d+)?(e-?\d+)?", "N", said)
+    said = re.sub(r"N min( N s)?", "N s", said)  # one may be a moment older than the other
     return [re.sub(r" +|-{3,}", " ", line) for line in said.splitlines()]
 
 
@@ -158,20 +166,22 @@ def same(place: Place, said: str) -> list[str]:
 def test_commands_say_the_same_of_a_database_as_of_a_redis_node(
     places: dict[str, Place], arguments: tuple[str, ...]
 ) -> None:
-    over_redis, over_postgresql = (
-        same(places[kind], places[kind].call(*arguments)) for kind in KINDS
-    )
-    # Where the mark of a task stands among them hangs on the task's id, which is drawn.
-    assert sorted(over_postgresql) == sorted(over_redis)
+    def said() -> list[list[str]]:
+        # Where the mark of a task stands among them hangs on the task's id, which is drawn.
+        return [sorted(same(places[kind], places[kind].call(*arguments))) for kind in KINDS]
+
+    wait_until(lambda: operator.eq(*said()), READY, "both say the same", every=0.5, seen=said)
 
 
 def told(place: Place) -> dict[str, Any]:
     """What the worker answers to `celery inspect redlock`."""
     asked = place.app.control.inspect(timeout=5.0, limit=1)
-    answer = wait_until(lambda: asked._request("redlock"), READY, "the worker answers")
-    assert answer is not None
-    (said,) = answer.values()
-    return dict(said)
+
+    def said() -> dict[str, Any] | None:
+        (answer,) = (asked._request("redlock") or {"": {"waits": ()}}).values()
+        return answer if len(answer["waits"]) == len(WAITING) else None
+
+    return wait_until(said, READY, "the worker says what waits") or {}
 
 
 def test_a_worker_tells_the_same_and_names_its_database(places: dict[str, Place]) -> None:
@@ -218,7 +228,7 @@ def _settled(client: Client) -> dict[str, Any]:
 
     def asked() -> dict[str, Any] | None:
         said = client.get("/locks.json").get_json()
-        return said if any(one["waiting"] for one in said["rows"]) else None
+        return said if _waiting(said["rows"]) == WAITING else None
 
     said = wait_until(asked, READY, "the page has asked the worker")
     assert said is not None
