@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from ..protocol.rate import rate_of
+
 MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
 DAY = 86_400.0
@@ -115,6 +117,13 @@ def flag(value: Any) -> Any:
 def limit(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
         raise ValueError(f"must be a whole number from 1 to {MAX_SLOTS}")
+    return value
+
+
+def rate(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be a rate such as '10/m'")
+    rate_of(value)
     return value
 
 

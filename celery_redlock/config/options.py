@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.rate import rate_of
 from . import checks
 from .checks import DAY, MIN_TTL, ConflictPolicy, OnDuplicate, Scope
 
@@ -243,6 +244,14 @@ class TaskOptions(_Shared):
         "How many bodies may run at a time per key.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
+    rate: str | None = _option(
+        None,
+        checks.or_none(checks.rate),
+        "How many bodies may start per key, over all workers: `10/m` is at most 10 in any 60"
+        " seconds. `s`, `m`, `h` and `d`, or several of them: `10/5m`. The bodies run under no"
+        " lock, and may overlap. Not with `limit`, `hold_for` or `fencing`.",
+        "Set it where something must not be called too often: [rates](rates.md).",
+    )
     scope: Scope = _option(
         "while_executing",
         checks.one_of(Scope),
@@ -310,6 +319,12 @@ class TaskOptions(_Shared):
     )
     waits: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def longest(self) -> float:
+        """Seconds for which a node may have forgotten something of it, at most."""
+        started = rate_of(self.rate).ttl if self.rate is not None else 0.0
+        return max(self.ttl, self.hold_for, started)
+
 
 def _table(kind: Any) -> dict[str, Option]:
     return {f.name: f.metadata["option"] for f in fields(kind) if "option" in f.metadata}
@@ -332,6 +347,7 @@ class LockOptions(TypedDict, total=False):
     fencing: bool
     scope_name: str | None
     limit: int
+    rate: str | None
     scope: Scope
     reserve_ttl: float | None
     on_duplicate: OnDuplicate

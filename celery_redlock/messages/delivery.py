@@ -131,12 +131,16 @@ class Delivery:
         Raises:
             _Done: Another delivery has done the work.
         """
+        rated = self._options.rate is not None
+        if rated:  # before it starts, as that counts; to start keeps no other delivery out
+            self._first_at_work()
         try:
             self._try()
         except ResourceHeld as refusal:
-            self._first_at_work()
+            if not rated:
+                self._first_at_work()
             self._insist(refusal)
-        if self._first_at_work():
+        if not rated and self._first_at_work():
             self._held.release()
             raise ResourceHeld(
                 f"{self._held.resource}: its first delivery holds another of its slots",
@@ -151,11 +155,13 @@ class Delivery:
         patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)
-        redelivered = self._redelivered and not self._copy
+        # Who has started before is in nobody's way by being at work.
+        rated = options.rate is not None
+        redelivered = self._redelivered and not self._copy and not rated
         try:
             self._held.acquire(wait=0.0 if redelivered else wait)
         except ResourceHeld as refusal:
-            holder = _other_task(refusal)
+            holder = None if rated else _other_task(refusal)
             if holder is not None and (self._predecessor(holder) or self._has_ended(holder)):
                 self._held.acquire(wait=PREDECESSOR_PATIENCE_S)
             elif is_split(refusal):
