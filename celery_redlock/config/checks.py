@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from ..protocol.rate import rate_of
+from ..protocol.rate import parsed
 
 MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
@@ -123,7 +123,7 @@ def limit(value: Any) -> Any:
 def rate(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("must be a rate such as '10/m'")
-    rate_of(value)
+    parsed(value)
     return value
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.rate import rate_of
+from ..protocol.rate import Rate, rate_of
 from . import checks
 from .checks import DAY, MIN_TTL, ConflictPolicy, OnDuplicate, Scope
 
@@ -252,6 +252,13 @@ class TaskOptions(_Shared):
         " lock, and may overlap. Not with `limit`, `hold_for` or `fencing`.",
         "Set it where something must not be called too often: [rates](rates.md).",
     )
+    burst: int | None = _option(
+        None,
+        checks.or_none(checks.limit),
+        "How many of a `rate` may start at once. `rate='10/m', burst=3`: at most three in any 18"
+        " seconds, which is ten a minute on average. `None`: as many as the rate says.",
+        "Set it if the starts of a rate should be spread over its time.",
+    )
     scope: Scope = _option(
         "while_executing",
         checks.one_of(Scope),
@@ -322,8 +329,13 @@ class TaskOptions(_Shared):
     @property
     def longest(self) -> float:
         """Seconds for which a node may have forgotten something of it, at most."""
-        started = rate_of(self.rate).ttl if self.rate is not None else 0.0
-        return max(self.ttl, self.hold_for, started)
+        pace = self.pace
+        return max(self.ttl, self.hold_for, pace.ttl if pace is not None else 0.0)
+
+    @property
+    def pace(self) -> Rate | None:
+        """What `rate` and `burst` mean."""
+        return rate_of(self.rate, self.burst) if self.rate is not None else None
 
 
 def _table(kind: Any) -> dict[str, Option]:
@@ -348,6 +360,7 @@ class LockOptions(TypedDict, total=False):
     scope_name: str | None
     limit: int
     rate: str | None
+    burst: int | None
     scope: Scope
     reserve_ttl: float | None
     on_duplicate: OnDuplicate

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.rate import rate_of
 from .checks import CONFLICT_POLICIES
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
@@ -151,6 +152,11 @@ def check_together(
             f"{p}limit counts the holders of one key, and this task locks several: leave one of"
             " the two out"
         )
+    if values.get("burst") is not None and values.get("rate") is None:
+        raise ConfigurationError(
+            f"{p}burst says how many of a rate may start at once, and there is no {p}rate: set it,"
+            f" as in {p}rate='10/m', or leave {p}burst out"
+        )
     if values.get("rate") is not None:
         _check_rate(values, given, p, several=several)
     if fencing and several:
@@ -205,6 +211,10 @@ def _check_rate(
     """Refuse what a task with a rate cannot have, whose bodies run under no lock."""
     scope, policy = values.get("scope", "while_executing"), values.get("on_conflict", "retry")
     why = ""
+    try:
+        rate_of(values["rate"], values.get("burst"))
+    except ValueError as error:
+        why = p + str(error)
     if several:
         why = f"{p}rate counts the starts of one key, and this task locks several: leave one out"
     elif scope == "until_executing":

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery.exceptions import Retry
 
+from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease, Unlocked
@@ -63,7 +64,7 @@ def run(
     )
     held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     if options.rate is not None:
-        held = start_of(held, options.rate)
+        held = start_of(held, options)
     held.task = task.name if task is not None else ""
     if options.on_lost == "raise":
         block = Interruptible(held.loss, held.lost_unawares)
@@ -90,22 +91,22 @@ def run(
         held.__exit__(None, None, None)
 
 
-def start_of(asked: HeldLease, rate: str) -> HeldLease:
+def start_of(asked: HeldLease, options: TaskOptions) -> HeldLease:
     """Return what stands for a lock where a rate says when a body may start.
 
     Raises:
         ConfigurationError: A function has made several keys.
     """
     from ..locking.start import Start  # most programs need neither
-    from ..protocol.rate import rate_of
 
-    request = asked.request
+    request, pace = asked.request, options.pace
+    assert pace is not None
     if len(request.names) > 1:
         raise ConfigurationError(
             f"{asked.resource}: a rate is of one key; return one from the function that makes it"
         )
     wait, owner = request.wait, request.owner
-    return Start(asked.redlock, request.names[0], rate_of(rate), wait=wait, owner=owner)
+    return Start(asked.redlock, request.names[0], pace, wait=wait, owner=owner)
 
 
 def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 from .lease import DRIFT_FLOOR, DRIFT_RATE
 
-__all__ = ["Rate", "outlasting", "rate_of"]
+__all__ = ["Rate", "outlasting", "parsed", "rate_of"]
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-MAX_WINDOW_S = 86_400.0
-"""A restarted node has no vote for as long."""
+MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 86_400.0
+"""A shorter one would go for the way to the nodes; a restarted node has no vote for a whole one."""
 MAX_STARTS = 100
 """In one window. Each has a slot, and whoever finds one taken looks at all of them."""
 MAX_SLACK_S = 0.25
@@ -32,7 +32,7 @@ SLACK_PART = 0.05
 
 
 class Rate(NamedTuple):
-    """At most `starts` in any `window`; what a user wrote is `text`."""
+    """At most `starts` in any `window`, in seconds; `text` is what a user wrote."""
 
     starts: int
     window: float
@@ -58,27 +58,47 @@ def outlasting(seconds: float) -> float:
     return (seconds + DRIFT_FLOOR) / (1 - DRIFT_RATE)
 
 
-@lru_cache
-def rate_of(text: str) -> Rate:
-    """Read a rate: `"10/m"`, `"10/5m"`, as Celery's `rate_limit`.
+def parsed(text: str) -> tuple[int, float]:
+    """Return how many, and in how many seconds: `"10/m"`, `"10/5m"`; Celery writes `rate_limit` so.
 
     Raises:
-        ValueError: It is none; says what is.
+        ValueError: It is no rate; says what is.
     """
-    found = re.fullmatch(r"\s*([0-9]{1,9})\s*/\s*([0-9]{0,6})\s*([smhd])\s*", text)
-    starts, window = (
-        (int(found[1]), float(int(found[2] or 1) * UNITS[found[3]])) if found else (0, 0.0)
-    )
-    if not starts or not window:
+    found = re.fullmatch(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,5})?([smhd])", text)
+    if found is None:
         raise ValueError(
-            "must be a rate such as '10/m' or '10/5m': so many starts, in one or so many of"
-            " s, m, h or d"
+            "must be a rate such as '10/m' or '10/5m': so many starts per s, m, h or d"
         )
-    if window > MAX_WINDOW_S:
-        raise ValueError("must have a window of at most a day: a restarted node has no vote for it")
+    return int(found[1]), float(int(found[2] or 1) * UNITS[found[3]])
+
+
+@lru_cache
+def rate_of(text: str, burst: int | None = None) -> Rate:
+    """Return the rate that a text and a burst mean.
+
+    With a burst, so many may start at once, and each of these comes back in the time that the rate
+    has for as many: a window that is as much shorter.
+
+    Raises:
+        ValueError: There is none such; says why.
+    """
+    starts, window = parsed(text)
+    if burst is not None:
+        if burst >= starts:
+            raise ValueError(
+                f"burst {burst} must be less than the {starts} starts of rate {text!r}, as many of"
+                " which may be at once without it"
+            )
+        starts, window, text = burst, burst * window / starts, f"{text}, burst {burst}"
+    if not MIN_WINDOW_S <= window <= MAX_WINDOW_S:
+        larger = "give a larger burst" if burst is not None else "give a shorter one"
+        raise ValueError(
+            f"rate {text} counts starts in windows of {window:g} s, and these last from a second"
+            f" to a day: {larger}"
+        )
     if starts > MAX_STARTS:
         raise ValueError(
-            f"must be of at most {MAX_STARTS} starts, as the nodes remember each: give a shorter"
-            f" window, in which fewer start ('10/s' is as many a minute as '600/m', evenly)"
+            f"rate {text} has more than {MAX_STARTS} starts, each of which the nodes remember: give"
+            f" a burst of at most {MAX_STARTS}, or a shorter window ('10/s' is 600 a minute)"
         )
-    return Rate(starts, window, text.strip())
+    return Rate(starts, window, text)

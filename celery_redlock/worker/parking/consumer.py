@@ -39,7 +39,6 @@ from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of
 from ...messages.policy import parkable, set_at_work
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX, plain
-from ...protocol.rate import rate_of
 from ...protocol.texts import printable, shown
 from ...protocol.values import Owner
 from ...runtime.clock import monotonic
@@ -165,10 +164,10 @@ class Parking(bootsteps.StartStopStep):
         except Exception:
             return False  # the body's process says what is wrong
         limit = options.limit
-        if options.rate is not None:
+        if (pace := options.pace) is not None:
             if len(resources) > 1:
                 return False
-            resources, limit = (resources[0] + START_SUFFIX,), rate_of(options.rate).starts
+            resources, limit = (resources[0] + START_SUFFIX,), pace.starts
         attempts = attempts_of(request.request_dict)
         again = attempts["held"] > 0
         if not resources or (not again and self._may_be_a_duplicate(request, options)):
