@@ -94,7 +94,10 @@ def _published(
         return Verdict("sent", f"sends the message without a reservation: {why}")
     other = owner.task_id if owner is not None else None
     if other is None:
-        kept = f"for {how.reserve_ttl:g} s" if how.reserve_ttl else "until it expires, else an hour"
+        succeeds = how.scope == "until_succeeded"
+        kept = "for an hour" if succeeds else "until it expires, else an hour"
+        kept = f"for {how.reserve_ttl:g} s" if how.reserve_ttl else kept
+        kept += ", and again after a success" if succeeds else ""
         return Verdict("sent", f"reserves the key {kept}, and sends the message")
     policy = how.on_duplicate
     running = any(e.kind == "lock" and e.owner and e.owner.task_id == other for e in entries)

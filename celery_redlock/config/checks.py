@@ -26,6 +26,7 @@ Scope = Literal[
     "until_executing",
     "until_executed",
     "until_and_while_executing",
+    "until_succeeded",
     "until_expired",
 ]
 OnDuplicate = Literal["existing", "raise", "skip", "replace"]

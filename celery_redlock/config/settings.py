@@ -164,11 +164,15 @@ def check_together(
             f"{p}fencing: the numbers of a fencing token grow with the grants of one key, and this"
             f" task locks several. Give it {p}fencing=False (redlock_fencing sets it for all tasks)"
         )
-    if scope == "until_expired" and values.get("on_duplicate") == "replace":
+    keeps = {
+        "until_expired": "the key is kept whatever becomes of its task",
+        "until_succeeded": "the key may be kept for a task that has succeeded",
+    }
+    if scope in keeps and values.get("on_duplicate") == "replace":
         raise ConfigurationError(
-            f"{p}on_duplicate 'replace' is not available with {p}scope 'until_expired': the key is"
-            " kept whatever becomes of its task, so no task takes its place; use 'until_executed',"
-            " or another of 'existing', 'raise', 'skip'"
+            f"{p}on_duplicate 'replace' is not available with {p}scope {scope!r}: {keeps[scope]},"
+            " so no task takes its place; use 'until_executed', or another of 'existing', 'raise',"
+            " 'skip'"
         )
     for name in ("reserve_ttl", "on_duplicate"):
         if name in given and scope == "while_executing":

@@ -28,7 +28,7 @@ from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
 from .policy import decide, is_split
 from .results import state_of, stored_end, tell_skipped
 
-__all__ = ["Delivery", "first_call", "lease_of", "unlocked"]
+__all__ = ["Delivery", "DoneBefore", "first_call", "lease_of", "unlocked"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -50,6 +50,10 @@ delivered. It comes to the head of its queue, and looks again after half a minut
 
 class _Done(Exception):
     """This delivery's message was worked on to its end by another delivery of it."""
+
+
+class DoneBefore(Ignore):
+    """Ends a delivery of such a message: state, result and callbacks are those of the other."""
 
 
 class Delivery:
@@ -93,7 +97,7 @@ class Delivery:
         except _Done:
             logger.info("%s is done: this was a second delivery of it", message.called)
             tell_skipped(message.task, request.id, message.resource, None, "done")
-            raise Ignore from None  # acknowledged; state, result, callbacks are those of the first
+            raise DoneBefore from None  # acknowledged
         # Counted from the next conflict: a retry of the user's would carry the count along.
         # And a delay's traces, with which RabbitMQ might drop it.
         if isinstance(request.headers, dict):

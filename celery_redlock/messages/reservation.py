@@ -43,6 +43,7 @@ __all__ = [
     "MONTH",
     "RESERVING",
     "UNSENT_TTL_S",
+    "WHILE_RUNNING",
     "Reservation",
     "adopt",
     "claim_for",
@@ -53,6 +54,7 @@ __all__ = [
     "free_soon",
     "give_up",
     "is_anothers",
+    "keep",
     "pause",
     "prolong",
     "start",
@@ -65,9 +67,12 @@ _RESERVES = {
     "until_executing": 1,
     "until_and_while_executing": 1,
     "until_executed": 2,
-    "until_expired": 3,
+    "until_succeeded": 3,
+    "until_expired": 4,
 }
 """How long a scope keeps others from publishing: not at all, until the body begins, ends, ever."""
+WHILE_RUNNING = ("until_executed", "until_succeeded")
+"""Scopes under which it is extended while the body runs."""
 HOUR = 3600.0
 """Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
 UNSENT_TTL_S = 10.0
@@ -264,6 +269,17 @@ def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) ->
     fresh ones, with the messages' tokens. `patience` is as in `free`.
     """
     redlock.client.driver.extend(claims, patience, Verb.RENEW)
+
+
+def keep(redlock: Redlock, claim: Claim, ttl: float) -> bool:
+    """Leave it for a ttl from now, where it has not ended; return whether a quorum has it so."""
+    claim.ttl = ttl
+    patience = redlock.node_timeout
+    ballot = redlock.client.driver.run(
+        lambda now: quorum.extend([claim], now, patience, verb=Verb.RENEW)
+    )
+    claim.ended = True
+    return bool(ballot.confirmed())
 
 
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
