@@ -10,8 +10,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
-from ..protocol.rate import parsed
-
 MIN_TTL = 0.02
 """Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
 DAY = 86_400.0
@@ -124,6 +122,8 @@ def limit(value: Any) -> Any:
 def rate(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("must be a rate such as '10/m'")
+    from ..protocol.rate import parsed  # most programs have none
+
     parsed(value)
     return value
 

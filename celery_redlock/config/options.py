@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.rate import Rate, rate_of
 from . import checks
 from .checks import DAY, MIN_TTL, ConflictPolicy, OnDuplicate, Scope
+
+if TYPE_CHECKING:
+    from ..protocol.rate import Rate
 
 __all__ = [
     "GLOBAL",
@@ -335,7 +337,11 @@ class TaskOptions(_Shared):
     @property
     def pace(self) -> Rate | None:
         """What `rate` and `burst` mean."""
-        return rate_of(self.rate, self.burst) if self.rate is not None else None
+        if self.rate is None:
+            return None
+        from ..protocol.rate import rate_of  # most programs have none
+
+        return rate_of(self.rate, self.burst)
 
 
 def _table(kind: Any) -> dict[str, Option]:

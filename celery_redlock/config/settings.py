@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.rate import rate_of
 from .checks import CONFLICT_POLICIES
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
@@ -213,6 +212,8 @@ def _check_rate(
     values: Mapping[str, Any], given: Mapping[str, Any], p: str, *, several: bool
 ) -> None:
     """Refuse what a task with a rate cannot have, whose bodies run under no lock."""
+    from ..protocol.rate import rate_of  # most programs have none
+
     scope, policy = values.get("scope", "while_executing"), values.get("on_conflict", "retry")
     why = ""
     try:

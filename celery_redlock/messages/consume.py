@@ -300,7 +300,9 @@ class ReservedDelivery:
         self._redlock.client.watchdog.drop(claim)
         stays = self.passed_on or self.note.scope == "until_expired"
         if not stays and self.note.scope == "until_succeeded" and _succeeded(state, retval):
-            if not reservation.keep(self._redlock, claim, self.note.ttl):
+            claim.ended = True  # it may be for longer than it is to be kept now
+            kept = claim_for(self._redlock, self.note.resources, self.note.ttl, token=claim.token)
+            if not reservation.adopt(self._redlock, kept):
                 line = "%s has succeeded, and its key is not kept: another may be published"
                 logger.warning(line, self._message.called)
         elif not stays and not comes_back(self._task, state, retval):

@@ -54,7 +54,6 @@ __all__ = [
     "free_soon",
     "give_up",
     "is_anothers",
-    "keep",
     "pause",
     "prolong",
     "start",
@@ -269,17 +268,6 @@ def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) ->
     fresh ones, with the messages' tokens. `patience` is as in `free`.
     """
     redlock.client.driver.extend(claims, patience, Verb.RENEW)
-
-
-def keep(redlock: Redlock, claim: Claim, ttl: float) -> bool:
-    """Leave it for a ttl from now, where it has not ended; return whether a quorum has it so."""
-    claim.ttl = ttl
-    patience = redlock.node_timeout
-    ballot = redlock.client.driver.run(
-        lambda now: quorum.extend([claim], now, patience, verb=Verb.RENEW)
-    )
-    claim.ended = True
-    return bool(ballot.confirmed())
 
 
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:

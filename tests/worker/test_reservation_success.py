@@ -86,7 +86,7 @@ def test_what_is_revoked_or_expires_or_runs_too_long_frees_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_succeeded
-    revoked = task.apply_async((f"{key}-revoked",), countdown=30.0)
+    revoked = task.apply_async((f"{key}-revoked",), countdown=3.0)
     worker.said(f"until_succeeded[{revoked.id}] received")
     revoked.revoke()
     expired = task.apply_async((f"{key}-expired",), countdown=1.0, expires=0.5)
