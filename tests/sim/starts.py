@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,7 +13,7 @@ from celery_redlock.protocol.rate import Rate
 from tests.sim.swarm import draw
 from tests.sim.world import process as processes
 from tests.sim.world.operation import Operation
-from tests.sim.world.plan import without
+from tests.sim.world.plan import Fault, without
 from tests.sim.world.worker import Worker
 from tests.sim.world.world import World
 
@@ -59,9 +59,14 @@ class Starter(Worker):
         self._rest()
 
 
-def run(seed: int, limit: int) -> tuple[Rate, list[float]]:
-    """Let a world of a seed start bodies; return its rate, and when they started, in true time."""
+def run(seed: int, limit: int, instead: Sequence[Fault] | None = None) -> tuple[Rate, list[float]]:
+    """Let a world of a seed start bodies; return its rate, and when they started, in true time.
+
+    Of what goes wrong there something else may go wrong `instead`.
+    """
     knobs, faults = draw(seed)
+    if instead is not None:
+        knobs, faults = without(knobs, nodes=3, servers=(), node_rates=(), skews=()), [*instead]
     knobs = without(
         knobs, keys=1, limit=limit, several=1, nested=0.0, keeper=False, extension=False,
         fencing=False, rounds=8, tries=1, workers=max(2, knobs.workers),

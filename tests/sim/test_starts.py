@@ -11,8 +11,10 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.rate import Rate
 from tests.sim.starts import crowded, run
+from tests.sim.swarm import draw
+from tests.sim.world.plan import Fault
 
-SEEDS = range(300)
+SEEDS = range(200)
 
 
 def broken(seed: int) -> list[tuple[float, float]]:
@@ -22,6 +24,19 @@ def broken(seed: int) -> list[tuple[float, float]]:
 
 def test_no_window_has_more_starts_than_the_rate_says() -> None:
     assert [(seed, found) for seed in SEEDS if (found := broken(seed))] == []
+
+
+def stepped(seed: int, steps: int, part: float) -> list[tuple[float, float]]:
+    """The same, where all nodes' clocks step ahead by a part of a ttl, and nothing else happens."""
+    amount = part * draw(seed)[0].ttl
+    faults = [Fault("jump", at / 4, nodes=(0, 1, 2), amount=amount) for at in range(steps)]
+    return [*crowded(*run(seed, 1 + seed % 3, faults))]
+
+
+def test_a_clock_of_a_node_may_step_within_the_drift_and_no_further() -> None:
+    """As with any lease (docs/guarantees.md); a worker's wall clock decides nothing."""
+    assert not any(stepped(seed, 1, 0.009) for seed in range(60))
+    assert any(stepped(seed, 100, 1.5) for seed in range(60))
 
 
 def test_the_worlds_start_bodies_at_all() -> None:
