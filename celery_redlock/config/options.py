@@ -22,16 +22,8 @@ from .checks import DAY, MIN_TTL, ConflictPolicy, OnDuplicate, Scope
 if TYPE_CHECKING:
     from ..protocol.rate import Rate
 
-__all__ = [
-    "GLOBAL",
-    "TASK",
-    "LockOptions",
-    "Option",
-    "Settings",
-    "TaskOptions",
-    "check_option",
-    "guarded",
-]
+__all__ = ["GLOBAL", "TASK", "LockOptions", "Option", "Settings", "TaskOptions"]
+__all__ += ["check_option", "guarded"]
 
 
 Key: TypeAlias = Sequence[str] | Callable[..., str | Collection[str]] | None
@@ -250,16 +242,14 @@ class TaskOptions(_Shared):
         None,
         checks.or_none(checks.rate),
         "How many bodies may start per key, over all workers: `10/m` is at most 10 in any 60"
-        " seconds. `s`, `m`, `h` and `d`, or several of them: `10/5m`. The bodies run under no"
-        " lock, and may overlap. Not with `limit`, `hold_for` or `fencing`.",
+        " seconds; also `s`, `h`, `d` and `10/5m`. The bodies run under no lock, and may overlap.",
         "Set it where something must not be called too often: [rates](rates.md).",
     )
     burst: int | None = _option(
         None,
         checks.or_none(checks.limit),
-        "How many of a `rate` may start at once. `rate='10/m', burst=3`: at most three in any 18"
-        " seconds, which is ten a minute on average. `None`: as many as the rate says.",
-        "Set it if the starts of a rate should be spread over its time.",
+        "How many of a `rate` may start at once. `10/m` with 3: three in any 18 seconds.",
+        "Set it to spread the starts of a rate over its time.",
     )
     scope: Scope = _option(
         "while_executing",
@@ -331,8 +321,7 @@ class TaskOptions(_Shared):
     @property
     def longest(self) -> float:
         """Seconds for which a node may have forgotten something of it, at most."""
-        pace = self.pace
-        return max(self.ttl, self.hold_for, pace.ttl if pace is not None else 0.0)
+        return max(self.ttl, self.hold_for, self.pace.ttl if self.pace else 0.0)
 
     @property
     def pace(self) -> Rate | None:

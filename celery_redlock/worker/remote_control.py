@@ -109,7 +109,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     from celery.worker import state
 
     from ..messages.headers import attempts_of, short_id
-    from ..protocol.names import plain
+    from ..protocol.names import START_SUFFIX, plain
     from ..protocol.texts import shown
 
     waiting: dict[str, tuple[Any, Sequence[str], float, str]] = {}
@@ -132,8 +132,10 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     for request, wanted, since, where in waiting.values():
         if not wanted:
             continue
-        next_in = parking.dispatcher.next_in(tuple(wanted)) if parking is not None else None
-        wanted = [plain(name) for name in wanted]
+        next_in = None
+        if parking is not None and wanted[0].endswith(START_SUFFIX):
+            next_in = parking.dispatcher.next_in(tuple(wanted))
+            wanted = [plain(name) for name in wanted]
         resource = shown(wanted)
         yield {
             "resource": resource,
