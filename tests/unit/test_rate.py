@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from celery_redlock import ConfigurationError, ResourceHeld, current_lease, locked
 from celery_redlock.locking.start import Start
+from celery_redlock.messages.policy import backoff
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.rate import rate_of
+from celery_redlock.protocol.values import Holder
 from tests.support.fake_lock import FakeRedlock
 
 
@@ -79,3 +84,12 @@ def test_a_rate_is_of_one_key() -> None:
 def test_a_name_may_not_look_like_a_start(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="the starts that a rate counts"):
         redlock.acquire("r#start")
+
+
+def test_what_no_worker_parks_is_sent_again_when_the_next_may_start() -> None:
+    """And not after a random time: the nodes have told when that is."""
+    options: Any = SimpleNamespace(rate="2/m", retry_backoff=1.0, retry_backoff_max=60.0)
+    refusal = ResourceHeld("r", holder=Holder("r", None, 3, 3, expires_in=30.0))
+    for _ in range(20):
+        assert 30.0 < backoff(options, refusal, {"held": 1}, False, 600.0) <= 31.0
+        assert backoff(options, refusal, {"held": 1}, False, 20.0) == 20.0
