@@ -74,6 +74,8 @@ class SingletonTask(BaseTask):
     lock_fencing: bool
     lock_scope_name: str | None
     lock_limit: int
+    lock_rate: str | None
+    lock_burst: int | None
     lock_scope: Scope
     lock_reserve_ttl: float | None
     lock_on_duplicate: OnDuplicate

@@ -39,7 +39,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
-USUAL_KINDS = ("lock", "reservation", "foreign")
+USUAL_KINDS = ("lock", "start", "reservation", "foreign")
 """What of the nodes' keys is shown unless others are asked for."""
 WORKERS_TIMEOUT_S = 1.0
 """To wait for workers: always the whole time, as nobody knows how many there are."""

@@ -12,7 +12,7 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from .context import NO_QUORUM, PROBLEM, Site, on_site, table, timeout_option
-from .formatting import described, lines, waits_said, without_quorum
+from .formatting import described, lines, starts_said, waits_said, without_quorum
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
@@ -130,7 +130,9 @@ def _explain(
         "error": str(refusal) if refusal else "",
     }
     said = [f"task  {task.name}", *(f"key   {key}" for key in keys), f"made  {rule}", ""]
+    pace = how.pace
     said += _state(surveys) if refusal is None else without_quorum(refusal)
+    said += starts_said(entries, pace.starts, pace.text) if pace is not None else []
     said += [*waits_said(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
     read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from ..protocol.texts import of_nodes, printable
 from ..protocol.values import NOT_WAITED_FOR, Owner, Vote
 from ..survey.durations import span
 from ..survey.models import Entry, Survey
+from ..survey.waiting import MAX_WAITED_S
 
 __all__ = [
     "agree",
@@ -25,7 +27,7 @@ __all__ = [
     "say_away",
     "state_of",
 ]
-__all__ += ["ttl_text", "waits_said", "without_quorum"]
+__all__ += ["starts_said", "ttl_text", "waits_said", "without_quorum"]
 
 COLUMN_GAP = "  "
 AGREE_S = 1.0
@@ -75,6 +77,28 @@ def described(entry: Entry, seen: Survey) -> list[str]:
     return said
 
 
+def starts_said(entries: Iterable[Entry], most: int | None = None, pace: str = "") -> list[str]:
+    """Return the starts that a rate counts, in a line; none if there are none.
+
+    Args:
+        entries: All that is known of a key.
+        most: How many may start in a window, if that is known.
+        pace: Its rate, likewise.
+    """
+    left = [
+        sorted((t for t in entry.ttls if t is not None), reverse=True)[entry.quorum - 1]
+        for entry in entries
+        if entry.kind == "start" and entry.held
+    ]
+    if not left:
+        return []
+    of = f" of {most}" if most is not None else ""
+    said = f"starts: {len(left)}{of} are counted" + (f" by {pace}" if pace else "")
+    what = "the next may be" if most is not None and len(left) >= most else "one more is free"
+    at = time.strftime("%H:%M:%S", time.localtime(time.time() + min(left)))
+    return [f"{said}; {what} in {min(left):.1f} s, at {at}"]
+
+
 def agree(ttls: Sequence[float | None]) -> bool:
     """Return whether all nodes have a key, for as long as each other."""
     left = [ttl for ttl in ttls if ttl is not None]
@@ -99,10 +123,17 @@ def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
     said = [
         f"  waits {span(wait['waited'])} in {wait['worker']}"
         f" ({'in a pool slot' if wait.get('where') == 'slot' else 'parked'}):"
-        f" {wait.get('task')} {wait.get('task_id')}"
+        f" {wait.get('task')} {wait.get('task_id')}{_next(wait)}"
         for wait in waits
     ]
     return said + ([f"  ({unasked})"] if unasked else [])
+
+
+def _next(wait: Mapping[str, Any]) -> str:
+    """Return when a task that waits for its rate may start, if its worker has told."""
+    seconds = wait.get("next_in")
+    known = isinstance(seconds, (int, float)) and 0 <= seconds < MAX_WAITED_S
+    return f", by its rate; the next may start in {seconds:.1f} s" if known else ""
 
 
 def without_quorum(error: QuorumUnavailable) -> list[str]:

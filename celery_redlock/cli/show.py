@@ -10,7 +10,7 @@ from ..survey.models import Survey
 from ..survey.snapshot import look_at, resource_of
 from ..survey.waiting import count_parked, waited_for
 from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, on_site, timeout_option
-from .formatting import described, lines, say_away, waits_said
+from .formatting import described, lines, say_away, starts_said, waits_said
 
 __all__ = ["command"]
 
@@ -54,6 +54,7 @@ def _said(seen: Survey, resource: str) -> list[str]:
     said = [resource]
     if not any(entry.kind in ("lock", "tick", "foreign") for entry in seen.entries):
         said.append("  no node has a lock of it: it is free")
+    said += [f"  {line}" for line in starts_said(seen.entries)]
     for entry in seen.entries:
         if entry.kind == "fence":
             said.append(f"  fencing token last granted: {entry.fence}")

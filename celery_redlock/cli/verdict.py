@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.options import TASK, TaskOptions
-from ..config.settings import OF_LOCKS, OF_RETRIES, enabled, given_names
+from ..config.settings import OF_LOCKS, OF_RATED, OF_RETRIES, enabled, given_names
 from ..keys.resolver import Templates
 from ..messages.headers import MAX_ID_CHARS
 from ..messages.policy import Action, decide, parkable
@@ -26,7 +26,10 @@ __all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts"]
 
 END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 """What a policy does to the body that it ends."""
-OFF = ("key", "scope_name", "fencing", "limit", "hold_for", "reserve_ttl", "retry_deadline")
+OFF = (
+    *("key", "scope_name", "fencing", "limit", "rate", "burst"),
+    *("hold_for", "reserve_ttl", "retry_deadline"),
+)
 """Options that do nothing until somebody sets them."""
 
 
@@ -91,7 +94,10 @@ def _published(
         return Verdict("sent", f"sends the message without a reservation: {why}")
     other = owner.task_id if owner is not None else None
     if other is None:
-        kept = f"for {how.reserve_ttl:g} s" if how.reserve_ttl else "until it expires, else an hour"
+        succeeds = how.scope == "until_succeeded"
+        kept = "for an hour" if succeeds else "until it expires, else an hour"
+        kept = f"for {how.reserve_ttl:g} s" if how.reserve_ttl else kept
+        kept += ", and again after a success" if succeeds else ""
         return Verdict("sent", f"reserves the key {kept}, and sends the message")
     policy = how.on_duplicate
     running = any(e.kind == "lock" and e.owner and e.owner.task_id == other for e in entries)
@@ -109,6 +115,15 @@ def _published(
 
 
 def _run(how: TaskOptions, keys: int, entries: Sequence[Entry], parked: bool) -> Verdict:
+    if (pace := how.pace) is not None:
+        counted = [e for e in entries if e.kind == "start" and e.slot <= pace.starts]
+        busy = [entry for entry in counted if _occupied(entry) > entry.total - entry.quorum]
+        if left := pace.starts - len(busy):
+            free = f"{left} of {pace.starts} starts left in these {pace.window:g} s"
+            return Verdict("run", f"starts as soon as it is delivered: {free}")
+        outcome, text = _refused(how, ResourceHeld("held"), parked)
+        full = f"{pace.starts} of {pace.starts} starts in the last {pace.window:g} s"
+        return Verdict(outcome, f"{text}: {full}")
     taken = [entry for entry in entries if entry.kind in ("lock", "foreign")]
     busy = [entry for entry in taken if _occupied(entry) > entry.total - entry.quorum]
     if len(busy) < (how.limit if keys == 1 else 1):
@@ -141,7 +156,8 @@ def _refused(how: TaskOptions, refusal: NotAcquired, parked: bool) -> Verdict:
     if few:
         return Verdict("raise", "fails with QuorumUnavailable: too few nodes answer")
     if action.do in END:
-        return Verdict(action.do, f"{waits}{END[action.do]}: the key is held")
+        why = "the key is held" if how.rate is None else "none may start now"
+        return Verdict(action.do, f"{waits}{END[action.do]}: {why}")
     if action.do == "wait":
         return Verdict("wait", waits + END[action.then])
     dead = "has the holder revoked, and runs when that is dead"
@@ -205,6 +221,8 @@ def read_by(
         unread |= {"reserve_ttl", "on_duplicate"}
     if how.scope == "until_executing":
         unread |= {*OF_LOCKS, *OF_RETRIES}
+    if how.rate is not None:
+        unread |= {*OF_RATED, "ttl"}
     if not retries:
         unread |= {*OF_RETRIES} - ({"on_deadline"} if waits else set())
     if how.retry_deadline is None and not waits:

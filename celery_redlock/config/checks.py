@@ -24,6 +24,7 @@ Scope = Literal[
     "until_executing",
     "until_executed",
     "until_and_while_executing",
+    "until_succeeded",
     "until_expired",
 ]
 OnDuplicate = Literal["existing", "raise", "skip", "replace"]
@@ -115,6 +116,15 @@ def flag(value: Any) -> Any:
 def limit(value: Any) -> Any:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
         raise ValueError(f"must be a whole number from 1 to {MAX_SLOTS}")
+    return value
+
+
+def rate(value: Any) -> Any:
+    if not isinstance(value, str):
+        raise ValueError("must be a rate such as '10/m'")
+    from ..protocol.rate import parsed  # most programs have none
+
+    parsed(value)
     return value
 
 

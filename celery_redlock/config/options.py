@@ -13,22 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
 
 from ..protocol.errors import ConfigurationError
 from . import checks
 from .checks import DAY, MIN_TTL, ConflictPolicy, OnDuplicate, Scope
 
-__all__ = [
-    "GLOBAL",
-    "TASK",
-    "LockOptions",
-    "Option",
-    "Settings",
-    "TaskOptions",
-    "check_option",
-    "guarded",
-]
+if TYPE_CHECKING:
+    from ..protocol.rate import Rate
+
+__all__ = ["GLOBAL", "TASK", "LockOptions", "Option", "Settings", "TaskOptions"]
+__all__ += ["check_option", "guarded"]
 
 
 Key: TypeAlias = Sequence[str] | Callable[..., str | Collection[str]] | None
@@ -243,6 +238,19 @@ class TaskOptions(_Shared):
         "How many bodies may run at a time per key.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
+    rate: str | None = _option(
+        None,
+        checks.or_none(checks.rate),
+        "How many bodies may start per key, over all workers: `10/m` is at most 10 in any 60"
+        " seconds; also `s`, `h`, `d` and `10/5m`. The bodies run under no lock, and may overlap.",
+        "Set it where something must not be called too often: [rates](rates.md).",
+    )
+    burst: int | None = _option(
+        None,
+        checks.or_none(checks.limit),
+        "How many of a `rate` may start at once. `10/m` with 3: three in any 18 seconds.",
+        "Set it to spread the starts of a rate over its time.",
+    )
     scope: Scope = _option(
         "while_executing",
         checks.one_of(Scope),
@@ -310,6 +318,20 @@ class TaskOptions(_Shared):
     )
     waits: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def longest(self) -> float:
+        """Seconds for which a node may have forgotten something of it, at most."""
+        return max(self.ttl, self.hold_for, self.pace.ttl if self.pace else 0.0)
+
+    @property
+    def pace(self) -> Rate | None:
+        """What `rate` and `burst` mean."""
+        if self.rate is None:
+            return None
+        from ..protocol.rate import rate_of  # most programs have none
+
+        return rate_of(self.rate, self.burst)
+
 
 def _table(kind: Any) -> dict[str, Option]:
     return {f.name: f.metadata["option"] for f in fields(kind) if "option" in f.metadata}
@@ -332,6 +354,8 @@ class LockOptions(TypedDict, total=False):
     fencing: bool
     scope_name: str | None
     limit: int
+    rate: str | None
+    burst: int | None
     scope: Scope
     reserve_ttl: float | None
     on_duplicate: OnDuplicate

@@ -17,6 +17,8 @@ from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
 OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
 """Options that a task reads which may be sent again."""
+OF_RATED = ("limit", "hold_for", "max_lifetime", "on_lost")
+"""Options that no task with a rate reads: its bodies hold no lock."""
 OF_LOCKS = ("wait", "max_lifetime", "on_conflict", "on_lost", "hold_for", "fencing")
 """Options that a task reads whose body runs under its lock."""
 
@@ -149,16 +151,27 @@ def check_together(
             f"{p}limit counts the holders of one key, and this task locks several: leave one of"
             " the two out"
         )
+    if values.get("burst") is not None and values.get("rate") is None:
+        raise ConfigurationError(
+            f"{p}burst says how many of a rate may start at once, and there is no {p}rate: set it,"
+            f" as in {p}rate='10/m', or leave {p}burst out"
+        )
+    if values.get("rate") is not None:
+        _check_rate(values, given, p, several=several)
     if fencing and several:
         raise ConfigurationError(
             f"{p}fencing: the numbers of a fencing token grow with the grants of one key, and this"
             f" task locks several. Give it {p}fencing=False (redlock_fencing sets it for all tasks)"
         )
-    if scope == "until_expired" and values.get("on_duplicate") == "replace":
+    keeps = {
+        "until_expired": "the key is kept whatever becomes of its task",
+        "until_succeeded": "the key may be kept for a task that has succeeded",
+    }
+    if scope in keeps and values.get("on_duplicate") == "replace":
         raise ConfigurationError(
-            f"{p}on_duplicate 'replace' is not available with {p}scope 'until_expired': the key is"
-            " kept whatever becomes of its task, so no task takes its place; use 'until_executed',"
-            " or another of 'existing', 'raise', 'skip'"
+            f"{p}on_duplicate 'replace' is not available with {p}scope {scope!r}: {keeps[scope]},"
+            " so no task takes its place; use 'until_executed', or another of 'existing', 'raise',"
+            " 'skip'"
         )
     for name in ("reserve_ttl", "on_duplicate"):
         if name in given and scope == "while_executing":
@@ -193,6 +206,51 @@ def check_together(
             f" it is {p}retry_deadline (or redlock_retry_deadline), which is None. Set that to the"
             f" seconds after which to give up, or leave {p}on_deadline out"
         )
+
+
+def _check_rate(
+    values: Mapping[str, Any], given: Mapping[str, Any], p: str, *, several: bool
+) -> None:
+    """Refuse what a task with a rate cannot have, whose bodies run under no lock."""
+    from ..protocol.rate import rate_of  # most programs have none
+
+    scope, policy = values.get("scope", "while_executing"), values.get("on_conflict", "retry")
+    why = ""
+    try:
+        rate_of(values["rate"], values.get("burst"))
+    except ValueError as error:
+        why = p + str(error)
+    if several:
+        why = f"{p}rate counts the starts of one key, and this task locks several: leave one out"
+    elif scope == "until_executing":
+        why = (
+            f"{p}rate is not available with {p}scope 'until_executing', under which a body asks for"
+            " nothing: 'until_and_while_executing' is the same with a rate"
+        )
+    elif policy == "replace":
+        why = (
+            f"{p}on_conflict 'replace' revokes a holder, and with {p}rate nobody holds anything: to"
+            " revoke one takes no start back. Use 'retry', 'skip', 'raise' or 'reject'"
+        )
+    elif values.get("on_duplicate") == "replace" and scope == "until_executed":
+        why = (
+            f"{p}on_duplicate 'replace' needs to know whether a body runs, and with {p}rate none"
+            " holds a lock that says so: use scope 'until_and_while_executing'"
+        )
+    elif values.get("fencing"):
+        why = (
+            f"{p}rate lets bodies overlap, and a fencing token would refuse the writes of all but"
+            f" the last: with {p}rate give {p}fencing=False"
+        )
+    for name in () if why else OF_RATED:
+        if given.get(name, TASK[name].default) != TASK[name].default:
+            why = (
+                f"{p}rate says when bodies start, and they hold no lock while they run, so nothing"
+                f" reads {p}{name}: leave one of the two out. For both, take a lock in the body:"
+                " with redlock.lock(...)"
+            )
+    if why:
+        raise ConfigurationError(why)
 
 
 def _moved(conf: Any) -> str | None:

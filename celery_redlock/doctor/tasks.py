@@ -62,8 +62,7 @@ def ttls_of(app: Any) -> list[float]:
         ttls = {read_settings(app).ttl}
         locks = [lock for task in app.tasks.values() if (lock := lock_of(task)) is not None]
         options = [lock.options(app) for lock in locks]
-        kept = {one.hold_for for one in options if one.hold_for > one.ttl}
-        return sorted(ttls | {one.ttl for one in options} | kept)
+        return sorted(ttls | {one.ttl for one in options} | {one.longest for one in options})
     except ConfigurationError:
         return []
 

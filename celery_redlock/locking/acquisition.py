@@ -17,7 +17,6 @@ from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import slots
 from ..protocol.round import Round, Steps, Verb
-from ..protocol.texts import shown
 from ..protocol.values import QueueEntry, quorum_of
 from ..runtime.clock import monotonic
 from .request import LockRequest
@@ -79,7 +78,7 @@ class Acquisition:
     def _tell(self, began: float, lease: Lease | None, refusal: NotAcquired | None) -> None:
         request, nodes = self._request, len(self._client.addresses)
         ask = Ask(
-            resource=shown(request.names),
+            resource=request.resource,
             owner=request.owner or self._client.owner,
             lease=lease,
             refusal=refusal,
@@ -111,7 +110,7 @@ class Acquisition:
         """Try once; join the wait queues of `entry` right before."""
         request = self._request
         try:
-            if request.limit == 1:
+            if request.limit == 1 and request.rate is None:
                 return self._attempt(request.names, entry=entry)
             if entry is not None:
                 self._queue(entry, Verb.ENQUEUE)
@@ -121,20 +120,20 @@ class Acquisition:
 
     def _attempt_slots(self, name: str, limit: int, known_full: bool) -> Claim:
         """Acquire one of the slots of a name: any; and if that is taken, one that is seen free."""
-        names = slots(name, limit)
+        names, called = slots(name, limit), self._request.resource
         if not known_full:
             with contextlib.suppress(ResourceHeld):
-                return self._attempt([JITTER.choice(names)], name)
+                return self._attempt([JITTER.choice(names)], called)
         ballot = self._client.peek((name,), limit)
         free = outcome.free(ballot)
         JITTER.shuffle(free)
         lost = None
         for slot in free:
             try:
-                return self._attempt([names[slot]], name)
+                return self._attempt([names[slot]], called)
             except ResourceHeld as error:
                 lost = error.holder
-        raise outcome.all_held(name, ballot, self._client.nodes, lost)
+        raise outcome.all_held(called, ballot, self._client.nodes, lost, self._request.rate)
 
     def _attempt(
         self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
@@ -149,6 +148,8 @@ class Acquisition:
         patience = request.patience or client.patience(claim.ttl)
 
         def operation(now: float) -> Steps[Round]:
+            if request.rate is not None:
+                return quorum.start(claim, now, patience, request.rate)
             if not request.fencing:
                 return quorum.acquire(claim, now, patience)
             # The proposal is made after `now`: a process that is stopped in between asks too late.
@@ -173,9 +174,10 @@ class Acquisition:
         raise error
 
     def _new_claim(self, names: Sequence[str]) -> Claim:
-        client, ttl = self._client, self._request.ttl
-        if ttl > client.guard.longest:
-            client.guard.expect(ttl)
+        client, ttl, rate = self._client, self._request.ttl, self._request.rate
+        longest = ttl if rate is None else rate.longest(client.patience(ttl))
+        if longest > client.guard.longest:
+            client.guard.expect(longest)
         token = (self._request.owner or client.owner).token(os.urandom(16).hex(), time.time())
         return Claim(names, token, ttl, len(client.addresses))
 

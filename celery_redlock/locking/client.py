@@ -230,12 +230,15 @@ class LockClient:
         finally:
             claim.ended = True
             self.claims.pop(claim.token, None)
-        if claim.mark is not None:
-            # Nothing is released that could bring it along: a release of what is not held does.
+        self.leave_mark(claim)
+        return bool(ballot.confirmed())
+
+    def leave_mark(self, claim: Claim) -> None:
+        """Leave a claim's mark, if it has one, where no release of it brings that along."""
+        if claim.mark is not None:  # a release of what is not held does
             bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self.addresses))
             bearer.mark = claim.mark
             self.driver.run(lambda now: quorum.release(bearer, now, 0.0))
-        return bool(ballot.confirmed())
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Extend many, for the watchdog; return those that a quorum confirmed."""

@@ -36,6 +36,8 @@ def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
     mark, nodes = held.mark[0], len(client.addresses)
     granted = [NEVER] * nodes
     names = slots(held.resources[0], limit) if limit > 1 else list(held.resources)
+    if held.request.rate is not None:  # starts outlast their bodies, and keep no other out
+        names = []
     if claim is not None and claim.held(monotonic()):
         granted = claim.expiries
         names = [name for name in names if name not in claim.resources]

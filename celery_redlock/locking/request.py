@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..protocol.names import plain
+from ..protocol.rate import Rate
+from ..protocol.texts import shown
 from ..protocol.values import Owner
 
 __all__ = ["LockRequest"]
@@ -22,6 +25,7 @@ class LockRequest:
             timeout.
         fencing: Whether the lease gets a fencing token.
         limit: How many may hold it at a time.
+        rate: Whose starts the names are of; None for a lock.
     """
 
     names: tuple[str, ...]
@@ -31,3 +35,9 @@ class LockRequest:
     patience: float | None = None
     fencing: bool = False
     limit: int = 1
+    rate: Rate | None = None
+
+    @property
+    def resource(self) -> str:
+        """What is asked for, for people."""
+        return shown([plain(name) for name in self.names] if self.rate else self.names)

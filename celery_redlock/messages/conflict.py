@@ -91,6 +91,8 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
             f"returned 'replace', but with limit={message.options.limit} it may revoke all who hold"
             " it for one place: return 'wait'"
         )
+    elif said == "replace" and message.options.rate is not None:
+        wrong = "returned 'replace', but with a rate nobody holds anything: return 'retry'"
     else:
         policy: ConflictPolicy = said  # type: ignore[assignment]  # it is one of them
         return policy

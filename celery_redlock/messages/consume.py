@@ -29,11 +29,12 @@ from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from . import reservation
 from .conflict import Message
-from .delivery import PREDECESSOR_PATIENCE_S, Delivery, unlocked
+from .delivery import PREDECESSOR_PATIENCE_S, Delivery, DoneBefore, unlocked
 from .headers import ATTEMPTS, RESERVATION, is_redelivered, mapping_of, said, short_id
 from .policy import meets_reservation
-from .reservation import HOUR, Reservation, claim_for
+from .reservation import HOUR, WHILE_RUNNING, Reservation, claim_for
 from .results import end_of
+from .skipped import Skipped
 
 __all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
 
@@ -182,13 +183,13 @@ class ReservedDelivery:
             else:
                 return owner
         self._tell(claim.token)
-        if self.note.scope == "until_executed":
+        if self.note.scope in WHILE_RUNNING:
             self._watch(claim)
         return None
 
     def _ended(self, owner: Owner) -> str | None:
         """The state in which another has ended, if it is to have freed its reservation by now."""
-        return None if self.note.scope == "until_expired" else end_of(self._task, owner.task_id)
+        return end_of(self._task, owner.task_id, self.note.scope)
 
     def _free_of(self, owner: Owner) -> bool:
         names, limit = self.note.resources, self._options.limit
@@ -241,7 +242,7 @@ class ReservedDelivery:
     @property
     def _dies_with_us(self) -> bool:
         """Whether it is to end with this process, because its message does not come back then."""
-        return self.note.scope == "until_executed" and not _survives(self._task)
+        return self.note.scope in WHILE_RUNNING and not _survives(self._task)
 
     def _register(self, claim: Claim) -> None:
         if self._dies_with_us:
@@ -298,7 +299,13 @@ class ReservedDelivery:
         claim = self._claim or self._named()
         self._redlock.client.watchdog.drop(claim)
         stays = self.passed_on or self.note.scope == "until_expired"
-        if not stays and not comes_back(self._task, state, retval):
+        if not stays and self.note.scope == "until_succeeded" and _succeeded(state, retval):
+            claim.ended = True  # it may be for longer than it is to be kept now
+            kept = claim_for(self._redlock, self.note.resources, self.note.ttl, token=claim.token)
+            if not reservation.adopt(self._redlock, kept):
+                line = "%s has succeeded, and its key is not kept: another may be published"
+                logger.warning(line, self._message.called)
+        elif not stays and not comes_back(self._task, state, retval):
             self._redlock.client.registry.releasing(claim)
             reservation.free(self._redlock, claim)
         self._redlock.client.registry.unregister(claim)
@@ -307,6 +314,13 @@ class ReservedDelivery:
 def _survives(task: Any) -> bool:
     """Whether a task's message comes back if its worker or its process dies."""
     return bool(task.acks_late or getattr(task, "retry_on_worker_lost", False))
+
+
+def _succeeded(state: str | None, retval: Any) -> bool:
+    """Whether the body of a message has come to its end, in this delivery or another."""
+    return isinstance(retval, DoneBefore) or (
+        state == states.SUCCESS and Skipped.of(retval) is None
+    )
 
 
 def comes_back(task: Any, state: str | None, retval: Any) -> bool:

@@ -28,7 +28,7 @@ from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
 from .policy import decide, is_split
 from .results import state_of, stored_end, tell_skipped
 
-__all__ = ["Delivery", "first_call", "lease_of", "unlocked"]
+__all__ = ["Delivery", "DoneBefore", "first_call", "lease_of", "unlocked"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -50,6 +50,10 @@ delivered. It comes to the head of its queue, and looks again after half a minut
 
 class _Done(Exception):
     """This delivery's message was worked on to its end by another delivery of it."""
+
+
+class DoneBefore(Ignore):
+    """Ends a delivery of such a message: state, result and callbacks are those of the other."""
 
 
 class Delivery:
@@ -93,7 +97,7 @@ class Delivery:
         except _Done:
             logger.info("%s is done: this was a second delivery of it", message.called)
             tell_skipped(message.task, request.id, message.resource, None, "done")
-            raise Ignore from None  # acknowledged; state, result, callbacks are those of the first
+            raise DoneBefore from None  # acknowledged
         # Counted from the next conflict: a retry of the user's would carry the count along.
         # And a delay's traces, with which RabbitMQ might drop it.
         if isinstance(request.headers, dict):
@@ -131,12 +135,16 @@ class Delivery:
         Raises:
             _Done: Another delivery has done the work.
         """
+        rated = self._options.rate is not None
+        if rated:  # before it starts, as that counts; to start keeps no other delivery out
+            self._first_at_work()
         try:
             self._try()
         except ResourceHeld as refusal:
-            self._first_at_work()
+            if not rated:
+                self._first_at_work()
             self._insist(refusal)
-        if self._first_at_work():
+        if not rated and self._first_at_work():
             self._held.release()
             raise ResourceHeld(
                 f"{self._held.resource}: its first delivery holds another of its slots",
@@ -151,11 +159,13 @@ class Delivery:
         patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)
-        redelivered = self._redelivered and not self._copy
+        # Who has started before is in nobody's way by being at work.
+        rated = options.rate is not None
+        redelivered = self._redelivered and not self._copy and not rated
         try:
             self._held.acquire(wait=0.0 if redelivered else wait)
         except ResourceHeld as refusal:
-            holder = _other_task(refusal)
+            holder = None if rated else _other_task(refusal)
             if holder is not None and (self._predecessor(holder) or self._has_ended(holder)):
                 self._held.acquire(wait=PREDECESSOR_PATIENCE_S)
             elif is_split(refusal):

@@ -158,7 +158,7 @@ def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
 
     def succeeded(outcome: Any, **more: Any) -> Any:
         result = on_success(outcome, **more)
-        if again and not outcome[0]:
+        if again and not outcome[0] and note.scope != "until_succeeded":
             _free(app, note)
         return result
 

@@ -123,6 +123,10 @@ def backoff(
         ceiling = min(ceiling, MAX_COPY_PAUSE_S)
     if parked and held:
         ceiling = MAX_PARKED_PAUSE_S
+    elif options.rate is not None and isinstance(refusal, ResourceHeld) and refusal.holder:
+        # When the next may start is known.
+        next_in = refusal.holder.expires_in or 0.0
+        return min(next_in + random.uniform(MIN_PAUSE_S, PUT_OFF_SPREAD_S), max(MIN_PAUSE_S, most))
     return max(MIN_PAUSE_S, random.uniform(0, min(ceiling, most)))
 
 

@@ -166,8 +166,8 @@ class _Publication:
                 return self._send_without(task_id, note, why)
             other = holder.owner.task_id
             # An id that is used again may have ended before, and be queued now.
-            ended = wish.scope != "until_expired" and other != short_id(self.task_id)
-            end = end_of(self.task, other) if ended else None
+            again = other == short_id(self.task_id)
+            end = None if again else end_of(self.task, other, wish.scope)
             late, freed = time.monotonic() >= until, replaced >= MAX_REPLACED
             step = meets_reservation(end, late=late, freed=freed)
             if step == "wait":
@@ -272,7 +272,8 @@ class _Publication:
             logger.warning("%s; it is reserved for %g s", error, longest)  # others wait for it
         # What comes again brings its `expires` along, which anybody may have written.
         expires = None
-        if reserve_ttl is None and self._arrival is None:
+        kept = self.wish.scope == "until_succeeded"  # after its message is over
+        if reserve_ttl is None and self._arrival is None and not kept:
             expires = seconds_until(self.task.app, self.options.get("expires", self.task.expires))
         ttl = expires if expires is not None else reserve_ttl or HOUR
         lasts = ttl if expires is not None else ttl + self._delay()

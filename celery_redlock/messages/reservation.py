@@ -43,6 +43,7 @@ __all__ = [
     "MONTH",
     "RESERVING",
     "UNSENT_TTL_S",
+    "WHILE_RUNNING",
     "Reservation",
     "adopt",
     "claim_for",
@@ -65,9 +66,12 @@ _RESERVES = {
     "until_executing": 1,
     "until_and_while_executing": 1,
     "until_executed": 2,
-    "until_expired": 3,
+    "until_succeeded": 3,
+    "until_expired": 4,
 }
 """How long a scope keeps others from publishing: not at all, until the body begins, ends, ever."""
+WHILE_RUNNING = ("until_executed", "until_succeeded")
+"""Scopes under which it is extended while the body runs."""
 HOUR = 3600.0
 """Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
 UNSENT_TTL_S = 10.0

@@ -35,8 +35,15 @@ def state_of(task: Any, task_id: str) -> str | None:
     return state
 
 
-def end_of(task: Any, task_id: str) -> str | None:
-    """The state in which a task has ended, or will without a body; None if it is not known to."""
+def end_of(task: Any, task_id: str, scope: str) -> str | None:
+    """The state in which a task has ended, or will without a body, that reserved a key by a scope.
+
+    None if it is not known to, or is to keep the key all the same.
+    """
+    if scope == "until_expired":
+        return None
+    if scope == "until_succeeded" and stored_end(task, task_id) == states.SUCCESS:
+        return None
     return states.REVOKED if was_revoked(task_id) else stored_end(task, task_id)
 
 

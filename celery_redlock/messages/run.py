@@ -9,12 +9,13 @@ from typing import Any
 
 from celery.exceptions import Retry
 
+from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease, Unlocked
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
-from ..protocol.errors import NotAcquired
+from ..protocol.errors import ConfigurationError, NotAcquired
 from ..protocol.names import checked_names
 from ..protocol.values import Owner
 from ..runtime.interrupt import Interruptible
@@ -62,6 +63,8 @@ def run(
         limit=options.limit,
     )
     held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
+    if options.rate is not None:
+        held = start_of(held, options)
     held.task = task.name if task is not None else ""
     if options.on_lost == "raise":
         block = Interruptible(held.loss, held.lost_unawares)
@@ -70,7 +73,7 @@ def run(
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered:
-        message = Message(task, request, redlock, held.resources, options)
+        message = Message(task, request, redlock, resources, options)
         try:
             return ReservedDelivery(message).run(held, body)
         except Retry as again:
@@ -86,6 +89,24 @@ def run(
         return body()
     finally:
         held.__exit__(None, None, None)
+
+
+def start_of(asked: HeldLease, options: TaskOptions) -> HeldLease:
+    """Return what stands for a lock where a rate says when a body may start.
+
+    Raises:
+        ConfigurationError: A function has made several keys.
+    """
+    from ..locking.start import Start  # most programs need neither
+
+    request, pace = asked.request, options.pace
+    assert pace is not None
+    if len(request.names) > 1:
+        raise ConfigurationError(
+            f"{asked.resource}: a rate is of one key; return one from the function that makes it"
+        )
+    wait, owner = request.wait, request.owner
+    return Start(asked.redlock, request.names[0], pace, wait=wait, owner=owner)
 
 
 def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:

@@ -21,15 +21,18 @@ __all__ = [
         "MARK_SUFFIX",
         "RESERVED_SUFFIX",
         "SLOT_SUFFIX",
+        "START_SUFFIX",
         "TRUSTED_KEY",
     ),
-    *("Resources", "base_of", "checked_names", "mark_of", "slots"),
+    *("Resources", "base_of", "checked_names", "mark_of", "plain", "slots"),
 ]
 
 FENCE_SUFFIX = "#fence"
 """Ends the key of a resource's last fencing token; no resource's own name may end so."""
 SLOT_SUFFIX = "#slot"
 """With a number, ends the key of one of several holders of a resource; no name may end so."""
+START_SUFFIX = "#start"
+"""Ends the key of a start that a rate counts (`rate.py`), before the number of its slot."""
 RESERVED_SUFFIX = "#reserved"
 """Ends the key of a resource's reservation (`reservation.py`), likewise."""
 MARK_SUFFIX = "#done"
@@ -58,6 +61,7 @@ Resources = str | Sequence[str]
 _OURS = {
     re.escape(FENCE_SUFFIX): "fencing tokens",
     re.escape(RESERVED_SUFFIX): "reservations",
+    re.escape(START_SUFFIX): "the starts that a rate counts",
     re.escape(LINE_SUFFIX): "queues of waiters",
     re.escape(MARK_SUFFIX): "marks of tasks that are done",
     re.escape(TRUSTED_KEY): "the marks of nodes that are trusted",
@@ -69,6 +73,11 @@ def base_of(name: str) -> str:
     """Return the resource whose slot this is; of any other name, the name."""
     base, _, number = name.rpartition(SLOT_SUFFIX)
     return base if number.isascii() and number.isdecimal() else name
+
+
+def plain(name: str) -> str:
+    """Return the resource whose slot, or whose start, this is; of any other name, the name."""
+    return base_of(name).removesuffix(START_SUFFIX)
 
 
 def checked_names(resource: Resources, *, fencing: bool = False, limit: int = 1) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from .claim import Claim
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER
+from .rate import Rate
 from .restart_guard import Doubt
 from .round import Held, Round, Verb
 from .texts import are_needed, of_nodes
@@ -29,6 +30,7 @@ __all__ = [
     "last_votes",
     "refusal",
     "seen",
+    "settled",
     "silent",
     "tokens",
     "unavailable",
@@ -121,12 +123,26 @@ def free(ballot: Round) -> list[int]:
     return [n for n in numbers if seen(ballot, n).count(None) >= ballot.quorum]
 
 
+def settled(ballot: Round, queries: Iterable[int]) -> bool:
+    """Return whether each of some queries of a PEEK is held by one who has a quorum.
+
+    Else it may be of those who try at once, and free in a moment, whatever its ttl.
+    """
+    quorum = ballot.quorum
+    return all(max(Counter(tokens(ballot, n)).values(), default=0) >= quorum for n in queries)
+
+
 def all_held(
-    resource: str, ballot: Round, nodes: Sequence[str], lost: Holder | None
+    resource: str,
+    ballot: Round,
+    nodes: Sequence[str],
+    lost: Holder | None,
+    rate: Rate | None = None,
 ) -> ResourceHeld:
     """Return the error for a resource none of whose slots was granted, from a PEEK over them.
 
-    `lost` is who has taken one that was free in this round, if there was one.
+    `lost` is who has taken one that was free in this round, if there was one; `rate` what the slots
+    are of, if they are starts.
     """
 
     def promise(slot: int) -> tuple[bool, float]:
@@ -138,8 +154,14 @@ def all_held(
     if who is None:
         first = min(range(len(ballot.claims)), key=promise)
         who = holder(resource, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
+    said = f"is held by as many as may, {len(ballot.claims)} at a time; one is {who}"
+    if rate is not None:
+        said = (
+            f"has its {rate.starts} starts of the last {rate.window:g} s ({rate.text}); the next in"
+            f" {free_in(ballot):.1f} s"
+        )
     return ResourceHeld(
-        f"{resource} is held by as many as may, {len(ballot.claims)} at a time; one is {who}",
+        f"{resource} {said}",
         resource=resource,
         votes=[
             NodeVote(name, vote if vote is Vote.SILENT else Vote.NO)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from .claim import Claim
 from .lease import FENCE_LIMIT
 from .names import TRUSTED_KEY
+from .rate import Rate
 from .round import Round, Steps, Verb
 from .values import Mark, Query, QueueEntry, Vote
 
@@ -32,6 +33,7 @@ __all__ = [
     "mark",
     "peek",
     "release",
+    "start",
     "undo",
 ]
 
@@ -102,6 +104,30 @@ def acquire(
     ]
     yield from undo(claim, now, suspects)
     return ballot
+
+
+def start(claim: Claim, now: float, patience: float, rate: Rate) -> Steps[Round]:
+    """Try once to take a start: a claim that outlasts the rate's window from when this returns.
+
+    `claim.held` tells the outcome. Nobody extends it, and nobody gives it back. If what was asked
+    for is too short by then, because nodes are far away or we were paused, it is renewed once for
+    longer. Half of the slack is left for what comes between this and the body's first line.
+
+    Args:
+        claim: As for `acquire`, of one slot, with the rate's ttl.
+        now: The time before anything is sent; seconds.
+        patience: How long to wait for a quorum; seconds.
+        rate: Its rate.
+    """
+    least = rate.window + rate.slack / 2
+    asked = yield from acquire(claim, now, patience)
+    if claim.granted_at is not None and claim.deadline - claim.granted_at < least:
+        claim.ttl = rate.longest(patience)
+        now = yield Round(Verb.EXTEND, [claim], claim.granted_at, patience)
+        if not claim.held(now) or claim.deadline - now < least:
+            claim.granted_at = None
+            yield from undo(claim, now)
+    return asked
 
 
 def _fence(ballot: Round) -> bool:

@@ -11,9 +11,10 @@ from ..protocol.values import Owner
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
 
-KINDS = ("lock", "reservation", "tick", "mark", "fence", "line", "foreign")
-"""What nodes keep: locks, reservations of published tasks, a beat's claims on ticks, marks of tasks
-that are done, the last fencing tokens, wait queues, and values that are not of this library."""
+KINDS = ("lock", "start", "reservation", "tick", "mark", "fence", "line", "foreign")
+"""What nodes keep: locks, starts that a rate counts, reservations of published tasks, a beat's
+claims on ticks, marks of tasks that are done, the last fencing tokens, wait queues, and values that
+are not of this library."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Entry:
         resource: The name, without prefix and suffix.
         key: The whole key.
         kind: One of `KINDS`.
-        slot: Which of several holders'; 1 unless it is a lock with a limit.
+        slot: Which of several holders', or starts; 1 unless it is of a limit or a rate.
         owner: Whose the token is that most nodes hold: task, task id, host, pid, since when.
         digest: A short name of that token, safe to show; empty where there is none.
         ttls: Per node, seconds left of it; None where it is not there, infinite without a ttl.

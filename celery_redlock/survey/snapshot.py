@@ -20,9 +20,11 @@ from ..protocol.names import (
     MARK_SUFFIX,
     RESERVED_SUFFIX,
     SLOT_SUFFIX,
+    START_SUFFIX,
     TRUSTED_KEY,
     base_of,
     mark_of,
+    plain,
 )
 from ..protocol.replies import DONE
 from ..protocol.texts import are_needed, of_nodes
@@ -44,6 +46,7 @@ NodeData = Mapping[str, KeyValue]
 _SUFFIXES = {
     FENCE_SUFFIX: "fence",
     RESERVED_SUFFIX: "reservation",
+    START_SUFFIX: "start",
     MARK_SUFFIX: "mark",
     LINE_SUFFIX: "line",
 }
@@ -118,7 +121,8 @@ def look(redlock: Redlock, resource: str, timeout: float = 3.0) -> tuple[Entry, 
 
 def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
     """Return the same, with how each node answered."""
-    slots = [f"{resource}{SLOT_SUFFIX}{number}" for number in range(2, MAX_SLOTS + 1)]
+    numbers, bases = range(2, MAX_SLOTS + 1), (resource, resource + START_SUFFIX)
+    slots = [f"{base}{SLOT_SUFFIX}{number}" for base in bases for number in numbers]
     others = [resource + suffix for suffix in _SUFFIXES]
 
     def keys(names: Iterable[str]) -> dict[str, bytes]:
@@ -258,10 +262,11 @@ def _parse(name: str) -> tuple[str, str, int]:
     """Return what a key is by its end: of which resource, of which kind, which slot."""
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix) and len(name) > len(suffix):
-            return name[: -len(suffix)], kind, 1
+            return plain(name[: -len(suffix)]) if kind == "line" else name[: -len(suffix)], kind, 1
     base = base_of(name)
     if base and base != name:
-        return base, "lock", int(name[len(base) + len(SLOT_SUFFIX) :][:9])
+        resource, kind, _slot = _parse(base)
+        return resource, kind, int(name[len(base) + len(SLOT_SUFFIX) :][:9])
     return name, "lock", 1
 
 

@@ -99,7 +99,7 @@ def count_parked(seen: Survey, parked: Parked, *, prefix: str | None = None) -> 
 def _counted(entry: Entry, parked: Parked) -> Entry:
     waited = parked.waited.get(entry.resource, [])
     others = max(0, entry.waiting - parked.queued.get(entry.resource, 0))
-    if entry.kind not in ("lock", "line") or others + len(waited) == entry.waiting == 0:
+    if entry.kind not in ("lock", "start", "line") or others + len(waited) == entry.waiting == 0:
         return entry
     waits = tuple(sorted((*entry.waits, *waited), reverse=True)[: max(1, len(entry.waits))])
     held_for = entry.held_for

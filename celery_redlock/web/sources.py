@@ -23,7 +23,7 @@ __all__ = ["Sources"]
 
 logger = logging.getLogger("celery_redlock.web")
 
-KINDS = ("lock", "reservation", "line", "foreign")
+KINDS = ("lock", "start", "reservation", "line", "foreign")
 """What of the nodes' keys is shown; marks and fences are many, and nobody waits for them."""
 ALL_TIMEOUT_S = 3.0
 """After which a node that has not told all counts as away, in a look at everything."""

@@ -31,8 +31,8 @@ RETRY_DELAY_S = (1.0, 30.0)
 MAX_NUMBER = 1e18
 """No number here is as large, nor infinite; some numbers of JSON are none that can be shown."""
 HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
-WAITS = ("resource", "task", "task_id", "waited", "holder", "where")
-NUMBERS = ("held_for", "remaining", "waited", "timestamp", "pid", "fencing_token")
+WAITS = ("resource", "task", "task_id", "waited", "holder", "where", "next_in")
+NUMBERS = ("held_for", "remaining", "waited", "next_in", "timestamp", "pid", "fencing_token")
 
 
 def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:

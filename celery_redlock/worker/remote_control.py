@@ -109,6 +109,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     from celery.worker import state
 
     from ..messages.headers import attempts_of, short_id
+    from ..protocol.names import START_SUFFIX, plain
     from ..protocol.texts import shown
 
     waiting: dict[str, tuple[Any, Sequence[str], float, str]] = {}
@@ -131,10 +132,15 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     for request, wanted, since, where in waiting.values():
         if not wanted:
             continue
+        next_in = None
+        if parking is not None and wanted[0].endswith(START_SUFFIX):
+            next_in = parking.dispatcher.next_in(tuple(wanted))
+            wanted = [plain(name) for name in wanted]
         resource = shown(wanted)
         yield {
             "resource": resource,
             "resources": wanted,
+            "next_in": None if next_in is None else round(next_in, 3),
             "task": request.name,
             "task_id": request.id,
             "waited": round(max(0.0, now - since), 3),
@@ -162,7 +168,9 @@ def _wanted(request: Any) -> Sequence[str]:
 
     try:
         lock = lock_of(request.task)
-        if lock is None or lock.options(request.app).scope == "until_executing":
+        options = lock.options(request.app) if lock is not None else None
+        # What needs no lock while it runs is at work, for all that can be seen.
+        if lock is None or options is None or options.rate or options.scope == "until_executing":
             return ()
         return resources_of(request.task, request.args, request.kwargs)
     except Exception:

@@ -92,7 +92,7 @@ def _longest_ttl(task: Any, settings: Settings | None) -> float:
     except ConfigurationError as error:
         raise ConfigurationError(f"{task.name}: {error}") from None
     check_rejecting(task, options)
-    return max(options.ttl, options.hold_for)
+    return options.longest
 
 
 def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:

@@ -16,7 +16,9 @@ from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import resources_of
+from celery_redlock.locking.start import Start
 from celery_redlock.messages.reservation import claim_for, give_up, take
+from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.wait import wait_until
@@ -52,6 +54,7 @@ def shop(nodes: list[LocalServer], **conf: Any) -> Celery:
     declare("by_function", key_of)
     declare("both", ("order:{order_id}", "lang:{lang}"))
     declare("few", "few:{order_id}", lock_limit=2)
+    declare("paced", "paced:{order_id}", lock_rate="2/m")
     for policy in ("skip", "raise", "wait", "replace"):
         declare(f"on_{policy}", "order:{order_id}", lock_on_conflict=policy)
     for policy in ("existing", "raise", "skip", "replace"):
@@ -225,6 +228,21 @@ def test_a_limit_counts_slots(app: Celery, redlock: Redlock) -> None:
             second = told(app, "shop.few", "[1]")
     assert (first["run"]["outcome"], second["run"]["outcome"]) == ("run", "parked")
     assert "1 of 2 slots free" in first["run"]["text"]
+
+
+def test_a_rate_says_how_many_have_started_and_when_the_next_may(
+    app: Celery, redlock: Redlock
+) -> None:
+    found = []
+    for _ in range(2):
+        with Start(redlock, "paced:1", rate_of("2/m"), wait=0.0, owner=None):
+            pass
+        found.append(told(app, "shop.paced", "[1]"))
+    first, second = found
+    assert (first["run"]["outcome"], second["run"]["outcome"]) == ("run", "parked")
+    assert "1 of 2 starts left in these 60 s" in first["run"]["text"]
+    assert "2 of 2 starts in the last 60 s" in second["run"]["text"]
+    assert {entry["kind"] for entry in second["entries"]} == {"start"}
 
 
 def redlock_urls(app: Celery) -> list[str]:

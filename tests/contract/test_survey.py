@@ -81,6 +81,7 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
     put(clients, "redlock:beat:mine")
     put(clients, "redlock:" + MARK, DONE)
     put(clients, "redlock:a#fence", "17")
+    put(clients, "redlock:a#start#slot2")
     put(clients, "redlock:b", "somebody else's")
     put(clients, "redlock:nonce:" + "0" * 32, "1")
     put(clients, "elsewhere", "x")
@@ -88,6 +89,7 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
         client.zadd("redlock:a#line", {"redlock:#line:ff:1": 1.7e15})
     assert [(e.resource, e.kind) for e in found(redlock)] == [
         (MARK.removesuffix("#done"), "mark"),
+        ("a", "start"),
         ("a", "reservation"),
         ("a", "fence"),
         ("a", "line"),

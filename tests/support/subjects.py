@@ -89,6 +89,7 @@ class Server:
     """A real server, under test: what is the same for each kind."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self.node = a_node(url)
         self.node.opened(*self.node.connect(), monotonic(), monotonic())
 

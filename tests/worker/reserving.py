@@ -61,6 +61,19 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
                 **options,
             )(run)
 
+    def skipped(self: Any, key: str) -> Any:
+        return body(self, key, 0.05, "return")
+
+    tasks["until_succeeded_skip"] = app.task(
+        base=SingletonTask,
+        shared=False,
+        bind=True,
+        name=f"{NAME}.until_succeeded_skip",
+        lock_key="k:{key}",
+        lock_scope="until_succeeded",
+        lock_on_conflict="skip",
+    )(skipped)
+
     def linger(self: Any, key: str) -> Any:
         return body(self, key, 0.05, "return")
 

@@ -37,7 +37,7 @@ from celery_redlock.events import Listener, subscribe
 from celery_redlock.runtime.clock import monotonic
 from tests.support.bodies import VARIABLE, note, runs_of
 from tests.support.machine import end_with_parent
-from tests.worker import hearing
+from tests.worker import hearing, paced
 from tests.worker.reserving import declare
 
 NAME = "tests.worker.tasks"
@@ -158,6 +158,7 @@ def _work(self: Task, key: str, seconds: float, then: str) -> Any:
 
 
 declare(app, _work)
+paced.declare(app, NAME)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_hold_for=1.0)

@@ -12,6 +12,8 @@ from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
 
 RESERVING = [scope for scope in SCOPES if scope != "while_executing"]
+KEPT = ("until_expired", "until_succeeded")
+"""After a success."""
 
 
 @pytest.mark.parametrize("scope", RESERVING)
@@ -26,7 +28,7 @@ def test_a_second_is_not_published(
     cluster.result(first)
     cluster.settled()
     assert len(cluster.runs(key)) == 1
-    if scope == "until_expired":
+    if scope in KEPT:
         assert reservations.of(key) == first.id
         assert task.delay(key).id == first.id
     else:
@@ -42,6 +44,7 @@ def test_a_second_is_not_published(
         ("until_executing", "free"),
         ("until_executed", "held"),
         ("until_and_while_executing", "free"),
+        ("until_succeeded", "held"),
         ("until_expired", "held"),
     ],
 )
@@ -60,7 +63,7 @@ def test_what_a_scope_holds_while_the_body_runs(
     assert (locked is None) == (scope == "until_executing")
     cluster.tell(key)
     cluster.result(first)
-    if scope != "until_expired":
+    if scope not in KEPT:
         reservations.freed(key)
 
 
@@ -98,7 +101,7 @@ def test_a_retry_keeps_it(
 def test_what_replaces_a_task_has_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
-    held = scope in ("until_executed", "until_expired")
+    held = scope in ("until_executed", *KEPT)
     sent = reservations.tasks[scope].delay(key, 1.0 if held else 0.2, "replace")
     cluster.entered(key, 2)
     if held:
@@ -106,7 +109,7 @@ def test_what_replaces_a_task_has_its_reservation(
     cluster.tell(key)
     assert cluster.result(sent)["token"] is not None
     assert len(cluster.runs(key)) == 2
-    if scope != "until_expired":
+    if scope not in KEPT:
         reservations.freed(key)
 
 

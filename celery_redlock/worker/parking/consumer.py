@@ -38,6 +38,7 @@ from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_fo
 from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, said
 from ...messages.policy import parkable, set_at_work
 from ...messages.reservation import Reservation
+from ...protocol.names import START_SUFFIX, plain
 from ...protocol.texts import printable, shown
 from ...protocol.values import Owner
 from ...runtime.clock import monotonic
@@ -162,6 +163,11 @@ class Parking(bootsteps.StartStopStep):
             resources = resources_of(request.task, request.args, request.kwargs)
         except Exception:
             return False  # the body's process says what is wrong
+        limit = options.limit
+        if (pace := options.pace) is not None:
+            if len(resources) > 1:
+                return False
+            resources, limit = (resources[0] + START_SUFFIX,), pace.starts
         attempts = attempts_of(request.request_dict)
         again = attempts["held"] > 0
         if not resources or (not again and self._may_be_a_duplicate(request, options)):
@@ -188,7 +194,7 @@ class Parking(bootsteps.StartStopStep):
             until=now + longest,
             urgency=self._urgency(request),
             again=again,
-            limit=options.limit,
+            limit=limit,
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
@@ -222,7 +228,10 @@ class Parking(bootsteps.StartStopStep):
 
     def _say_parked(self, request: Any, resources: Resources, since: float) -> None:
         """Say that it is parked; and who holds its lock, if that is at work here."""
-        running = (one for one, name in self.admission.running() if name == resources)
+        resource = shown(list(map(plain, resources)))
+        # Of starts, none that is at work is in the way.
+        locks = resource == shown(resources)
+        running = (one for one, name in self.admission.running() if name == resources and locks)
         here = next(running, None)
         if self._tells:
             holder = None
@@ -230,16 +239,17 @@ class Parking(bootsteps.StartStopStep):
                 pid = here.worker_pid or 0
                 holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            told_of = {"name": printable(request.name), "resource": printable(shown(resources))}
+            told_of = {"name": printable(request.name), "resource": printable(resource)}
             request.send_event(WAITING, **told_of, holder=holder, waited=waited)
         who = ""
         if here is not None:
             other = "another delivery of it" if here.id == request.id else printable(here.id)
             who = f", which {other} has or asks for here"
         logger.info(
-            "%s waits (parked) for %s%s",
+            "%s waits (parked) for %s%s%s",
             printable(f"{request.name}[{request.id}]"),
-            printable(shown(resources)),
+            "" if locks else "a start of ",
+            printable(resource),
             who,
         )
 

@@ -29,7 +29,7 @@ from dataclasses import replace
 from ...locking.redlock import Redlock
 from ...locking.wait_queue import FEW_CALLED_S, Waiter
 from ...protocol import outcome, quorum
-from ...protocol.names import slots
+from ...protocol.names import START_SUFFIX, plain, slots
 from ...protocol.round import Round, Verb
 from ...protocol.texts import printable, shown
 from ...protocol.values import Query, QueueEntry
@@ -56,6 +56,8 @@ CALLED_S = 0.1
 """Seconds for which we keep a call for a body of ours that has just released its slot."""
 RENEW_S = 20.0
 """Seconds between two requests that keep our place; the nodes forget it after 60."""
+TOGETHER_S = 0.1
+"""Seconds over which workers spread that wait for the same start: one of them will have it."""
 SWEEP_S = 0.25
 """Seconds between two sweeps through what is parked."""
 NO_QUORUM_S = 1.0
@@ -94,11 +96,18 @@ class _Watched:
         self.no_slot: float | None = None
         """Since when no slot has been seen for it."""
         self.no_quorum: float | None = None
+        self.next_at: float | None = None
+        """When the next start may be, where a rate counts them, as far as is known."""
 
     @property
     def is_one(self) -> bool:
         """Whether it is a single resource, which a call is as good as a look for."""
         return len(self.resources) == 1
+
+    @property
+    def is_start(self) -> bool:
+        """Whether it is a start that a rate counts."""
+        return self.resources[0].endswith(START_SUFFIX)
 
 
 class ParkingDispatcher:
@@ -146,10 +155,16 @@ class ParkingDispatcher:
         """A delivery was given to the pool: stand in the queue again, for the next one."""
         self._ask(resources, self._queue_for_next)
 
+    def next_in(self, resources: Resources) -> float | None:
+        """Return the seconds until the next start that is waited for; None if it is not known."""
+        watched = self._watched.get(resources)
+        at = watched.next_at if watched is not None else None
+        return None if at is None else max(0.0, at - monotonic())
+
     def queued(self) -> list[str]:
         """Return the resources in whose queues on the nodes this worker stands."""
         queued = [one.entry for one in list(self._watched.values()) if one.queued is not None]
-        return [name for entry in queued for name in entry.resources]
+        return [plain(name) for entry in queued for name in entry.resources]
 
     def close(self) -> None:
         """Leave all queues, soon: this worker asks for nothing any more."""
@@ -337,6 +352,12 @@ class ParkingDispatcher:
         for watched, names in looks:
             watched.due = now + JITTER.uniform(*LOOK_S)
             left = [] if ballot.yes < ballot.quorum else _left(ballot, at, len(names))
+            if watched.is_start and left and min(left) > 0:
+                watched.next_at = now + min(left)
+                if outcome.settled(ballot, range(at, at + len(names))):
+                    # Nobody gives one back, so nothing changes until then.
+                    soon = watched.next_at + JITTER.uniform(0.002, TOGETHER_S)
+                    watched.due = min(soon, now + RENEW_S)
             at += len(names)
             for _ in range(self._may_go(watched, names, left, now)):
                 queue_up = watched.no_slot is not None and now - watched.no_slot >= QUEUE_UP_S
@@ -364,7 +385,8 @@ class ParkingDispatcher:
             return int(free)
         # Its holder may have died without a word.
         free_in = min(left) if watched.is_one else max(left)
-        watched.due = min(watched.due, now + free_in + 0.002)
+        if not watched.is_start:
+            watched.due = min(watched.due, now + free_in + 0.002)
         if not watched.is_one and (watched.called or held != watched.entry.resources):
             self._hand_on(watched)
             watched.entry = replace(watched.entry, resources=held)
