@@ -48,6 +48,8 @@ class Node(ABC):
     """What a connection raises when it is of no use any more."""
     forgets: ClassVar[str] = "was it restarted or flushed, does it evict keys"
     """What may have happened to one that has forgotten locks."""
+    calls_itself: ClassVar[bool] = True
+    """Whether it calls waiters by itself; else we do, once we have read the answer to a release."""
 
     def __init__(
         self,

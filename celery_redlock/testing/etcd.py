@@ -23,6 +23,8 @@ __all__ = ["LocalEtcd", "Member", "find_etcd"]
 
 BINARY_VARIABLE = "CELERY_REDLOCK_ETCD"
 """Names the server binary, before all others."""
+MEMORY = "/dev/shm"
+"""Where its data is kept if there is such a place: etcd waits for the disk at each write."""
 START_TIMEOUT_S = 30.0
 SETTINGS = ("--logger=zap", "--log-level=error", "--heartbeat-interval=100")
 
@@ -47,7 +49,8 @@ class Member:
 
     def __init__(self, binary: str, name: str, options: Sequence[str]) -> None:
         self.name, self._binary, self._options = name, binary, options
-        self._dir = Path(tempfile.mkdtemp(prefix="redlock-etcd-"))
+        memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        self._dir = Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
         self.port, self._peer_port = free_port(), free_port()

@@ -45,6 +45,7 @@ class EtcdNode(StreamNode):
         *(OSError, NodeError, http.client.HTTPException),
     )
     forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
+    calls_itself: ClassVar[bool] = False
 
     def __init__(
         self,

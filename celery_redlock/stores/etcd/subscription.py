@@ -31,7 +31,9 @@ class EtcdSubscription:
     def __init__(self, address: EtcdAddress, channel: bytes) -> None:
         self._address = address
         self._key = text(channel)
-        self._open: list[Connection] = []
+        self._lease = str(LISTENS_S << TTL_SHIFT | secrets.randbits(TTL_SHIFT))
+        self._keeper: Connection | None = None
+        self._watcher: Connection | None = None
 
     def calls(self) -> Iterator[bytes | None]:
         """Connect, and yield each payload; None first, once it listens.
@@ -40,10 +42,10 @@ class EtcdSubscription:
             Exception: A connection has ended, or cannot be made.
         """
         first = secrets.randbelow(len(self._address.members))
-        lease = str(LISTENS_S << TTL_SHIFT | secrets.randbits(TTL_SHIFT))
-        keeper, watcher = self._connect(first), self._connect(first)
-        keeper.ask("lease/grant", {"ID": lease, "TTL": str(LISTENS_S)})
-        said = keeper.ask("kv/put", {"key": self._key, "lease": lease})
+        self._keeper = keeper = self._address.connect(first)
+        self._watcher = watcher = self._address.connect(first)
+        keeper.ask("lease/grant", {"ID": self._lease, "TTL": str(LISTENS_S)})
+        said = keeper.ask("kv/put", {"key": self._key, "lease": self._lease})
         since = str(int(said["header"]["revision"]) + 1)
         create = {"key": self._key, "start_revision": since}
         sock = watcher._sock
@@ -51,43 +53,38 @@ class EtcdSubscription:
         sock.setblocking(False)
         replies, lines = Replies(endless=True), b""
         due = monotonic() + LISTENS_S / 3
-        try:
-            while True:
-                if monotonic() >= due:
-                    due = monotonic() + LISTENS_S / 3
-                    kept = keeper.ask("lease/keepalive", {"ID": lease})["result"]
-                    if int(kept.get("TTL", 0)) <= 0:
-                        raise NodeError("it was not heard of for too long")
-                select.select([sock], [], [], max(0.0, due - monotonic()))
-                try:
-                    data = sock.recv(SIZE)  # no less than a record of TLS
-                except WAITS:
-                    continue
-                if not data:
-                    raise NodeError("connection closed by the server")
-                for _status, part in replies.feed(data):
-                    *whole, lines = (lines + part).split(b"\n")
-                    for line in whole:
-                        yield from _heard(line)
-        finally:
-            with contextlib.suppress(Exception):
-                keeper.ask("lease/revoke", {"ID": lease})
-
-    def _connect(self, first: int) -> Connection:
-        connection = self._address.connect(first)
-        self._open.append(connection)
-        return connection
+        while True:
+            if monotonic() >= due:
+                due = monotonic() + LISTENS_S / 3
+                kept = keeper.ask("lease/keepalive", {"ID": self._lease})["result"]
+                if int(kept.get("TTL", 0)) <= 0:
+                    raise NodeError("it was not heard of for too long")
+            select.select([sock], [], [], max(0.0, due - monotonic()))
+            try:
+                data = sock.recv(SIZE)  # no less than a record of TLS
+            except WAITS:
+                continue
+            if not data:
+                raise NodeError("connection closed by the server")
+            for _status, part in replies.feed(data):
+                *whole, lines = (lines + part).split(b"\n")
+                for line in whole:
+                    yield from _heard(line)
 
     def interrupt(self) -> None:
         """Have `calls` end, which another thread may just be reading from."""
-        for connection in list(self._open):
+        if self._watcher is not None:
             with contextlib.suppress(OSError):
-                connection.hang_up()
+                self._watcher.hang_up()
 
     def close(self) -> None:
-        """Close the connections."""
-        while self._open:
-            self._open.pop().disconnect()
+        """Close the connections; nobody is called here any more."""
+        if self._keeper is not None:
+            with contextlib.suppress(Exception):
+                self._keeper.ask("lease/revoke", {"ID": self._lease})
+        for connection in (self._keeper, self._watcher):
+            if connection is not None:
+                connection.disconnect()
 
     def reason(self, error: Exception) -> str:
         """Say what went wrong, in one line without a secret."""
