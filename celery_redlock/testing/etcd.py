@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from ..protocol.errors import ConfigurationError, RedlockError
@@ -102,12 +102,10 @@ class Member:
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.runs:
-            with suppress(OSError, http.client.HTTPException):
-                asking = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1.0)
+            asking = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1.0)
+            with suppress(OSError, http.client.HTTPException), closing(asking):
                 asking.request("GET", "/health")
-                healthy = asking.getresponse().status == 200
-                asking.close()
-                if healthy:
+                if asking.getresponse().status == 200:
                     return
             time.sleep(0.02)
         said = (self._dir / "server.log").read_text(errors="replace").splitlines()
