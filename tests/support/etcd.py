@@ -11,8 +11,10 @@ import pytest
 
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.stores.etcd.address import parse
-from celery_redlock.stores.etcd.wire import text
+from celery_redlock.stores.etcd.wire import above, text
 from celery_redlock.testing.etcd import LocalEtcd, find_etcd
+
+__all__ = ["above", "as_new", "ask", "missing", "require", "start_etcd", "text"]
 
 
 @functools.cache

@@ -126,9 +126,11 @@ class Connection:
         """End it, while another thread may just be reading from it."""
         self._sock.shutdown(socket.SHUT_RDWR)
 
-    def disconnect(self) -> None:
+    def close(self) -> None:
         """Close it."""
         self._http.close()
+
+    disconnect = close
 
 
 def parse(url: str, where: str) -> EtcdAddress:

@@ -10,6 +10,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -33,16 +34,18 @@ class EtcdReader:
         prefix: What our names begin with.
         heard: When it last answered; seconds of the monotonic clock.
         connection: The connection, once there is one.
+        keys: What its keys are called.
         by_script: Never: who may read locks may read queues.
     """
 
     connection: Connection
     by_script = False
+    store = "etcd"
 
     def __init__(self, address: EtcdAddress, prefix: str, timeout: float) -> None:
         self._address = address
         self._timeout = timeout
-        self._keys = Keys(prefix)
+        self.keys = Keys(prefix)
         self._end = threading.Timer(0.0, lambda: None)
         self.prefix = prefix
         self.heard = monotonic()
@@ -67,7 +70,7 @@ class EtcdReader:
         """Close the connection. Never fails."""
         self._end.cancel()
         with contextlib.suppress(Exception):
-            self.connection.disconnect()
+            self.connection.close()
 
     def why(self, error: Exception) -> str:
         """Say why it was not read, in one line without a secret; empty if it was too slow."""
@@ -89,7 +92,7 @@ class EtcdReader:
 
     def scan(self, head: str) -> dict[str, bytes]:
         """Return the keys that begin with prefix and `head`, by their names without the prefix."""
-        keys, begin = self._keys, to_bytes(head)
+        keys, begin = self.keys, to_bytes(head)
         names = [key[len(keys.locks) :] for key, _ in self._range(keys.locks + begin, only=True)]
         lines = {
             key[len(keys.lines) :].rpartition(END)[0]
@@ -103,7 +106,7 @@ class EtcdReader:
         lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
         kept: dict[str, tuple[bytes, str]] = {}
         for name in keys.keys() - lines.keys():
-            for kv in self.ask("kv/range", key=self._keys.lock(name)).get("kvs", ()):
+            for kv in self.ask("kv/range", key=self.keys.lock(name)).get("kvs", ()):
                 kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
         left = self._left({lease for _, lease in kept.values()})
         found = {n: KeyValue(value, left[lease]) for n, (value, lease) in kept.items()}
@@ -113,7 +116,7 @@ class EtcdReader:
         """Return the wait queues under some keys, by their names, with their first `members`."""
         found = {}
         for name in keys:
-            line = self._keys.line(name.removesuffix(LINE_SUFFIX))
+            line = self.keys.line(name.removesuffix(LINE_SUFFIX))
             waiting = sorted(
                 (int(value_of(kv["value"])), key[len(line) :], kv.get("lease", ""))
                 for key, kv in self._range(line)
@@ -123,6 +126,23 @@ class EtcdReader:
                 first = tuple((waiter, float(since)) for since, waiter, _ in waiting[:members])
                 found[name] = KeyValue(QUEUE, max(0.0, left), len(waiting), first)
         return found
+
+    def members(self) -> tuple[dict[str, str], frozenset[str]]:
+        """Ask each member by itself: why it cannot be asked, by its name, and of which clusters
+        they are."""
+        whys, clusters = {}, set()
+        for host, port in self._address.members:
+            name = f"{host}:{port}"
+            one = replace(self._address, members=((host, port),))
+            try:
+                connection = one.connect(timeout=self._timeout)
+                with contextlib.closing(connection):
+                    said = connection.ask("maintenance/status", {})
+                clusters.add(str(said["header"]["cluster_id"]))
+                whys[name] = "" if int(said.get("leader", 0)) else "it has no leader"
+            except Exception as error:
+                whys[name] = reason(error)
+        return whys, frozenset(clusters)
 
     def _range(self, start: bytes, *, only: bool = False) -> list[tuple[bytes, dict[str, Any]]]:
         """Return the keys that begin so, and what is there; `only` the keys."""
