@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
 from .report import Finding, warning, wrong
 
@@ -54,9 +56,10 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
     fails = ""
     if tries:
         key = text(reader.prefix.encode() + b"lock/doctor:" + secrets.token_hex(16).encode())
-        try:
+        with contextlib.suppress(NodeError):  # a right of administrators
             said = reader.ask("maintenance/alarm")
             alarms = [str(one.get("alarm")) for one in said.get("alarms", ())]
+        try:
             lease = reader.ask("lease/grant", TTL=str(TRY_S))["ID"]
             reader.ask("kv/put", key=key, lease=lease)
             reader.ask("kv/deleterange", key=key)
@@ -122,7 +125,7 @@ def _writes(probe: Any, *_: Any) -> Iterator[Finding]:
         yield wrong(f"it takes no writes: {probe.said.fails}", "see to that on its side")
 
 
-def _tls(probe: Any, *_: Any) -> Iterator[Finding]:
+def _secrecy(probe: Any, *_: Any) -> Iterator[Finding]:
     if probe.address.user and probe.address.tls is None and not probe.said.peer.startswith("127."):
         yield warning("a password goes over the network as plain text", "use etcds://")
     if probe.address.unverified:
@@ -135,5 +138,5 @@ OF_ONE = {
     "rights": _rights,
     "writes": _writes,
     "members": _members,
-    "tls": _tls,
+    "tls": _secrecy,
 }

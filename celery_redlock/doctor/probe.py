@@ -147,7 +147,8 @@ def introduce(reader: Reader) -> NodeInfo:
     """Return what the guard makes of what a node says of itself. It only reads."""
     if isinstance(reader, RedisReader):
         return _introduce(reader)[1]
-    return _visit(reader, tries=False).facts
+    facts: NodeInfo = _visit(reader, tries=False).facts
+    return facts
 
 
 def _visit(reader: Any, *, tries: bool) -> Any:

@@ -25,6 +25,8 @@ BINARY_VARIABLE = "CELERY_REDLOCK_ETCD"
 """Names the server binary, before all others."""
 MEMORY = "/dev/shm"
 """Where its data is kept if there is such a place: etcd waits for the disk at each write."""
+PORT_TRIES = 20
+"""Starts of a cluster whose port another process has; more are no chance meeting."""
 START_TIMEOUT_S = 30.0
 SETTINGS = ("--logger=zap", "--log-level=error", "--heartbeat-interval=100")
 
@@ -53,9 +55,13 @@ class Member:
         self._dir = Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory))
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
-        self.port, self._peer_port = free_port(), free_port()
+        self.take_ports()
         self.cluster = ""
         self.paused = False
+
+    def take_ports(self) -> None:
+        """Take two that are free."""
+        self.port, self._peer_port = free_port(), free_port()
 
     @property
     def peer(self) -> str:
@@ -155,6 +161,10 @@ class LocalEtcd:
     def __init__(self, members: int = 1, *options: str) -> None:
         binary = find_etcd()
         self.members = [Member(binary, f"m{n}", options) for n in range(members)]
+        self._introduce()
+        self._tries = PORT_TRIES
+
+    def _introduce(self) -> None:
         for member in self.members:
             member.cluster = ",".join(one.peer for one in self.members)
 
@@ -193,8 +203,19 @@ class LocalEtcd:
             if not member.runs:
                 member.kill()  # its guard
                 member.start()
-        for member in self.members:
-            member.wait()
+        try:
+            for member in self.members:
+                member.wait()
+        except RedlockError as error:
+            if "address already in use" not in str(error) or not self._tries:
+                raise
+            self._tries -= 1
+            for member in self.members:
+                member.wipe()
+                member.take_ports()
+            self._introduce()
+            return self.start()
+        self._tries = 0
         return self
 
     def kill(self) -> None:
@@ -205,6 +226,12 @@ class LocalEtcd:
     def restart(self) -> None:
         """Kill it and start it on the same ports, with its data."""
         self.kill()
+        self.start()
+
+    def reset(self) -> None:
+        """Lose its data, and begin anew."""
+        for member in self.members:
+            member.wipe()
         self.start()
 
     def pause(self) -> None:

@@ -133,7 +133,7 @@ def test_sql_prints_what_migrate_runs(bare: str, server: LocalServer) -> None:
 def test_over_redis_there_is_nothing_to_migrate(server: LocalServer) -> None:
     result = call(server.url, "migrate")
     assert result.exit_code == 0
-    assert result.stdout.startswith("nothing to do: locks are kept in Redis here")
+    assert result.stdout.startswith("nothing to do: locks are not kept in PostgreSQL here")
     assert json.loads(call(server.url, "migrate", "--json").stdout) == {"outcome": "not needed"}
 
 

@@ -106,7 +106,9 @@ class EtcdReader:
         lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
         kept: dict[str, tuple[bytes, str]] = {}
         for name in keys.keys() - lines.keys():
-            for kv in self.ask("kv/range", key=self.keys.lock(name)).get("kvs", ()):
+            for kv in self.ask("kv/range", key=self.keys.lock(self._name(keys[name]))).get(
+                "kvs", ()
+            ):
                 kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
         left = self._left({lease for _, lease in kept.values()})
         found = {n: KeyValue(value, left[lease]) for n, (value, lease) in kept.items()}
@@ -115,11 +117,11 @@ class EtcdReader:
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
         """Return the wait queues under some keys, by their names, with their first `members`."""
         found = {}
-        for name in keys:
-            line = self.keys.line(name.removesuffix(LINE_SUFFIX))
+        for name, key in keys.items():
+            line = self.keys.line(self._name(key).removesuffix(LINE_SUFFIX))
             waiting = sorted(
-                (int(value_of(kv["value"])), key[len(line) :], kv.get("lease", ""))
-                for key, kv in self._range(line)
+                (int(value_of(kv["value"])), one[len(line) :], kv.get("lease", ""))
+                for one, kv in self._range(line)
             )
             if waiting:
                 left = self._left({waiting[-1][2]})[waiting[-1][2]]
@@ -143,6 +145,9 @@ class EtcdReader:
             except Exception as error:
                 whys[name] = reason(error)
         return whys, frozenset(clusters)
+
+    def _name(self, key: bytes) -> str:
+        return to_text(key[len(to_bytes(self.prefix)) :])
 
     def _range(self, start: bytes, *, only: bool = False) -> list[tuple[bytes, dict[str, Any]]]:
         """Return the keys that begin so, and what is there; `only` the keys."""

@@ -166,7 +166,7 @@ def refusal(said: dict[str, Any]) -> str:
     if "code" not in said:
         return ""
     why = " ".join(str(said.get("error") or said.get("message")).split())[:200]
-    if said["code"] in BROKEN:
+    if said["code"] in BROKEN or "auth" in why:  # the rights of all have changed, say
         raise NodeError(why)
     return why
 
