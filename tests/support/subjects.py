@@ -15,7 +15,6 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.etcd.questions import slack_for
 from celery_redlock.stores.etcd.wire import Keys, text
 from celery_redlock.stores.kinds import make_node, parse_nodes, subscribe
 from celery_redlock.stores.node import Node
@@ -50,10 +49,6 @@ class Contract:
     """What a kind of node promises besides."""
 
     sets_again = True  # what an extension finds missing
-
-    def longer(self, ttl: float) -> float:
-        """For how many seconds more than its ttl a key may live."""
-        return 0.0
 
 
 class Fake(Contract):
@@ -240,9 +235,6 @@ class Etcd(Server):
         self.server = server
         self.keys = Keys(PREFIX)
         self.heard: dict[str, Any] = {}
-
-    def longer(self, ttl: float) -> float:
-        return slack_for(ttl) + 0.5
 
     def get(self, resource: str) -> Any:
         kvs = etcd.ask(self.server, "kv/range", key=self.keys.lock(resource)).get("kvs", [])

@@ -88,6 +88,7 @@ class Connection:
         try:
             self._http.connect()
             self._sock = self._http.sock
+            self._http.auto_open = 0  # whoever made it knows what was written to it
             if address.user is not None:
                 name, password = address.user
                 said = self.ask("auth/authenticate", {"name": name, "password": password})
@@ -129,6 +130,7 @@ class Connection:
     def close(self) -> None:
         """Close it."""
         self._http.close()
+        self._sock.close()
 
     disconnect = close
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ...protocol.errors import NodeError
+from ...protocol.names import QUEUE_LIFE_S
 from ...protocol.node_info import NodeInfo
 from ...protocol.replies import decode
 from ...protocol.restart_guard import RestartGuard
@@ -22,7 +23,7 @@ from ...runtime.polling import SIZE
 from ..node import StreamNode
 from .address import EtcdAddress, reason
 from .handshake import introduce
-from .questions import TTL_SHIFT, Conversation, conversation, granted_for, slack_for
+from .questions import SHARED_S, TTL_SHIFT, Conversation, conversation, granted_for, lease_id
 from .wire import Keys, Replies, Request, answer, refusal, request
 
 __all__ = ["EtcdNode"]
@@ -65,7 +66,8 @@ class EtcdNode(StreamNode):
         self._cluster = ""
         self._replies = Replies()
         self._talks: deque[_Talk] = deque()
-        self._leases: dict[int, tuple[float, str]] = {}
+        self._leases: dict[float, tuple[float, str]] = {}
+        self._now = 0.0
         self._granting: list[Request] = []
 
     def connect(self) -> tuple[Any, NodeInfo]:
@@ -112,6 +114,7 @@ class EtcdNode(StreamNode):
         super().ask(round_, payload, now, more)
 
     def _put(self, round_: Round, payload: Any) -> None:
+        self._now = self._clock()
         steps = conversation(round_, self._keys, self._lease)
         self._say(round_, steps, next(steps))
 
@@ -126,15 +129,16 @@ class EtcdNode(StreamNode):
     def _lease(self, ttl: float) -> str:
         """Return a lease that lasts for a ttl from now on, granted ahead of what is being written.
 
-        It is shared by all that is put within a tenth of the ttl.
+        All that is written at once shares it; of those who wait, what they write for some seconds.
         """
-        now, granted = self._clock(), granted_for(ttl)
-        until, lease = self._leases.get(granted, (now, ""))
-        if now >= until:
-            lease = str(granted << TTL_SHIFT | secrets.randbits(TTL_SHIFT))
-            self._granting.append(Request("lease/grant", {"ID": lease, "TTL": str(granted)}))
-            self._leases = {g: one for g, one in self._leases.items() if one[0] > now}
-            self._leases[granted] = now + slack_for(ttl), lease
+        shared = SHARED_S if ttl == QUEUE_LIFE_S else 0.0
+        until, lease = self._leases.get(ttl, (-1.0, ""))
+        if self._now > until:
+            lease = str(lease_id(ttl, secrets.randbits(TTL_SHIFT)))
+            seconds = str(granted_for(ttl + shared))
+            self._granting.append(Request("lease/grant", {"ID": lease, "TTL": seconds}))
+            self._leases = {one: it for one, it in self._leases.items() if it[0] >= self._now}
+            self._leases[ttl] = self._now + shared, lease
         return lease
 
     # -- Answers
@@ -169,6 +173,7 @@ class EtcdNode(StreamNode):
             self._failed(round_, why)
             return
         try:
+            self._now = self._clock()
             asked = talk.steps.send(talk.answers[talk.grants :])
             self.channel.unanswered.append(round_)
             self._say(round_, talk.steps, asked)

@@ -20,7 +20,8 @@ from ...protocol.replies import DONE
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
 from .wire import Keys, Request, above, text, value_of
 
-__all__ = ["Conversation", "above_class", "conversation", "granted_for", "slack_for"]
+__all__ = ["SHARED_S", "TTL_SHIFT", "Conversation", "conversation", "granted_for", "lease_id"]
+__all__ += ["seconds_left"]
 
 Conversation = Generator[Sequence[Request], Sequence[dict[str, Any]], Any]
 Lease = Callable[[float], str]
@@ -28,25 +29,35 @@ Lease = Callable[[float], str]
 
 MAX_OPS = 120
 """Operations of one transaction, with those that are in one another: a server takes 128."""
-TTL_SHIFT = 33
-"""An id has in its upper bits for how many seconds its lease was granted."""
-UNSURE_MS = 500
-"""etcd tells whole seconds of what is left."""
-
-
-def slack_for(ttl: float) -> int:
-    """Return for how many seconds leases of one ttl are shared; keys live as much longer."""
-    return max(1, math.ceil(ttl) // 10)
+UNIT_S, TTL_SHIFT = 0.125, 31
+"""An id has in its upper bits for how many of these its lease is to last."""
+SHARED_S = 6
+"""For how long who waits puts his places in queues with one lease."""
+UNSURE_S = 0.6
+"""etcd tells whole seconds of what is left. More than half: what was just put is never told to last
+for longer than asked, which a beat would take for a tick that was sent."""
 
 
 def granted_for(ttl: float) -> int:
     """Return for how many whole seconds a lease is granted, to last for a ttl."""
-    return math.ceil(ttl) + slack_for(ttl)
+    return math.ceil(ttl)
 
 
-def above_class(ttl: float) -> int:
-    """Return an id that is above those of all leases of a ttl, or of a shorter one."""
-    return (granted_for(ttl) + 1) << TTL_SHIFT
+def lease_id(ttl: float, number: int = 0) -> int:
+    """Return the id of a lease for a ttl, above those of all that are for a shorter one."""
+    return math.ceil(ttl / UNIT_S) << TTL_SHIFT | number
+
+
+def seconds_left(said: dict[str, Any]) -> float:
+    """Return for how long what a lease was granted for still lasts, from what etcd says of it.
+
+    Negative if it is over; the lease itself may last for a second or two more.
+    """
+    left, granted = int(said.get("TTL", 0)), int(said.get("grantedTTL", 0))
+    asked = (int(said.get("ID", 0)) >> TTL_SHIFT) * UNIT_S
+    if left < 0 or not 0 < asked <= granted:
+        return left
+    return max(0.0, left - (granted - asked) + UNSURE_S)
 
 
 def conversation(round_: Round, keys: Keys, lease: Lease) -> Conversation:
@@ -155,7 +166,7 @@ def _extend(round_: Round, keys: Keys, lease: Lease) -> Conversation:
             compare = [_is(name, token) for name in names]
             if not again:
                 # What lasts longer, or is not to be touched while more is left of it, is let be.
-                most = str(above_class(min(claim.ttl, claim.below)))
+                most = str(lease_id(min(claim.ttl, claim.below) + UNIT_S))
                 older = {"target": "LEASE", "result": "LESS", "lease": most}
                 compare.append({"key": names[0], **older})
             puts = [_put(name, token, lease(claim.ttl)) for name in names]
@@ -243,14 +254,13 @@ def _peek(round_: Round, keys: Keys, _lease: Lease) -> Conversation:
     told: Sequence[dict[str, Any]] = ()
     if leases:
         told = yield [Request("lease/timetolive", {"ID": lease}) for lease in leases]
-    left = {one: int(said.get("TTL", 0)) for one, said in zip(leases, told, strict=True)}
+    left = {one: seconds_left(said) for one, said in zip(leases, told, strict=True)}
     reply: list[Any] = []
     for kv in found:
-        seconds = -1 if kv is None else left[kv["lease"]] if "lease" in kv else math.inf
-        if kv is None or seconds < 0:
+        if kv is None or left.get(kv.get("lease", ""), 0.0) < 0:
             reply += (None, -2)  # that lease is just over
         else:
-            milliseconds = -1 if seconds == math.inf else int(seconds) * 1000 + UNSURE_MS
+            milliseconds = int(left[kv["lease"]] * 1000) if "lease" in kv else -1
             reply += (value_of(kv.get("value", "")), milliseconds)
     return reply
 

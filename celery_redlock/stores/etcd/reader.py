@@ -17,6 +17,7 @@ from typing import Any
 from ...protocol.names import LINE_SUFFIX
 from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import Connection, EtcdAddress, reason
+from .questions import seconds_left
 from .wire import END, Keys, above, text, value_of
 
 __all__ = ["EtcdReader"]
@@ -106,9 +107,8 @@ class EtcdReader:
         lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
         kept: dict[str, tuple[bytes, str]] = {}
         for name in keys.keys() - lines.keys():
-            for kv in self.ask("kv/range", key=self.keys.lock(self._name(keys[name]))).get(
-                "kvs", ()
-            ):
+            said = self.ask("kv/range", key=self.keys.lock(self._name(keys[name])))
+            for kv in said.get("kvs", ()):
                 kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
         left = self._left({lease for _, lease in kept.values()})
         found = {n: KeyValue(value, left[lease]) for n, (value, lease) in kept.items()}
@@ -164,7 +164,7 @@ class EtcdReader:
         """Return for how many seconds leases last; negative if they are over, or infinite."""
         left = {"": math.inf}
         for lease in leases - {""}:
-            left[lease] = float(self.ask("lease/timetolive", ID=lease).get("TTL", 0))
+            left[lease] = seconds_left(self.ask("lease/timetolive", ID=lease))
         return left
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from time import monotonic
 from ...protocol.errors import NodeError
 from ...runtime.polling import SIZE, WAITS
 from .address import Connection, EtcdAddress, reason
-from .questions import TTL_SHIFT
+from .questions import TTL_SHIFT, lease_id
 from .wire import Replies, Request, request, text, value_of
 
 __all__ = ["EtcdSubscription"]
@@ -31,7 +31,7 @@ class EtcdSubscription:
     def __init__(self, address: EtcdAddress, channel: bytes) -> None:
         self._address = address
         self._key = text(channel)
-        self._lease = str(LISTENS_S << TTL_SHIFT | secrets.randbits(TTL_SHIFT))
+        self._lease = str(lease_id(LISTENS_S, secrets.randbits(TTL_SHIFT)))
         self._keeper: Connection | None = None
         self._watcher: Connection | None = None
 
