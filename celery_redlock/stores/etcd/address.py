@@ -5,6 +5,7 @@ No client of etcd is needed: the standard library speaks to its JSON gateway.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -133,6 +134,10 @@ class Connection:
         self._sock.close()
 
     disconnect = close
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # in a fork, and where its owner ends
+            self.close()
 
 
 def parse(url: str, where: str) -> EtcdAddress:
