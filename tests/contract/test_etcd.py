@@ -192,6 +192,27 @@ def test_an_extension_is_by_a_lease_of_its_own(etcd: Etcd) -> None:
     assert after["create_revision"] == before["create_revision"]
 
 
+def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
+    etcd: Etcd, lock_over: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are drawn: that one may be about to end."""
+    etcd.flush()
+    one, other = lock_over([etcd.server.url]), lock_over([etcd.server.url])
+    with monkeypatch.context() as drawn:
+        drawn.setattr("celery_redlock.stores.etcd.node.secrets.randbits", lambda _: 7)
+        one.acquire("a")
+        with pytest.raises(QuorumUnavailable):
+            other.acquire("b")
+
+    def granted() -> bool:
+        try:
+            return other.release(other.acquire("b"))
+        except (QuorumUnavailable, ResourceHeld):
+            return False
+
+    wait_until(granted, 10.0, "it has another, and the first attempt is undone")
+
+
 def test_a_supervisor_does_not_shorten_what_its_holder_has_left_for_longer(etcd: Etcd) -> None:
     etcd.flush()
     etcd.ask(Verb.ACQUIRE, claim("mine", ttl=5.0))
