@@ -50,7 +50,7 @@ class Member:
     """One member of a cluster. It keeps its ports and its data over `kill` and `start`."""
 
     def __init__(self, binary: str, name: str, options: Sequence[str]) -> None:
-        self.name, self._binary, self._options = name, binary, options
+        self.name, self._binary, self.options = name, binary, options
         memory = MEMORY if os.access(MEMORY, os.W_OK) else None
         self._dir = Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory))
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,7 +86,7 @@ class Member:
         command = [self._binary, f"--name={self.name}", f"--data-dir={self._dir / 'data'}"]
         command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
         command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
-        command += [f"--initial-cluster={self.cluster}", *SETTINGS, *self._options]
+        command += [f"--initial-cluster={self.cluster}", *SETTINGS, *self.options]
         self._guard = subprocess.Popen(
             ["/bin/sh", "-c", GUARD, "guard", str(self._dir)],
             stdin=subprocess.PIPE,

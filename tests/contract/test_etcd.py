@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,8 @@ from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.etcd.wire import Replies
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.testing.etcd import LocalEtcd, Member
-from tests.support.etcd import as_new, ask, start_etcd
+from tests.support.certificates import Authority
+from tests.support.etcd import as_new, ask, require, start_etcd
 from tests.support.subjects import Etcd, claim
 from tests.support.wait import wait_until
 
@@ -269,6 +271,39 @@ def test_what_is_awry_in_a_url_is_told_at_once() -> None:
     (address,) = parse_nodes(["etcd://me:s%40cret@one,two:4001"])
     assert address.name == "one:2379,two:4001"
     assert "s@cret" not in repr(address)
+
+
+def test_with_tls_who_cannot_be_trusted_is_no_node(
+    tmp_path: Path, lock_over: Callable[..., Redlock]
+) -> None:
+    require()
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    cert, key = authority.sign("etcd", "IP:127.0.0.1")
+    cluster = LocalEtcd()
+    (member,) = cluster.members
+    secure = f"https://127.0.0.1:{member.port}"
+    member.options = [f"--listen-client-urls={secure}", f"--advertise-client-urls={secure}"]
+    member.options += [f"--cert-file={cert}", f"--key-file={key}"]
+    try:
+        member.start()
+        redlock = lock_over([f"etcds://127.0.0.1:{member.port}?ca={authority.ca}"])
+
+        def works() -> bool:
+            try:
+                return redlock.release(redlock.extend(redlock.acquire("r")))
+            except QuorumUnavailable:
+                return False
+
+        wait_until(works, 30.0, "it serves")
+        for url in (
+            f"etcds://127.0.0.1:{member.port}?ca={other.ca}",
+            f"etcds://127.0.0.1:{member.port}",
+            f"etcd://127.0.0.1:{member.port}",
+        ):
+            with pytest.raises(QuorumUnavailable):
+                lock_over([url]).acquire("r")
+    finally:
+        cluster.stop()
 
 
 def test_two_clusters_in_one_url_are_no_node(
