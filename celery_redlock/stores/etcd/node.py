@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 from ...protocol.errors import NodeError
 from ...protocol.names import QUEUE_LIFE_S
 from ...protocol.node_info import NodeInfo
+from ...protocol.pipeline import STALLED_S
 from ...protocol.replies import decode
 from ...protocol.restart_guard import RestartGuard
 from ...protocol.round import Round
@@ -109,7 +110,8 @@ class EtcdNode(StreamNode):
         if len(self._address.members) > 1 and self.connection is not None:
             if self.channel.stalled(now):
                 self.receive()
-            if self.connection is not None and self.channel.stalled(now):
+            # One that works off what it was asked is not left: the next would begin with all of it.
+            if self.channel.stalled(now) and now > self._trust.heard + STALLED_S:
                 self._drop("it does not answer")
         super().ask(round_, payload, now, more)
 
