@@ -25,7 +25,7 @@ help:
 	@echo "make docs     the site of docs/, in out/docs; a warning or a link to nowhere is an error"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
 	@echo "make faults   real workers under faults for SECONDS=$(SECONDS), SEED=$(SEED), on BROKER=redis,"
-	@echo "              rabbitmq or quorum, over STORE=redis, postgresql or forgetful (it loses"
+	@echo "              rabbitmq or quorum, over STORE=redis, postgresql, etcd or forgetful (it loses"
 	@echo "              commits in a crash); MUTANT=name: with a bug planted, which must be found"
 	@echo "              (MUTANT=list names them); FAULTS_ARGS='--phase busy' chooses"
 	@echo "make faults-beat  the same for beats"

@@ -82,7 +82,9 @@ class Site:
         if nodes is not None and self.app is not None:
             raise click.UsageError(BOTH)
         if nodes is not None:
-            self.nodes = [url.strip() for url in nodes.split(",") if url.strip()]
+            # The hosts of one URL stand in it with commas, too.
+            urls = re.split(r",(?=\s*(?:[\w+]+://|/|$))", nodes)
+            self.nodes = [url.strip() for url in urls if url.strip()]
             try:
                 parse_nodes(self.nodes, "--nodes")
             except ConfigurationError as error:

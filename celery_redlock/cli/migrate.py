@@ -6,7 +6,6 @@ import click
 
 from ..protocol.errors import NodeError
 from ..stores.postgresql.schema import VERSION, migrate
-from ..stores.redis.address import Address as RedisAddress
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, on_site
 from .sql import NOT_NEEDED
 
@@ -28,7 +27,7 @@ def command(site: Site) -> int:
     4: they are of a newer version, and were left alone.
     """
     (address, *_) = site.redlock.client.addresses
-    if isinstance(address, RedisAddress):
+    if address.store != "PostgreSQL":
         site.say({"outcome": "not needed"}, f"nothing to do: {NOT_NEEDED}")
         return 0
     from ..stores.postgresql.address import reason

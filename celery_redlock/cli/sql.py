@@ -6,12 +6,11 @@ import click
 
 from ..protocol.errors import ConfigurationError
 from ..stores.postgresql.schema import ddl
-from ..stores.redis.address import Address as RedisAddress
 from .context import Site, on_site
 
 __all__ = ["NOT_NEEDED", "command"]
 
-NOT_NEEDED = "locks are kept in Redis here, which needs no tables; they are for PostgreSQL"
+NOT_NEEDED = "locks are not kept in PostgreSQL here, and nothing else needs tables"
 
 
 @click.command("sql")
@@ -22,13 +21,13 @@ def command(site: Site) -> None:
     It makes their tables and functions, and may be run again: redlock sql | psql DATABASE, as a
     user who may create them. `redlock migrate` does the same by itself.
     """
-    if not site.as_json and _is_redis(site):
+    if not site.as_json and _needs_none(site):
         click.echo(f"note: {NOT_NEEDED}", err=True)
     site.say({"sql": ddl()}, ddl().rstrip())
 
 
-def _is_redis(site: Site) -> bool:
+def _needs_none(site: Site) -> bool:
     try:
-        return isinstance(site.redlock.client.addresses[0], RedisAddress)
+        return site.redlock.client.addresses[0].store != "PostgreSQL"
     except (ConfigurationError, click.UsageError):
         return False  # it may be asked for before there is anything that can be named

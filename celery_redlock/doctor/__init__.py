@@ -11,12 +11,21 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError
-from ..stores.redis.address import Address as RedisAddress
 from ..survey.waiting import at_once
 from .keys import examine_keys
 from .nodes import examine_nodes
 from .probe import probe
-from .report import CHECKS, NEED_APP, OF_APPS, OF_POSTGRESQL, Finding, Report, broken, merged
+from .report import (
+    CHECKS,
+    NEED_APP,
+    OF_APPS,
+    OF_ETCD,
+    OF_POSTGRESQL,
+    Finding,
+    Report,
+    broken,
+    merged,
+)
 from .tasks import examine_tasks, ttls_of
 from .votes import guard_of
 from .workers import examine_workers
@@ -61,8 +70,8 @@ def examine(
         skipped = (*of_nodes, *(() if app is not None else OF_APPS))
     else:
         lock = redlock
-        if not isinstance(lock.client.addresses[0], RedisAddress):
-            checks = OF_POSTGRESQL
+        store = lock.client.addresses[0].store
+        checks = {"PostgreSQL": OF_POSTGRESQL, "etcd": OF_ETCD}.get(store, CHECKS)
         jobs += [lambda: list(nodes(lock)), lambda: list(examine_keys(lock, timeout))]
     if app is not None:
         jobs += [lambda: list(examine_tasks(app)), lambda: list(examine_workers(app, timeout))]

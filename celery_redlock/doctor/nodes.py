@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
-from . import postgresql
+from . import etcd, postgresql
 from .probe import Probe, Told, refused_by
-from .report import Finding, run, unchecked, warning, wrong
+from .report import Check, Finding, run, unchecked, warning, wrong
 from .tls import certificate_trouble, speaks_tls
 from .votes import quorum_in, voteless, votes_left
 
@@ -49,8 +49,8 @@ def examine_nodes(
     yield from run(OF_ALL, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
     for probe in probes:
         if not probe.is_redis:
-            of_one = OF_DATABASE if probe.look.reachable else postgresql.OF_SILENT
-            yield from run(of_one, probe.name, probe, site)
+            of_one, of_silent = OF_ONE_OF[probe.address.store]
+            yield from run(of_one if probe.look.reachable else of_silent, probe.name, probe, site)
             continue
         checks = OF_ONE if probe.look.reachable else OF_SILENT
         if probe.told.denied:
@@ -323,6 +323,11 @@ OF_ONE = {
 }
 OF_DATABASE = {**postgresql.OF_ONE, "restart": _restart, "clock": _clock, "ttl": _ttl}
 """The same of a PostgreSQL database."""
+OF_ONE_OF: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
+    "PostgreSQL": (OF_DATABASE, postgresql.OF_SILENT),
+    "etcd": ({**etcd.OF_ONE, "restart": _restart, "ttl": _ttl}, etcd.OF_SILENT),
+}
+"""Of each other kind of store: the checks of one that answers, and of one that does not."""
 OF_KEYS = ("leaks", "prefix")
 """Checks of the keys on a node: see `keys.py`."""
 OF_INFO = ("version", "eviction", "restart")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +26,7 @@ from ..stores.redis.reader import RedisReader
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import read_nodes
-from . import postgresql
+from . import etcd, postgresql
 from .tls import other_protocol
 
 __all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
@@ -40,6 +40,7 @@ NAMING = "client|setname"
 OF_KEYS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
 """Commands that are tried on a key."""
 NOTHING = NodeInfo()
+VISITS: Mapping[str, Callable[..., Any]] = {"PostgreSQL": postgresql.visit, "etcd": etcd.visit}
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Probe:
     told: Told
     twins: tuple[int, ...] = ()  # others at which our mark for this one was found
     speaks: str = ""  # what it speaks that it was not asked in (`tls.py`), if it did not answer
-    said: postgresql.Said | None = None  # of a PostgreSQL database, besides `told`
+    said: Any = None  # of another kind of store, besides `told`
 
     @property
     def name(self) -> str:
@@ -81,7 +82,7 @@ class Probe:
 
     @property
     def is_redis(self) -> bool:
-        """Whether it is asked as a Redis node is; else it is a PostgreSQL database."""
+        """Whether it is asked as a Redis node is; else it is the one authority of its kind."""
         return isinstance(self.address, Address)
 
     @property
@@ -93,7 +94,7 @@ class Probe:
 def probe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
     if not _are_redis(addresses):
-        return _of_postgresql(addresses, prefix, timeout, tries=True)
+        return _of_other(addresses, prefix, timeout, tries=True)
     return _of_redis(addresses, prefix, timeout)
 
 
@@ -101,14 +102,12 @@ def _are_redis(addresses: Sequence[AnyAddress]) -> TypeGuard[Sequence[Address]]:
     return isinstance(addresses[0], Address)  # all are of one kind
 
 
-def _of_postgresql(
-    addresses: Sequence[Any], prefix: str, timeout: float, *, tries: bool
-) -> list[Probe]:
-    visit = partial(postgresql.visit, tries=tries)
-    looks, found = read_nodes(addresses, prefix, visit, timeout)
+def _of_other(addresses: Sequence[Any], prefix: str, timeout: float, *, tries: bool) -> list[Probe]:
+    looks, found = read_nodes(addresses, prefix, partial(_visit, tries=tries), timeout)
     probes = []
     for n, said in enumerate(found):
-        told = Told() if said is None else Told(said.peer, facts=said.facts, ahead=said.ahead)
+        ahead = getattr(said, "ahead", None)
+        told = Told() if said is None else Told(said.peer, facts=said.facts, ahead=ahead)
         probes.append(Probe(n, addresses[n], looks[n], told, said=said))
     return probes
 
@@ -148,7 +147,12 @@ def introduce(reader: Reader) -> NodeInfo:
     """Return what the guard makes of what a node says of itself. It only reads."""
     if isinstance(reader, RedisReader):
         return _introduce(reader)[1]
-    return postgresql.visit(reader, tries=False).facts
+    facts: NodeInfo = _visit(reader, tries=False).facts
+    return facts
+
+
+def _visit(reader: Any, *, tries: bool) -> Any:
+    return VISITS[reader.store](reader, tries=tries)
 
 
 def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
@@ -161,7 +165,7 @@ def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
 def observe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
     """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
     if not _are_redis(addresses):
-        return _of_postgresql(addresses, prefix, timeout, tries=False)
+        return _of_other(addresses, prefix, timeout, tries=False)
     looks, found = read_nodes(addresses, prefix, _read, timeout)
     whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]

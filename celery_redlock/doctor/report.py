@@ -11,8 +11,8 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
-__all__ = ["CHECKS", "OF_POSTGRESQL", "Finding", "Report", "merged", "run", "some", "unchecked"]
-__all__ += ["broken", "warning", "wrong"]
+__all__ = ["CHECKS", "OF_ETCD", "OF_POSTGRESQL", "Check", "Finding", "Report", "broken"]
+__all__ += ["merged", "run", "some", "unchecked", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. What is `unchecked` may be wrong: nobody could look."""
@@ -31,7 +31,12 @@ OF_POSTGRESQL = (
     *("ttl", "leaks", "prefix", *OF_APPS),
 )
 """Every check where locks are kept in PostgreSQL."""
-RANKED = (*OF_POSTGRESQL, *(check for check in CHECKS if check not in OF_POSTGRESQL))
+OF_ETCD = (
+    *("configuration", "quorum", "reachable", "version", "rights", "writes", "members", "tls"),
+    *("restart", "ttl", "leaks", "prefix", *OF_APPS),
+)
+"""Every check where they are kept in etcd."""
+RANKED = tuple(dict.fromkeys((*OF_POSTGRESQL, *OF_ETCD, *CHECKS)))
 MAX_NAMED = 5
 """Places that are named one by one."""
 

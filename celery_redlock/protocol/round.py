@@ -229,6 +229,7 @@ class Verb:
         extends: It carries many claims, and none that has ended.
         needs_memory: "It is free" does harm if the node has forgotten a lock.
         can_wait: It may be asked later, because nobody needs the answer.
+        calls: It calls a waiter.
     """
 
     word: str
@@ -241,6 +242,7 @@ class Verb:
     extends: bool = False
     needs_memory: bool = False
     can_wait: bool = False
+    calls: bool = False
 
     if TYPE_CHECKING:  # as fields that a tool may print, each row would hold all others
         ACQUIRE: ClassVar[Verb]
@@ -286,6 +288,7 @@ Verb.RELEASE = Verb(
     decided=lambda round_: round_.yes + round_.no >= round_.quorum,
     frees=True,
     can_wait=True,
+    calls=True,
 )
 # Delete our token, and no other, and wake nobody: a failed attempt frees nothing.
 Verb.UNDO = Verb("undo", frees=True, can_wait=True)
@@ -308,7 +311,7 @@ Verb.ENQUEUE = Verb("queue")
 # Leave the queue because we hold the lock.
 Verb.DEQUEUE = Verb("leave", can_wait=True)
 # Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
-Verb.HAND_ON = Verb("pass", can_wait=True)
+Verb.HAND_ON = Verb("pass", can_wait=True, calls=True)
 # Tell whether it still is a master. Only the request behind it waits for the answer.
 Verb.LOOK = Verb("tell its role", replies.looked)
 # Leave word in the node's own data that it has earned its vote (`restart_guard.py`).

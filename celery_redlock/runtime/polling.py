@@ -5,7 +5,10 @@ from __future__ import annotations
 import select
 import ssl
 
-__all__ = ["WAITS", "Poll"]
+__all__ = ["SIZE", "WAITS", "Poll"]
+
+SIZE = 65536
+"""Bytes to read at a time."""
 
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Not now. A TLS connection may have to read before it can write, and the other way round, when it

@@ -38,6 +38,8 @@ BATCH = 200
 POLL_S = 0.01
 """How long to poll at a time: a handler that interrupts the poll may read the answer that it is
 for."""
+CALL_S = 0.25
+"""How long it may take to call who waits, where the node does not do it by itself."""
 UNWATCHED_POLL_S = 0.002
 """The same for what the poll does not tell of: a connection that is being made, room in a socket's
 buffer."""
@@ -84,7 +86,7 @@ class Driver(Connections):
 
         Its answers are read along with those of the next rounds, or by `read`.
         """
-        if self._reentered():
+        if self._reentered() or not self.nodes[0].calls_itself:
             done(self.run(operation))
             return
         steps = operation(monotonic())
@@ -143,6 +145,10 @@ class Driver(Connections):
 
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes and hand in answers until each is decided or overdue."""
+        if not self.nodes[0].calls_itself:
+            for round_ in rounds:
+                if round_.verb.calls:
+                    round_.until = max(round_.until, round_.sent + CALL_S)
         with self._lock:
             self._write(rounds)
         self._listen(rounds, max([round_.until for round_ in rounds]))

@@ -17,6 +17,9 @@ from .redis.reader import RedisReader
 from .redis.subscription import RedisSubscription
 
 if TYPE_CHECKING:
+    from .etcd.address import EtcdAddress
+    from .etcd.reader import EtcdReader
+    from .etcd.subscription import EtcdSubscription
     from .node import Node
     from .postgresql.address import PostgresAddress
     from .postgresql.reader import PostgresReader
@@ -25,11 +28,26 @@ if TYPE_CHECKING:
 __all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
 __all__ += ["make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
 
-POSTGRESQL = ("postgresql://", "postgres://")
+KINDS = {
+    ("postgresql://", "postgres://"): "PostgreSQL",
+    ("etcd://", "etcds://"): "etcd",
+}
+"""What the URLs of one kind begin with, where that is not Redis."""
 
-Address: TypeAlias = "RedisAddress | PostgresAddress"
-Reader: TypeAlias = "RedisReader | PostgresReader"
-Subscription: TypeAlias = "RedisSubscription | PostgresSubscription"
+MANY = {
+    "PostgreSQL": (
+        "PostgreSQL databases",
+        "The hosts of one cluster stand in it together: postgresql://one,two/db",
+    ),
+    "etcd": (
+        "etcd clusters",
+        "The members of one cluster stand in it together: etcd://one:2379,two:2379",
+    ),
+}
+
+Address: TypeAlias = "RedisAddress | PostgresAddress | EtcdAddress"
+Reader: TypeAlias = "RedisReader | PostgresReader | EtcdReader"
+Subscription: TypeAlias = "RedisSubscription | PostgresSubscription | EtcdSubscription"
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
@@ -44,27 +62,33 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
             two are the same server, or they are of different kinds.
     """
     listed = not isinstance(specs, (str, bytes, Mapping)) and isinstance(specs, Sequence)
-    ours = [_is_postgresql(spec) for spec in specs] if listed else []
-    if not any(ours):
+    kinds = [_kind(spec) for spec in specs] if listed else []
+    if set(kinds) <= {"Redis"}:
         return redis_address.parse_nodes(specs, setting)
-    if not all(ours):
+    if len(set(kinds)) > 1:
+        one, other = sorted(set(kinds))[:2]
         raise ConfigurationError(
-            f"{setting} mixes PostgreSQL with Redis: one lock is kept in one kind of store"
+            f"{setting} mixes {one} with {other}: one lock is kept in one kind of store"
         )
     if len(specs) > 1:
+        what, like = MANY[kinds[0]]
         raise ConfigurationError(
-            f"{setting} names {len(specs)} PostgreSQL databases: one is the authority for its"
-            " locks, and needs no quorum; give one URL. The hosts of one cluster stand in it"
-            " together: postgresql://one,two/db"
+            f"{setting} names {len(specs)} {what}: one is the authority for its"
+            f" locks, and needs no quorum; give one URL. {like}"
         )
+    where = f"{setting}[0]"
+    if kinds == ["etcd"]:
+        from .etcd.address import parse as parse_etcd
+
+        return (parse_etcd(str(specs[0]), where),)
     try:
         from .postgresql.address import parse
     except ImportError as error:
         raise ConfigurationError(
-            f"{setting}[0] names PostgreSQL, and its client is missing ({error}):"
+            f"{where} names PostgreSQL, and its client is missing ({error}):"
             " pip install 'celery-redlock[postgresql]'"
         ) from None
-    return (parse(str(specs[0]), f"{setting}[0]"),)
+    return (parse(str(specs[0]), where),)
 
 
 def whole_name(address: Address) -> str:
@@ -78,6 +102,10 @@ def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:
     """Return the node at an address; for the arguments see `RedisNode`."""
     if isinstance(address, RedisAddress):
         return RedisNode(index, address, *rest, **more)
+    if address.store == "etcd":
+        from .etcd.node import EtcdNode
+
+        return EtcdNode(index, address, *rest, **more)
     from .postgresql.node import PostgresNode
 
     return PostgresNode(index, address, *rest, **more)
@@ -87,6 +115,10 @@ def subscribe(address: Address, channel: bytes) -> Subscription:
     """Return what hears the calls of a node on a channel; not connected yet."""
     if isinstance(address, RedisAddress):
         return RedisSubscription(address, channel)
+    if address.store == "etcd":
+        from .etcd.subscription import EtcdSubscription
+
+        return EtcdSubscription(address, channel)
     from .postgresql.subscription import PostgresSubscription
 
     return PostgresSubscription(address, channel)
@@ -96,10 +128,18 @@ def open_reader(address: Address, prefix: str, timeout: float) -> Reader:
     """Return what reads a node's keys; not connected yet. `timeout`: seconds for each answer."""
     if isinstance(address, RedisAddress):
         return RedisReader(address, prefix, timeout)
+    if address.store == "etcd":
+        from .etcd.reader import EtcdReader
+
+        return EtcdReader(address, prefix, timeout)
     from .postgresql.reader import PostgresReader
 
     return PostgresReader(address, prefix, timeout)
 
 
-def _is_postgresql(spec: object) -> bool:
-    return isinstance(spec, str) and spec.lower().startswith(POSTGRESQL)
+def _kind(spec: object) -> str:
+    if isinstance(spec, str):
+        for starts, kind in KINDS.items():
+            if spec.lower().startswith(starts):
+                return kind
+    return "Redis"

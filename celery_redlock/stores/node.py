@@ -16,14 +16,17 @@ from ..events import heard_nodes
 from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
 from ..protocol.pipeline import Pipeline
-from ..protocol.restart_guard import Memory, RestartGuard, Trust
+from ..protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
 from ..protocol.round import Round
 from ..runtime.complaints import refuses
 from ..runtime.polling import WAITS
 from .reports import Reports
 
-__all__ = ["SETTLED_S", "Node"]
+__all__ = ["SETTLED_S", "Node", "StreamNode"]
 
+MAX_UNSENT_BYTES = 8 * 2**20
+"""What a node may leave unread before it is asked nothing new, though it goes on reading: as much
+as 30 000 extensions."""
 SETTLED_S = 1.0
 """How long a connection must live, if nothing was answered on it, to have been a good one."""
 
@@ -45,6 +48,8 @@ class Node(ABC):
     """What a connection raises when it is of no use any more."""
     forgets: ClassVar[str] = "was it restarted or flushed, does it evict keys"
     """What may have happened to one that has forgotten locks."""
+    calls_itself: ClassVar[bool] = True
+    """Whether it calls waiters by itself; else we do, once we have read the answer to a release."""
 
     def __init__(
         self,
@@ -273,3 +278,38 @@ class Node(ABC):
 
     def _welcome(self, memory: Memory, now: float) -> None:
         self._later(partial(self._guard.welcome, self.name, memory, now))
+
+
+class StreamNode(Node):
+    """A node whose connection has a socket that bytes are written to."""
+
+    def fileno(self) -> int:
+        """Return the descriptor of the connection's socket."""
+        return self.connection._sock.fileno()  # type: ignore[no-any-return]
+
+    def flush(self) -> None:
+        """Write what the socket takes: on a real network less than many extensions have.
+
+        How much can wait is bounded by the channel, which asks no stalled node.
+        """
+        if self.connection is None:
+            return
+        sent = 0
+        try:
+            sent = self.connection._sock.send(self.unsent)
+            if sent == len(self.unsent):
+                self.unsent, self.channel.clogged = b"", None
+                return
+            if isinstance(self.unsent, bytes):
+                self.unsent = bytearray(self.unsent)  # to which much may be added
+            del self.unsent[:sent]
+        except WAITS:
+            pass
+        except OSError as error:
+            self._broke(error)
+        except BaseException:
+            self._drop("interrupted", blame=False)
+            raise
+        if self.unsent and (sent or self.channel.clogged is None):
+            full = len(self.unsent) >= MAX_UNSENT_BYTES
+            self.channel.clogged = ALWAYS if full else self._clock()

@@ -127,7 +127,8 @@ def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dic
 def _version(probe: Probe) -> str | None:
     """Return what a server calls itself, as `Valkey 8.1.0`, `Redis 7.0.15`, `PostgreSQL 16.2`."""
     if probe.said is not None:
-        return f"PostgreSQL {printable(probe.said.info['server_version'])[:MAX_VERSION_CHARS]}"
+        version = printable(probe.said.info["server_version"])[:MAX_VERSION_CHARS]
+        return f"{probe.address.store} {version}"
     info = probe.told.info
     for name, key in (("Valkey", "valkey_version"), ("Redis", "redis_version")):
         if said := info.get(key, "").strip():

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.nemesis import Chronicle, Nemesis
 from tests.beat.oracle import Verdict, judge_interval, judge_ticks
-from tests.support import postgres
+from tests.support import etcd, postgres
 from tests.support.beats import KINDS, TTL, Site
 
 BEATS = 3
@@ -61,7 +62,7 @@ class Report:
 
 
 def campaign(
-    nodes: Sequence[LocalServer | LocalPostgres],
+    nodes: Sequence[LocalServer | LocalPostgres | LocalEtcd],
     broker: LocalServer,
     path: Path,
     seconds: float,
@@ -121,7 +122,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--off", action="store_true", help="redlock_beat = False: must fail")
-    parser.add_argument("--store", default="redis", choices=("redis", "postgresql"))
+    parser.add_argument("--store", default="redis", choices=("redis", "postgresql", "etcd"))
     parser.add_argument("--kind", choices=KINDS, help="only this scheduler")
     parser.add_argument("--beats", type=int, default=BEATS)
     parser.add_argument("--quiet", action="store_true", help="no faults")
@@ -140,9 +141,12 @@ def main() -> int:
 
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
-        nodes: Sequence[LocalServer | LocalPostgres]
+        nodes: Sequence[LocalServer | LocalPostgres | LocalEtcd]
         if options.store == "postgresql":
             nodes = [stack.enter_context(postgres.start_postgres())]
+            broker = stack.enter_context(LocalServer())
+        elif options.store == "etcd":
+            nodes = [stack.enter_context(etcd.start_etcd())]
             broker = stack.enter_context(LocalServer())
         else:
             *nodes, broker = stack.enter_context(start_servers(6))

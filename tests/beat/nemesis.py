@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.oracle import Fault
 from tests.support.beats import Beat, Site
 
-Node: TypeAlias = LocalServer | LocalPostgres
+Node: TypeAlias = LocalServer | LocalPostgres | LocalEtcd
 KILL_EVERY = 5.0
 STOP_EVERY = 8.0
 STOP_FOR = 3.0

@@ -127,13 +127,13 @@ def test_sql_prints_what_migrate_runs(bare: str, server: LocalServer) -> None:
     assert CliRunner().invoke(main, ["sql"]).stdout == printed.stdout
     over_redis = call(server.url, "sql")
     assert over_redis.stdout == printed.stdout
-    assert "kept in Redis here, which needs no tables" in over_redis.stderr
+    assert "not kept in PostgreSQL here" in over_redis.stderr
 
 
 def test_over_redis_there_is_nothing_to_migrate(server: LocalServer) -> None:
     result = call(server.url, "migrate")
     assert result.exit_code == 0
-    assert result.stdout.startswith("nothing to do: locks are kept in Redis here")
+    assert result.stdout.startswith("nothing to do: locks are not kept in PostgreSQL here")
     assert json.loads(call(server.url, "migrate", "--json").stdout) == {"outcome": "not needed"}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from celery_redlock import Redlock
 from tests.support.nodes import GUARDED_TTL
-from tests.support.subjects import Fake, Postgres, Real, Subject, _postgres, _real
+from tests.support.subjects import Etcd, Fake, Postgres, Real, Subject, _etcd, _postgres, _real
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +32,15 @@ def postgresql() -> Iterator[Postgres]:
     yield from _postgres()
 
 
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[Etcd]:
+    yield from _etcd()
+
+
 REDIS = ["fake", "valkey", "debian"]
 
 
-@pytest.fixture(params=[*REDIS, "postgresql"])
+@pytest.fixture(params=[*REDIS, "postgresql", "etcd"])
 def node(request: pytest.FixtureRequest) -> Subject:
     """A node that is empty."""
     return _empty(request)
@@ -47,10 +52,16 @@ def redis_node(request: pytest.FixtureRequest) -> Subject:
     return _empty(request)
 
 
+@pytest.fixture(params=[*REDIS, "postgresql"])
+def proposing(request: pytest.FixtureRequest) -> Subject:
+    """The same, of those whose fencing token is what its holder proposes, at least."""
+    return _empty(request)
+
+
 def _empty(request: pytest.FixtureRequest) -> Subject:
     if request.param == "fake":
         return Fake()
-    subject: Real | Postgres = request.getfixturevalue(request.param)
+    subject: Real | Postgres | Etcd = request.getfixturevalue(request.param)
     subject.flush()
     return subject
 

@@ -122,9 +122,12 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
     outcomes = node.ask(
         Verb.EXTEND, *(claim("mine", r) for r in ("renewed", "missing", "refused", "foreign"))
     )
-    assert outcomes == "1200"
+    assert outcomes == ("1200" if node.sets_again else "1000")
     two_hundred = [claim("mine", f"many {i}") for i in range(200)]
-    assert node.ask(Verb.EXTEND, *two_hundred) == "2" * 200
+    if node.sets_again:
+        assert node.ask(Verb.EXTEND, *two_hundred) == "2" * 200
+    for one in two_hundred:
+        node.ask(Verb.ACQUIRE, one)
     assert node.ask(Verb.EXTEND, *two_hundred) == "1" * 200
     assert node.ask(Verb.RENEW, *two_hundred, claim("mine", "missing too")) == "1" * 200 + "0"
 
@@ -266,8 +269,8 @@ def test_what_is_missing_is_set_again_but_by_no_keeper(
         node.drop(name)
     assert node.ask(Verb.RENEW, mine) == "0"
     assert holders(node, *missing) == [None] * len(missing)
-    assert node.ask(Verb.EXTEND, mine) == "2"
-    for name in mine.resources:
+    assert node.ask(Verb.EXTEND, mine) == ("2" if node.sets_again else "0")
+    for name in mine.resources if node.sets_again else ():
         token, left = node.ask(Verb.PEEK, claim("x", name))
         assert token == "mine"
         assert 49.0 < left <= 50.0
@@ -296,12 +299,16 @@ def test_claims_of_one_key_and_of_several_are_extended_at_once_each_by_itself(
     node.ask(Verb.ACQUIRE, claim("theirs", "f"))
     claims = [claim("mine", r) for r in (("a", "b"), "c", "d", ("d", "e"), ("e", "f"), "f", "g")]
     assert node.ask(Verb.RENEW, *claims) == "1010000"
-    assert node.ask(Verb.EXTEND, *claims) == "1212002"
+    assert node.ask(Verb.EXTEND, *claims) == ("1212002" if node.sets_again else "1010000")
 
 
 def test_of_two_that_miss_one_name_the_first_has_it(node: Subject) -> None:
     rivals = [claim("one", "a"), claim("other", "a"), claim("other", "b")]
-    assert node.ask(Verb.EXTEND, *rivals) == "202"
+    if node.sets_again:
+        assert node.ask(Verb.EXTEND, *rivals) == "202"
+    else:
+        node.ask(Verb.ACQUIRE, rivals[0])
+        node.ask(Verb.ACQUIRE, rivals[2])
     assert node.ask(Verb.EXTEND, *rivals) == "101"
 
 
@@ -366,47 +373,49 @@ MICROSECONDS = 1_800_000_000_123_457
 """A proposal of the year 2027: too long for Lua's own way of writing numbers."""
 
 
-def test_what_is_free_is_acquired_with_a_number_as_large_as_proposed(node: Subject) -> None:
-    assert node.ask(Verb.ACQUIRE, fenced(fence=MICROSECONDS)) == MICROSECONDS
-    assert node.fence("r") == MICROSECONDS
-    token, left = node.ask(Verb.PEEK, claim("x"))
+def test_what_is_free_is_acquired_with_a_number_as_large_as_proposed(
+    proposing: Subject,
+) -> None:
+    assert proposing.ask(Verb.ACQUIRE, fenced(fence=MICROSECONDS)) == MICROSECONDS
+    assert proposing.fence("r") == MICROSECONDS
+    token, left = proposing.ask(Verb.PEEK, claim("x"))
     assert token == "mine"
     assert LONG - 1.0 < left <= LONG
 
 
 @pytest.mark.parametrize("proposal", [1, MICROSECONDS - 1, MICROSECONDS, MICROSECONDS + 1])
-def test_each_grant_gets_a_larger_number_than_the_last(node: Subject, proposal: int) -> None:
-    node.ask(Verb.ACQUIRE, fenced("first", MICROSECONDS))
-    node.ask(Verb.RELEASE, claim("first"))
-    assert node.fence("r") == MICROSECONDS  # it outlives the lock
-    assert node.ask(Verb.ACQUIRE, fenced("second", proposal)) == MICROSECONDS + 1
-    node.drop("r")
+def test_each_grant_gets_a_larger_number_than_the_last(proposing: Subject, proposal: int) -> None:
+    proposing.ask(Verb.ACQUIRE, fenced("first", MICROSECONDS))
+    proposing.ask(Verb.RELEASE, claim("first"))
+    assert proposing.fence("r") == MICROSECONDS  # it outlives the lock
+    assert proposing.ask(Verb.ACQUIRE, fenced("second", proposal)) == MICROSECONDS + 1
+    proposing.drop("r")
     far = MICROSECONDS + 1000
-    assert node.ask(Verb.ACQUIRE, fenced("third", far)) == node.fence("r") == far
+    assert proposing.ask(Verb.ACQUIRE, fenced("third", far)) == proposing.fence("r") == far
 
 
-def test_what_is_held_raises_no_number(node: Subject) -> None:
-    node.ask(Verb.ACQUIRE, fenced("theirs", 5))
-    assert node.ask(Verb.ACQUIRE, fenced("mine", 9)) == "theirs"
-    assert node.fence("r") == 5
+def test_what_is_held_raises_no_number(proposing: Subject) -> None:
+    proposing.ask(Verb.ACQUIRE, fenced("theirs", 5))
+    assert proposing.ask(Verb.ACQUIRE, fenced("mine", 9)) == "theirs"
+    assert proposing.fence("r") == 5
 
 
-def test_our_own_token_is_answered_with_a_number_again(node: Subject) -> None:
-    node.ask(Verb.ACQUIRE, fenced(fence=5))
-    raised = 0 if isinstance(node, Postgres) else 1  # there it is raised with the holder only
-    assert node.ask(Verb.ACQUIRE, fenced(fence=5)) == node.fence("r") == 5 + raised
-    assert node.ask(Verb.PEEK, claim("x"))[0] == "mine"
+def test_our_own_token_is_answered_with_a_number_again(proposing: Subject) -> None:
+    proposing.ask(Verb.ACQUIRE, fenced(fence=5))
+    raised = 0 if isinstance(proposing, Postgres) else 1  # there it is raised with the holder only
+    assert proposing.ask(Verb.ACQUIRE, fenced(fence=5)) == proposing.fence("r") == 5 + raised
+    assert proposing.ask(Verb.PEEK, claim("x"))[0] == "mine"
 
 
-def test_a_lock_without_fencing_raises_no_number(node: Subject) -> None:
-    node.ask(Verb.ACQUIRE, claim())
-    node.ask(Verb.RELEASE, claim())
-    assert node.fence("r") is None
-    node.ask(Verb.ACQUIRE, fenced(fence=5))
-    node.ask(Verb.EXTEND, claim())
-    node.ask(Verb.RELEASE, claim())
-    node.ask(Verb.ACQUIRE, claim())
-    assert node.fence("r") == 5
+def test_a_lock_without_fencing_raises_no_number(proposing: Subject) -> None:
+    proposing.ask(Verb.ACQUIRE, claim())
+    proposing.ask(Verb.RELEASE, claim())
+    assert proposing.fence("r") is None
+    proposing.ask(Verb.ACQUIRE, fenced(fence=5))
+    proposing.ask(Verb.EXTEND, claim())
+    proposing.ask(Verb.RELEASE, claim())
+    proposing.ask(Verb.ACQUIRE, claim())
+    assert proposing.fence("r") == 5
 
 
 def test_a_number_is_raised_where_our_token_holds_the_key(redis_node: Subject) -> None:

@@ -20,11 +20,13 @@ from celery_redlock import Lease, Redlock, ResourceHeld
 from celery_redlock.locking import acquisition, wait_queue
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.stores.etcd.wire import Keys, above, text
 from celery_redlock.stores.kinds import parse_nodes, subscribe
 from celery_redlock.stores.node import Node
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.conftest import as_new
-from tests.support import postgres
+from tests.support import etcd, postgres
 from tests.support.machine import in_time
 from tests.support.nodes import all_connected
 from tests.support.wait import wait_until
@@ -41,14 +43,18 @@ redlock.release(lease)
 """
 
 
-Servers = list[LocalServer] | list[LocalPostgres]
+LINE = Keys("redlock:").line("r")
+Servers = list[LocalServer] | list[LocalPostgres] | list[LocalEtcd]
 
 
-@pytest.fixture(scope="module", params=["redis", "postgresql"])
+@pytest.fixture(scope="module", params=["redis", "postgresql", "etcd"])
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     if request.param == "redis":
         with start_servers(3) as started:
             yield started
+    elif request.param == "etcd":
+        with etcd.start_etcd() as cluster:
+            yield [cluster]
     else:
         with postgres.start_postgres() as server:
             yield [server]
@@ -59,6 +65,8 @@ def _servers_as_new(servers: Servers) -> None:
     for server in servers:
         if isinstance(server, LocalPostgres):
             postgres.as_new(server)
+        elif isinstance(server, LocalEtcd):
+            etcd.as_new(server)
         else:
             as_new([server])
 
@@ -118,13 +126,20 @@ def in_line(servers: Servers) -> list[int]:
             ((length,),) = postgres.sql(server, "SELECT count(*) FROM redlock_waiter")
             lengths.append(length)
             continue
+        if isinstance(server, LocalEtcd):
+            said = etcd.ask(server, "kv/range", key=text(LINE), range_end=above(LINE))
+            lengths.append(int(said.get("count", 0)))
+            continue
         with redis.Redis(port=server.port) as client:
             lengths.append(client.zcard("redlock:r#line"))
     return lengths
 
 
-def put_in_line(server: LocalServer | LocalPostgres, who: str) -> None:
+def put_in_line(server: LocalServer | LocalPostgres | LocalEtcd, who: str) -> None:
     """As the first."""
+    if isinstance(server, LocalEtcd):
+        etcd.ask(server, "kv/put", key=text(LINE + who.encode()), value=text(b"%020d" % 1))
+        return
     if isinstance(server, LocalPostgres):
         row = "INSERT INTO redlock_waiter VALUES ('redlock:r', %s, 1, now() + interval '1 h')"
         postgres.sql(server, row, who)
@@ -222,6 +237,11 @@ def test_who_was_killed_in_line_is_passed_over(
         wait_until(lambda: in_line(servers) == [1] * len(servers), 20, "it stands in line")
         second = Waiting(make(), servers)
         doomed.kill()
+    (server,) = servers[:1]
+    if isinstance(server, LocalEtcd):  # nobody tells it of a death: it misses a sign of life
+        start = b"redlock:#line:"
+        every = {"key": text(start), "range_end": above(start)}
+        wait_until(lambda: etcd.ask(server, "kv/range", **every)["count"] == "1", 20, "it is dead")
     at_once(holder, lease, second)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tests.faults.crew import Crew, Steps
+from tests.faults.etcd_acts import EtcdNodeActs
 from tests.faults.load_acts import LoadActs
 from tests.faults.more_node_acts import MoreNodeActs, can_fake_time
 from tests.faults.postgres_acts import PostgresNodeActs
@@ -113,6 +114,20 @@ class PostgresActs(PostgresNodeActs, LinkActs, WorkerActs, LoadActs):
             "pause_server": 4, "kill_server": 3, "restart_server": 1, "crash_backend": 2,
             "stop_backend": 4, "end_backends": 3, "deafen": 1, "cancel_queries": 1, "lock_rows": 2,
             "lock_tables": 1, "read_only": 1, "no_clients": 1, "lose_majority": 0,
+        },
+    }  # fmt: skip
+
+    act = Acts.act
+
+
+class EtcdActs(EtcdNodeActs, LinkActs, WorkerActs, LoadActs):
+    """The same, where the node is an etcd cluster."""
+
+    TRACKS: Mapping[str, Mapping[str, int]] = {
+        **Acts.TRACKS,
+        "nodes": {
+            "pause_member": 4, "kill_member": 4, "pause_server": 2, "kill_server": 2, "deafen": 1,
+            "lose_majority": 0,
         },
     }  # fmt: skip
 

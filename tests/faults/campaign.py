@@ -32,7 +32,7 @@ from tests.faults.rest import half_told, judge_rest
 from tests.faults.rules import check, text_of
 from tests.faults.sentry import Sentry, leftovers
 from tests.faults.stage import MORE_POOLS, SLOTS, TTL, Stage
-from tests.faults.stores import STORES
+from tests.faults.stores import STORES, lasting
 from tests.faults.tracing import read
 from tests.faults.worker_acts import BY_ITSELF
 from tests.support.wait import wait_until
@@ -101,7 +101,10 @@ def campaign(
             sights = list(sentry.sights.values())
             until = now() - 3.0
             alive = dict(sentry.alive)
-            found = judge(lines, alive, faults, sights, sentry.stalls, until, len(stage.nodes))
+            found = judge(
+                lines, alive, faults, sights, sentry.stalls, until, len(stage.nodes),
+                lasting(store, TTL),
+            )  # fmt: skip
             waits.append(
                 judge_liveness(
                     found, dict(feeder.ledger), lines, alive, faults, sights, sentry.stalls,
@@ -158,7 +161,9 @@ def campaign(
         traces = read(stage.bodies / "trace")
         died = {p: at for p, at in sentry.alive.items() if p in sentry.dead}
         guard = stage.conf.get("redlock_restart_guard") != "off"
-        breaches = check(traces, len(stage.nodes), faults, died, guard=guard)
+        breaches = check(
+            traces, len(stage.nodes), faults, died, guard=guard, follows_up=store == "etcd"
+        )
         for breach in breaches:
             found.problem(f"trace, rule {breach.rule}", breach.at, str(breach))
         if found.bodies and not traces:

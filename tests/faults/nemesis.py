@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tests.faults.acts import Acts, PostgresActs
+from tests.faults.acts import Acts, EtcdActs, PostgresActs
 from tests.faults.chronicle import Chronicle
 from tests.faults.crew import Steps
 from tests.faults.feeder import Feeder
@@ -77,13 +77,17 @@ PHASES_OF_POSTGRES = (
     )),
 )  # fmt: skip
 """Where there is one node: no others in its place."""
+PHASES_OF_ETCD = (
+    *(phase for phase in PHASES if phase.name not in ("memory", "others")),
+    Phase("members", 0.5, 0.0, 8.0, only=("pause_member", "kill_member")),
+)
 DIRECTED = (SHORT, PRODUCERS, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 
 def phases_of(store: str) -> tuple[Phase, ...]:
     """All that a store is put through."""
-    return PHASES if store == "redis" else PHASES_OF_POSTGRES
+    return {"redis": PHASES, "etcd": PHASES_OF_ETCD}.get(store, PHASES_OF_POSTGRES)
 
 
 class Nemesis:
@@ -109,7 +113,7 @@ class Nemesis:
         self.phase = PRACTICE
         self._seconds = seconds
         self._random = random.Random(f"{seed}/nemesis")
-        acts = Acts if stage.store == "redis" else PostgresActs
+        acts = {"redis": Acts, "etcd": EtcdActs}.get(stage.store, PostgresActs)
         self._acts = acts(stage, feeder, self.chronicle, self._random)
         self._phases = self._shuffled(phases)
         # All are seen once, even in a short run.

@@ -116,6 +116,7 @@ def judge(
     stalls: Sequence[tuple[float, float]] = (),
     until: float = float("inf"),
     nodes: int = NODES,
+    ttl: float = TTL,
 ) -> Verdict:
     """The verdict on the locks, so far.
 
@@ -127,6 +128,7 @@ def judge(
         stalls: When the machine stood still.
         until: Only what had time to end before this is judged by time; seconds.
         nodes: How many nodes there are.
+        ttl: For how long a key may live that is put for a ttl.
     """
     verdict = Verdict(bodies=bodies(lines, alive), nodes=nodes)
     by_resource: dict[str, list[Body]] = {}
@@ -149,7 +151,7 @@ def judge(
     for of_one in by_resource.values():
         _overlaps(verdict, of_one, faults)
         _fences(verdict, of_one)
-    _blocks(verdict, list(sights), faults, stalls, until)
+    _blocks(verdict, list(sights), faults, stalls, until, ttl)
     _returns(verdict, faults, stalls, until)
     verdict.problems.sort(key=lambda problem: problem.at)
     return verdict
@@ -205,6 +207,7 @@ def _blocks(
     faults: Sequence[Fault],
     stalls: Sequence[tuple[float, float]],
     until: float,
+    ttl: float,
 ) -> None:
     """Tokens that stay longer than they may."""
     owners = {(body.resource, body.token): body for body in verdict.bodies}
@@ -215,7 +218,7 @@ def _blocks(
             continue  # it may run yet
         end = owner.end if owner else first
         applied = _settled(end, faults, owner)
-        allowed = applied + TTL * (1 if owner else 2) + RESIDUE
+        allowed = applied + ttl * (1 if owner else 2) + RESIDUE
         whose = str(owner) if owner else f"{sight.resource} token {sight.token}, no body"
         stepped = any(f.kind == STEPPED and f.touches(end - TTL, last) for f in faults)
         if last > allowed and not stepped and not _stalled(end, last, stalls):

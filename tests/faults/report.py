@@ -82,7 +82,7 @@ class Report:
             f"limits met:          {limits or 'none'}",
             f"machine stalled:     {self.stalls} times",
         ]
-        if self.store != "redis":
+        if self.store not in ("redis", "etcd"):
             lines.append(f"left out:            {LEFT_OUT}")
         for problem in self.problems[:20]:
             lines.append(f"VIOLATION {problem.at - self.begin:.3f} s: {problem}")

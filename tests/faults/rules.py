@@ -86,6 +86,7 @@ def check(
     died: Mapping[Process, float] | None = None,
     *,
     guard: bool = True,
+    follows_up: bool = False,
 ) -> list[Breach]:
     """All breaches, by their time.
 
@@ -95,8 +96,10 @@ def check(
         faults: What was done to them.
         died: When those that are no more were last seen alive.
         guard: Nodes that may have forgotten locks have no vote.
+        follows_up: The answer to one question may be another one.
     """
-    return sorted(_Checker(traces, nodes, faults, died or {}, guard).run(), key=lambda b: b.at)
+    checker = _Checker(traces, nodes, faults, died or {}, guard, follows_up)
+    return sorted(checker.run(), key=lambda b: b.at)
 
 
 def _merged(traces: Mapping[Process, Sequence[Event]]) -> list[tuple[Process, Event]]:
@@ -114,12 +117,14 @@ class _Checker:
         faults: Sequence[Fault],
         died: Mapping[Process, float],
         guard: bool,
+        follows_up: bool,
     ) -> None:
         self._events = _merged(traces)
         self._quorum = nodes // 2 + 1
         self._faults = faults
         self._died = died
         self._guard = guard
+        self._late = ("release", *(("peek", "pass") if follows_up else ()))
         self._tokens: dict[str, _Token] = {}
         self._order: dict[tuple[Process, int, int], int] = {}
         self._asked_at: dict[tuple[Process, int, tuple[str, float, str]], tuple[int, int]] = {}
@@ -188,7 +193,7 @@ class _Checker:
     def _hear(self, process: Process, event: Event) -> None:
         node = event.node
         asked, link = self._asked_at.get((process, node, event.round), (0, 0))
-        if asked < self._order.get((process, node, link), 0) and event.verb != "release":
+        if asked < self._order.get((process, node, link), 0) and event.verb not in self._late:
             # (A release is asked again in other words, where its script was not known.)
             text = f"node {node}: the answer to {event.round} behind that to a later one"
             self._breach(10, event, process, text)

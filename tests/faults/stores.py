@@ -1,12 +1,13 @@
 """What a campaign's locks are kept in, and how it is looked at from outside.
 
-Five Redis nodes, or one PostgreSQL database. That one keeps over a crash all that it has
-acknowledged; "forgetful" acknowledges commits before they are on the disk (`synchronous_commit`),
-and loses some.
+Five Redis nodes, an etcd cluster of three, or one PostgreSQL database. That one keeps over a crash
+all that it has acknowledged; "forgetful" acknowledges commits before they are on the disk
+(`synchronous_commit`), and loses some.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -15,11 +16,17 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_redlock.protocol.errors import NodeError
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.etcd.address import EtcdAddress
+from celery_redlock.stores.etcd.questions import granted_for
+from celery_redlock.stores.etcd.wire import Keys, value_of
+from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support import postgres
+from tests.support import etcd, postgres
 
-STORES = ("redis", "postgresql", "forgetful")
+STORES = ("redis", "postgresql", "forgetful", "etcd")
 PREFIX = "redlock:"
 NODES = 5
 LASTING = ("--appendonly", "yes", "--appendfsync", "always")
@@ -27,13 +34,16 @@ DEBUG = ("--enable-debug-command", "local")
 POSTGRES = {"fsync": "on", "full_page_writes": "on"}
 FORGETFUL = {"synchronous_commit": "off", "wal_writer_delay": "10s", "fsync": "on"}
 
-Server: TypeAlias = LocalServer | LocalPostgres
+Server: TypeAlias = LocalServer | LocalPostgres | LocalEtcd
 
 
 def make_nodes(store: str) -> list[Any]:
     """The servers of a store, not started."""
     if store == "redis":
         return [LocalServer(config=(*DEBUG, *(LASTING if n < 2 else ()))) for n in range(NODES)]
+    if store == "etcd":
+        assert not etcd.missing(), etcd.missing()
+        return [LocalEtcd(3)]
     assert not postgres.missing(), postgres.missing()
     return [LocalPostgres(**(FORGETFUL if store == "forgetful" else POSTGRES))]
 
@@ -45,8 +55,18 @@ def prepare(node: Server) -> None:
 
 
 def url_at(node: Server, port: int) -> str:
-    """A node's URL, through a link."""
+    """A node's URL, through a link; of a cluster that is to its first member."""
+    if isinstance(node, LocalEtcd):
+        return node.url.replace(f":{node.port},", f":{port},")
     return node.url.replace(f":{node.port}/", f":{port}/")
+
+
+def lasting(store: str, ttl: float) -> float:
+    """For how long a key may live there that is put for a ttl; seconds.
+
+    Leases of etcd are shared, for whole seconds, and start over with a new leader.
+    """
+    return 2 * granted_for(ttl) + 1.0 if store == "etcd" else ttl
 
 
 class RedisEyes:
@@ -108,6 +128,39 @@ class PostgresEyes:
             self._connection.close()
 
 
-def eyes(node: Server) -> RedisEyes | PostgresEyes:
+class EtcdEyes:
+    """Looks at an etcd cluster over its gateway."""
+
+    blind: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
+
+    def __init__(self, node: LocalEtcd) -> None:
+        self._node = node
+
+    def tokens(self, resources: Sequence[str]) -> list[tuple[str, str]]:
+        """Which of these are held, and by which token."""
+        return [(name, token) for name, token in self._all() if name in set(resources)]
+
+    def names(self) -> list[str]:
+        """All that is there, by name."""
+        return [PREFIX + name for name, _ in self._all()]
+
+    def _all(self) -> list[tuple[str, str]]:
+        start = Keys(PREFIX).locks
+        (one,) = [parse_nodes([self._node.url])[0]]
+        assert isinstance(one, EtcdAddress)
+        connection = one.connect()
+        with contextlib.closing(connection._http):
+            every = {"key": etcd.text(start), "range_end": etcd.above(start)}
+            found = connection.ask("kv/range", every).get("kvs", ())
+        pairs = [(value_of(kv["key"])[len(start) :], value_of(kv["value"])) for kv in found]
+        return [(name.decode(), token.decode()) for name, token in pairs]
+
+    def close(self) -> None:
+        """Each look has a connection of its own: a member may be down."""
+
+
+def eyes(node: Server) -> RedisEyes | PostgresEyes | EtcdEyes:
     """What looks at a node, straight at the server, past all links."""
+    if isinstance(node, LocalEtcd):
+        return EtcdEyes(node)
     return PostgresEyes(node) if isinstance(node, LocalPostgres) else RedisEyes(node)

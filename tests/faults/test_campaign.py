@@ -14,10 +14,16 @@ import pytest
 
 from tests.faults.campaign import campaign
 from tests.faults.mutants import MUTANTS
-from tests.faults.nemesis import PHASES, PHASES_OF_POSTGRES, SHORT, SHORT_OF_POSTGRES
+from tests.faults.nemesis import (
+    PHASES,
+    PHASES_OF_ETCD,
+    PHASES_OF_POSTGRES,
+    SHORT,
+    SHORT_OF_POSTGRES,
+)
 from tests.faults.oracle import VERDICTS
 from tests.faults.postgres_acts import LEFT_OUT
-from tests.support import postgres
+from tests.support import etcd, postgres
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +64,20 @@ def test_all_faults_for_a_while(tmp_path: Path) -> None:
     assert report.problems == [], str(report)
 
 
+def test_nor_over_an_etcd_cluster_of_three(tmp_path: Path) -> None:
+    etcd.require()
+    phases = (SHORT_OF_POSTGRES,)
+    report = campaign(tmp_path / "run", 6.0, seed=1, phases=phases, store="etcd")
+    assert report.problems == [], str(report)
+
+
+@pytest.mark.slow
+def test_all_faults_over_an_etcd_cluster_for_a_while(tmp_path: Path) -> None:
+    etcd.require()
+    report = campaign(tmp_path / "run", 40.0, seed=1, store="etcd")
+    assert report.problems == [], str(report)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["postgresql", "forgetful"])
 def test_all_faults_over_one_postgresql_database_for_a_while(tmp_path: Path, store: str) -> None:
@@ -82,7 +102,7 @@ def test_the_oracle_sees_what_a_minority_quorum_does(tmp_path: Path) -> None:
 
 
 def test_all_phases_have_a_name_of_their_own() -> None:
-    for phases in (PHASES, PHASES_OF_POSTGRES):
+    for phases in (PHASES, PHASES_OF_POSTGRES, PHASES_OF_ETCD):
         assert len({phase.name for phase in phases}) == len(phases)
 
 

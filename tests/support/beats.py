@@ -13,6 +13,7 @@ from typing import Any
 import redis
 
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.beat.oracle import Message
 from tests.support import forked
@@ -50,7 +51,7 @@ class Site:
     def __init__(
         self,
         kind: str,
-        nodes: Sequence[LocalServer | LocalPostgres],
+        nodes: Sequence[LocalServer | LocalPostgres | LocalEtcd],
         broker: LocalServer,
         path: Path,
         *,

@@ -29,6 +29,7 @@ from pytest_celery import (
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import bodies
 from tests.support.bodies import Line, Run
@@ -69,7 +70,7 @@ class Cluster:
 
     def __init__(
         self,
-        nodes: Sequence[LocalServer | LocalPostgres],
+        nodes: Sequence[LocalServer | LocalPostgres | LocalEtcd],
         broker: LocalServer,
         path: Path,
         *,

@@ -20,6 +20,7 @@ from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.protocol.names import TRUSTED_KEY
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.server import LocalServer
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support.wait import wait_until
 
@@ -62,9 +63,9 @@ def make_known_to(client: redis.Redis) -> None:
     client.set(f"redlock:{TRUSTED_KEY}", f"1000000.000 {facts.memory}")
 
 
-def lock_url(server: LocalServer | LocalPostgres, database: int = 0) -> str:
+def lock_url(server: LocalServer | LocalPostgres | LocalEtcd, database: int = 0) -> str:
     """A server's URL for a lock: as that user, where it knows it."""
-    if isinstance(server, LocalPostgres) or "--user" not in server._config:
+    if isinstance(server, (LocalPostgres, LocalEtcd)) or "--user" not in server._config:
         return server.url
     return f"redis://redlock:SECRET@127.0.0.1:{server.port}/{database}"
 

@@ -1,7 +1,8 @@
-"""One contract for nodes: the shipped fake, Valkey, Redis and PostgreSQL."""
+"""One contract for nodes: the shipped fake, Valkey, Redis, PostgreSQL and etcd."""
 
 from __future__ import annotations
 
+import contextlib
 import select
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +15,14 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.etcd.wire import Keys, text
 from celery_redlock.stores.kinds import make_node, parse_nodes, subscribe
 from celery_redlock.stores.node import Node
 from celery_redlock.stores.postgresql.statements import to_text
 from celery_redlock.testing import fakes
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support import postgres
+from tests.support import etcd, postgres
 from tests.support.clock import FakeClock
 from tests.support.wait import wait_until
 
@@ -42,7 +45,13 @@ class Heard(Round):
         super().answer(node, reply, now, doubt)
 
 
-class Fake:
+class Contract:
+    """What a kind of node promises besides."""
+
+    sets_again = True  # what an extension finds missing
+
+
+class Fake(Contract):
     """The fake node, under test."""
 
     def __init__(self) -> None:
@@ -85,7 +94,7 @@ def a_node(url: str) -> Node:
     )
 
 
-class Server:
+class Server(Contract):
     """A real server, under test: what is the same for each kind."""
 
     def __init__(self, url: str) -> None:
@@ -217,7 +226,69 @@ class Postgres(Server):
         self.admin.close()
 
 
-Subject = Fake | Real | Postgres
+class Etcd(Server):
+    """An etcd cluster, under test."""
+
+    sets_again = False
+
+    def __init__(self, server: LocalEtcd) -> None:
+        super().__init__(server.url)
+        self.server = server
+        self.keys = Keys(PREFIX)
+        self.heard: dict[str, Any] = {}
+
+    def get(self, resource: str) -> Any:
+        kvs = etcd.ask(self.server, "kv/range", key=self.keys.lock(resource)).get("kvs", [])
+        return kvs[0] if kvs else None
+
+    def occupy(self, resource: str) -> None:
+        value = text(FOREIGN.encode())
+        etcd.ask(self.server, "kv/put", key=self.keys.lock(resource), value=value)
+
+    def drop(self, resource: str) -> None:
+        etcd.ask(self.server, "kv/deleterange", key=self.keys.lock(resource))
+
+    def fence(self, resource: str) -> int | None:
+        there = self.get(resource)
+        return there and int(there["create_revision"])
+
+    def flush(self) -> None:
+        etcd.as_new(self.server)
+        self._close_subscriptions()
+
+    def listen(self, process: str) -> None:
+        channel = (PREFIX + process).encode()
+        subscription = subscribe(parse_nodes([self.server.url])[0], channel)
+        calls = subscription.calls()
+        assert next(calls) is None
+        self.heard[process] = subscription, calls
+
+    def calls(self, count: int) -> list[str]:
+        called = []
+        for process, (_, calls) in self.heard.items():
+            end = {"value": text(b"end"), "ignore_lease": True}
+            etcd.ask(self.server, "kv/put", key=text((PREFIX + process).encode()), **end)
+            while (news := next(calls)) != b"end":
+                called.append(f"{process}:{news.decode()}")
+        assert len(called) == count
+        return called
+
+    def wait_for_expiry(self, resource: str, ttl: float) -> None:
+        wait_until(lambda: self.get(resource) is None, ttl + 10.0, "it has expired")
+
+    def _close_subscriptions(self) -> None:
+        for subscription, calls in self.heard.values():
+            with contextlib.suppress(Exception):
+                calls.close()
+            subscription.close()
+        self.heard.clear()
+
+    def close(self) -> None:
+        self._close_subscriptions()
+        self.node.close()
+
+
+Subject = Fake | Real | Postgres | Etcd
 
 
 def _real(binary: str | None) -> Iterator[Real]:
@@ -230,6 +301,13 @@ def _real(binary: str | None) -> Iterator[Real]:
 def _postgres() -> Iterator[Postgres]:
     with postgres.start_postgres() as server:
         subject = Postgres(server)
+        yield subject
+        subject.close()
+
+
+def _etcd() -> Iterator[Etcd]:
+    with etcd.start_etcd() as server:
+        subject = Etcd(server)
         yield subject
         subject.close()
 

@@ -333,7 +333,7 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blindly, what it can guess. What it is asked would pile up here forever."""
-    monkeypatch.setattr("celery_redlock.stores.redis.node.MAX_UNSENT_BYTES", 600_000)
+    monkeypatch.setattr("celery_redlock.stores.node.MAX_UNSENT_BYTES", 600_000)
     now = [100.0]
     line = Wire()
     line._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import psycopg
 from psycopg import conninfo
@@ -40,6 +40,7 @@ class PostgresAddress:
 
     name: str
     arguments: Mapping[str, Any] = field(repr=False)
+    store: ClassVar[Literal["PostgreSQL"]] = "PostgreSQL"
     moves: ClassVar[bool] = True
 
     @property

@@ -65,6 +65,7 @@ class PostgresReader:
     connection: psycopg.Connection[tuple[Any, ...]]
     columns: Sequence[str] = ()
     by_script = False
+    store = "PostgreSQL"
 
     def __init__(self, address: PostgresAddress, prefix: str, timeout: float) -> None:
         self._address = address

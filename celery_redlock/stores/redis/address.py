@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -70,6 +70,7 @@ class Address:
     connection_class: type[AbstractConnection]
     arguments: Mapping[str, Any] = field(repr=False)
     unverified: str = ""
+    store: ClassVar[Literal["Redis"]] = "Redis"
     moves: ClassVar[bool] = False
     """Whether another server takes its place by itself, which may have forgotten locks."""
 

@@ -18,23 +18,19 @@ from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
 from ...protocol.quorum import look, mark
 from ...protocol.replies import FOREIGN, decode
-from ...protocol.restart_guard import ALWAYS, Memory, RestartGuard
+from ...protocol.restart_guard import Memory, RestartGuard
 from ...protocol.round import Round, Verb
-from ...runtime.polling import WAITS
-from ..node import Node
+from ...runtime.polling import SIZE
+from ..node import StreamNode
 from .address import Address
 from .handshake import introduce
 from .requests import encode
-from .resp import SIZE, Replies, reason
+from .resp import Replies, reason
 
 __all__ = ["RedisNode"]
 
-MAX_UNSENT_BYTES = 8 * 2**20
-"""What a node may leave unread before it is asked nothing new, though it goes on reading: as much
-as 30 000 extensions."""
 
-
-class RedisNode(Node):
+class RedisNode(StreamNode):
     """One Redis master of a lock."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
@@ -69,10 +65,6 @@ class RedisNode(Node):
             )
         )
 
-    def fileno(self) -> int:
-        """Return the descriptor of the connection's socket."""
-        return self.connection._sock.fileno()  # type: ignore[no-any-return]
-
     def encode(self, round_: Round) -> bytes:
         """Return a round's request in RESP."""
         return encode(round_, self._prefix)
@@ -98,33 +90,6 @@ class RedisNode(Node):
         if verb is Verb.RELEASE:
             self._plain.discard(verb)
         return encode(round_, self._prefix, plain=True)
-
-    def flush(self) -> None:
-        """Write what the socket takes: on a real network less than many extensions have.
-
-        How much can wait is bounded by the channel, which asks no stalled node.
-        """
-        if self.connection is None:
-            return
-        sent = 0
-        try:
-            sent = self.connection._sock.send(self.unsent)
-            if sent == len(self.unsent):
-                self.unsent, self.channel.clogged = b"", None
-                return
-            if isinstance(self.unsent, bytes):
-                self.unsent = bytearray(self.unsent)  # to which much may be added
-            del self.unsent[:sent]
-        except WAITS:
-            pass
-        except OSError as error:
-            self._broke(error)
-        except BaseException:
-            self._drop("interrupted", blame=False)
-            raise
-        if self.unsent and (sent or self.channel.clogged is None):
-            full = len(self.unsent) >= MAX_UNSENT_BYTES
-            self.channel.clogged = ALWAYS if full else self._clock()
 
     # -- Answers
 

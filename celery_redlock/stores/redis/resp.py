@@ -20,11 +20,10 @@ from redis.exceptions import ConnectionError, InvalidResponse, RedisError, Respo
 
 from ...protocol.errors import NodeError
 from ...protocol.texts import printable
+from ...runtime.polling import SIZE
 
-__all__ = ["MAX_REPLY_BYTES", "REPLY_S", "SIZE", "Parser", "Replies", "reason"]
+__all__ = ["MAX_REPLY_BYTES", "REPLY_S", "Parser", "Replies", "reason"]
 
-SIZE = 65536
-"""Bytes to read at a time."""
 MAX_REPLY_BYTES = 65536
 """The longest reply to a lock or a handshake. None of theirs is as long."""
 MAX_DEPTH = 2

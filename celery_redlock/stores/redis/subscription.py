@@ -9,8 +9,9 @@ from time import monotonic
 from typing import Any
 
 from ...protocol.errors import NodeError
+from ...runtime.polling import SIZE
 from .address import Address
-from .resp import SIZE, Replies, reason
+from .resp import Replies, reason
 
 __all__ = ["RedisSubscription"]
 

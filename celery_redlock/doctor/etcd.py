@@ -1,0 +1,142 @@
+"""What one etcd cluster says of itself, and what is wrong with it."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..protocol.errors import NodeError
+from ..protocol.node_info import NodeInfo
+from .report import Finding, warning, wrong
+
+if TYPE_CHECKING:
+    from ..stores.etcd.reader import EtcdReader
+
+__all__ = ["OF_ONE", "OF_SILENT", "Said", "visit"]
+
+TRY_S = 5
+"""For which what is tried stays there; whole seconds."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a cluster said.
+
+    Attributes:
+        info: Its `server_version`, as of other kinds of store.
+        facts: What the node makes of it.
+        peer: The IP address that answered.
+        members: Why each member that was named cannot be asked, by its name; empty if it can.
+        clusters: Of which clusters they are.
+        alarms: What it raises an alarm about.
+        fails: Why no key could be put; empty if it could, or it was not tried.
+    """
+
+    info: Mapping[str, str]
+    facts: NodeInfo
+    peer: str
+    members: Mapping[str, str]
+    clusters: frozenset[str]
+    alarms: tuple[str, ...]
+    fails: str
+
+
+def visit(reader: EtcdReader, *, tries: bool) -> Said:
+    """Ask a cluster, and each member of it, about itself; `tries`: put a key and delete it."""
+    from ..stores.etcd.address import reason
+    from ..stores.etcd.handshake import introduce
+    from ..stores.etcd.wire import text
+
+    status = reader.ask("maintenance/status")
+    facts = introduce(reader.connection, reader.keys)
+    alarms: list[str] = []
+    fails = ""
+    if tries:
+        key = text(reader.prefix.encode() + b"lock/doctor:" + secrets.token_hex(16).encode())
+        with contextlib.suppress(NodeError):  # a right of administrators
+            said = reader.ask("maintenance/alarm")
+            alarms = [str(one.get("alarm")) for one in said.get("alarms", ())]
+        try:
+            lease = reader.ask("lease/grant", TTL=str(TRY_S))["ID"]
+            reader.ask("kv/put", key=key, lease=lease)
+            reader.ask("kv/deleterange", key=key)
+        except Exception as error:
+            fails = reason(error)
+    members, clusters = reader.members()
+    info = {"server_version": str(status.get("version", ""))}
+    return Said(info, facts, reader.peer, members, clusters, tuple(alarms), fails)
+
+
+def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
+    why = probe.look.error or "it does not answer in time"
+    if "user name is empty" in why or "authentication" in why:
+        yield wrong(f"it asks who we are: {why}", "write etcd://user:password@host:2379")
+    elif "HTTP status" in why:
+        yield wrong(f"what answers is no etcd of version 3.4 or newer: {why}", "name such members")
+    else:
+        yield wrong(
+            f"no member can be asked: {why}",
+            "start it, or correct the URL; with TLS write etcds://; of three members two must run",
+        )
+
+
+def _members(probe: Any, *_: Any) -> Iterator[Finding]:
+    away = {name: why for name, why in probe.said.members.items() if why}
+    for name, why in away.items():
+        yield warning(
+            f"its member {name} cannot be asked: {why}",
+            "start it: without a majority of the members nothing can be locked",
+        )
+    if len(probe.said.clusters) > 1:
+        yield wrong(
+            "the members in the URL are of several clusters, which do not know each other's locks",
+            "name the members of one",
+        )
+    if len(probe.said.members) == 1:
+        yield warning(
+            "the URL names one member: nothing can be locked while that one is away",
+            "name all members of the cluster, as etcd://one:2379,two:2379,three:2379",
+        )
+
+
+def _version(probe: Any, *_: Any) -> Iterator[Finding]:
+    if "is needed" in probe.said.facts.unfit:
+        yield wrong(probe.said.facts.unfit, "upgrade it: older ones answer under another path")
+
+
+def _rights(probe: Any, *_: Any) -> Iterator[Finding]:
+    why = probe.said.facts.unfit if "refuses us" in probe.said.facts.unfit else ""
+    if not why and "permission denied" in probe.said.fails:
+        why = probe.said.fails
+    if why:
+        yield wrong(f"its user lacks a right: {why}", "grant it the role of docs/etcd.md")
+
+
+def _writes(probe: Any, *_: Any) -> Iterator[Finding]:
+    if "NOSPACE" in probe.said.alarms or "space exceeded" in probe.said.fails:
+        yield wrong(
+            "it takes no writes, as its space is used up (alarm NOSPACE)",
+            "compact and defragment it, then etcdctl alarm disarm; set --auto-compaction-retention",
+        )
+    elif probe.said.fails and "permission denied" not in probe.said.fails:
+        yield wrong(f"it takes no writes: {probe.said.fails}", "see to that on its side")
+
+
+def _secrecy(probe: Any, *_: Any) -> Iterator[Finding]:
+    if probe.address.user and probe.address.tls is None and not probe.said.peer.startswith("127."):
+        yield warning("a password goes over the network as plain text", "use etcds://")
+    if probe.address.unverified:
+        yield warning("its certificate is not checked (verify=no)", "give ca=file, and no verify")
+
+
+OF_SILENT = {"reachable": _reachable}
+OF_ONE = {
+    "version": _version,
+    "rights": _rights,
+    "writes": _writes,
+    "members": _members,
+    "tls": _secrecy,
+}

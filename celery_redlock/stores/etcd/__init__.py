@@ -1,0 +1,1 @@
+"""Leases in an etcd cluster."""

@@ -1,0 +1,212 @@
+"""From an etcd URL to how to connect to a member; and a name for it without secrets.
+
+No client of etcd is needed: the standard library speaks to its JSON gateway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from ...protocol.errors import ConfigurationError, NodeError
+from ...protocol.texts import printable
+from .wire import Request, answer, refusal
+
+__all__ = ["Connection", "EtcdAddress", "parse", "reason"]
+
+PORT = 2379
+TIMEOUT_S = 1.0
+"""Seconds to connect to a member, and for each of its answers to the handshake."""
+OPTIONS = ("ca", "cert", "key", "verify")
+
+
+@dataclass(frozen=True)
+class EtcdAddress:
+    """How to reach one cluster.
+
+    Attributes:
+        name: `host:port,host:port`; never a credential.
+        members: Host and port of each member that was named.
+        user: Who we are there, and the password; None where it knows no users.
+        tls: Of what certificates are checked with; None for no TLS.
+        unverified: What to set so that certificates and their names are checked, where it speaks
+            TLS and anybody may answer; else empty.
+    """
+
+    name: str
+    members: tuple[tuple[str, int], ...]
+    user: tuple[str, str] | None = field(repr=False)
+    tls: Mapping[str, str] | None = field(repr=False)
+    store: ClassVar[Literal["etcd"]] = "etcd"
+    moves: ClassVar[bool] = False
+    """A member that takes the place of another has forgotten nothing: it answers by a majority."""
+
+    @property
+    def unverified(self) -> str:
+        return "verify" if self.tls and self.tls.get("verify") == "no" else ""
+
+    def connect(self, first: int = 0, timeout: float = TIMEOUT_S) -> Connection:
+        """Return a new connection to a member: the first that answers, from one on.
+
+        Raises:
+            NodeError: None can be reached, or it refuses us.
+        """
+        whys = []
+        for at in range(len(self.members)):
+            at = (first + at) % len(self.members)
+            try:
+                return Connection(self, at, timeout)
+            except (NodeError, OSError, http.client.HTTPException) as error:
+                whys.append(f"{':'.join(map(str, self.members[at]))}: {reason(error)}")
+        raise NodeError(whys[0].partition(": ")[2] if len(whys) == 1 else "; ".join(whys))
+
+
+class Connection:
+    """A connection to one member, which waits for each answer until it is made not to block.
+
+    Attributes:
+        at: Which member of the address it is.
+        head: The fields of the head of each request.
+    """
+
+    def __init__(self, address: EtcdAddress, at: int, timeout: float) -> None:
+        self.at = at
+        host, port = address.members[at]
+        if address.tls is None:
+            self._http = http.client.HTTPConnection(host, port, timeout=timeout)
+        else:
+            self._http = http.client.HTTPSConnection(
+                host, port, timeout=timeout, context=_context(address.tls)
+            )
+        self._fields = {"Content-Type": "application/json"}
+        try:
+            self._http.connect()
+            self._sock = self._http.sock
+            self._http.auto_open = 0  # whoever made it knows what was written to it
+            if address.user is not None:
+                name, password = address.user
+                said = self.ask("auth/authenticate", {"name": name, "password": password})
+                self._fields["Authorization"] = str(said["token"])
+        except BaseException:
+            self._http.close()
+            raise
+        lines = {"Host": f"{host}:{port}", **self._fields}.items()
+        self.head = "".join(f"{name}: {value}\r\n" for name, value in lines).encode("latin-1")
+
+    def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask one thing, and wait for the answer.
+
+        Raises:
+            NodeError: It refuses.
+        """
+        self._http.request("POST", f"/v3/{path}", json.dumps(body), self._fields)
+        with self._http.getresponse() as response:
+            said = answer(response.status, response.read())
+        if self._http.sock is None:
+            raise NodeError("connection closed by the server")
+        if why := refusal(said):
+            raise NodeError(why)
+        return said
+
+    def ask_all(self, asked: list[Request]) -> list[dict[str, Any]]:
+        """Ask several things, one after the other."""
+        return [self.ask(*one) for one in asked]
+
+    @property
+    def peer(self) -> str:
+        """The IP address at the other end."""
+        return str(self._sock.getpeername()[0])
+
+    def hang_up(self) -> None:
+        """End it, while another thread may just be reading from it."""
+        self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close it."""
+        self._http.close()
+        self._sock.close()
+
+    disconnect = close
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # in a fork, and where its owner ends
+            self.close()
+
+
+def parse(url: str, where: str) -> EtcdAddress:
+    """Return the address that a URL names.
+
+    Args:
+        url: `etcd://user:password@host:port,host:port`, or `etcds://` with TLS, and then
+            `?ca=file&cert=file&key=file`; `verify=no` checks no certificate.
+        where: What to call it in an error.
+
+    Raises:
+        ConfigurationError: It cannot be understood.
+    """
+    parts = urlsplit(url)
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    user, _, password = map(unquote, credentials.partition(":"))
+    try:
+        members = tuple(_member(host) for host in hosts.split(","))
+    except ValueError:
+        raise ConfigurationError(
+            f"{where}: its members cannot be understood; write etcd://host:2379,host:2379 (@, : and"
+            " / in a password are written %40, %3A and %2F)"
+        ) from None
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    secure = parts.scheme == "etcds"
+    if unknown := [name for name in options if not secure or name not in OPTIONS]:
+        raise ConfigurationError(
+            f"{where}: {printable(unknown[0])!r} is no option of an {parts.scheme}:// URL;"
+            f" etcds:// takes {', '.join(OPTIONS)}, etcd:// none"
+        )
+    if parts.path.strip("/"):
+        raise ConfigurationError(
+            f"{where}: {printable(parts.path)!r} stands behind its members, and etcd has no"
+            " databases; redlock_prefix sets what the keys begin with"
+        )
+    if len(set(members)) < len(members):
+        raise ConfigurationError(f"{where}: it names a member twice; name each once")
+    if secure:
+        try:
+            _context(options)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"{where}: its certificates cannot be read: {error}") from None
+    name = ",".join(f"{host}:{port}" for host, port in members)
+    return EtcdAddress(
+        printable(name), members, (user, password) if user else None, options if secure else None
+    )
+
+
+def reason(error: BaseException) -> str:
+    """Say what went wrong, in one line without a secret."""
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, (NodeError, OSError)):
+        said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        return printable(" ".join(said.split())[:200])
+    return "it answers in another protocol than HTTP, or wants TLS (etcds://)"
+
+
+def _member(host: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{host}")
+    if not parts.hostname:
+        raise ValueError
+    return parts.hostname, parts.port or PORT
+
+
+def _context(options: Mapping[str, str]) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=options.get("ca"))
+    if options.get("verify", "yes") == "no":
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    if "cert" in options:
+        context.load_cert_chain(options["cert"], options.get("key"))
+    return context

@@ -1,0 +1,38 @@
+"""What a member of an etcd cluster is asked about itself, right after a connection was made."""
+
+from __future__ import annotations
+
+from ...protocol.errors import NodeError
+from ...protocol.node_info import NodeInfo
+from .address import Connection
+from .wire import Keys, above, text
+
+__all__ = ["FOREVER_S", "introduce"]
+
+FOREVER_S = 10 * 365 * 86_400.0
+"""In the place of a server's uptime: a cluster forgets nothing when its members are restarted."""
+OLDEST = (3, 4)
+
+
+def introduce(connection: Connection, keys: Keys) -> NodeInfo:
+    """Ask a member about itself and its cluster.
+
+    Raises:
+        NodeError: It has no leader, or does not reach a majority.
+    """
+    said = connection.ask("maintenance/status", {})
+    version = str(said.get("version", ""))
+    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < OLDEST:
+        return NodeInfo(unfit=f"it is etcd {version}, and 3.4 or newer is needed")
+    if not int(said.get("leader", 0)):
+        raise NodeError("it has no leader")
+    try:
+        # By a majority: one that was cut off answers nothing.
+        every = {"key": text(keys.locks), "range_end": above(keys.locks)}
+        connection.ask("kv/range", {**every, "count_only": True, "limit": "1"})
+    except NodeError as error:
+        if "permission denied" in str(error) or "user name is empty" in str(error):
+            return NodeInfo(unfit=f"it refuses us ({error}); docs/etcd.md has the role")
+        raise
+    cluster = str(said["header"]["cluster_id"])
+    return NodeInfo(run_id=cluster, uptime=FOREVER_S, role="master")

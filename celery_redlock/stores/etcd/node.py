@@ -1,0 +1,194 @@
+"""An etcd cluster as the one node of a lock: what is written to a member of it, what it answers.
+
+One connection to one member, on which requests are written behind one another: a release that
+follows the request that it undoes can never be overtaken by it. A member that is silent, or says
+that it has no leader, is left for the next.
+"""
+
+from __future__ import annotations
+
+import http.client
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from ...protocol.errors import NodeError
+from ...protocol.names import QUEUE_LIFE_S
+from ...protocol.node_info import NodeInfo
+from ...protocol.pipeline import STALLED_S
+from ...protocol.replies import decode
+from ...protocol.restart_guard import RestartGuard
+from ...protocol.round import Round
+from ...runtime.polling import SIZE
+from ..node import StreamNode
+from .address import EtcdAddress, reason
+from .handshake import introduce
+from .questions import SHARED_S, TTL_SHIFT, Conversation, conversation, granted_for, lease_id
+from .wire import Keys, Replies, Request, answer, refusal, request
+
+__all__ = ["EtcdNode"]
+
+
+class _Talk(NamedTuple):
+    """A round that is being asked: what is still to be said, and what was answered so far."""
+
+    round: Round
+    steps: Conversation
+    grants: int  # how many of the answers are to leases that were granted ahead
+    asked: int
+    answers: list[dict[str, Any]]
+
+
+class EtcdNode(StreamNode):
+    """The one node of a lock that is kept in etcd."""
+
+    broken: ClassVar[tuple[type[Exception], ...]] = (
+        *(OSError, NodeError, http.client.HTTPException),
+    )
+    forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
+    calls_itself: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        index: int,
+        address: EtcdAddress,
+        prefix: str,
+        guard: RestartGuard,
+        nonces: Sequence[str],
+        *,
+        clock: Callable[[], float],
+        later: Callable[[Callable[[], object]], object],
+    ) -> None:
+        super().__init__(index, address.name, guard, clock=clock, later=later)
+        self._address = address
+        self._keys = Keys(prefix)
+        self._first = secrets.randbelow(len(address.members))
+        self._cluster = ""
+        self._replies = Replies()
+        self._talks: deque[_Talk] = deque()
+        self._leases: dict[float, tuple[float, str]] = {}
+        self._now = 0.0
+        self._granting: list[Request] = []
+
+    def connect(self) -> tuple[Any, NodeInfo]:
+        """Return a new connection and what is at its end; see `Node.connect`."""
+        count = len(self._address.members)
+        first, connection = self._first, None
+        self._first = (first + 1) % count  # if this one fails
+        try:
+            connection = self._address.connect(first)
+            self._first = (connection.at + 1) % count
+            facts = introduce(connection, self._keys)
+            connection._sock.setblocking(False)
+        except Exception as error:
+            if connection is not None:
+                connection.disconnect()
+            raise NodeError(reason(error), node=self.name) from None
+        if not facts.unfit:
+            self._cluster = self._cluster or facts.run_id
+            if facts.run_id != self._cluster:
+                why = "its members are of several clusters, which do not know each other's locks"
+                return connection, NodeInfo(unfit=why)
+        return connection, facts
+
+    def encode(self, round_: Round) -> None:
+        """Return nothing: with which lease a request goes is known when it is written."""
+
+    def _begin(self) -> None:
+        self._replies = Replies()
+        self._talks.clear()
+        self._leases.clear()
+
+    def _reason(self, error: Exception) -> str:
+        return reason(error)
+
+    # -- Requests
+
+    def ask(self, round_: Round, payload: Any, now: float, more: bool = False) -> None:
+        """Write a round's request, to another member if this one has not answered for too long."""
+        if len(self._address.members) > 1 and self.connection is not None:
+            if self.channel.stalled(now):
+                self.receive()
+            # One that works off what it was asked is not left: the next would begin with all of it.
+            if self.channel.stalled(now) and now > self._trust.heard + STALLED_S:
+                self._drop("it does not answer")
+        super().ask(round_, payload, now, more)
+
+    def _put(self, round_: Round, payload: Any) -> None:
+        self._now = self._clock()
+        steps = conversation(round_, self._keys, self._lease)
+        self._say(round_, steps, next(steps))
+
+    def _say(self, round_: Round, steps: Conversation, asked: Sequence[Request]) -> None:
+        grants, self._granting = self._granting, []
+        if self.connection is None:
+            return
+        self._talks.append(_Talk(round_, steps, len(grants), len(grants) + len(asked), []))
+        head = self.connection.head
+        self.unsent += b"".join([request(one, head) for one in (*grants, *asked)])
+
+    def _lease(self, ttl: float) -> str:
+        """Return a lease that lasts for a ttl from now on, granted ahead of what is being written.
+
+        All that is written at once shares it; of those who wait, what they write for some seconds.
+        """
+        shared = SHARED_S if ttl == QUEUE_LIFE_S else 0.0
+        until, lease = self._leases.get(ttl, (-1.0, ""))
+        if self._now > until:
+            lease = str(lease_id(ttl, secrets.randbits(TTL_SHIFT)))
+            seconds = str(granted_for(ttl + shared))
+            self._granting.append(Request("lease/grant", {"ID": lease, "TTL": seconds}))
+            self._leases = {one: it for one, it in self._leases.items() if it[0] >= self._now}
+            self._leases[ttl] = self._now + shared, lease
+        return lease
+
+    # -- Answers
+
+    def _read(self) -> None:
+        data = self.connection._sock.recv(SIZE)
+        now = self._clock()  # behind it: see `RedisNode._read`
+        if not data:
+            raise NodeError("connection closed by the server")
+        self._trust.heard = now
+        for status, body in self._replies.feed(data):
+            if self.connection is None:
+                return  # it broke when an answer was followed up
+            if not self._talks:
+                raise NodeError("it sent what nobody asked for")
+            talk = self._talks[0]
+            talk.answers.append(answer(status, body))
+            if len(talk.answers) == talk.asked:
+                self._take(talk, now)
+
+    def _take(self, talk: _Talk, now: float) -> None:
+        round_ = talk.round
+        why = "".join([refusal(said) for said in talk.answers][talk.grants :])
+        for said in talk.answers[: talk.grants]:
+            if refusal(said) or "ID" not in said:
+                # Such an id may be another's lease: nothing that was written behind it counts.
+                raise NodeError(f"it grants no lease: {refusal(said)}")
+        self._talks.popleft()
+        self.channel.unanswered.popleft()
+        if why:
+            talk.steps.close()
+            self._failed(round_, why)
+            return
+        try:
+            self._now = self._clock()
+            asked = talk.steps.send(talk.answers[talk.grants :])
+            self.channel.unanswered.append(round_)
+            self._say(round_, talk.steps, asked)
+            self.flush()
+            return
+        except StopIteration as stop:
+            reply = stop.value
+        except (ValueError, TypeError, LookupError, AttributeError):
+            round_.silence(self.index, "it answers what is no answer")
+            raise NodeError("it answers what is no answer") from None
+        try:
+            decoded = decode(round_, reply)
+        except NodeError as error:
+            round_.silence(self.index, str(error))
+            raise
+        self._answer(round_, decoded, now)

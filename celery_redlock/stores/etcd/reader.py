@@ -1,0 +1,174 @@
+"""Reads the locks of one etcd cluster, over a connection made for it.
+
+Names and values are those that a Redis node would have: the last fencing token of a resource, and
+its wait queue, go by its name with a suffix.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import Any
+
+from ...protocol.names import LINE_SUFFIX
+from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
+from .address import Connection, EtcdAddress, reason
+from .questions import seconds_left
+from .wire import END, Keys, above, text, value_of
+
+__all__ = ["EtcdReader"]
+
+RTT_SAMPLES = 3
+"""The fastest of these round trips counts: the others had to wait for this process."""
+PAGE = 1000
+"""Keys of one answer."""
+
+
+class EtcdReader:
+    """Reads one cluster, over one connection.
+
+    Attributes:
+        prefix: What our names begin with.
+        heard: When it last answered; seconds of the monotonic clock.
+        connection: The connection, once there is one.
+        keys: What its keys are called.
+        by_script: Never: who may read locks may read queues.
+    """
+
+    connection: Connection
+    by_script = False
+    store = "etcd"
+
+    def __init__(self, address: EtcdAddress, prefix: str, timeout: float) -> None:
+        self._address = address
+        self._timeout = timeout
+        self.keys = Keys(prefix)
+        self._end = threading.Timer(0.0, lambda: None)
+        self.prefix = prefix
+        self.heard = monotonic()
+
+    def connect(self) -> None:
+        """Connect to a member of the cluster.
+
+        Raises:
+            NodeError: None can be reached, or it refuses us.
+        """
+        self.connection = self._address.connect(timeout=self._timeout)
+        self._end = threading.Timer(MAX_TIMEOUTS * self._timeout, self._hang_up)
+        self._end.daemon = True
+        self._end.start()
+        self.heard = monotonic()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):
+            self.connection.hang_up()
+
+    def close(self) -> None:
+        """Close the connection. Never fails."""
+        self._end.cancel()
+        with contextlib.suppress(Exception):
+            self.connection.close()
+
+    def why(self, error: Exception) -> str:
+        """Say why it was not read, in one line without a secret; empty if it was too slow."""
+        return "" if isinstance(error, TimeoutError) else reason(error)
+
+    def rtt(self) -> float:
+        """Return the seconds that a question takes which costs the server nothing."""
+        taken = []
+        for _ in range(RTT_SAMPLES):
+            begun = monotonic()
+            self.ask("maintenance/status")
+            taken.append(monotonic() - begun)
+        return min(taken)
+
+    @property
+    def peer(self) -> str:
+        """The IP address at the other end."""
+        return self.connection.peer
+
+    def scan(self, head: str) -> dict[str, bytes]:
+        """Return the keys that begin with prefix and `head`, by their names without the prefix."""
+        keys, begin = self.keys, to_bytes(head)
+        names = [key[len(keys.locks) :] for key, _ in self._range(keys.locks + begin, only=True)]
+        lines = {
+            key[len(keys.lines) :].rpartition(END)[0]
+            for key, _ in self._range(keys.lines + begin, only=True)
+        }
+        names += [line + to_bytes(LINE_SUFFIX) for line in sorted(lines)]
+        return {to_text(name): to_bytes(self.prefix) + name for name in names}
+
+    def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
+        """Return what is under some keys, by their names, without those that do not exist."""
+        lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
+        kept: dict[str, tuple[bytes, str]] = {}
+        for name in keys.keys() - lines.keys():
+            said = self.ask("kv/range", key=self.keys.lock(self._name(keys[name])))
+            for kv in said.get("kvs", ()):
+                kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
+        left = self._left({lease for _, lease in kept.values()})
+        found = {n: KeyValue(value, left[lease]) for n, (value, lease) in kept.items()}
+        return {n: one for n, one in found.items() if one.left >= 0} | self.queues(lines, 1)
+
+    def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
+        """Return the wait queues under some keys, by their names, with their first `members`."""
+        found = {}
+        for name, key in keys.items():
+            line = self.keys.line(self._name(key).removesuffix(LINE_SUFFIX))
+            waiting = sorted(
+                (int(value_of(kv["value"])), one[len(line) :], kv.get("lease", ""))
+                for one, kv in self._range(line)
+            )
+            if waiting:
+                left = self._left({waiting[-1][2]})[waiting[-1][2]]
+                first = tuple((waiter, float(since)) for since, waiter, _ in waiting[:members])
+                found[name] = KeyValue(QUEUE, max(0.0, left), len(waiting), first)
+        return found
+
+    def members(self) -> tuple[dict[str, str], frozenset[str]]:
+        """Ask each member by itself: why it cannot be asked, by its name, and of which clusters
+        they are."""
+        whys, clusters = {}, set()
+        for host, port in self._address.members:
+            name = f"{host}:{port}"
+            one = replace(self._address, members=((host, port),))
+            try:
+                connection = one.connect(timeout=self._timeout)
+                with contextlib.closing(connection):
+                    said = connection.ask("maintenance/status", {})
+                clusters.add(str(said["header"]["cluster_id"]))
+                whys[name] = "" if int(said.get("leader", 0)) else "it has no leader"
+            except Exception as error:
+                whys[name] = reason(error)
+        return whys, frozenset(clusters)
+
+    def _name(self, key: bytes) -> str:
+        return to_text(key[len(to_bytes(self.prefix)) :])
+
+    def _range(self, start: bytes, *, only: bool = False) -> list[tuple[bytes, dict[str, Any]]]:
+        """Return the keys that begin so, and what is there; `only` the keys."""
+        end, found = above(start), []
+        while True:
+            asked = {"range_end": end, "limit": str(PAGE), "keys_only": only}
+            said = self.ask("kv/range", key=text(start), **asked)
+            found += [(value_of(kv["key"]), kv) for kv in said.get("kvs", ())]
+            if not said.get("more"):
+                return found
+            start = found[-1][0] + b"\0"
+
+    def _left(self, leases: set[str]) -> dict[str, float]:
+        """Return for how many seconds leases last; negative if they are over, or infinite."""
+        left = {"": math.inf}
+        for lease in leases - {""}:
+            left[lease] = seconds_left(self.ask("lease/timetolive", ID=lease))
+        return left
+
+    def ask(self, path: str, **body: Any) -> dict[str, Any]:
+        """Ask one thing, and wait for the answer."""
+        said = self.connection.ask(path, body)
+        self.heard = monotonic()
+        return said

@@ -1,0 +1,256 @@
+"""A local etcd cluster for the demonstration, the tests and the benchmarks: one member, or three.
+
+Loopback only, no password. Its data is kept over `kill` and `start`, and goes away with it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+
+from ..protocol.errors import ConfigurationError, RedlockError
+from ..server import GUARD, free_port
+
+__all__ = ["LocalEtcd", "Member", "find_etcd"]
+
+BINARY_VARIABLE = "CELERY_REDLOCK_ETCD"
+"""Names the server binary, before all others."""
+MEMORY = "/dev/shm"
+"""Where its data is kept if there is such a place: etcd waits for the disk at each write."""
+PORT_TRIES = 20
+"""Starts of a cluster whose port another process has; more are no chance meeting."""
+START_TIMEOUT_S = 30.0
+SETTINGS = ("--logger=zap", "--log-level=error", "--heartbeat-interval=100")
+
+
+def find_etcd() -> str:
+    """Find the etcd binary.
+
+    Raises:
+        ConfigurationError: There is none; the message says what to do.
+    """
+    named = os.environ.get(BINARY_VARIABLE, "etcd")
+    if found := shutil.which(named):
+        return found
+    raise ConfigurationError(
+        "No etcd server was found: install one (apt install etcd-server, brew install etcd) or name"
+        f" its binary in {BINARY_VARIABLE}."
+    )
+
+
+class Member:
+    """One member of a cluster. It keeps its ports and its data over `kill` and `start`."""
+
+    def __init__(self, binary: str, name: str, options: Sequence[str]) -> None:
+        self.name, self._binary, self.options = name, binary, options
+        memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        self._dir = Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+        self.take_ports()
+        self.cluster = ""
+        self.paused = False
+
+    def take_ports(self) -> None:
+        """Take two that are free."""
+        self.port, self._peer_port = free_port(), free_port()
+
+    @property
+    def peer(self) -> str:
+        """Where the other members reach it, as they are told."""
+        return f"{self.name}=http://127.0.0.1:{self._peer_port}"
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        if self._process is None:
+            raise RuntimeError("the server has no process before start()")
+        return self._process.pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether it was started, and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start it; `wait` tells when it serves."""
+        peer, client = self.peer.partition("=")[2], f"http://127.0.0.1:{self.port}"
+        command = [self._binary, f"--name={self.name}", f"--data-dir={self._dir / 'data'}"]
+        command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
+        command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
+        command += [f"--initial-cluster={self.cluster}", *SETTINGS, *self.options]
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", GUARD, "guard", str(self._dir)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        with open(self._dir / "server.log", "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, cwd="/"
+            )
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(b"%d\n" % self._process.pid)
+        self._guard.stdin.flush()
+
+    def wait(self) -> None:
+        """Wait until it serves, with a leader.
+
+        Raises:
+            RedlockError: It did not in time.
+        """
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.runs:
+            asking = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1.0)
+            with suppress(OSError, http.client.HTTPException), closing(asking):
+                asking.request("GET", "/health")
+                if asking.getresponse().status == 200:
+                    return
+            time.sleep(0.02)
+        said = (self._dir / "server.log").read_text(errors="replace").splitlines()
+        raise RedlockError(f"etcd did not start: {' / '.join(said[-3:])}")
+
+    def kill(self) -> None:
+        """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self.paused = False
+        if self._guard is not None:
+            self._guard.communicate(b"-\n")
+            self._guard = None
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): it answers nothing any more."""
+        if self.runs and not self.paused:
+            os.kill(self.pid, signal.SIGSTOP)
+            os.waitpid(self.pid, os.WUNTRACED)
+            self.paused = True
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        if self.runs and self.paused:
+            os.kill(self.pid, signal.SIGCONT)
+        self.paused = False
+
+    def wipe(self) -> None:
+        """Kill it, and lose its data."""
+        self.kill()
+        shutil.rmtree(self._dir / "data", ignore_errors=True)
+
+    def remove(self) -> None:
+        """Kill it, and remove all that is its own. Never fails."""
+        self.kill()
+        shutil.rmtree(self._dir, ignore_errors=True)
+
+
+class LocalEtcd:
+    """One cluster on 127.0.0.1: what is done to it is done to all its members.
+
+    Attributes:
+        members: Its members, to do something to one.
+    """
+
+    def __init__(self, members: int = 1, *options: str) -> None:
+        binary = find_etcd()
+        self.members = [Member(binary, f"m{n}", options) for n in range(members)]
+        self._introduce()
+        self._tries = PORT_TRIES
+
+    def _introduce(self) -> None:
+        for member in self.members:
+            member.cluster = ",".join(one.peer for one in self.members)
+
+    @property
+    def url(self) -> str:
+        """The URL that names all its members."""
+        return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in self.members)
+
+    @property
+    def port(self) -> int:
+        """The port of its first member."""
+        return self.members[0].port
+
+    @property
+    def pid(self) -> int:
+        """The process id of its first member."""
+        return self.members[0].pid
+
+    @property
+    def runs(self) -> bool:
+        """Whether all its members run."""
+        return all(member.runs for member in self.members)
+
+    @property
+    def paused(self) -> bool:
+        """Whether one of its members is frozen."""
+        return any(member.paused for member in self.members)
+
+    def start(self) -> LocalEtcd:
+        """Start what does not run, wait until all serve, and return it.
+
+        Raises:
+            RedlockError: They did not in time.
+        """
+        for member in self.members:
+            if not member.runs:
+                member.kill()  # its guard
+                member.start()
+        try:
+            for member in self.members:
+                member.wait()
+        except RedlockError as error:
+            if "address already in use" not in str(error) or not self._tries:
+                raise
+            self._tries -= 1
+            for member in self.members:
+                member.wipe()
+                member.take_ports()
+            self._introduce()
+            return self.start()
+        self._tries = 0
+        return self
+
+    def kill(self) -> None:
+        """End it as `kill -9` does. `start` brings it back with its data."""
+        for member in self.members:
+            member.kill()
+
+    def restart(self) -> None:
+        """Kill it and start it on the same ports, with its data."""
+        self.kill()
+        self.start()
+
+    def reset(self) -> None:
+        """Lose its data, and begin anew."""
+        for member in self.members:
+            member.wipe()
+        self.start()
+
+    def pause(self) -> None:
+        """Freeze it (SIGSTOP): it answers nothing any more."""
+        for member in self.members:
+            member.pause()
+
+    def resume(self) -> None:
+        """Let it go on (SIGCONT)."""
+        for member in self.members:
+            member.resume()
+
+    def stop(self) -> None:
+        """End it, and remove its data. Never fails, idempotent."""
+        for member in self.members:
+            member.remove()
+
+    def __enter__(self) -> LocalEtcd:
+        return self.start()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stop()

@@ -1,0 +1,341 @@
+"""etcd with three members: a lock outlives each of them, and nothing is held without a deadline."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.errors import NodeError
+from celery_redlock.protocol.round import Verb
+from celery_redlock.protocol.values import QueueEntry
+from celery_redlock.stores.etcd.address import parse
+from celery_redlock.stores.etcd.wire import Replies
+from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.testing.etcd import LocalEtcd, Member
+from tests.support.certificates import Authority
+from tests.support.etcd import as_new, ask, require, start_etcd
+from tests.support.subjects import Etcd, claim
+from tests.support.wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[LocalEtcd]:
+    with start_etcd(3) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def _as_new(request: pytest.FixtureRequest) -> None:
+    if "three" in request.fixturenames:
+        as_new(request.getfixturevalue("three"))
+
+
+@pytest.fixture
+def make(three: LocalEtcd, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    return lambda **options: lock_over([three.url], **{"ttl": 6.0, "node_timeout": 1.0, **options})
+
+
+def leader(three: LocalEtcd) -> Member:
+    """Which member leads, as they say themselves."""
+    for member in three.members:
+        connection = parse(f"etcd://127.0.0.1:{member.port}", "").connect(timeout=10.0)
+        said = connection.ask("maintenance/status", {})
+        connection.disconnect()
+        if said["leader"] == said["header"]["member_id"]:
+            return member
+    raise AssertionError("none of them leads")
+
+
+def asked(redlock: Redlock) -> int:
+    """The port of the member that a lock's connection goes to."""
+    redlock.connect()
+    (node,) = redlock.client.driver.nodes
+    assert node.connection is not None
+    return int(node.connection._sock.getpeername()[1])
+
+
+class Rival:
+    """Somebody else who tries all the time."""
+
+    def __init__(self, redlock: Redlock, resource: str = "r") -> None:
+        self.granted: list[float] = []
+        self.refused = 0
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(redlock, resource))
+        self._thread.start()
+
+    def _run(self, redlock: Redlock, resource: str) -> None:
+        while not self._end.is_set():
+            try:
+                lease = redlock.acquire(resource)
+            except ResourceHeld:
+                self.refused += 1
+            except (QuorumUnavailable, ConfigurationError):
+                pass
+            else:
+                self.granted.append(time.monotonic())
+                redlock.release(lease)
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        self._end.set()
+        self._thread.join()
+
+
+@pytest.mark.parametrize("fault", ["kill", "pause"])
+@pytest.mark.parametrize("whom", ["leader", "the one that is asked"])
+def test_a_held_lock_outlives_a_member(
+    three: LocalEtcd, make: Callable[..., Redlock], fault: str, whom: str
+) -> None:
+    holder = make()
+    rival = Rival(make())
+    try:
+        with holder.lock("r", wait=10.0) as held:
+            port = asked(holder)
+            (there,) = [member for member in three.members if member.port == port]
+            struck = leader(three) if whom == "leader" else there
+            since, refused = len(rival.granted), rival.refused
+            getattr(struck, fault)()
+            until = time.monotonic() + held.remaining()
+            wait_until(
+                lambda: time.monotonic() + held.remaining() > until + 4.0, 20.0, "it was extended"
+            )
+            wait_until(lambda: rival.refused > refused, 20.0, "the other is told who has it")
+            assert not held.lost
+            assert held.remaining() > 0
+            assert len(rival.granted) == since
+        wait_until(lambda: len(rival.granted) > since, 10.0, "the other has it once it is free")
+    finally:
+        rival.end()
+
+
+def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
+    three: LocalEtcd, make: Callable[..., Redlock]
+) -> None:
+    redlock = make(ttl=3.0, node_timeout=0.3)
+    held = redlock.lock("r")
+    held.acquire()
+    for member in three.members[:2]:
+        member.pause()
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("other")
+    wait_until(lambda: held.lost, 10.0, "it is known to be lost")
+    assert held.remaining() <= 0
+    three.resume()
+    other = make()
+
+    def taken() -> bool:
+        try:
+            return other.release(other.acquire("r"))
+        except (QuorumUnavailable, ResourceHeld, ConfigurationError):
+            return False
+
+    wait_until(taken, 20.0, "it is free once its ttl is over there, too")
+
+
+def test_a_number_grows_with_every_grant_and_is_the_same_for_its_own_retry(etcd: Etcd) -> None:
+    etcd.flush()
+    numbers = []
+    for token in ("one", "other", "third"):
+        mine = fenced(token)
+        numbers.append(etcd.ask(Verb.ACQUIRE, mine))
+        assert etcd.ask(Verb.ACQUIRE, fenced(token)) == numbers[-1] == etcd.fence("r")
+        etcd.ask(Verb.EXTEND, mine)
+        assert etcd.fence("r") == numbers[-1]
+        assert etcd.ask(Verb.ACQUIRE, fenced("theirs")) == token
+        etcd.ask(Verb.RELEASE, mine)
+    assert numbers == sorted(set(numbers))
+
+
+def fenced(token: str) -> Claim:
+    """It proposes the time, as every holder does."""
+    new = claim(token)
+    new.proposal = time.time_ns() // 1000
+    return new
+
+
+def test_a_fenced_lock_has_a_number(etcd: Etcd, lock_over: Callable[..., Redlock]) -> None:
+    etcd.flush()
+    redlock = lock_over([etcd.server.url], fencing=True)
+    numbers = []
+    for _ in range(3):
+        with redlock.lock("r") as lease:
+            numbers.append(lease.fencing_token)
+    assert numbers == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("ttl", [0.3, 2.5, 30.0])
+def test_a_key_lives_as_long_as_its_holder_counts_and_little_longer(etcd: Etcd, ttl: float) -> None:
+    etcd.flush()
+    etcd.ask(Verb.ACQUIRE, claim("mine", "r", ttl))
+    said = ask(etcd.server, "lease/timetolive", ID=etcd.get("r")["lease"])
+    assert int(said["grantedTTL"]) == max(2, math.ceil(ttl))
+    # A beat tells by it whether a tick was sent.
+    assert etcd.ask(Verb.PEEK, claim("x"))[1] < ttl
+
+
+def test_an_extension_is_by_a_lease_of_its_own(etcd: Etcd) -> None:
+    """lease/keepalive would be answered by a stopped leader, which wakes, out of its memory."""
+    etcd.flush()
+    mine = claim("mine", ttl=1.0)
+    etcd.ask(Verb.ACQUIRE, mine)
+    before = etcd.get("r")
+    assert etcd.ask(Verb.EXTEND, mine) == "1"
+    after = etcd.get("r")
+    assert after["lease"] != before["lease"]
+    assert after["create_revision"] == before["create_revision"]
+
+
+def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
+    etcd: Etcd, lock_over: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are drawn: that one may be about to end."""
+    etcd.flush()
+    one, other = lock_over([etcd.server.url]), lock_over([etcd.server.url])
+    with monkeypatch.context() as drawn:
+        drawn.setattr("celery_redlock.stores.etcd.node.secrets.randbits", lambda _: 7)
+        one.acquire("a")
+        with pytest.raises(QuorumUnavailable):
+            other.acquire("b")
+
+    def granted() -> bool:
+        try:
+            return other.release(other.acquire("b"))
+        except (QuorumUnavailable, ResourceHeld):
+            return False
+
+    wait_until(granted, 10.0, "it has another, and the first attempt is undone")
+
+
+def test_a_supervisor_does_not_shorten_what_its_holder_has_left_for_longer(etcd: Etcd) -> None:
+    etcd.flush()
+    etcd.ask(Verb.ACQUIRE, claim("mine", ttl=5.0))
+    assert etcd.ask(Verb.EXTEND, claim("mine", ttl=500.0)) == "1"
+    longer = etcd.get("r")["lease"]
+    assert etcd.ask(Verb.RENEW, claim("mine", ttl=5.0)) == "1"
+    assert etcd.get("r")["lease"] == longer
+    short = claim("mine", ttl=900.0)
+    short.below = 5.0
+    assert etcd.ask(Verb.RENEW, short) == "1"
+    assert etcd.get("r")["lease"] == longer
+
+
+def test_two_claims_of_one_name_are_extended_in_one_request(etcd: Etcd) -> None:
+    etcd.flush()
+    etcd.ask(Verb.ACQUIRE, claim("mine", "r"))
+    lost, mine = claim("lost", ("r", "s")), claim("mine", "r")
+    assert etcd.ask(Verb.EXTEND, lost, mine, lost, mine) == "0101"
+
+
+def test_a_hundred_names_and_many_claims_are_no_transaction_too_large(etcd: Etcd) -> None:
+    etcd.flush()
+    many = claim("mine", tuple(f"n{n:03}" for n in range(100)))
+    assert etcd.ask(Verb.ACQUIRE, many) is None
+    assert etcd.ask(Verb.ACQUIRE, claim("other", many.resources)) == "mine"
+    assert etcd.ask(Verb.ACQUIRE, many) is None  # its own retry
+    one = claim("mine", "one")
+    etcd.ask(Verb.ACQUIRE, one)
+    for verb in (Verb.EXTEND, Verb.RENEW):
+        assert etcd.ask(verb, many, one, many) == "111"
+    assert etcd.ask(Verb.PEEK, many)[0] == "mine"
+    for verb in (Verb.ENQUEUE, Verb.HAND_ON, Verb.DEQUEUE):
+        entry: Any = QueueEntry(many.resources, 1, "redlock:p:1", 1)
+        assert etcd.ask(verb, entry) is (verb is not Verb.DEQUEUE)
+    many.mark = ("id#done", 60.0)
+    assert etcd.ask(Verb.RELEASE, many) is True
+    assert etcd.get("id#done") is not None
+
+
+def test_what_is_awry_in_a_url_is_told_at_once() -> None:
+    for nodes, why in (
+        (["etcd://one:2379", "redis://two"], "mixes Redis with etcd"),
+        (["etcd://one:2379", "postgresql://two"], "mixes PostgreSQL with etcd"),
+        (["etcd://one:2379", "etcd://two:2379"], "names 2 etcd clusters"),
+        (["etcd://one:2379,one:2379"], "names a member twice"),
+        (["etcd://one:2379/db"], "etcd has no databases"),
+        (["etcd://one:port"], "its members cannot be understood"),
+        (["etcd://"], "its members cannot be understood"),
+        (["etcd://one?ca=x"], "'ca' is no option of an etcd:// URL"),
+        (["etcds://one?ca=/nowhere"], "its certificates cannot be read"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            parse_nodes(nodes)
+    (address,) = parse_nodes(["etcd://me:s%40cret@one,two:4001"])
+    assert address.name == "one:2379,two:4001"
+    assert "s@cret" not in repr(address)
+
+
+def test_with_tls_who_cannot_be_trusted_is_no_node(
+    tmp_path: Path, lock_over: Callable[..., Redlock]
+) -> None:
+    require()
+    authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
+    cert, key = authority.sign("etcd", "IP:127.0.0.1")
+    cluster = LocalEtcd()
+    (member,) = cluster.members
+    secure = f"https://127.0.0.1:{member.port}"
+    member.options = [f"--listen-client-urls={secure}", f"--advertise-client-urls={secure}"]
+    member.options += [f"--cert-file={cert}", f"--key-file={key}"]
+    try:
+        member.start()
+        redlock = lock_over([f"etcds://127.0.0.1:{member.port}?ca={authority.ca}"])
+
+        def works() -> bool:
+            try:
+                return redlock.release(redlock.extend(redlock.acquire("r")))
+            except QuorumUnavailable:
+                return False
+
+        wait_until(works, 30.0, "it serves")
+        for url in (
+            f"etcds://127.0.0.1:{member.port}?ca={other.ca}",
+            f"etcds://127.0.0.1:{member.port}",
+            f"etcd://127.0.0.1:{member.port}",
+        ):
+            with pytest.raises(QuorumUnavailable):
+                lock_over([url]).acquire("r")
+    finally:
+        cluster.stop()
+
+
+def test_two_clusters_in_one_url_are_no_node(
+    three: LocalEtcd, etcd: Etcd, lock_over: Callable[..., Redlock]
+) -> None:
+    url = f"{etcd.server.url},127.0.0.1:{three.port}"
+    redlock = lock_over([url])
+    (node,) = redlock.client.driver.nodes
+    found = set()
+    for _ in range(4):
+        connection, facts = node.connect()
+        connection.disconnect()
+        found.add(facts.unfit)
+    assert any("of several clusters" in why for why in found), found
+
+
+@pytest.mark.parametrize("cut", range(1, 40, 3))
+def test_answers_are_read_however_they_are_cut(cut: int) -> None:
+    said = (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+        b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n"
+        b'3\r\n{"a\r\n4\r\n":1}\r\n0\r\nTrailer: x\r\n\r\n'
+    ) * 2
+    replies = Replies()
+    parts = [said[at : at + cut] for at in range(0, len(said), cut)]
+    found = [one for part in parts for one in replies.feed(part)]
+    assert found == [(200, b"{}"), (404, b'{"a":1}')] * 2
+
+
+@pytest.mark.parametrize(
+    "said", [b"+PONG\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 x\r\nContent-Length: 1\r\n\r\n"]
+)
+def test_what_is_no_answer_ends_the_connection(said: bytes) -> None:
+    with pytest.raises(NodeError):
+        list(Replies().feed(said))

@@ -1,0 +1,96 @@
+"""What is done to an etcd cluster of three. Each act is a generator: it waits, then heals."""
+
+from __future__ import annotations
+
+import contextlib
+
+from celery_redlock.testing.etcd import LocalEtcd, Member
+from tests.faults.chronicle import Fault
+from tests.faults.crew import Crew, Steps
+from tests.faults.feeder import RESOURCES
+from tests.faults.stage import TTL
+from tests.support import etcd
+
+
+class EtcdNodeActs(Crew):
+    """One at a time. Where a leader is struck there is none for a second or two."""
+
+    @property
+    def _cluster(self) -> LocalEtcd:
+        (cluster,) = self.stage.nodes
+        assert isinstance(cluster, LocalEtcd)
+        return cluster
+
+    def _fault(self, what: str) -> contextlib.AbstractContextManager[Fault]:
+        return self.chronicle.fault(what, nodes=(0,))
+
+    def _some(self, many: int) -> list[Member]:
+        return self.choose.sample(self._cluster.members, many)
+
+    def _paused(self, members: list[Member], seconds: float, what: str) -> Steps:
+        with self._fault(what):
+            try:
+                for member in members:
+                    member.pause()
+                yield seconds
+            finally:
+                for member in members:
+                    member.resume()
+                self._cluster.start()  # waits until all serve
+
+    def _killed(self, members: list[Member], seconds: float, what: str) -> Steps:
+        with self._fault(what):
+            try:
+                for member in members:
+                    member.kill()
+                yield seconds
+            finally:
+                self._cluster.start()
+
+    def pause_member(self) -> Steps:
+        """SIGSTOP of one, be it the leader."""
+        wanted = self.choose.sample(RESOURCES, 3)
+        yield from self._busy(*wanted, seconds=2 * TTL)
+        self._contend(*wanted, many=3)
+        yield from self._paused(self._some(1), self.choose.uniform(0.3, 3 * TTL), "member stop")
+
+    def kill_member(self) -> Steps:
+        """kill -9 of one, be it the leader; back at once or later."""
+        wanted = self.choose.sample(RESOURCES, 3)
+        yield from self._busy(*wanted, seconds=2 * TTL)
+        self._contend(*wanted)
+        seconds = self.choose.choice((0.0, self.choose.uniform(0.0, 2 * TTL)))
+        yield from self._killed(self._some(1), seconds, "member kill -9")
+
+    def pause_server(self) -> Steps:
+        """SIGSTOP of all."""
+        self._contend(self.choose.choice(RESOURCES), many=3)
+        seconds = self.choose.uniform(0.3, 1.5 * TTL)
+        yield from self._paused(self._some(3), seconds, "server stop")
+
+    def kill_server(self) -> Steps:
+        """kill -9 of all."""
+        wanted = self.choose.sample(RESOURCES, 3)
+        yield from self._busy(*wanted, seconds=2 * TTL)
+        self._contend(*wanted)
+        seconds = self.choose.choice((0.0, self.choose.uniform(0.0, TTL)))
+        yield from self._killed(self._some(3), seconds, "server kill -9")
+
+    def lose_majority(self) -> Steps:
+        """Two stand still for less than a ttl, or for more, while bodies run."""
+        long = self.choose.random() < 0.5
+        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
+        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
+        kind = f"two of three stop, {'more' if long else 'less'} than a ttl"
+        yield from self._paused(self._some(2), seconds, kind)
+
+    def deafen(self) -> Steps:
+        """All that is put with a lease by who listens is gone: it is not heard of any more."""
+        self._contend(self.choose.choice(RESOURCES), many=5)
+        yield 0.2
+        with self._fault("listeners gone"), contextlib.suppress(Exception):
+            start = b"redlock:#line:"
+            etcd.ask(
+                self._cluster, "kv/deleterange", key=etcd.text(start), range_end=etcd.above(start)
+            )
+        yield 0.0
