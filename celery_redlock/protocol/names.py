@@ -6,9 +6,10 @@ end so.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .errors import ConfigurationError
 from .texts import names_of, shown
@@ -23,7 +24,7 @@ __all__ = [
         "SLOT_SUFFIX",
         "TRUSTED_KEY",
     ),
-    *("Resources", "base_of", "checked_names", "mark_of", "slots"),
+    *("Resources", "base_of", "checked_glob", "checked_names", "mark_of", "matching", "slots"),
 ]
 
 FENCE_SUFFIX = "#fence"
@@ -147,6 +148,33 @@ def _check_alone(names: Sequence[str], fencing: bool, limit: int) -> None:
     else:
         return
     raise ConfigurationError(f"{shown(names)}: {why}")
+
+
+def checked_glob(pattern: str) -> str:
+    """Check a glob that a person wrote, and that is to do something to all names that fit it.
+
+    Raises:
+        ConfigurationError: It is empty, too long, or does not mean what it looks like.
+    """
+    if not pattern or len(pattern) > MAX_NAME_CHARS:
+        wrong = f"has 1 to {MAX_NAME_CHARS} characters; it has {len(pattern)}"
+    elif re.search(r"(?<!\\)(\\\\)*\\\Z", pattern):
+        wrong = f"does not end in a backslash; {pattern!r} does: write two for one"
+    elif "[" in re.sub(r"\\.|\[[^\]]+\]", "", pattern, flags=re.S):
+        wrong = f"closes each '['; it is {pattern!r}: write '\\[' for one that means itself"
+    else:
+        return pattern
+    raise ConfigurationError(f"a pattern of keys {wrong}")
+
+
+def matching(pattern: str) -> Callable[[str], object]:
+    """Return what tells whether a whole name fits a glob.
+
+    It is one of Redis: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash before a character that means
+    itself. Python's knows no backslash, and has ! for ^.
+    """
+    pattern = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", pattern, flags=re.S)
+    return re.compile(fnmatch.translate(pattern.replace("[^", "[!"))).match
 
 
 def mark_of(owner: Owner, resources: Sequence[str]) -> str:

@@ -6,7 +6,6 @@ released meanwhile may look split. No decision about a lock depends on it.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from ..protocol.names import (
     TRUSTED_KEY,
     base_of,
     mark_of,
+    matching,
 )
 from ..protocol.replies import DONE
 from ..protocol.texts import are_needed, of_nodes
@@ -84,7 +84,7 @@ def survey(
         raise ValueError(f"no kind of entry: {sorted(unknown)}; there are {', '.join(KINDS)}")
     wanted = frozenset(kinds)
     head = _SPECIAL.split(match, maxsplit=1)[0]
-    fits = re.compile(fnmatch.translate(_as_fnmatch(match))).match
+    fits = matching(match)
 
     def query(reader: Reader) -> NodeData:
         keys = reader.scan(head)
@@ -263,12 +263,6 @@ def _parse(name: str) -> tuple[str, str, int]:
     if base and base != name:
         return base, "lock", int(name[len(base) + len(SLOT_SUFFIX) :][:9])
     return name, "lock", 1
-
-
-def _as_fnmatch(match: str) -> str:
-    """Translate a glob of Redis to one of Python, which knows no backslash, and has ! for ^."""
-    match = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", match, flags=re.S)
-    return match.replace("[^", "[!")
 
 
 def _owner_of(value: bytes) -> Owner | None:
