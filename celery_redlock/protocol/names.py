@@ -20,6 +20,8 @@ __all__ = [
         "FENCE_SUFFIX",
         "LINE_SUFFIX",
         "MARK_SUFFIX",
+        "PAUSE_NAMES",
+        "PAUSE_SUFFIX",
         "RESERVED_SUFFIX",
         "SLOT_SUFFIX",
         "TRUSTED_KEY",
@@ -37,6 +39,10 @@ MARK_SUFFIX = "#done"
 """Ends the key that marks a delivery as done, likewise."""
 LINE_SUFFIX = "#line"
 """Ends the key of a resource's wait queue (`wait_queue.py`), likewise."""
+PAUSE_SUFFIX = "#pause"
+"""With a number before it, names a pause (`pauses.py`); no resource's own name may end so."""
+PAUSE_NAMES = tuple(f"{number}{PAUSE_SUFFIX}" for number in range(1, 17))
+"""All that there can be, so that one request asks for them, and nobody has to list keys."""
 TRUSTED_KEY = "#trusted"
 """Names the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6): for how
 many seconds it had been known by then, and as what. No ttl. No resource's name may end so."""
@@ -61,6 +67,7 @@ _OURS = {
     re.escape(RESERVED_SUFFIX): "reservations",
     re.escape(LINE_SUFFIX): "queues of waiters",
     re.escape(MARK_SUFFIX): "marks of tasks that are done",
+    re.escape(PAUSE_SUFFIX): "pauses",
     re.escape(TRUSTED_KEY): "the marks of nodes that are trusted",
     re.escape(SLOT_SUFFIX) + "[0-9]+": "the slots of locks with a limit",
 }
