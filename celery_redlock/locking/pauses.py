@@ -181,16 +181,17 @@ def resume(redlock: Redlock, pattern: str) -> tuple[list[Pause], list[str]]:
 
 def _end(redlock: Redlock, pauses: Sequence[Pause]) -> list[str]:
     """End pauses; return the nodes that did not answer."""
-    silent = set()
+    driver, nodes, patience = redlock.client.driver, redlock.nodes, redlock.node_timeout
     for pause in pauses:
-        claim = Claim(pause.name, pause.token, MAX_PAUSE_S, len(redlock.nodes))
-        ballot = redlock.client.driver.run(
-            functools.partial(quorum.free, claim, patience=redlock.node_timeout)
-        )
+        claim = Claim(pause.name, pause.token, MAX_PAUSE_S, len(nodes))
+        ballot = driver.run(functools.partial(quorum.free, claim, patience=patience))
         if ballot.yes + ballot.no < ballot.quorum:
-            raise outcome.unavailable(pause.pattern, ballot, redlock.nodes)
-        silent |= set(outcome.silent(ballot))
-    return [redlock.nodes[number] for number in sorted(silent)]
+            raise outcome.unavailable(pause.pattern, ballot, nodes)
+    if not pauses:
+        return []
+    asked = [Query(PAUSE_NAMES[:1], len(nodes))]  # waits for all, not for a quorum only
+    ballot = driver.run(functools.partial(quorum.peek, asked, patience=patience))
+    return [nodes[number] for number in sorted(outcome.silent(ballot))]
 
 
 _believed: tuple[float, Redlock | None, tuple[Pause, ...]] = (0.0, None, ())
