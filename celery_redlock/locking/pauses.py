@@ -18,9 +18,9 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ..config.checks import DAY
 from ..protocol import outcome, quorum
@@ -34,7 +34,17 @@ from ..runtime.clock import monotonic
 if TYPE_CHECKING:
     from .redlock import Redlock
 
-__all__ = ["MAX_PAUSE_S", "Pause", "begin", "covering", "in_force", "paused", "resume"]
+__all__ = [
+    "MAX_PAUSE_S",
+    "MAX_TEXT_CHARS",
+    "Pause",
+    "begin",
+    "counted",
+    "covering",
+    "in_force",
+    "paused",
+]
+__all__ += ["resume"]
 
 MAX_PAUSE_S = 7 * DAY
 """For which keys are paused at most: a pause that was forgotten ends. Again for longer is easy."""
@@ -54,15 +64,17 @@ class Pause:
         pattern: Whose keys' bodies do not begin: a glob over whole names.
         who: Who has paused them.
         reason: Why; may be empty.
+        since: When that was, by the clock of who did it; seconds since 1970.
         left: Seconds until it ended, when it was read.
         read: When that was; seconds.
     """
 
     name: str
-    token: str
+    token: str = field(repr=False)
     pattern: str
     who: str
     reason: str
+    since: float
     left: float
     read: float
 
@@ -72,7 +84,9 @@ class Pause:
         owner = Owner.of(token)
         if owner is None or not owner.task_id:
             return None
-        return cls(name, token, owner.task_id, owner.stamp, owner.task, left, monotonic())
+        left = min(left, MAX_PAUSE_S)  # without a ttl it was not made here
+        said = (owner.task_id, owner.stamp, owner.task, owner.since)
+        return cls(name, token, *said, left, monotonic())
 
     @functools.cached_property
     def fits(self) -> Callable[[str], object]:
@@ -83,6 +97,11 @@ class Pause:
     def ends_in(self) -> float:
         """Seconds until it ends."""
         return max(0.0, self.left - (monotonic() - self.read))
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON takes it, without its token."""
+        said = {"pattern": self.pattern, "by": self.who, "reason": self.reason}
+        return {**said, "since": self.since, "left": self.ends_in}
 
     def __str__(self) -> str:
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() + self.ends_in))
@@ -104,15 +123,27 @@ def in_force(redlock: Redlock, patience: float | None = None) -> tuple[tuple[Pau
     patience = redlock.node_timeout if patience is None else patience
     asked = [Query((name,), len(redlock.nodes)) for name in PAUSE_NAMES]
     ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
+    told = {name: outcome.seen(ballot, number) for number, name in enumerate(PAUSE_NAMES)}
+    return counted(told, ballot.quorum), ballot.yes >= ballot.quorum
+
+
+def counted(
+    told: Mapping[str, Sequence[tuple[str, float] | None]], quorum: int
+) -> tuple[Pause, ...]:
+    """Return the pauses that count.
+
+    Args:
+        told: By name, what each node that has answered has there: token and seconds left.
+        quorum: How many nodes must not have it, for it not to count.
+    """
     found = []
-    for number, name in enumerate(PAUSE_NAMES):
-        told = outcome.seen(ballot, number)
-        for token, count in Counter(one[0] for one in told if one is not None).items():
-            left = max(one[1] for one in told if one is not None and one[0] == token)
-            pause = Pause.of(name, token, left)
-            if pause is not None and len(told) - count < ballot.quorum:
+    for name, nodes in told.items():
+        there = [one for one in nodes if one is not None]
+        for token, count in Counter(token for token, _left in there).items():
+            pause = Pause.of(name, token, max(left for other, left in there if other == token))
+            if pause is not None and len(nodes) - count < quorum:
                 found.append(pause)
-    return tuple(found), ballot.yes >= ballot.quorum
+    return tuple(found)
 
 
 def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "") -> Pause:
