@@ -19,7 +19,7 @@ __all__ = ["main", "redlock"]
 
 COMMANDS = (
     *("bench", "demo", "doctor", "explain", "exporter", "ls", "migrate", "pause"),
-    *("release", "resume", "show", "sql", "stats", "watch", "web"),
+    *("purge", "release", "resume", "show", "sql", "stats", "watch", "web"),
 )
 """Each is `command` in the module of this package of that name; `demo` in its own package."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

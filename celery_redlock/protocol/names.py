@@ -26,7 +26,16 @@ __all__ = [
         "SLOT_SUFFIX",
         "TRUSTED_KEY",
     ),
-    *("Resources", "base_of", "checked_glob", "checked_names", "mark_of", "matching", "slots"),
+    *(
+        "Resources",
+        "base_of",
+        "checked_glob",
+        "checked_names",
+        "escaped",
+        "mark_of",
+        "matching",
+        "slots",
+    ),
 ]
 
 FENCE_SUFFIX = "#fence"
@@ -172,6 +181,11 @@ def checked_glob(pattern: str) -> str:
     else:
         return pattern
     raise ConfigurationError(f"a pattern of keys {wrong}")
+
+
+def escaped(name: str) -> str:
+    """Return the glob that this very name fits, and no other."""
+    return re.sub(r"([\\*?\[])", r"\\\1", name)
 
 
 def matching(pattern: str) -> Callable[[str], object]:

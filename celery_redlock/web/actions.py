@@ -16,9 +16,11 @@ from werkzeug.wrappers import Response
 from ..locking.pauses import MAX_TEXT_CHARS, begin, in_force, resume
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError
+from ..protocol.names import escaped
 from ..protocol.texts import printable
 from ..survey.force_release import force_release
 from . import serializers
+from .formatting import named_in
 from .history import who
 from .views import Ask
 
@@ -105,7 +107,9 @@ def pauses(ask: Ask) -> Said | Response:
     if (first := _not_yet(ask, "check again what is paused")) is not None:
         return first
     request, redlock, said, code = ask.request, ask.sources.redlock, "", 200
-    pattern = request.values.get("pattern", "").removeprefix(redlock.prefix)
+    pattern = request.form.get("pattern", "").removeprefix(redlock.prefix)
+    if request.method != "POST":  # from a lock's own page
+        pattern = printable(escaped(named_in(request.query_string)))
     try:
         if request.method == "POST":
             said = _pause_or_resume(ask, redlock, pattern)
