@@ -43,10 +43,11 @@ def count(app: Any, queue: str) -> int:
     What workers have fetched is not among them, nor what waits for its time in a worker.
     """
     with app.connection_for_read() as connection:
+        there = Queue(queue, channel=connection.default_channel)
         try:
-            declared = Queue(queue, channel=connection.default_channel).queue_declare(passive=True)
+            declared: Any = there.queue_declare(passive=True)
         except connection.channel_errors as error:
-            if getattr(error, "code", None) == 404:
+            if str(getattr(error, "code", "")) == "404":  # kombu's Redis has a text there
                 return 0
             raise
         return int(declared.message_count)
