@@ -47,7 +47,7 @@ def count(app: Any, queue: str) -> int:
         try:
             declared: Any = there.queue_declare(passive=True)
         except connection.channel_errors as error:
-            if str(getattr(error, "code", "")) == "404":  # kombu's Redis has a text there
+            if str(getattr(error, "reply_code", "")) == "404":  # kombu's Redis has a text there
                 return 0
             raise
         return int(declared.message_count)
