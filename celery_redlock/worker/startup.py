@@ -117,7 +117,7 @@ def supervise(sender: Any = None, **_signal: Any) -> None:
     if not _takes_locks(sender.app):
         return
     redlock = Redlock.from_app(sender.app)
-    parking = sender.on_task_request
+    parking = getattr(sender, "on_task_request", None)
     PauseWatch(
         redlock, parking.pauses_are if isinstance(parking, Parking) else lambda _pauses: None
     ).start()
