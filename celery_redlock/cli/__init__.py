@@ -18,8 +18,8 @@ from .context import BOTH, Site, load_app, nodes_options
 __all__ = ["main", "redlock"]
 
 COMMANDS = (
-    *("bench", "demo", "doctor", "explain", "exporter", "ls", "migrate", "release", "show", "sql"),
-    *("stats", "watch", "web"),
+    *("bench", "demo", "doctor", "explain", "exporter", "ls", "migrate", "pause"),
+    *("purge", "release", "resume", "show", "sql", "stats", "watch", "web"),
 )
 """Each is `command` in the module of this package of that name; `demo` in its own package."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}

@@ -113,6 +113,9 @@ def _explain(
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
     published, run = verdict.verdicts(task, how, resources, entries, refusal)
+    pauses = {pause.token: pause for survey in surveys for pause in survey.pauses}.values()
+    for pause in pauses:
+        run = verdict.Verdict("paused", f"waits until that is over: {pause}")
     keys = [site.redlock.prefix + name for name in resources]
     data = {
         "task": task.name,
@@ -123,6 +126,7 @@ def _explain(
         "options": {name: {"value": value, "from": source} for name, value, source in options},
         "entries": [entry.data() for entry in entries],
         "nodes": [look.data() for look in (surveys[0].looks if surveys else ())],
+        "pauses": [pause.data() for pause in pauses],
         "waits": waits,
         "unasked": unasked,
         "publish": published._asdict(),

@@ -39,6 +39,7 @@ def _page(seen: Survey | str, size: ConsoleDimensions, waiters: bool) -> Rendera
         for look in seen.looks
         if not look.reachable
     ]
+    notes += [Text(str(pause), style="yellow") for pause in seen.pauses]
     by_age = sorted(seen.entries, key=lambda entry: -(entry.held_for or 0.0))
     room = max(1, size.height - OTHER_LINES - len(notes))
     if more := by_age[room:]:

@@ -71,6 +71,7 @@ def command(
             ", ".join(f"{n} {kind}" if kind == "foreign" else counted(n, kind) for kind, n in kinds)
         ]
         said += [printable(unasked)] if site.app is not None and unasked else []
+    said += [str(pause) for pause in seen.pauses]
     if left is not None:
         said.append(_voteless(left, site))
     site.say({**seen.data(), "votes_in": left, "unasked": unasked}, "\n".join(said))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import click
 
-from ..protocol.names import RESERVED_SUFFIX
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.names import RESERVED_SUFFIX, checked_glob
 from ..protocol.texts import printable
 from ..survey.force_release import Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
-from ..survey.snapshot import look_at, resource_of
-from .context import PROBLEM, REFUSED, Site, on_site, timeout_option
+from ..survey.snapshot import look_at, resource_of, survey
+from .context import NO_QUORUM, PROBLEM, REFUSED, Site, on_site, timeout_option
 from .formatting import counted, described, lines, name_of, say_away
 
 __all__ = ["command"]
@@ -25,6 +30,8 @@ WARNINGS = {
     " beside it.",
 }
 """What may go wrong, by kind; these can be freed."""
+MANY = ("lock", "reservation", "foreign")
+"""What --match lists and frees."""
 TAKEN_BACK = (
     "If nobody else takes the key, a holder that lives takes it back when it next extends its"
     " lease: within a third of its ttl."
@@ -32,25 +39,59 @@ TAKEN_BACK = (
 
 
 @click.command("release")
-@click.argument("key")
-@click.option("--force", is_flag=True, help="Free it without asking.")
+@click.argument("key", required=False)
+@click.option("--match", metavar="GLOB", help="Free all keys that fit, instead of one: 'order:*'.")
+@click.option("--dry-run", is_flag=True, help="With --match: list them, and free none.")
+@click.option("--yes", is_flag=True, help="With --match: list them, and free them without asking.")
+@click.option("--force", is_flag=True, help="Free it without asking; of --match: living ones too.")
 @click.option("--reservation", is_flag=True, help="Free the reservation, not the lock.")
 @click.option("--slot", type=click.IntRange(min=1), help="Which holder's, of a lock with a limit.")
 @timeout_option()
 @on_site
 def command(
-    site: Site, key: str, *, force: bool, reservation: bool, slot: int | None, timeout: float
+    site: Site,
+    key: str | None,
+    *,
+    match: str | None,
+    dry_run: bool,
+    yes: bool,
+    force: bool,
+    reservation: bool,
+    slot: int | None,
+    timeout: float,
 ) -> int:
-    """Free one key whose holder is dead.
+    """Free one key whose holder is dead, or all that match a glob.
 
     It frees the very token that it has shown, and nothing that came after it. It shows the holder
     and asks; without a terminal to ask on it refuses, unless --force is given. The holder is not
     stopped by it: see what is said before the question.
 
+    With --match it lists what fits, and frees no living holder without --force: a lock that a
+    quorum holds counts as living, for a dead holder's ends by itself within its ttl; so does the
+    reservation of a task that holds its lock, and a value that is not of this library.
+
     Exit code 0: it is free, by this or already; 1: there was nothing to free; 3: too few nodes
     answered; 4: not freed, because the answer was no or another holds it meanwhile.
     """
+    if (key is None) == (match is None):
+        raise click.UsageError("name one KEY, or give --match GLOB: one of them, not both")
+    if match is None and (dry_run or yes):
+        raise click.UsageError("--dry-run and --yes go with --match; one KEY is freed by --force")
+    if dry_run and yes:
+        raise click.UsageError("--dry-run frees nothing, --yes frees: give one of them")
+    if match is not None and slot is not None:
+        raise click.UsageError("--slot goes with one KEY; --match frees whatever slot fits")
     redlock = site.redlock
+    if match is not None:
+        match = checked_glob(match.removeprefix(redlock.prefix))
+        seen = survey(redlock, match, kinds=MANY, timeout=timeout)
+        lives = {one: "" if force else _lives(one, seen) for one in seen.entries}
+        say_away(seen)
+        seen = replace(
+            seen, entries=tuple(e for e in lives if not reservation or e.kind == "reservation")
+        )
+        return _release_all(site, seen, lives, dry_run=dry_run, yes=yes, timeout=timeout)
+    assert key is not None
     resource = resource_of(redlock, key)
     seen = look_at(redlock, resource, timeout)
     say_away(seen)
@@ -79,6 +120,83 @@ def command(
     freed = force_release(redlock, entry, timeout)
     code = REFUSED if freed.outcome == "changed" else 0
     return _end(site, entry, freed, _said(entry, freed), code)
+
+
+def _lives(entry: Entry, seen: Survey) -> str:
+    """Return why an entry's holder counts as living; empty if nothing speaks for it."""
+    if entry.kind == "foreign":
+        return "another program may rely on it"
+    if entry.kind == "lock":
+        return "a quorum holds it" if entry.held and not entry.leaked else ""
+    others = (one for one in seen.entries if one.kind == "lock" and one.held)
+    holds = any(
+        one.resource == entry.resource
+        and one.owner is not None
+        and entry.owner is not None
+        and one.owner.task_id == entry.owner.task_id
+        for one in others
+    )
+    return "its task is at work" if holds else ""
+
+
+def _release_all(
+    site: Site,
+    seen: Survey,
+    lives: Mapping[Entry, str],
+    *,
+    dry_run: bool,
+    yes: bool,
+    timeout: float,
+) -> int:
+    """List what was found, and free it, one after the other: what was listed and nothing else."""
+    wanted = [entry for entry in seen.entries if not lives[entry]]
+    done: dict[Entry, dict[str, Any]] = {}
+
+    def ended(outcome: str, text: str, code: int) -> int:
+        rows = [
+            {**entry.data(), "lives": lives[entry], **done.get(entry, {"outcome": "listed"})}
+            for entry in seen.entries
+        ]
+        site.say({"outcome": outcome, "said": text, "entries": rows}, printable(text))
+        return code
+
+    if not seen.entries:
+        return ended("gone", "nothing that fits is held or reserved", PROBLEM)
+    for entry in () if site.as_json else seen.entries:
+        note = f"  left alone, {why}: --force frees it" if (why := lives[entry]) else ""
+        click.echo(lines(name_of(entry), *(f"  {line}" for line in described(entry, seen))) + note)
+    count = f"{counted(len(wanted), 'key')} of {len(seen.entries)} to be freed"
+    if dry_run:
+        return ended("listed", f"{count}; nothing was done", 0)
+    if not wanted:
+        return ended("refused", f"{count}: their holders live; --force frees them", REFUSED)
+    if not yes:
+        if not _can_ask():
+            why = "there is no terminal to ask on: look with --dry-run, then give --yes"
+            return ended("refused", why, REFUSED)
+        warnings = {WARNINGS[entry.kind] for entry in wanted}
+        click.echo(lines("", *sorted(warnings)), err=True)
+        if not click.confirm(f"{count}. Free them?", err=True):
+            return ended("refused", "left as they were", REFUSED)
+    for entry in wanted:
+        outcome, on = "refused", 0
+        said = f"{name_of(entry)}: no string, or too long to compare: delete it by hand"
+        try:
+            if entry.digest:
+                freed = force_release(site.redlock, entry, timeout)
+                outcome, on, said = freed.outcome, freed.nodes, _said(entry, freed)
+        except QuorumUnavailable as error:  # nor would the next one be freed
+            outcome, said = "unknown", str(error)
+        done[entry] = {"outcome": outcome, "freed_on": on, "said": said}
+        if not site.as_json:
+            click.echo(printable(said))
+        if outcome == "unknown":
+            break
+    outcomes = Counter(one["outcome"] for one in done.values())
+    left = len(seen.entries) - outcomes["freed"] - outcomes["gone"]
+    text = f"{counted(outcomes['freed'], 'key')} freed, {left} left as they were"
+    code = NO_QUORUM if outcomes["unknown"] else REFUSED if left else 0
+    return ended("partly" if left else "freed", text, code)
 
 
 def _refusal(entry: Entry, seen: Survey) -> str:

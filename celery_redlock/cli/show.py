@@ -42,16 +42,19 @@ def command(site: Site, key: str, timeout: float) -> int:
     seen = count_parked(seen, parked)
     data = {**seen.data(), "resource": resource, "waits": waits, "unasked": unasked}
     site.say(data, lines(*_said(seen, resource), *waits_said(waits, unasked)))
-    return 0 if seen.entries or waits else PROBLEM
+    return 0 if seen.entries or seen.pauses or waits else PROBLEM
 
 
 def _said(seen: Survey, resource: str) -> list[str]:
+    paused = [f"  {pause}" for pause in seen.pauses]
+    if not seen.entries and paused:
+        return [resource, "  no node has a lock of it: nobody holds it", *paused]
     if not seen.entries:
         return [
             f"{resource}: no node knows anything of it; it is free",
             f"  is the key spelt as the locks are? {SPELLING}",
         ]
-    said = [resource]
+    said = [resource, *paused]
     if not any(entry.kind in ("lock", "tick", "foreign") for entry in seen.entries):
         said.append("  no node has a lock of it: it is free")
     said += [f"  {line}" for line in starts_said(seen.entries)]

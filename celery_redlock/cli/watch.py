@@ -77,6 +77,7 @@ class Changes:
         self._json = for_programs
         self._before: dict[str, Entry] = {}
         self._away: dict[str, str] = {}
+        self._paused: dict[str, str] = {}
         self._blind = False
 
     def __call__(self, seen: Survey | str) -> None:
@@ -95,6 +96,13 @@ class Changes:
         for name in away.keys() - self._away.keys():
             self._say(seen.at, "node", f"! node {name} does not answer: {away[name]}")
         self._away = away
+        paused = {pause.token: pause.pattern for pause in seen.pauses}
+        for token in self._paused.keys() - paused.keys():
+            self._say(seen.at, "resumed", f"{self._paused[token]} is paused no more")
+        for pause in seen.pauses:
+            if pause.token not in self._paused:
+                self._say(seen.at, "paused", f"! {pause}")
+        self._paused = paused
         now = {entry.key: entry for entry in seen.entries}
         for key in self._before.keys() - now.keys():
             entry = self._before[key]

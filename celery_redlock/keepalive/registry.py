@@ -60,6 +60,11 @@ class LeaseRegistry:
         """Whether a sidecar supervises, not the process that has started this one."""
         return self._config is not None
 
+    @property
+    def paused(self) -> bool:
+        """Whether keys may be paused (`pauses.py`), as the worker's main process has seen."""
+        return self.table is not None and self.table.paused
+
     def begin(self) -> None:
         """Make the table, before there are children, and start the sidecar if there is one."""
         from .shared_table import MAX_NODES, SharedLeaseTable  # most programs need neither

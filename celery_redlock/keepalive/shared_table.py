@@ -66,6 +66,7 @@ class _Record(ctypes.Structure):
 class _Memory(ctypes.Structure):
     _fields_ = (
         ("pids", ctypes.c_int64 * BLOCKS),
+        ("paused", ctypes.c_int64),  # the main process writes it; see `LeaseRegistry.paused`
         ("records", _Record * (BLOCKS * SLOTS)),
     )
 
@@ -155,6 +156,15 @@ class SharedLeaseTable:
         table = cls(nodes, os.open(address, os.O_RDWR))
         table.read = True
         return table
+
+    @property
+    def paused(self) -> bool:
+        """Whether keys may be paused."""
+        return bool(self._memory.paused)
+
+    @paused.setter
+    def paused(self, may_be: bool) -> None:
+        self._memory.paused = may_be
 
     @property
     def address(self) -> str | None:

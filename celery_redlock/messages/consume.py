@@ -22,6 +22,7 @@ from celery import states
 from celery.exceptions import Reject
 
 from ..locking.held import HeldLease, Unlocked
+from ..locking.pauses import paused
 from ..protocol.claim import Claim
 from ..protocol.errors import DuplicateTask, QuorumUnavailable
 from ..protocol.texts import printable
@@ -82,7 +83,10 @@ class ReservedDelivery:
         return note if note is not None and note.resources == self._message.resources else None
 
     def run(self, held: HeldLease, body: Callable[[], Any]) -> Any:
-        """Run the body, as its reservation and then its lock allow."""
+        """Run the body, as its reservation and then its lock allow, unless its key is paused."""
+        pause = paused(self._redlock, self._message.resources)
+        if pause is not None:
+            Delivery(self._message, held).put_off(pause)
         self._ask_of_its_call()
         scope = self.note.scope
         if scope != "while_executing" and not self.note.begun:

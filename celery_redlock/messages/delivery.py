@@ -11,13 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from celery import states
 from celery.exceptions import Ignore
 
 from ..locking.done_mark import look_up
 from ..locking.held import HeldLease, Unlocked, release_leftovers
+from ..locking.pauses import Pause, paused
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of
 from ..protocol.values import Owner
@@ -43,6 +44,8 @@ PREDECESSOR_PATIENCE_S = 2.0
 """To wait for a predecessor that has published us and is about to end."""
 LEAST_KEPT_S = 1.0
 """No broker gives a message to another worker sooner: none counts in less than seconds."""
+LONG_S = 0.5
+"""After which its key may have been paused since it was looked: it has waited for its lock."""
 MIN_MARK_LIFE_S = 180.0
 """For which the nodes remember that a delivery is done, at least: for a copy of its message to be
 delivered. It comes to the head of its queue, and looks again after half a minute at most."""
@@ -92,6 +95,9 @@ class Delivery:
         message, request = self._message, self._request
         try:
             self._acquire()
+            if time.monotonic() - self._begun >= LONG_S and (pause := self.paused()) is not None:
+                self._held.release()
+                self.put_off(pause)
         except (ResourceHeld, QuorumUnavailable) as refusal:
             return self._refused(refusal, body)
         except _Done:
@@ -105,12 +111,30 @@ class Delivery:
             request.headers.pop(ATTEMPTS, None)
         return body()
 
+    def paused(self) -> Pause | None:
+        """The pause that keeps its body from beginning; None if none does."""
+        return paused(self._message.redlock, self._message.resources)
+
+    def put_off(self, pause: Pause) -> NoReturn:
+        """Send the message again, whatever its policy: its key is paused.
+
+        Raises:
+            Retry, Ignore: It is sent.
+        """
+        refusal = ResourceHeld(str(pause), resource=self._message.resource)
+        stuck = headers.attempts_of(self._request)["stuck"]  # no holder is in its way
+        send_again(self._message, refusal, {**self._attempts(refusal), "stuck": stuck})
+
+    def _attempts(self, refusal: NotAcquired) -> dict[str, Any]:
+        """What goes with the message if it is sent again."""
+        attempts = headers.count_refusal(self._request, refusal)
+        flags = {"copy": self._copy, "again": self._again}
+        return {**attempts, **{name: True for name, given in flags.items() if given}}
+
     def _refused(self, refusal: NotAcquired, body: Callable[[], Any]) -> Any:
         """It has no lock, and has waited for as long as it was to wait in its process."""
         message = self._message
-        attempts = headers.count_refusal(self._request, refusal)
-        flags = {"copy": self._copy, "again": self._again}
-        attempts.update({name: True for name, given in flags.items() if given})
+        attempts = self._attempts(refusal)
         action = decide(self._options, refusal, attempts)
         if action.do == "run":
             logger.warning("%s runs WITHOUT its lock: %s", message.called, refusal)

@@ -29,7 +29,7 @@ from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
 from ..protocol.names import RESERVED_SUFFIX, Resources, checked_names
-from ..protocol.round import Verb
+from ..protocol.round import Round, Verb
 from ..protocol.texts import names_of, printable, shown
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic
@@ -270,12 +270,12 @@ def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) ->
     redlock.client.driver.extend(claims, patience, Verb.RENEW)
 
 
-def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> None:
-    """Free it. Nodes that are away are told when they are back.
+def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:
+    """Free it; return what the nodes said. Those that are away are told when they are back.
 
     `patience` is how long to wait for the nodes, in seconds; 0 only writes to them.
     """
-    redlock.client.driver.run(lambda now: quorum.free(claim, now, patience))
+    return redlock.client.driver.run(lambda now: quorum.free(claim, now, patience))
 
 
 def free_of(

@@ -6,9 +6,10 @@ end so.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .errors import ConfigurationError
 from .texts import names_of, shown
@@ -19,12 +20,24 @@ __all__ = [
         "FENCE_SUFFIX",
         "LINE_SUFFIX",
         "MARK_SUFFIX",
+        "PAUSE_NAMES",
+        "PAUSE_SUFFIX",
         "RESERVED_SUFFIX",
         "SLOT_SUFFIX",
         "START_SUFFIX",
         "TRUSTED_KEY",
     ),
-    *("Resources", "base_of", "checked_names", "mark_of", "plain", "slots"),
+    *(
+        "Resources",
+        "base_of",
+        "checked_glob",
+        "checked_names",
+        "escaped",
+        "mark_of",
+        "matching",
+        "plain",
+        "slots",
+    ),
 ]
 
 FENCE_SUFFIX = "#fence"
@@ -39,6 +52,10 @@ MARK_SUFFIX = "#done"
 """Ends the key that marks a delivery as done, likewise."""
 LINE_SUFFIX = "#line"
 """Ends the key of a resource's wait queue (`wait_queue.py`), likewise."""
+PAUSE_SUFFIX = "#pause"
+"""With a number before it, names a pause (`pauses.py`); no resource's own name may end so."""
+PAUSE_NAMES = tuple(f"{number}{PAUSE_SUFFIX}" for number in range(1, 17))
+"""All that there can be, so that one request asks for them, and nobody has to list keys."""
 TRUSTED_KEY = "#trusted"
 """Names the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6): for how
 many seconds it had been known by then, and as what. No ttl. No resource's name may end so."""
@@ -64,6 +81,7 @@ _OURS = {
     re.escape(START_SUFFIX): "the starts that a rate counts",
     re.escape(LINE_SUFFIX): "queues of waiters",
     re.escape(MARK_SUFFIX): "marks of tasks that are done",
+    re.escape(PAUSE_SUFFIX): "pauses",
     re.escape(TRUSTED_KEY): "the marks of nodes that are trusted",
     re.escape(SLOT_SUFFIX) + "[0-9]+": "the slots of locks with a limit",
 }
@@ -156,6 +174,38 @@ def _check_alone(names: Sequence[str], fencing: bool, limit: int) -> None:
     else:
         return
     raise ConfigurationError(f"{shown(names)}: {why}")
+
+
+def checked_glob(pattern: str) -> str:
+    """Check a glob that a person wrote, and that is to do something to all names that fit it.
+
+    Raises:
+        ConfigurationError: It is empty, too long, or does not mean what it looks like.
+    """
+    if not pattern or len(pattern) > MAX_NAME_CHARS:
+        wrong = f"has 1 to {MAX_NAME_CHARS} characters; it has {len(pattern)}"
+    elif re.search(r"(?<!\\)(\\\\)*\\\Z", pattern):
+        wrong = f"does not end in a backslash; {pattern!r} does: write two for one"
+    elif "[" in re.sub(r"\\.|\[[^\]]+\]", "", pattern, flags=re.S):
+        wrong = f"closes each '['; it is {pattern!r}: write '\\[' for one that means itself"
+    else:
+        return pattern
+    raise ConfigurationError(f"a pattern of keys {wrong}")
+
+
+def escaped(name: str) -> str:
+    """Return the glob that this very name fits, and no other."""
+    return re.sub(r"([\\*?\[])", r"\\\1", name)
+
+
+def matching(pattern: str) -> Callable[[str], object]:
+    """Return what tells whether a whole name fits a glob.
+
+    It is one of Redis: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash before a character that means
+    itself. Python's knows no backslash, and has ! for ^.
+    """
+    pattern = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", pattern, flags=re.S)
+    return re.compile(fnmatch.translate(pattern.replace("[^", "[!"))).match
 
 
 def mark_of(owner: Owner, resources: Sequence[str]) -> str:

@@ -59,6 +59,7 @@ GAUGES = {
     "split": "Keys for which the nodes have several tokens, none a quorum",
     "foreign_keys": "Keys below the prefix that are not of this library",
     "leaked_keys": "Keys below the prefix without a ttl",
+    "pause_ends_in_seconds": "Until a pause ends: of each that is in force",
 }
 """What each says."""
 OF_WAITERS = ("waiting", "longest_line", "oldest_wait_seconds")
@@ -67,6 +68,7 @@ LABELS = {
     **dict.fromkeys(("held", "reserved", "oldest_hold_seconds"), "task"),
     **dict.fromkeys(OF_WAITERS, "task"),
     "locks_on_nodes": "nodes",
+    "pause_ends_in_seconds": "pattern",
 }
 """By what those are counted that have several values."""
 
@@ -191,6 +193,9 @@ def _of_entries(found: Survey) -> Values:
     on_nodes = Counter(entry.nodes for entry in locks)
     reached = {look.name: (n, look) for n, look in enumerate(found.looks) if look.reachable}
     return {
+        "pause_ends_in_seconds": {
+            printable(pause.pattern)[:MAX_NAME_CHARS]: pause.ends_in for pause in found.pauses
+        },
         "node_ping_seconds": {name: look.rtt for name, (_, look) in reached.items()},
         **counts,
         "oldest_hold_seconds": oldest,

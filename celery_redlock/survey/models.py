@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..locking.pauses import Pause
 from ..protocol.values import Owner
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
@@ -144,11 +145,13 @@ class Survey:
         entries: By resource, kind and slot.
         looks: How each node answered.
         at: When, in seconds since 1970.
+        pauses: Those in force: all, or of the one resource that was asked for.
     """
 
     entries: tuple[Entry, ...]
     looks: tuple[NodeLook, ...]
     at: float
+    pauses: tuple[Pause, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
@@ -156,6 +159,7 @@ class Survey:
             "at": self.at,
             "nodes": [look.data() for look in self.looks],
             "entries": [entry.data() for entry in self.entries],
+            "pauses": [pause.data() for pause in self.pauses],
         }
 
 

@@ -6,24 +6,27 @@ released meanwhile may look split. No decision about a lock depends on it.
 
 from __future__ import annotations
 
-import fnmatch
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..config.checks import MAX_SLOTS
+from ..locking.pauses import counted
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import (
     FENCE_SUFFIX,
     LINE_SUFFIX,
     MARK_SUFFIX,
+    PAUSE_NAMES,
     RESERVED_SUFFIX,
     SLOT_SUFFIX,
     START_SUFFIX,
     TRUSTED_KEY,
     base_of,
     mark_of,
+    matching,
     plain,
 )
 from ..protocol.replies import DONE
@@ -87,7 +90,7 @@ def survey(
         raise ValueError(f"no kind of entry: {sorted(unknown)}; there are {', '.join(KINDS)}")
     wanted = frozenset(kinds)
     head = _SPECIAL.split(match, maxsplit=1)[0]
-    fits = re.compile(fnmatch.translate(_as_fnmatch(match))).match
+    fits = matching(match)
 
     def query(reader: Reader) -> NodeData:
         keys = reader.scan(head)
@@ -96,11 +99,17 @@ def survey(
             resource, kind, _slot = _parse(name)
             # What a name says to be a lock may turn out to be a tick, and anything to be foreign.
             may_be = {kind, "foreign", *(("tick",) if kind == "lock" else ())}
-            if fits(resource) and not _OF_NODES.match(name) and wanted & may_be:
+            if (
+                fits(resource)
+                and name not in PAUSE_NAMES
+                and not _OF_NODES.match(name)
+                and wanted & may_be
+            ):
                 read.add(name)
                 if kind == "lock":  # is shown with these
                     read |= {resource + FENCE_SUFFIX, resource + LINE_SUFFIX}
-        return _read(reader, {name: keys[name] for name in read & keys.keys()}, 1)
+        wanted_keys = {name: keys[name] for name in read & keys.keys()}
+        return _read(reader, {**wanted_keys, **_keys(redlock, PAUSE_NAMES)}, 1)
 
     return _survey(redlock, query, timeout, wanted)
 
@@ -125,18 +134,21 @@ def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
     slots = [f"{base}{SLOT_SUFFIX}{number}" for base in bases for number in numbers]
     others = [resource + suffix for suffix in _SUFFIXES]
 
-    def keys(names: Iterable[str]) -> dict[str, bytes]:
-        return {name: to_bytes(redlock.prefix + name) for name in names}
-
     def query(reader: Reader) -> NodeData:
-        found = _read(reader, keys([resource, *others, *slots]), QUEUE_MEMBERS)
+        every = _keys(redlock, [resource, *others, *slots, *PAUSE_NAMES])
+        found = _read(reader, every, QUEUE_MEMBERS)
         # A mark has the id of the task that is done, but of what it had locked only a digest. So
         # marks of tasks that lock several resources are found by `survey` alone.
         owners = (_owner_of(one.value) for one in found.values())
         marks = {mark_of(owner, (resource,)) for owner in owners if owner and owner.task_id}
-        return found | reader.values(keys(sorted(marks)))
+        return found | reader.values(_keys(redlock, sorted(marks)))
 
-    return _survey(redlock, query, timeout, frozenset(KINDS))
+    found = _survey(redlock, query, timeout, frozenset(KINDS))
+    return replace(found, pauses=tuple(p for p in found.pauses if p.fits(resource)))
+
+
+def _keys(redlock: Redlock, names: Iterable[str]) -> dict[str, bytes]:
+    return {name: to_bytes(redlock.prefix + name) for name in names}
 
 
 def resource_of(redlock: Redlock, key: str) -> str:
@@ -175,11 +187,17 @@ def _survey(
         ]
         raise QuorumUnavailable(said + ", ".join(map(str, votes)), votes=votes)
     nodes: list[NodeData] = [data or {} for data in told]
-    names = {name for data in nodes for name in data}
+    names = {name for data in nodes for name in data}.difference(PAUSE_NAMES)
     entries = [_entry(name, nodes, redlock.prefix, at) for name in names]
     entries = [entry for entry in entries if entry.kind in wanted]
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
-    return Survey(tuple(entries), tuple(looks), at)
+    answers = [data for data in told if data is not None]
+    there = {name: [_told(data.get(name)) for data in answers] for name in PAUSE_NAMES}
+    return Survey(tuple(entries), tuple(looks), at, counted(there, quorum))
+
+
+def _told(found: KeyValue | None) -> tuple[str, float] | None:
+    return None if found is None else (to_text(found.value), found.left)
 
 
 def _entry(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Entry:
@@ -268,12 +286,6 @@ def _parse(name: str) -> tuple[str, str, int]:
         resource, kind, _slot = _parse(base)
         return resource, kind, int(name[len(base) + len(SLOT_SUFFIX) :][:9])
     return name, "lock", 1
-
-
-def _as_fnmatch(match: str) -> str:
-    """Translate a glob of Redis to one of Python, which knows no backslash, and has ! for ^."""
-    match = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", match, flags=re.S)
-    return match.replace("[^", "[!")
 
 
 def _owner_of(value: bytes) -> Owner | None:

@@ -1,4 +1,4 @@
-"""Signing in, and freeing a lock: the only things here that change anything.
+"""Signing in, freeing a lock, and pausing keys: the only things here that change anything.
 
 What is freed is the token that was shown, and no other: the confirmed page carries its digest, the
 nodes are asked again, and each deletes it only if it still has that very token.
@@ -13,14 +13,18 @@ from werkzeug.exceptions import BadRequest, Forbidden, HTTPException
 from werkzeug.utils import redirect
 from werkzeug.wrappers import Response
 
-from ..protocol.errors import QuorumUnavailable
+from ..locking.pauses import MAX_TEXT_CHARS, begin, in_force, resume
+from ..locking.redlock import Redlock
+from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError
+from ..protocol.names import escaped
 from ..protocol.texts import printable
 from ..survey.force_release import force_release
 from . import serializers
+from .formatting import named_in
 from .history import who
 from .views import Ask
 
-__all__ = ["login", "logout", "release", "to_login"]
+__all__ = ["login", "logout", "pauses", "release", "to_login"]
 
 Said = tuple[dict[str, Any], int]
 """What a page shows, and its status."""
@@ -80,18 +84,64 @@ def _ours(ask: Ask, path: str) -> str:
     return first + path if path.isascii() and path.isprintable() else first
 
 
-def release(ask: Ask) -> Said | Response:
-    """Show what holds it and ask; then free it, if it is still the same."""
+def _not_yet(ask: Ask, ended: str) -> Response | None:
+    """Return where to sign in first, for one who has not; None for one who may change things.
+
+    Raises:
+        Forbidden: Nobody may; or it is a form of another site, or of a session that has ended.
+    """
     if not ask.door.can_free:
         raise Forbidden(READ_ONLY)
+    changes = ask.request.method == "POST"
+    if not ask.door.session(ask.request):
+        if changes:
+            raise Forbidden(f"Your session has ended. Sign in, and {ended}.")
+        return to_login(ask)
+    if changes and not ask.door.proven(ask.request):
+        raise Forbidden(NOT_PROVEN)
+    return None
+
+
+def pauses(ask: Ask) -> Said | Response:
+    """Show which keys are paused; pause some, or resume them."""
+    if (first := _not_yet(ask, "check again what is paused")) is not None:
+        return first
+    request, redlock, said, code = ask.request, ask.sources.redlock, "", 200
+    pattern = request.form.get("pattern", "").removeprefix(redlock.prefix)
+    if request.method != "POST":  # from a lock's own page
+        pattern = printable(escaped(named_in(request.query_string)))
+    try:
+        if request.method == "POST":
+            said = _pause_or_resume(ask, redlock, pattern)
+        found, sure = in_force(redlock)
+        code = code if sure else 503
+    except NotAcquired as error:
+        found, said, code = (), serializers.failure(error), 503
+    except RedlockError as error:
+        found, said, code = in_force(redlock)[0], str(error), 400
+    shown = [pause.data() for pause in found]
+    return {"pauses": shown, "pattern": pattern, "said": printable(said), "code": code}, code
+
+
+def _pause_or_resume(ask: Ask, redlock: Redlock, pattern: str) -> str:
+    form, user = ask.request.form, ask.door.name_of(ask.request)
+    if form.get("do") == "resume":
+        ended, silent = resume(redlock, pattern)
+        logger.warning("%s was resumed by %s in the web dashboard", printable(pattern), user)
+        away = f" These nodes did not answer: {', '.join(silent)}." if silent else ""
+        return f"{pattern} was {'resumed' if ended else 'not paused'}.{away}"
+    seconds = form.get("seconds", 0.0, type=float)
+    pause = begin(redlock, pattern, seconds, user[:MAX_TEXT_CHARS], form.get("reason", ""))
+    logger.warning("%s in the web dashboard", pause)
+    return f"{pause}. Every worker knows within 2 seconds."
+
+
+def release(ask: Ask) -> Said | Response:
+    """Show what holds it and ask; then free it, if it is still the same."""
+    if (first := _not_yet(ask, "check again who holds the lock")) is not None:
+        return first
     request = ask.request
     confirmed = request.method == "POST"
-    if not ask.door.session(request):
-        if confirmed:
-            raise Forbidden("Your session has ended. Sign in, and check again who holds the lock.")
-        return to_login(ask)
-    if confirmed and not ask.door.proven(request):
-        raise Forbidden(NOT_PROVEN)
     kind, digest = request.args.get("kind", "lock"), request.args.get("digest", "")
     slot = request.args.get("slot", 1, type=int)
     if kind not in KINDS or not digest:

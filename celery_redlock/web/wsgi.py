@@ -41,6 +41,7 @@ VIEWS: dict[str, Callable[[Ask], dict[str, Any]]] = {
 }
 """Each is a page, and JSON under the same name with `.json`."""
 FORMS: dict[str, Callable[[Ask], actions.Said | Response]] = {
+    "pauses": actions.pauses,
     "release": actions.release,
     "login": actions.login,
     "logout": actions.logout,
@@ -50,6 +51,7 @@ URLS = Map(
         Rule("/", endpoint="locks", methods=["GET"]),
         *(Rule(f"/{name}", endpoint=name, methods=["GET"]) for name in VIEWS if name != "locks"),
         *(Rule(f"/{name}.json", endpoint=f"{name}.json", methods=["GET"]) for name in VIEWS),
+        Rule("/pauses", endpoint="pauses", methods=["GET", "POST"]),
         Rule("/release", endpoint="release", methods=["GET", "POST"]),
         Rule("/login", endpoint="login", methods=["GET", "POST"]),
         Rule("/logout", endpoint="logout", methods=["POST"]),

@@ -73,6 +73,8 @@ def check(sender: Any = None, **_signal: Any) -> None:
         _warnings[:] = [*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)]
         redlock.client.registry.begin()
         redlock.client.registry.offer()
+        if redlock.client.registry.table is not None:
+            redlock.client.registry.table.paused = True  # until `PauseWatch` knows better
         from . import refresh, task_events
         from .parking import consumer  # of no use to producers
 
@@ -105,14 +107,22 @@ def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
 
 
 def supervise(sender: Any = None, **_signal: Any) -> None:
-    """The main process of a prefork worker: extend and free what its children hold."""
+    """The main process: watch for pauses; with prefork, extend and free what children hold."""
     from celery.concurrency.prefork import TaskPool
 
     from ..keepalive.supervisor import LeaseSupervisor
+    from .parking.consumer import Parking
+    from .pauses import PauseWatch
 
-    if not isinstance(sender.pool, TaskPool) or not _takes_locks(sender.app):
+    if not _takes_locks(sender.app):
         return
     redlock = Redlock.from_app(sender.app)
+    parking = getattr(sender, "on_task_request", None)
+    PauseWatch(
+        redlock, parking.pauses_are if isinstance(parking, Parking) else lambda _pauses: None
+    ).start()
+    if not isinstance(sender.pool, TaskPool):
+        return
     table = redlock.client.registry.table
     if table is None or redlock.client.registry.own_process:
         return

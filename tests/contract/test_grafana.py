@@ -18,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from celery_redlock import Redlock, ResourceHeld
 from celery_redlock.events import NODE_FAILURES
+from celery_redlock.locking import pauses
 from celery_redlock.messages import signals
 from celery_redlock.metrics import BUCKETS, install
 from celery_redlock.protocol.names import RESERVED_SUFFIX
@@ -68,6 +69,7 @@ def exposed() -> Iterator[Exposed]:
             redlock.connect(30.0)
             with redlock.lock("r", owner=CHARGE), pytest.raises(ResourceHeld):
                 redlock.acquire("r")
+            pauses.begin(redlock, "r*", 60.0, "somebody")
             lease = redlock.acquire("r", owner=CHARGE)
             redlock.extend(lease)
             signals.task_skipped.send(sender=None, where="run")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,6 +72,7 @@ class AdmissionQueue:
     def __init__(self, most: int) -> None:
         self.most = most
         self._known: dict[Resources, _Known] = {}
+        self._paused: dict[Parked, None] = {}
         self._count = 0
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -114,6 +116,46 @@ class AdmissionQueue:
             self._count += 1
             return False
 
+    # -- While keys are paused: whoever waits for one of them goes for no call and no look
+
+    def hold(self, request: Any, resources: Resources, *, since: float, until: float) -> bool:
+        """Keep a delivery until it is resumed; return whether there was room.
+
+        Args:
+            request: Celery's.
+            resources: What it locks.
+            since: Since when its task waits, in seconds since 1970.
+            until: When it goes in any case.
+        """
+        with self._lock:
+            if self._count >= self.most:
+                return False
+            rank = (0.0, since, next(self._numbers))
+            self._paused[Parked(request, resources, 1, since, until, rank)] = None
+            self._count += 1
+            return True
+
+    def pause(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
+        """Keep those that are parked for what is paused now; return them."""
+        with self._lock:
+            everything = [one for known in self._known.values() for one in known.parked]
+            held = [parked for parked in everything if is_paused(parked.resources)]
+            for parked in held:
+                self._leave(parked)
+                self._paused[parked] = None
+                self._count += 1
+            return held
+
+    def resume(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
+        """Remove those kept for what is paused no more; return them in their order."""
+        with self._lock:
+            gone = [parked for parked in self._paused if not is_paused(parked.resources)]
+            for parked in gone:
+                self._leave(parked)
+            return sorted(gone, key=lambda one: one.rank)
+
+    # -- Who goes
+
     def ended(self, request: Any, resources: Resources) -> bool:
         """Note that a delivery is no longer with the pool; return whether others are parked."""
         with self._lock:
@@ -151,36 +193,30 @@ class AdmissionQueue:
             if len(_at_work(known, now)) >= parked.limit:
                 return None
             known.called = False
-            return self._go(known, parked, now)
+            return self._go(parked, now)
 
     def take_overdue(self, now: float) -> Parked | None:
         """Return one that goes whatever the nodes say: it must not stay unacknowledged longer."""
         with self._lock:
-            for known in self._known.values():
-                for parked in known.parked:
-                    if parked.until <= now:
-                        return self._go(known, parked, now)
-            return None
+            due = (parked for parked in self._everything() if parked.until <= now)
+            parked = next(due, None)
+            return None if parked is None else self._go(parked, now)
 
     def take_back(self, keep: int) -> list[Parked]:
         """Remove all but `keep` of the parked, those that would go last first; return them."""
         with self._lock:
-            everything = [one for known in self._known.values() for one in known.parked]
-            everything.sort(key=lambda one: one.rank, reverse=True)
+            everything = sorted(self._everything(), key=lambda one: one.rank, reverse=True)
             surplus = everything[: max(0, len(everything) - keep)]
             for parked in surplus:
-                self._leave(self._known[parked.resources], parked)
-                self._forget_idle(parked.resources, self._known[parked.resources])
+                self._leave(parked)
             return surplus
 
     def withdraw(self, parked: Parked) -> bool:
         """Remove a parked one; return whether it was still here."""
         with self._lock:
-            known = self._known.get(parked.resources)
-            if known is None or parked not in known.parked:
+            if parked not in self._everything():
                 return False
-            self._leave(known, parked)
-            self._forget_idle(parked.resources, known)
+            self._leave(parked)
             return True
 
     def counts(self, resources: Resources) -> tuple[int, int]:
@@ -198,7 +234,7 @@ class AdmissionQueue:
     def parked(self) -> list[Parked]:
         """Return all that are parked."""
         with self._lock:
-            return [parked for known in self._known.values() for parked in known.parked]
+            return self._everything()
 
     def running(self) -> list[tuple[Any, Resources]]:
         """Return all that are with the pool, each with its resources."""
@@ -206,14 +242,24 @@ class AdmissionQueue:
             everything = self._known.items()
             return [(one, of) for of, known in everything for one, _ in known.running.values()]
 
-    def _go(self, known: _Known, parked: Parked, now: float) -> Parked:
-        self._leave(known, parked)
+    def _everything(self) -> list[Parked]:
+        parked = [parked for known in self._known.values() for parked in known.parked]
+        return parked + list(self._paused)
+
+    def _go(self, parked: Parked, now: float) -> Parked:
+        known = self._known.setdefault(parked.resources, _Known())
         known.running[id(parked.request)] = (parked.request, now)
+        self._leave(parked)
         return parked
 
-    def _leave(self, known: _Known, parked: Parked) -> None:
-        known.parked.remove(parked)
+    def _leave(self, parked: Parked) -> None:
         self._count -= 1
+        if parked in self._paused:
+            del self._paused[parked]
+            return
+        known = self._known[parked.resources]
+        known.parked.remove(parked)
+        self._forget_idle(parked.resources, known)
 
     def _forget_idle(self, resources: Resources, known: _Known) -> bool:
         if not known.parked:

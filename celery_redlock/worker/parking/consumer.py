@@ -20,8 +20,6 @@ import contextlib
 import logging
 import os
 import random
-import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -33,18 +31,17 @@ from celery.worker import state
 from ...config.options import TaskOptions
 from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
+from ...locking.pauses import Pause, covering
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
-from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, said
+from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, receive, said
 from ...messages.policy import parkable, set_at_work
 from ...messages.reservation import Reservation
-from ...protocol.names import START_SUFFIX, plain
-from ...protocol.texts import printable, shown
-from ...protocol.values import Owner
+from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
-from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked, Resources
 from .dispatcher import ParkingDispatcher
+from .notices import Notices
 from .prefetch import MAX_PARKED, Prefetch
 
 __all__ = ["Parking", "begin"]
@@ -68,17 +65,13 @@ def begin(app: Any) -> None:
     parking = conf.get("redlock_parking", True) and enabled(conf)
     if conf.get("worker_disable_prefetch", False):
         parking = False  # what is parked would count as what is at work
-    parking = bool(parking) and any(map(_parks, app.tasks.values()))
+    # Also those that never wait for a lock: their keys can be paused.
+    parking = bool(parking) and any(lock_of(task) is not None for task in app.tasks.values())
     set_at_work(parking)
     if parking:
         app.steps["consumer"].add(Parking)
     else:
         app.steps["consumer"].discard(Parking)
-
-
-def _parks(task: Any) -> bool:
-    lock = lock_of(task)
-    return lock is not None and parkable(lock.options(task.app))
 
 
 class Parking(bootsteps.StartStopStep):
@@ -97,14 +90,15 @@ class Parking(bootsteps.StartStopStep):
         self._app = app = consumer.app
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
         consumer.on_task_request = self
-        self._tells = read_settings(app).events
         self._longest = min(MAX_PARKED_S, unacknowledged_for(app) / 4)
         self._full_since: float | None = None
         self._some_are_new = False
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
+        self._pauses: tuple[Pause, ...] = ()
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.admission = AdmissionQueue(MAX_PARKED)
+        self._notices = Notices(self.admission, events=read_settings(app).events)
         self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
@@ -149,7 +143,7 @@ class Parking(bootsteps.StartStopStep):
     def __call__(self, request: Any) -> Any:
         """A request is to go to the pool."""
         try:
-            if self._is_parked(request):
+            if (self._pauses and self._is_held_back(request)) or self._is_parked(request):
                 return None
         except Exception:
             logger.exception("%s[%s] is not parked", request.name, request.id)
@@ -203,9 +197,37 @@ class Parking(bootsteps.StartStopStep):
             self._some_are_new = True
             self._prefetch.widen(self._extra)
             self.dispatcher.watch(resources)
-            self._say_parked(request, resources, since)
+            self._notices.parked(request, resources, since)
         except Exception:  # it is parked all the same, and must not go to the pool twice
             logger.exception("%s[%s] is parked", request.name, request.id)
+        return True
+
+    def _is_held_back(self, request: Any) -> bool:
+        """Keep a delivery because its key is paused; else what runs the body sends it again."""
+        if lock_of(request.task) is None:
+            return False
+        try:
+            resources = resources_of(request.task, request.args, request.kwargs)
+        except Exception:
+            return False  # the body's process says what is wrong
+        pause = covering(self._pauses, resources)
+        if pause is None or not has_way_back(request.request_dict):
+            return False
+        if on_last_delivery(self._app, request.request_dict):
+            return False
+        attempts, now = attempts_of(request.request_dict), monotonic()
+        until = now + self._longest * JITTER.uniform(0.75, 1.0)
+        self.admission.most = self._prefetch.most
+        self._watch(request, resources)
+        if not self.admission.hold(request, resources, since=attempts["since"], until=until):
+            return False
+        try:
+            request.request_dict[ATTEMPTS] = attempts
+            self._some_are_new = True
+            self._prefetch.widen(self._extra)
+            self._notices.held_back(request, resources, pause)
+        except Exception:  # it is kept all the same, and must not go to the pool twice
+            logger.exception("%s[%s] is held back", request.name, request.id)
         return True
 
     def _urgency(self, request: Any) -> float:
@@ -225,33 +247,6 @@ class Parking(bootsteps.StartStopStep):
         if note is not None:
             return note.scope != "while_executing" and not (note.token or note.begun)
         return options.scope != "while_executing"
-
-    def _say_parked(self, request: Any, resources: Resources, since: float) -> None:
-        """Say that it is parked; and who holds its lock, if that is at work here."""
-        resource = shown(list(map(plain, resources)))
-        # Of starts, none that is at work is in the way.
-        locks = resource == shown(resources)
-        running = (one for one, name in self.admission.running() if name == resources and locks)
-        here = next(running, None)
-        if self._tells:
-            holder = None
-            if here is not None:
-                pid = here.worker_pid or 0
-                holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
-            waited = max(0.0, time.time() - since)
-            told_of = {"name": printable(request.name), "resource": printable(resource)}
-            request.send_event(WAITING, **told_of, holder=holder, waited=waited)
-        who = ""
-        if here is not None:
-            other = "another delivery of it" if here.id == request.id else printable(here.id)
-            who = f", which {other} has or asks for here"
-        logger.info(
-            "%s waits (parked) for %s%s%s",
-            printable(f"{request.name}[{request.id}]"),
-            "" if locks else "a start of ",
-            printable(resource),
-            who,
-        )
 
     def _watch(self, request: Any, resources: Resources) -> None:
         """Have its end told. By attributes of the instance: its class has its own."""
@@ -282,6 +277,10 @@ class Parking(bootsteps.StartStopStep):
         for running, resources in self.admission.running():
             if running.id == request.id and running not in state.reserved_requests:
                 self._ended(running, resources)
+
+    def pauses_are(self, pauses: tuple[Pause, ...]) -> None:
+        """These are the pauses; called again and again while there are any, and once after."""
+        self._post(self._hold_and_resume, pauses)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Have it called in the main thread, soon."""
@@ -320,16 +319,44 @@ class Parking(bootsteps.StartStopStep):
             self._unpark(parked)
 
     def _unpark(self, parked: Parked) -> None:
-        request = parked.request
         self._prefetch.widen(self._extra)
-        if request in state.reserved_requests and self._prefetch.keep(request):
-            self._to_pool(request)
-            return
-        if request in state.reserved_requests:
-            logger.info("%s was given to another worker: it is left to it", request.id)
-            self._prefetch.let_go(request)
-            state.task_ready(request)
-        self._ended(request, parked.resources)
+        if self._is_ours(parked.request):
+            self._to_pool(parked.request)
+        else:
+            self._ended(parked.request, parked.resources)
+
+    def _is_ours(self, request: Any) -> bool:
+        """Whether a request that was parked is still wanted, and ours for as long as any."""
+        if request not in state.reserved_requests:
+            return False
+        if self._prefetch.keep(request):
+            return True
+        logger.info("%s was given to another worker: it is left to it", request.id)
+        self._prefetch.let_go(request)
+        state.task_ready(request)
+        return False
+
+    def _hold_and_resume(self, pauses: tuple[Pause, ...]) -> None:
+        """Hold back what is parked for keys that are paused now, and let go on what was held."""
+
+        def is_paused(resources: Resources) -> Pause | None:
+            return covering(pauses, resources)
+
+        self._pauses = pauses
+        for parked in self.admission.pause(is_paused):
+            pause = is_paused(parked.resources)
+            assert pause is not None
+            self._notices.held_back(parked.request, parked.resources, pause)
+        resumed = self.admission.resume(is_paused)
+        if resumed:
+            logger.info("%d tasks go on: their keys are no longer paused", len(resumed))
+        for parked in resumed:
+            request = parked.request
+            if self._is_ours(request):
+                # As if it came now: no holder was in its way meanwhile.
+                receive(request.request_dict, request.content_type)
+                self(request)
+        self._sweep()
 
     @property
     def _extra(self) -> int:

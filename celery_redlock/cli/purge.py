@@ -1,0 +1,78 @@
+"""`redlock purge`: purge queues, and free what their messages have reserved."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ..protocol.errors import QuorumUnavailable
+from ..protocol.texts import printable
+from .context import NO_QUORUM, PROBLEM, REFUSED, Site, on_site
+from .formatting import counted
+
+__all__ = ["command"]
+
+
+@click.command("purge")
+@click.option(
+    *("-Q", "--queues", "queues"),
+    required=True,
+    metavar="QUEUE[,QUEUE...]",
+    help="Which queues, with commas between.",
+)
+@click.option("--dry-run", is_flag=True, help="Say how much lies in them, and purge nothing.")
+@click.option("--yes", is_flag=True, help="Purge them without asking.")
+@on_site
+def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
+    """Purge queues, and free what their messages have reserved.
+
+    What workers have fetched stays with them; stop the workers first if all is to go. A message and
+    its reservation go one after the other, so it may be interrupted, and be called again.
+
+    Exit code 0: purged; 1: there was nothing to purge; 3: too few nodes answered, the rest is still
+    in the queue; 4: not purged, because the answer was no or nobody was there to ask.
+    """
+    from ..messages.purge import count, purge
+
+    app = site.app
+    if app is None:
+        raise click.UsageError("purge needs an app, not only nodes: -A APP")
+    names = [name.strip() for name in queues.split(",") if name.strip()]
+    if not names:
+        raise click.UsageError("-Q names no queue: give one, as -Q celery")
+    if dry_run and yes:
+        raise click.UsageError("--dry-run purges nothing, --yes purges: give one of them")
+    app.loader.import_default_modules()  # how many may hold what a task locks
+    found = {name: count(app, name) for name in names}
+    rows: list[dict[str, object]] = []
+
+    def ended(outcome: str, text: str, code: int) -> int:
+        site.say({"outcome": outcome, "said": text, "queues": found, "purged": rows}, text)
+        return code
+
+    for name, messages in found.items() if not site.as_json else ():
+        click.echo(printable(f"{name}: {counted(messages, 'message')}"))
+    if not any(found.values()):
+        return ended("gone", "nothing to purge", PROBLEM)
+    if dry_run:
+        return ended("listed", "nothing was done", 0)
+    if not yes and not sys.stdin.isatty():
+        why = "there is no terminal to ask on: look with --dry-run, then give --yes"
+        return ended("refused", why, REFUSED)
+    if not yes and not click.confirm("Purge them? The messages are gone for good.", err=True):
+        return ended("refused", "left as they were", REFUSED)
+    why = ""
+    try:
+        for name, messages in found.items():
+            for gone in purge(app, name, messages):
+                rows.append({"queue": name, **gone._asdict()})
+                if gone.resource and not site.as_json:
+                    end = "is free" if gone.freed else "is not its own any more"
+                    said = f"{gone.task}[{gone.task_id}] is purged: its key {gone.resource} {end}"
+                    click.echo(printable(said))
+    except QuorumUnavailable as error:
+        why = f"; the rest is still there: {error}"
+    freed = sum(bool(row["freed"]) for row in rows)
+    said = f"{counted(len(rows), 'message')} purged, {counted(freed, 'reservation')} freed{why}"
+    return ended("partly" if why else "purged", printable(said), NO_QUORUM if why else 0)

@@ -1,0 +1,36 @@
+"""`redlock resume`: end a pause."""
+
+from __future__ import annotations
+
+import click
+
+from ..locking.pauses import in_force, resume
+from .context import PROBLEM, Site, on_site
+from .formatting import lines
+
+__all__ = ["command"]
+
+
+@click.command("resume")
+@click.argument("pattern")
+@on_site
+def command(site: Site, pattern: str) -> int:
+    """End the pause of PATTERN: of the very pattern that was paused, as ls shows it.
+
+    What waits goes on within a second, unless another pause covers its key.
+
+    Exit code 1: it is not paused; 3: too few nodes answered, it may go on.
+    """
+    redlock = site.redlock
+    pattern = pattern.removeprefix(redlock.prefix)
+    ended, silent = resume(redlock, pattern)
+    others, _sure = in_force(redlock)
+    said = [f"{one.pattern}: resumed; paused by {one.who}" for one in ended]
+    said = said or [f"{pattern}: no such pause"]
+    said += [f"still paused: {one}" for one in others]
+    if silent and ended:
+        away = ", ".join(silent)
+        said.append(f"{away} did not answer: repeat it once all do, or it may count again there")
+    data = {"ended": [one.data() for one in ended], "silent": silent}
+    site.say({**data, "pauses": [one.data() for one in others]}, lines(*said))
+    return 0 if ended else PROBLEM

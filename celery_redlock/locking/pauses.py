@@ -1,0 +1,243 @@
+"""Pauses: patterns of keys whose bodies are not to begin for a while, kept on the nodes.
+
+A pause is no lock: nothing is exclusive, and a body that is just beginning may still begin. Yet it
+lies on the nodes like one: a token under one of `NAMES`, set at a majority, which expires by itself
+and is deleted by compare-and-delete. The token says which pattern, who and why.
+
+A pause counts as soon as one node has it, unless a quorum of nodes has not. So it holds while nodes
+are away (a quorum that answers shares a node with the one that took it), what was undone or resumed
+does not come back with a node that missed that, and with no majority there is no body to hold back.
+
+Who must know asks in one request, all names at once: a worker's main process every second
+(`worker/pauses.py`), and what runs bodies only while that process has seen a pause.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..config.checks import DAY
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
+from ..protocol.names import PAUSE_NAMES, checked_glob, matching, plain
+from ..protocol.texts import printable
+from ..protocol.values import Owner, Query
+from ..runtime.clock import monotonic
+
+if TYPE_CHECKING:
+    from .redlock import Redlock
+
+__all__ = [
+    "MAX_PAUSE_S",
+    "MAX_TEXT_CHARS",
+    "Pause",
+    "begin",
+    "counted",
+    "covering",
+    "in_force",
+    "paused",
+]
+__all__ += ["resume"]
+
+MAX_PAUSE_S = 7 * DAY
+"""For which keys are paused at most: a pause that was forgotten ends. Again for longer is easy."""
+MAX_TEXT_CHARS = 200
+"""Of a reason, and of who gives it: all nodes keep them, and they stand in logs."""
+CACHE_S = 0.5
+"""For how long a process that runs bodies believes what it was told, while keys are paused."""
+
+
+@dataclass(frozen=True)
+class Pause:
+    """One pause, as the nodes have it.
+
+    Attributes:
+        name: Under which name it lies there.
+        token: Proof of it.
+        pattern: Whose keys' bodies do not begin: a glob over whole names.
+        who: Who has paused them.
+        reason: Why; may be empty.
+        since: When that was, by the clock of who did it; seconds since 1970.
+        left: Seconds until it ended, when it was read.
+        read: When that was; seconds.
+    """
+
+    name: str
+    token: str = field(repr=False)
+    pattern: str
+    who: str
+    reason: str
+    since: float
+    left: float
+    read: float
+
+    @classmethod
+    def of(cls, name: str, token: str, left: float) -> Pause | None:
+        """Return what a token says; None if it is no pause's."""
+        owner = Owner.of(token)
+        if owner is None or not owner.task_id:
+            return None
+        left = min(left, MAX_PAUSE_S)  # without a ttl it was not made here
+        said = (owner.task_id, owner.stamp, owner.task, owner.since)
+        return cls(name, token, *said, left, monotonic())
+
+    @functools.cached_property
+    def fits(self) -> Callable[[str], object]:
+        """Tells whether a name fits its pattern."""
+        return matching(self.pattern)
+
+    @property
+    def ends_in(self) -> float:
+        """Seconds until it ends."""
+        return max(0.0, self.left - (monotonic() - self.read))
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON takes it, without its token."""
+        said = {"pattern": self.pattern, "by": self.who, "reason": self.reason}
+        return {**said, "since": self.since, "left": self.ends_in}
+
+    def __str__(self) -> str:
+        until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() + self.ends_in))
+        why = f": {self.reason}" if self.reason else ""
+        return printable(f"{self.pattern} is paused by {self.who} until {until} UTC{why}")
+
+
+def covering(pauses: Sequence[Pause], names: Sequence[str]) -> Pause | None:
+    """Return a pause that one of these names fits; None if there is none."""
+    return next((pause for pause in pauses if any(map(pause.fits, map(plain, names)))), None)
+
+
+def in_force(redlock: Redlock, patience: float | None = None) -> tuple[tuple[Pause, ...], bool]:
+    """Ask the nodes which pauses there are.
+
+    Returns:
+        Those that count; and whether a quorum has answered. If not, there may be more of them.
+    """
+    patience = redlock.node_timeout if patience is None else patience
+    asked = [Query((name,), len(redlock.nodes)) for name in PAUSE_NAMES]
+    ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
+    told = {name: outcome.seen(ballot, number) for number, name in enumerate(PAUSE_NAMES)}
+    return counted(told, ballot.quorum), ballot.yes >= ballot.quorum
+
+
+def counted(
+    told: Mapping[str, Sequence[tuple[str, float] | None]], quorum: int
+) -> tuple[Pause, ...]:
+    """Return the pauses that count.
+
+    Args:
+        told: By name, what each node that has answered has there: token and seconds left.
+        quorum: How many nodes must not have it, for it not to count.
+    """
+    found = []
+    for name, nodes in told.items():
+        there = [one for one in nodes if one is not None]
+        for token, count in Counter(token for token, _left in there).items():
+            pause = Pause.of(name, token, max(left for other, left in there if other == token))
+            if pause is not None and len(nodes) - count < quorum:
+                found.append(pause)
+    return tuple(found)
+
+
+def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "") -> Pause:
+    """Pause the keys that fit a pattern, in place of an earlier pause of the same pattern.
+
+    Raises:
+        ConfigurationError: The pattern, the time or a text cannot be.
+        QuorumUnavailable: Fewer than a quorum of nodes have taken it; it is undone where it is.
+        RedlockError: There are as many pauses as there can be.
+    """
+    checked_glob(pattern)
+    if not 1.0 <= seconds <= MAX_PAUSE_S:
+        raise ConfigurationError(
+            f"a pause lasts 1 second to {MAX_PAUSE_S / DAY:g} days, so that a forgotten one ends;"
+            f" it is {seconds:g} s"
+        )
+    for what, text in (("reason", reason), ("who", who)):
+        if len(text) > MAX_TEXT_CHARS:
+            raise ConfigurationError(
+                f"{what} has at most {MAX_TEXT_CHARS} characters; it has {len(text)}"
+            )
+    client, nodes = redlock.client, len(redlock.nodes)
+    before, _ = in_force(redlock)
+    owner = Owner(
+        *(client.owner.host, client.owner.pid, pattern),
+        stamp=who.replace("|", "/"),
+        task=reason,
+    )
+    for name in PAUSE_NAMES:
+        token = owner.token(os.urandom(16).hex(), time.time())
+        claim = Claim(name, token, seconds, nodes)
+        ballot = client.driver.run(
+            functools.partial(quorum.acquire, claim, patience=redlock.node_timeout)
+        )
+        if claim.granted_at is not None:
+            # First the new one, so that there is no moment without.
+            _end(redlock, [one for one in before if one.pattern == pattern])
+            pause = Pause.of(name, token, seconds)
+            assert pause is not None
+            return pause
+        if isinstance(
+            error := outcome.refusal(name, ballot, redlock.nodes, seconds), QuorumUnavailable
+        ):
+            raise error
+    raise RedlockError(
+        f"{len(PAUSE_NAMES)} pauses are in force, and there can be no more: resume one of them, or"
+        " pause a pattern that covers several"
+    )
+
+
+def resume(redlock: Redlock, pattern: str) -> tuple[list[Pause], list[str]]:
+    """End the pauses of a pattern, and of no other.
+
+    Returns:
+        What they were; and the nodes that did not answer, which may have them until they expire.
+
+    Raises:
+        QuorumUnavailable: Fewer than a quorum of nodes have told, or ended it; it may go on.
+    """
+    found, sure = in_force(redlock)
+    if not sure:
+        redlock.client.peek(PAUSE_NAMES[:1])  # says which did not answer
+    ended = [one for one in found if one.pattern == pattern]
+    return ended, _end(redlock, ended)
+
+
+def _end(redlock: Redlock, pauses: Sequence[Pause]) -> list[str]:
+    """End pauses; return the nodes that did not answer."""
+    driver, nodes, patience = redlock.client.driver, redlock.nodes, redlock.node_timeout
+    for pause in pauses:
+        claim = Claim(pause.name, pause.token, MAX_PAUSE_S, len(nodes))
+        ballot = driver.run(functools.partial(quorum.free, claim, patience=patience))
+        if ballot.yes + ballot.no < ballot.quorum:
+            raise outcome.unavailable(pause.pattern, ballot, nodes)
+    if not pauses:
+        return []
+    asked = [Query(PAUSE_NAMES[:1], len(nodes))]  # waits for all, not for a quorum only
+    ballot = driver.run(functools.partial(quorum.peek, asked, patience=patience))
+    return [nodes[number] for number in sorted(outcome.silent(ballot))]
+
+
+_believed: tuple[float, Redlock | None, tuple[Pause, ...]] = (0.0, None, ())
+
+
+def paused(redlock: Redlock, names: Sequence[str]) -> Pause | None:
+    """Return the pause that keeps a body of these names from beginning; None if none does.
+
+    For what runs bodies. The nodes are asked only while the worker's main process has seen a pause.
+    """
+    global _believed
+    if not redlock.client.registry.paused:
+        return None
+    at, whose, pauses = _believed
+    if whose is not redlock or not at <= monotonic() < at + CACHE_S:
+        pauses, _ = in_force(redlock)
+        _believed = (monotonic(), redlock, pauses)
+    return covering(pauses, names)

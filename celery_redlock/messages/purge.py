@@ -1,0 +1,95 @@
+"""Purges a queue, and frees what its messages have reserved; for an operator's command.
+
+A message at a time: it is fetched, its reservation is freed by compare-and-delete, and only then it
+is acknowledged. What is interrupted in between is delivered again, without its reservation: there
+may be a duplicate in the queue, and never a key that is reserved for a message that is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from kombu import Queue
+
+from ..config.task_lock import lock_of
+from ..locking.redlock import Redlock
+from ..protocol import outcome
+from .headers import RESERVATION, is_redelivered, said, short_id
+from .reservation import Reservation, claim_of, free, free_of
+
+__all__ = ["Purged", "count", "purge"]
+
+
+class Purged(NamedTuple):
+    """A message that is gone.
+
+    Attributes:
+        task: Its task's name, as the message says.
+        task_id: Its id, likewise.
+        resource: What it had reserved; empty if nothing.
+        freed: Whether that is free now: else it was another's by then, or its body is at work.
+    """
+
+    task: str
+    task_id: str
+    resource: str
+    freed: bool
+
+
+def count(app: Any, queue: str) -> int:
+    """Return how many messages lie in a queue; none if there is no such queue.
+
+    What workers have fetched is not among them, nor what waits for its time in a worker.
+    """
+    with app.connection_for_read() as connection:
+        there = Queue(queue, channel=connection.default_channel)
+        try:
+            declared: Any = there.queue_declare(passive=True)
+        except connection.channel_errors as error:
+            if str(getattr(error, "reply_code", "")) == "404":  # kombu's Redis has a text there
+                return 0
+            raise
+        return int(declared.message_count)
+
+
+def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
+    """Purge a queue of so many messages at most; yield each when it is gone.
+
+    Raises:
+        QuorumUnavailable: Too few nodes answered to free a reservation; its message is back in the
+            queue.
+    """
+    with app.connection_for_write() as connection:
+        fetching = Queue(queue, channel=connection.default_channel)
+        for _ in range(most):
+            message = fetching.get(no_ack=False)
+            if message is None:
+                return
+            try:
+                gone = _freed(app, message)
+            except BaseException:
+                message.requeue()
+                raise
+            message.ack()
+            yield gone
+
+
+def _freed(app: Any, message: Any) -> Purged:
+    """Free what a message has reserved."""
+    headers = message.headers if isinstance(message.headers, Mapping) else {}
+    task, task_id = str(headers.get("task") or ""), headers.get("id")
+    note = Reservation.of(said(dict(headers), RESERVATION), task_id)
+    if note is None or not note.token:
+        return Purged(task, str(task_id or ""), "", False)
+    redlock = Redlock.from_app(app)
+    if is_redelivered(message.delivery_info):
+        # An earlier delivery of it may be at work, and have the reservation.
+        lock = lock_of(app.tasks.get(task))
+        limit = 1 if lock is None else lock.options(app).limit
+        done = free_of(redlock, note.resources, short_id(task_id), limit)
+        return Purged(task, str(task_id), note.resource, bool(done))
+    ballot = free(redlock, claim_of(redlock, note), redlock.node_timeout)
+    if ballot.yes + ballot.no < ballot.quorum:
+        raise outcome.unavailable(note.resource, ballot, redlock.nodes)
+    return Purged(task, str(task_id), note.resource, ballot.yes >= ballot.quorum)

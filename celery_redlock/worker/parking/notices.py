@@ -1,0 +1,67 @@
+"""Says which deliveries wait in this worker, and for what: in its log, and as events of tasks."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from typing import Any
+
+from ...locking.pauses import Pause
+from ...protocol.names import plain
+from ...protocol.texts import printable, shown
+from ...protocol.values import Owner
+from ..task_events import WAITING, told
+from .admission import AdmissionQueue, Resources
+
+__all__ = ["Notices"]
+
+logger = logging.getLogger("celery_redlock.parking")
+
+
+class Notices:
+    """One per worker.
+
+    Args:
+        admission: Knows who is at work here.
+        events: Whether events are sent as well.
+    """
+
+    def __init__(self, admission: AdmissionQueue, *, events: bool) -> None:
+        self._admission = admission
+        self._events = events
+        self._said: set[str] = set()  # tokens of pauses
+
+    def parked(self, request: Any, resources: Resources, since: float) -> None:
+        """Say that it is parked; and who holds its lock, if that is at work here."""
+        # Of starts, none that is at work is in the way.
+        locks = list(map(plain, resources)) == list(resources)
+        running = (one for one, name in self._admission.running() if name == resources and locks)
+        here = next(running, None)
+        if self._events:
+            holder = None
+            if here is not None:
+                pid = here.worker_pid or 0
+                holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
+            waited = max(0.0, time.time() - since)
+            resource = printable(shown(list(map(plain, resources))))
+            told_of = {"name": printable(request.name), "resource": resource}
+            request.send_event(WAITING, **told_of, holder=holder, waited=waited)
+        who = ""
+        if here is not None:
+            other = "another delivery of it" if here.id == request.id else printable(here.id)
+            who = f", which {other} has or asks for here"
+        self._log(request, "parked", resources, who)
+
+    def held_back(self, request: Any, resources: Resources, pause: Pause) -> None:
+        """Say that it waits because of a pause; of the first one also whose pause, and why."""
+        if pause.token not in self._said:
+            self._said.add(pause.token)
+            logger.warning("%s; tasks of its keys wait", pause)
+        self._log(request, "paused", resources)
+
+    def _log(self, request: Any, why: str, resources: Resources, who: str = "") -> None:
+        names = list(map(plain, resources))
+        name, what = printable(f"{request.name}[{request.id}]"), printable(shown(names))
+        start = "" if names == list(resources) else "a start of "
+        logger.info("%s waits (%s) for %s%s%s", name, why, start, what, who)

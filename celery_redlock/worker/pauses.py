@@ -1,0 +1,66 @@
+"""Watches for pauses in a worker's main process, so that no task has to: see `locking/pauses.py`.
+
+One thread, which asks the nodes every second for all pauses in one request, and more often while
+there are any. What it has seen it notes where the pool's children read it, and tells to what parks
+deliveries. No subscription: it would cost every worker a connection and a thread for each node, and
+the look would still be needed, because calls get lost.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from ..locking.pauses import Pause, in_force
+from ..locking.redlock import Redlock
+
+__all__ = ["PauseWatch"]
+
+logger = logging.getLogger("celery_redlock.worker")
+
+LOOK_S = (0.8, 1.2)
+"""Seconds, at random, between two looks: within two, every worker knows of a pause."""
+PAUSED_LOOK_S = (0.2, 0.3)
+"""The same while there are pauses: what waits goes on within a second after the end of one."""
+
+JITTER = random.SystemRandom()
+
+
+class PauseWatch:
+    """One per worker.
+
+    Args:
+        redlock: Whose nodes.
+        tell: Called after a look that has found a pause, or has found that there is none any more.
+    """
+
+    def __init__(self, redlock: Redlock, tell: Callable[[tuple[Pause, ...]], None]) -> None:
+        self._redlock = redlock
+        self._tell = tell
+        self._known: tuple[Pause, ...] = ()
+
+    def start(self) -> None:
+        """Begin, in a thread that ends with the process."""
+        threading.Thread(target=self._run, name="celery_redlock pauses", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self._look()
+            except Exception:
+                logger.exception("could not look for pauses; trying again in a second")
+            time.sleep(JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S)))
+
+    def _look(self) -> None:
+        before, (found, sure) = self._known, in_force(self._redlock)
+        if not sure:  # what nobody has ended lasts for as long as it was to last
+            there = {pause.token for pause in found}
+            found += tuple(p for p in before if p.token not in there and p.ends_in > 0)
+        self._known = found
+        if (table := self._redlock.client.registry.table) is not None:
+            table.paused = bool(found)
+        if found or before:
+            self._tell(found)

@@ -1,0 +1,94 @@
+"""Pausing keys from a shell, and seeing everywhere that they are."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from celery_redlock import Redlock
+from celery_redlock.cli import redlock as group
+from celery_redlock.cli.context import Site
+from celery_redlock.locking import pauses
+from celery_redlock.server import LocalServer
+from celery_redlock.survey.exporter import exposition, make_registry
+from tests.cli.clinic import shop
+
+Cli = Callable[..., Any]
+
+
+def test_it_is_paused_seen_and_resumed(cli: Cli, redlock: Redlock) -> None:
+    result = cli("pause", "redlock:order:*", "--for", "1h30m", "--reason", "a \x1b[31mbad release")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("order:* is paused by ") and "\x1b" not in result.stdout
+    ((pause,), _) = pauses.in_force(redlock)
+    assert 5390 < pause.ends_in <= 5400 and "@" in pause.who
+    for command in (["ls"], ["show", "order:7"], ["watch", "--count", "1"]):
+        said = cli(*command).stdout
+        assert "order:* is paused by" in said and "\\x1b[31mbad release" in said, said
+    told = json.loads(cli("show", "order:7", "--json").stdout)["pauses"]
+    assert told[0]["pattern"] == "order:*" and told[0]["by"] == pause.who
+    assert cli("show", "mail:7").exit_code == 1
+    result = cli("resume", "order:7")
+    assert result.exit_code == 1 and "order:7: no such pause" in result.stdout
+    assert "still paused: order:* is paused by" in result.stdout
+    result = cli("resume", "order:*")
+    assert (result.exit_code, result.stdout) == (0, f"order:*: resumed; paused by {pause.who}\n")
+    assert "paused" not in cli("ls").stdout and "#pause" not in cli("ls", "--all").stdout
+
+
+def test_explain_says_that_the_body_waits(cli: Cli, servers: list[LocalServer]) -> None:
+    cli("pause", "order:*", "--for", "60s", "--reason", "stop")
+    app = shop([server.url for server in servers])
+    site = Site(app=app)
+    result = CliRunner().invoke(group, ["explain", "shop.charge", "[7]", "--json"], obj=site)
+    told = json.loads(result.stdout)
+    assert told["run"]["outcome"] == "paused" and told["pauses"][0]["reason"] == "stop"
+    assert told["publish"]["outcome"] != "paused"
+    site.redlock.close()
+
+
+def test_the_exporter_says_when_it_ends(cli: Cli, redlock: Redlock) -> None:
+    name = "celery_redlock_pause_ends_in_seconds"
+    assert f"{name}{{" not in exposition(make_registry(redlock, timeout=30.0))
+    cli("pause", "order:*", "--for", "60s")
+    text = exposition(make_registry(redlock, timeout=30.0))
+    assert f'{name}{{pattern="order:*"}} 5' in text or f'{name}{{pattern="order:*"}} 6' in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["order:*"], "Missing option '--for'"),
+        (["order:*", "--for", "60"], "give a number and a unit"),
+        (["order:*", "--for", "1h x"], "give a number and a unit"),
+        (["order:*", "--for", "0s"], "lasts 1 second to 7 days"),
+        (["order:*", "--for", "8d"], "lasts 1 second to 7 days"),
+        (["order:[", "--for", "1h"], "closes each '['"),
+        (["", "--for", "1h"], "1 to 512 characters"),
+        (["order:*", "--for", "1h", "--reason", "x" * 201], "at most 200 characters"),
+    ],
+)
+def test_what_cannot_be_paused_is_said(
+    cli: Cli, redlock: Redlock, arguments: list[str], said: str
+) -> None:
+    result = cli("pause", *arguments)
+    assert result.exit_code == 2 and said in result.output, result.output
+    assert pauses.in_force(redlock) == ((), True)
+
+
+def test_without_a_quorum_nothing_is_paused(cli: Cli, servers: list[LocalServer]) -> None:
+    for server in servers[:3]:
+        server.kill()
+    assert cli("pause", "order:*", "--for", "1h").exit_code == 3
+    assert cli("resume", "order:*").exit_code == 3
+
+
+def test_with_too_many_it_says_so(cli: Cli, redlock: Redlock) -> None:
+    for number in range(16):
+        pauses.begin(redlock, f"order:{number}", 60.0, "alice")
+    result = cli("pause", "order:*", "--for", "1h")
+    assert result.exit_code == 4 and "16 pauses are in force" in result.stderr

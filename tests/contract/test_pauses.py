@@ -1,0 +1,152 @@
+"""Pauses on real nodes: which count while nodes are away, and that none outlives its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from celery_redlock import Redlock
+from celery_redlock.locking import pauses
+from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
+from celery_redlock.server import LocalServer
+from tests.support.postgres_sites import empty_server, new_database
+from tests.support.wait import wait_until
+
+WHO = "alice"
+
+
+@pytest.fixture(scope="module")
+def database() -> Iterator[str]:
+    with empty_server() as server:
+        yield new_database(server)
+
+
+@pytest.fixture(params=["redis", "postgresql"])
+def over(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[Redlock]:
+    """A lock over five Redis nodes, or over PostgreSQL."""
+    nodes = [server.url for server in servers]
+    if request.param == "postgresql":
+        nodes = [request.getfixturevalue("database")]
+    lock = Redlock(nodes, restart_guard="off")
+    yield lock
+    for pause in pauses.in_force(lock)[0]:
+        pauses.resume(lock, pause.pattern)
+    lock.close()
+
+
+def patterns(lock: Redlock) -> list[str]:
+    found, sure = pauses.in_force(lock)
+    assert sure
+    return sorted(pause.pattern for pause in found)
+
+
+def test_it_says_who_why_and_until_when_and_ends_by_resuming_that_pattern(over: Redlock) -> None:
+    assert patterns(over) == []
+    pauses.begin(over, "order:*", 3600.0, "alice@web-1", "bad | release %7C")
+    pauses.begin(over, "mail:[a-c]*", 60.0, "bob")
+    ((mail, order), _) = pauses.in_force(over)
+    if mail.pattern != "mail:[a-c]*":
+        mail, order = order, mail
+    assert (order.who, order.reason) == ("alice@web-1", "bad | release %7C")
+    assert 3590 < order.ends_in <= 3600 and 50 < mail.ends_in <= 60
+    assert str(order).startswith("order:* is paused by alice@web-1 until 20")
+    assert pauses.covering((mail, order), ("x", "order:7")) == order
+    assert pauses.covering((mail, order), ("mail:b7",)) == mail
+    assert pauses.covering((mail, order), ("mail:d7", "orders")) is None
+    assert pauses.resume(over, "order:7") == ([], [])
+    (ended,), silent = pauses.resume(over, "order:*")
+    assert ended.token == order.token and not silent
+    assert patterns(over) == ["mail:[a-c]*"]
+
+
+def test_a_second_pause_of_a_pattern_takes_the_place_of_the_first(over: Redlock) -> None:
+    first = pauses.begin(over, "order:*", 60.0, WHO, "first")
+    second = pauses.begin(over, "order:*", 600.0, "bob", "second")
+    ((there,), _) = pauses.in_force(over)
+    assert there.token == second.token != first.token and there.reason == "second"
+
+
+def test_it_ends_by_itself(over: Redlock) -> None:
+    pauses.begin(over, "order:*", 1.0, WHO)
+    assert patterns(over) == ["order:*"]
+    wait_until(lambda: patterns(over) == [], 5.0, "it is over")
+
+
+def test_there_are_no_more_than_one_request_asks_for(over: Redlock) -> None:
+    for number in range(16):
+        pauses.begin(over, f"order:{number}", 60.0, WHO)
+    with pytest.raises(RedlockError, match="16 pauses are in force"):
+        pauses.begin(over, "order:*", 60.0, WHO)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "seconds", "reason", "wrong"),
+    [
+        ("", 60.0, "", "1 to 512 characters; it has 0"),
+        ("order:[", 60.0, "", "closes each"),
+        ("order:*", 0.5, "", "lasts 1 second to 7 days"),
+        ("order:*", float("nan"), "", "lasts 1 second to 7 days"),
+        ("order:*", 8 * 86_400.0, "", "so that a forgotten one ends"),
+        ("order:*", 60.0, "x" * 201, "reason has at most 200 characters"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    over: Redlock, pattern: str, seconds: float, reason: str, wrong: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=wrong):
+        pauses.begin(over, pattern, seconds, WHO, reason)
+    assert patterns(over) == []
+
+
+@pytest.fixture
+def five(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    """A lock over all five servers, or over those of some numbers."""
+    return lambda *numbers: lock_over(
+        [servers[number] for number in numbers or range(5)], restart_guard="off", node_timeout=0.3
+    )
+
+
+def test_it_counts_while_nodes_are_away(
+    five: Callable[..., Redlock], servers: list[LocalServer]
+) -> None:
+    """A quorum that answers shares a node with the one that took it; one is enough to say so."""
+    for server in servers[3:]:
+        server.kill()
+    pauses.begin(five(), "order:*", 60.0, WHO)
+    for server in servers[3:]:
+        server.start()  # empty
+    for server in servers[:2]:
+        server.pause()
+    assert patterns(five()) == ["order:*"]  # by one of three
+    servers[3].pause()
+    found, sure = pauses.in_force(five())
+    assert [pause.pattern for pause in found] == ["order:*"] and not sure
+    for server in servers[:4]:
+        server.resume()
+
+
+def test_what_was_resumed_does_not_come_back_with_a_node_that_missed_it(
+    five: Callable[..., Redlock], servers: list[LocalServer]
+) -> None:
+    pauses.begin(five(), "order:*", 60.0, WHO)
+    servers[4].pause()
+    ended, silent = pauses.resume(five(), "order:*")
+    assert len(ended) == 1 and silent == [f"127.0.0.1:{servers[4].port}"]
+    servers[4].resume()
+    assert patterns(five()) == []
+
+
+def test_without_a_quorum_nothing_is_paused_or_resumed(
+    five: Callable[..., Redlock], servers: list[LocalServer]
+) -> None:
+    pauses.begin(five(), "mail:*", 60.0, WHO)
+    for server in servers[:3]:
+        server.pause()
+    with pytest.raises(QuorumUnavailable):
+        pauses.begin(five(), "order:*", 60.0, WHO)
+    with pytest.raises(QuorumUnavailable):
+        pauses.resume(five(), "mail:*")
+    for server in servers[:3]:
+        server.resume()
+    wait_until(lambda: patterns(five()) == ["mail:*"], 10.0, "what was written is undone")

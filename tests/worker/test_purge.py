@@ -1,0 +1,163 @@
+"""Purging a queue: what its messages had reserved is free, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner, Result
+
+from celery_redlock.cli import redlock as group
+from celery_redlock.cli.context import Site
+from celery_redlock.messages import purge as purging
+from celery_redlock.server import start_servers
+from tests.support.brokers import settings_of
+from tests.support.cluster import Cluster
+from tests.worker.reserving import Reservations, declare
+
+pytestmark = pytest.mark.worker
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture(scope="module", params=["redis", "rabbitmq"])
+def broker(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Five nodes and a broker, without a worker."""
+    conf: dict[str, Any] = {}
+    if request.param == "rabbitmq":
+        conf = settings_of("classic", request.getfixturevalue("rabbitmq"))
+    with start_servers(6) as (*nodes, server):
+        cluster = Cluster(nodes, server, tmp_path_factory.mktemp("purge"), **conf)
+        yield cluster
+        cluster.close()
+
+
+@pytest.fixture(scope="module")
+def reservations(broker: Cluster) -> Iterator[Reservations]:
+    made = Reservations(broker)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def call(broker: Cluster) -> Call:
+    """Calls the command with an app as an operator has it."""
+    app = Celery("tests.worker.operator", set_as_current=False)
+    app.conf.update(broker.conf)
+    declare(app, lambda *_: None)
+    return lambda *arguments, **how: CliRunner().invoke(
+        group, ["purge", "-Q", broker.queue, *arguments], obj=Site(app=app), **how
+    )
+
+
+def publish(reservations: Reservations, *keys: str) -> list[str]:
+    """One message for each key; which reserves it until its body has ended, begins, or later."""
+    scopes = ("until_executed", "until_executing", "until_expired")
+    return [reservations.tasks[scopes[number % 3]].delay(key).id for number, key in enumerate(keys)]
+
+
+def test_it_lists_and_asks_and_purges_and_frees(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    ids = publish(reservations, "a", "b", "c")
+    broker.send("work", "d")  # which reserves nothing
+    assert broker.queued() == 4
+    listed = call("--dry-run")
+    assert listed.exit_code == 0 and f"{broker.queue}: 4 messages" in listed.stdout
+    assert call().exit_code == 4, "nobody is there to ask"
+    assert broker.queued() == 4 and [reservations.of(key) for key in "abc"] == ids
+    result = call("--yes")
+    assert result.exit_code == 0, result.output
+    assert f"[{ids[0]}] is purged: its key k:a is free" in result.stdout
+    assert "4 messages purged, 3 reservations freed" in result.stdout
+    assert broker.queued() == 0 and not any(reservations.tokens(key) for key in "abc")
+    result = call("--yes", "--json")
+    assert result.exit_code == 1 and json.loads(result.stdout)["outcome"] == "gone"
+    (again,) = publish(reservations, "a")
+    assert reservations.of("a") == again
+    call("--yes")
+
+
+def test_another_s_reservation_is_left_alone(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    """That of the message has ended, and another has taken the key since."""
+    publish(reservations, "a")
+    reservations.forget("a")
+    (other,) = publish(reservations, "a")
+    (gone,) = purging.purge(broker.app, broker.queue, 1)
+    assert gone.task_id != other and not gone.freed
+    assert reservations.of("a") == other and broker.queued() == 1
+    call("--yes")
+
+
+def test_what_it_is_interrupted_at_is_in_the_queue_again(
+    broker: Cluster, reservations: Reservations, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between freeing and acknowledging: the message is there, and not the reservation."""
+    publish(reservations, "a", "b")
+    freed = purging._freed
+
+    def interrupted(*arguments: Any) -> Any:
+        freed(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(purging, "_freed", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(purging.purge(broker.app, broker.queue, 2))
+    monkeypatch.undo()
+    assert broker.queued() == 2
+    assert sorted([bool(reservations.of("a")), bool(reservations.of("b"))]) == [False, True]
+    assert call("--yes").exit_code == 0
+    assert broker.queued() == 0 and not reservations.tokens("a") and not reservations.tokens("b")
+
+
+def test_without_a_quorum_the_rest_stays(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    publish(reservations, "a", "b")
+    for node in broker.nodes[:3]:
+        node.pause()
+    result = call("--yes")
+    for node in broker.nodes[:3]:
+        node.resume()
+    assert result.exit_code == 3 and "0 messages purged" in result.stdout
+    assert broker.queued() == 2
+    call("--yes")
+    assert broker.queued() == 0 and not reservations.tokens("b")
+
+
+def test_the_reservation_of_a_body_at_work_stays(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    """Its message comes again while it runs; that copy is purged."""
+    (one,) = publish(reservations, "a")
+    with broker.app.connection_for_write() as connection:
+        queue = broker.app.amqp.queues[broker.queue](connection.default_channel)
+        message = queue.get()
+        message.requeue()
+    owner = broker.redlock.client.owner
+    body = type(owner)(owner.host, owner.pid, one, task="tests.worker.tasks.until_executed")
+    lease = broker.redlock.acquire("k:a", owner=body)
+    result = call("--yes")
+    assert "its key k:a is not its own any more" in result.stdout, result.output
+    assert broker.queued() == 0 and reservations.of("a") == one
+    broker.redlock.release(lease)
+    reservations.forget("a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--dry-run", "--yes"], "give one of them"),
+        (["-Q", " , "], "names no queue"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(call: Call, arguments: list[str], said: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2 and said in result.output
