@@ -36,6 +36,7 @@ import random
 import time
 from collections.abc import Iterator
 from time import monotonic
+from typing import Any
 
 from ..protocol.errors import NotAcquired, ResourceHeld
 from ..runtime.event import SafeEvent
@@ -71,7 +72,7 @@ class Waiter:
     """
 
     def __init__(self, quorum: int, listening: set[int], process: str) -> None:
-        self.news = SafeEvent()
+        self.news: Any = SafeEvent()  # or what else wakes who waits
         self.name = str(next(_count))
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000
