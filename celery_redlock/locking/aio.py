@@ -17,11 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from ..keepalive.loop import LoopWatchdog
+from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, RedlockError, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Resources
-from ..protocol.quorum import extend
+from ..protocol.quorum import Released
 from ..protocol.round import Round, Steps
 from ..protocol.values import Holder, Owner
 from ..stores.driver import BATCH, Driver
@@ -216,6 +217,11 @@ class LoopClient(LockClient):
             await waiter.news.wait(nap)
         return waiter.called
 
+    def _release(self, claim: Claim, now: float) -> Steps[Released]:
+        # One that was never granted is given up by who is cancelled, and must not wait for nodes.
+        given_up = claim.granted_at is None
+        return quorum.release(claim, now, 0.0 if given_up else self.node_timeout)
+
     def _begin_to_extend(
         self, claims: Sequence[Claim], done: Callable[[Sequence[Claim]], None]
     ) -> None:
@@ -228,7 +234,7 @@ class LoopClient(LockClient):
                 done(self.extended(claims, ballots))
 
         for batch in batches:
-            self.driver.start(partial(extend, batch, patience=patience), answered)
+            self.driver.start(partial(quorum.extend, batch, patience=patience), answered)
 
 
 class AsyncRedlock:

@@ -96,20 +96,22 @@ class LoopDriver(Driver):
             self._write(rounds)
             self._poll_all()
         left = max([round_.until for round_ in rounds]) - monotonic()
-        try:
-            if left > 0 and not decided(rounds):
-                asked = _Asked(rounds, self._loop.create_future())
-                self._asked.append(asked)
-                overdue = self._loop.call_later(left, self._overdue, asked)
-                try:
-                    await asked.news
-                finally:
-                    overdue.cancel()
-                    self._asked.remove(asked)
-        finally:
-            with self._lock:
+        if left > 0 and not decided(rounds):
+            asked = _Asked(rounds, self._loop.create_future())
+            self._asked.append(asked)
+            overdue = self._loop.call_later(left, self._overdue, asked)
+            try:
+                await asked.news
+            except BaseException:
                 for round_ in rounds:
-                    self._close(round_)
+                    round_.closed = True  # nobody waits any more; no node is late
+                raise
+            finally:
+                overdue.cancel()
+                self._asked.remove(asked)
+        with self._lock:
+            for round_ in rounds:
+                self._close(round_)
 
     def _overdue(self, asked: _Asked) -> None:
         self._read_all()  # an unread answer is no silence, however late it is
