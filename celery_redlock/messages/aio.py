@@ -13,7 +13,7 @@ from celery.result import AsyncResult
 
 __all__ = ["redlock_publish"]
 
-logger = logging.getLogger("celery_redlock.publish")
+logger = logging.getLogger("celery_redlock.task")
 
 
 async def redlock_publish(
