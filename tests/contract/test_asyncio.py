@@ -273,6 +273,27 @@ def test_who_blocks_the_loop_for_longer_than_the_ttl_is_told_and_so_is_the_log(
     assert "lost the lock r" in caplog.text
 
 
+def test_a_keeper_process_extends_while_the_loop_is_blocked(
+    over: Make, servers: Servers, lock_over: Make
+) -> None:
+    other = lock_over(servers)
+
+    async def main() -> None:
+        async with over(ttl=SHORT, keeper="process") as redlock:
+            kept, until = False, time.monotonic() + 30.0
+            while not kept and time.monotonic() < until:  # the process takes its time to start
+                async with redlock.lock("r") as held:
+                    begun = time.monotonic()
+                    kept = True
+                    while kept and time.monotonic() < begun + 3 * SHORT:  # the loop stands
+                        kept = other.holder("r") is not None
+                    kept = kept and not held.lost
+            redlock._threads.close()  # the process
+            assert kept and other.holder("r") is None
+
+    run(main)
+
+
 def test_a_quorum_that_is_lost_ends_the_lease_and_another_is_refused(
     over: Make, servers: Servers
 ) -> None:
@@ -295,6 +316,33 @@ def test_a_quorum_that_is_lost_ends_the_lease_and_another_is_refused(
                 server.resume()
             lease = await redlock.acquire("r", wait=20.0)
             await redlock.release(lease)
+
+    run(main)
+
+
+def test_a_node_that_was_away_is_polled_again_and_is_told_what_it_missed(
+    over: Make, servers: Servers, lock_over: Make
+) -> None:
+    if isinstance(servers[0], LocalPostgres):
+        pytest.skip("what becomes of its connections is tested in threads")
+    away = servers[0]
+
+    async def main() -> None:
+        async with over() as redlock:
+            lease = await redlock.acquire("r")
+            client = redlock.client
+            before = client.driver.nodes[0].connection
+            with redis.Redis(port=away.port) as admin:
+                admin.client_kill_filter(_type="normal", skipme=True)
+            assert await redlock.release(lease)
+            while client.driver.nodes[0].connection in (before, None):
+                await asyncio.sleep(0.002)
+            async with redlock.lock("r"):
+                while (holder := await redlock.holder("r")) is None or holder.nodes < 3:
+                    await asyncio.sleep(0.01)
+            with redis.Redis(port=away.port) as admin:
+                while admin.exists("redlock:r"):
+                    await asyncio.sleep(0.002)
 
     run(main)
 
