@@ -159,7 +159,6 @@ class Acquisition:
             ballot = await client.ask(operation, *ahead)
         except BaseException:
             if claim.ended:  # struck while it was being undone: some nodes may not know of it
-                client.forget(claim)
                 await client.ask(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:

@@ -295,7 +295,7 @@ class AsyncRedlock:
                 "AsyncRedlock needs a running event loop: call it from a coroutine, or use Redlock"
             ) from None
         known, of = self._clients.get(loop), self._threads.client
-        if known is None or known.owner.pid != os.getpid() or known.addresses is not of.addresses:
+        if known is None or known.addresses is not of.addresses:
             self._forget(loop)
             known = self._clients[loop] = LoopClient(of, loop)
         return known

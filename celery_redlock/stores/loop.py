@@ -102,14 +102,10 @@ class LoopDriver(Driver):
             overdue = self._loop.call_later(left, self._overdue, asked)
             try:
                 await asked.news
-            except BaseException:
-                for round_ in rounds:
-                    round_.closed = True  # nobody waits any more; no node is late
-                raise
             finally:
                 overdue.cancel()
                 self._asked.remove(asked)
-        with self._lock:
+        with self._lock:  # not of who was cancelled: no node is late
             for round_ in rounds:
                 self._close(round_)
 
