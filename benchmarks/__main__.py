@@ -15,6 +15,7 @@ from typing import Any
 from benchmarks import (
     beside,
     celery_rate,
+    coroutines,
     faults,
     hot,
     imports,
@@ -34,6 +35,7 @@ RESULTS = Path(__file__).parent / "results.json"
 SECTIONS = (
     "latency",
     "waiting",
+    "coroutines",
     "stores",
     "faults",
     "leases",
@@ -75,6 +77,9 @@ def main() -> None:
         if "waiting" in chosen:
             figures = waiting.measure(urls, *((5, 1, 2.0, False) if quick else (40, 5, 2.0)))
             report("waiting", figures, waiting.show(figures))
+        if "coroutines" in chosen:
+            figures = coroutines.measure(urls, 3 if quick else 15)
+            report("coroutines", figures, coroutines.show(figures))
         if "stores" in chosen:
             figures = stores.measure(urls, *((10, 3) if quick else (60, 60)))
             report("stores", figures, stores.show(figures))

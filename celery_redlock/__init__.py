@@ -16,8 +16,10 @@ from .protocol.errors import (
 )
 
 if TYPE_CHECKING:
+    from .locking.aio import AsyncHeldLease, AsyncRedlock
     from .locking.held import HeldLease, current_lease
     from .locking.redlock import Redlock
+    from .messages.aio import redlock_publish
     from .messages.signals import (
         beat_deduplicated,
         lock_acquired,
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncHeldLease",
+    "AsyncRedlock",
     "ConfigurationError",
     "DuplicateTask",
     "HeldLease",
@@ -58,6 +62,7 @@ __all__ = [
     "lock_released",
     "lock_unavailable",
     "locked",
+    "redlock_publish",
     "task_skipped",
 ]
 
@@ -65,10 +70,12 @@ __all__ = [
 # are then connected. Celery's commands and pytest load modules of this package wherever it is
 # installed, and need neither.
 _HOME = {
+    **dict.fromkeys(("AsyncHeldLease", "AsyncRedlock"), "locking.aio"),
     **dict.fromkeys(("HeldLease", "current_lease"), "locking.held"),
     "Holder": "protocol.values",
     "Lease": "protocol.lease",
     "Redlock": "locking.redlock",
+    "redlock_publish": "messages.aio",
     **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from celery import Task, _state
@@ -142,7 +142,10 @@ class SingletonTask(BaseTask):
         )
         body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
         resources = self.redlock.resources(self, self.run, args, kwargs)
-        return runs.run(self.redlock, self.app, self, request, resources, body)
+        result = runs.run(self.redlock, self.app, self, request, resources, body)
+        if type(result) is CoroutineType:
+            raise _never_awaited(self.name, result)
+        return result
 
 
 def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) -> Callable[[F], F]:
@@ -215,12 +218,23 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         request = task.request_stack.top if task is not None else None
         resources = lock.resources(task, function, args, kwargs)
         body = functools.partial(function, *args, **kwargs)
-        return load().run(lock, app, task, request, resources, body)
+        result = load().run(lock, app, task, request, resources, body)
+        if type(result) is CoroutineType:
+            raise _never_awaited(function.__qualname__, result)
+        return result
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.
     wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wrapper
+
+
+def _never_awaited(name: str, result: CoroutineType[Any, Any, Any]) -> ConfigurationError:
+    result.close()
+    return ConfigurationError(
+        f"{name} returned a coroutine, which nobody awaits: its work has not run, and its lock is"
+        " free again; call asyncio.run() in it"
+    )
 
 
 def _check(lock: TaskLock, function: Callable[..., Any]) -> None:

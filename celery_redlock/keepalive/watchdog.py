@@ -163,14 +163,17 @@ class Watchdog:
         watched = Watched(claim, until, lost)
         with self.lock:
             self.schedule.add(watched, self._clock())
-            # Not alive: a time limit that struck before its start left one that never will be.
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=self._run, name="celery_redlock watchdog", daemon=True
-                )
-                self._thread.start()
+            self._begin()
         if watched.due < self._wakes:
             self.wake()
+
+    def _begin(self) -> None:
+        # Not alive: a time limit that struck before its start left one that never will be.
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(
+                target=self._run, name="celery_redlock watchdog", daemon=True
+            )
+            self._thread.start()
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`. If it is over already, and nobody has noticed, say so first.

@@ -58,17 +58,17 @@ class Acquisition:
         self._adopt = adopt
         self._tries = 0
 
-    def run(self) -> Claim:
+    async def run(self) -> Claim:
         """Acquire the lock, and tell listeners what came of it.
 
         Raises:
             NotAcquired: The refusal of the last try.
         """
         if not heard():
-            return self._run()
+            return await self._run()
         began = monotonic()
         try:
-            claim = self._run()
+            claim = await self._run()
         except NotAcquired as refusal:
             self._tell(began, None, refusal)
             raise
@@ -89,53 +89,53 @@ class Acquisition:
         )
         emit("acquire_finished", ask)
 
-    def _run(self) -> Claim:
+    async def _run(self) -> Claim:
         request = self._request
         names, wait = request.names, request.wait
         if wait > 0 and len(names) == 1 and self._client.has_called(names[0], STAND_BACK_S[0]):
-            return self._wait(names, stand_back=True)
+            return await self._wait(names, stand_back=True)
         try:
-            return self._try(known_full=False)
+            return await self._try(known_full=False)
         except NotAcquired as error:
             # When the nodes will have a vote is known: before that, waiting is in vain.
             known = error.retry_after if isinstance(error, QuorumUnavailable) else None
             if wait <= (known or 0.0):
                 raise
             names = self._in_the_way(error)
-        return self._wait(names)
+        return await self._wait(names)
 
     # -- One try ---------------------------------------------------------------------------------
 
-    def _try(self, entry: QueueEntry | None = None, *, known_full: bool = True) -> Claim:
+    async def _try(self, entry: QueueEntry | None = None, *, known_full: bool = True) -> Claim:
         """Try once; join the wait queues of `entry` right before."""
         request = self._request
         try:
             if request.limit == 1 and request.rate is None:
-                return self._attempt(request.names, entry=entry)
+                return await self._attempt(request.names, entry=entry)
             if entry is not None:
-                self._queue(entry, Verb.ENQUEUE)
-            return self._attempt_slots(request.names[0], request.limit, known_full)
+                await self._queue(entry, Verb.ENQUEUE)
+            return await self._attempt_slots(request.names[0], request.limit, known_full)
         except NotAcquired as error:
             raise self._client.refused(error) from None
 
-    def _attempt_slots(self, name: str, limit: int, known_full: bool) -> Claim:
+    async def _attempt_slots(self, name: str, limit: int, known_full: bool) -> Claim:
         """Acquire one of the slots of a name: any; and if that is taken, one that is seen free."""
         names, called = slots(name, limit), self._request.resource
         if not known_full:
             with contextlib.suppress(ResourceHeld):
-                return self._attempt([JITTER.choice(names)], called)
-        ballot = self._client.peek((name,), limit)
+                return await self._attempt([JITTER.choice(names)], called)
+        ballot = await self._client.peek((name,), limit)
         free = outcome.free(ballot)
         JITTER.shuffle(free)
         lost = None
         for slot in free:
             try:
-                return self._attempt([names[slot]], called)
+                return await self._attempt([names[slot]], called)
             except ResourceHeld as error:
                 lost = error.holder
         raise outcome.all_held(called, ballot, self._client.nodes, lost, self._request.rate)
 
-    def _attempt(
+    async def _attempt(
         self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
     ) -> Claim:
         """Ask the nodes for some names, with a new claim; raise why it was not granted."""
@@ -157,10 +157,10 @@ class Acquisition:
 
         ahead = () if entry is None else (partial(quorum.line_up, entry),)
         try:
-            ballot = client.driver.run(operation, *ahead)
+            ballot = await client.ask(operation, *ahead)
         except BaseException:
             if claim.ended:  # struck while it was being undone: some nodes may not know of it
-                client.driver.run(lambda now: quorum.undo(claim, now))
+                await client.ask(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
             client.granted(claim, ballot)
@@ -168,7 +168,7 @@ class Acquisition:
         client.forget(claim)
         error = outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
-            look = client.driver.run(lambda now: quorum.peek([claim], now, patience))
+            look = await client.ask(lambda now: quorum.peek([claim], now, patience))
             keys = [client.prefix + name for name in claim.resources]
             error = outcome.if_permanent(error, look, client.nodes, keys)
         raise error
@@ -183,7 +183,7 @@ class Acquisition:
 
     # -- The wait for the next one ---------------------------------------------------------------
 
-    def _wait(self, names: tuple[str, ...], *, stand_back: bool = False) -> Claim:
+    async def _wait(self, names: tuple[str, ...], *, stand_back: bool = False) -> Claim:
         """Stand in the wait queues of `names`, and try when a release calls us.
 
         Args:
@@ -197,9 +197,9 @@ class Acquisition:
             try:
                 if stand_back:
                     waiter.forget()
-                    self._queue(self._entry, Verb.ENQUEUE)
-                    waiter.wait(min(wait, JITTER.uniform(*STAND_BACK_S)))
-                claim = self._retry(waiter)
+                    await self._queue(self._entry, Verb.ENQUEUE)
+                    await client.pause(waiter, min(wait, JITTER.uniform(*STAND_BACK_S)))
+                claim = await self._retry(waiter)
                 verb = Verb.DEQUEUE
                 return claim
             finally:
@@ -207,11 +207,11 @@ class Acquisition:
                 if verb is Verb.DEQUEUE and len(self._entry.resources) == 1:
                     there -= waiter.left_by
                 if there:
-                    self._queue(self._entry, verb, there)
+                    await self._queue(self._entry, verb, there)
 
-    def _retry(self, waiter: Waiter) -> Claim:
+    async def _retry(self, waiter: Waiter) -> Claim:
         """Try until the lock is granted or the time is over. The package's only loop that does."""
-        until = time.monotonic() + self._request.wait
+        until, pause = time.monotonic() + self._request.wait, self._client.pause
         in_vain, called = 0, True
         while True:
             # One that was called is likely to be granted it, and need not join the queue again.
@@ -219,12 +219,12 @@ class Acquisition:
             if not first:
                 waiter.forget()
             try:
-                return self._try(None if first else self._entry)
+                return await self._try(None if first else self._entry)
             except NotAcquired as error:
                 refusal = error
                 if waiter.closed or time.monotonic() >= until:
                     raise
-            stood = self._stand_for(self._in_the_way(refusal))
+            stood = await self._stand_for(self._in_the_way(refusal))
             if first:
                 waiter.forget()  # that call came to nothing: join the queue again
                 continue
@@ -233,32 +233,34 @@ class Acquisition:
                 # No release will call us, or none of a holder: full jitter, soon.
                 in_vain += 1
                 most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))
-                waiter.wait(min(JITTER.uniform(0, most), until - time.monotonic()))
+                await pause(waiter, min(JITTER.uniform(0, most), until - time.monotonic()))
                 continue
             in_vain = 0
             left = until - time.monotonic()
-            if called and (called := waiter.wait(min(JITTER.uniform(*LOOK_AFTER_S), left))):
-                continue
+            if called:
+                called = await pause(waiter, min(JITTER.uniform(*LOOK_AFTER_S), left))
+                if called:
+                    continue
             seconds = JITTER.uniform(*RETRY_AFTER_S)
             with contextlib.suppress(QuorumUnavailable):
                 # Should its holder have died without a word.
-                ballot = self._client.peek(self._entry.resources, self._request.limit)
+                ballot = await self._client.peek(self._entry.resources, self._request.limit)
                 seconds = min(seconds, max(JITTER.uniform(0, POLL_S), outcome.free_in(ballot)))
-            called = waiter.wait(min(seconds, until - time.monotonic()))
+            called = await pause(waiter, min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
         """Those of our names that others hold; all, where the nodes did not say which."""
         conflicting = refusal.conflicting if isinstance(refusal, ResourceHeld) else ()
         return conflicting or self._request.names
 
-    def _stand_for(self, names: tuple[str, ...]) -> bool:
+    async def _stand_for(self, names: tuple[str, ...]) -> bool:
         """Stand in the queues of `names` from the next try on; return whether we already do."""
         entry = self._entry
         free = tuple(name for name in entry.resources if name not in names)
         if free:  # for others; a release of these may have called us
-            self._queue(replace(entry, resources=free), Verb.HAND_ON)
+            await self._queue(replace(entry, resources=free), Verb.HAND_ON)
         self._entry = replace(entry, resources=names)
         return set(names) <= set(entry.resources)
 
-    def _queue(self, entry: QueueEntry, verb: Verb, nodes: set[int] | None = None) -> None:
-        self._client.driver.run(lambda now: quorum.leave(entry, now, verb, nodes))
+    async def _queue(self, entry: QueueEntry, verb: Verb, nodes: set[int] | None = None) -> None:
+        await self._client.ask(lambda now: quorum.leave(entry, now, verb, nodes))

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from ..config.checks import MIN_TTL
 from ..config.options import check_option
@@ -37,10 +38,13 @@ from ..stores.kinds import Address
 from .acquisition import Acquisition
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest
+from .wait_queue import Waiter
 
 __all__ = ["LockClient"]
 
 node_logger = logging.getLogger("celery_redlock.node")
+
+T = TypeVar("T")
 
 MAX_EXPIRED = 1000
 """Leases after which those left to expire are forgotten."""
@@ -99,6 +103,22 @@ class LockClient:
         self._called: dict[str, float] = {}
         self._many = MAX_EXPIRED
 
+    async def ask(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
+        """Run one operation on the nodes; see `Driver.run`."""
+        return self.driver.run(operation, *() if ahead is None else (ahead,))
+
+    async def pause(self, waiter: Waiter, seconds: float) -> bool:
+        """Wait to be called, for some seconds at most; return whether we were."""
+        return waiter.wait(seconds)
+
+    def close(self) -> None:
+        """Close all connections; leases are left to their ttl."""
+        self.watchdog.close()
+        self.wakeup.close()
+        self.driver.close()
+
     @property
     def nodes(self) -> tuple[str, ...]:
         """The nodes' addresses, without credentials."""
@@ -138,9 +158,9 @@ class LockClient:
             names=names, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
         )
 
-    def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
+    async def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
         """Acquire a lock; see `Acquisition`."""
-        return Acquisition(self, request, adopt).run()
+        return await Acquisition(self, request, adopt).run()
 
     def granted(self, claim: Claim, ballot: Round) -> None:
         """Note that a claim was granted, by the round that decided."""
@@ -178,7 +198,7 @@ class LockClient:
         self.unread.discard(claim.token)
         self.registry.unregister(claim)
 
-    def release(self, claim: Claim, *, wait: bool = True) -> bool:
+    async def release(self, claim: Claim, *, wait: bool = True) -> bool:
         """Release a claim; return whether it was held until then.
 
         Do not `wait` for the nodes' answers, where nobody wants to know them, and a supervisor
@@ -193,10 +213,10 @@ class LockClient:
                 self.driver.start(partial(self._release, claim), partial(self._released, claim))
                 self.watchdog.read_soon()
                 return held
-            released = self.driver.run(partial(self._release, claim))
+            released = await self.ask(partial(self._release, claim))
         except BaseException:
             try:
-                self.driver.run(lambda now: quorum.release(claim, now, 0.0))
+                await self.ask(lambda now: quorum.release(claim, now, 0.0))
             finally:
                 self.forget(claim)
             raise
@@ -215,38 +235,43 @@ class LockClient:
                 self._called.clear()
             self._called[base_of(claim.resource)] = monotonic()
 
-    def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
+    async def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
         """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""
         self.watchdog.drop(claim)
         if not claim.held(monotonic()):
-            self.release(claim)  # set again now, it would keep the next holder out
+            await self.release(claim)  # set again now, it would keep the next holder out
             return False
         self.registry.unregister(claim)  # nor may a keeper shorten it again
         self.guard.expect(max(MIN_TTL, seconds))
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience
-            ballot = self.driver.run(lambda now: quorum.extend([claim], now, patience))
+            ballot = await self.ask(lambda now: quorum.extend([claim], now, patience))
         finally:
             claim.ended = True
             self.claims.pop(claim.token, None)
-        self.leave_mark(claim)
+        await self.leave_mark(claim)
         return bool(ballot.confirmed())
 
-    def leave_mark(self, claim: Claim) -> None:
+    async def leave_mark(self, claim: Claim) -> None:
         """Leave a claim's mark, if it has one, where no release of it brings that along."""
         if claim.mark is not None:  # a release of what is not held does
             bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self.addresses))
             bearer.mark = claim.mark
-            self.driver.run(lambda now: quorum.release(bearer, now, 0.0))
+            await self.ask(lambda now: quorum.release(bearer, now, 0.0))
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Extend many, for the watchdog; return those that a quorum confirmed."""
-        now = monotonic()
+        return self.extended(claims, self.driver.extend(claims, self.patience_of(claims)))
+
+    def patience_of(self, claims: Sequence[Claim]) -> float:
+        """How long to wait for the answers to an extension of some claims; seconds."""
         # The first of them to end is to be told in time, and the next that is due has its turn.
-        ends = min([claim.deadline for claim in claims] + [self.watchdog.next_due]) - now
-        patience = max(0.001, min(ends, self.patience(min([claim.ttl for claim in claims]))))
-        ballots = self.driver.extend(claims, patience)
+        ends = min([claim.deadline for claim in claims] + [self.watchdog.next_due]) - monotonic()
+        return max(0.001, min(ends, self.patience(min([claim.ttl for claim in claims]))))
+
+    def extended(self, claims: Sequence[Claim], ballots: Sequence[Round]) -> list[Claim]:
+        """Tell of an extension of some claims; return those that a quorum confirmed."""
         for ballot in ballots:
             silent = outcome.silent(ballot)
             for claim in ballot.claims:
@@ -263,7 +288,9 @@ class LockClient:
                     emit("not_extended", claim.lease(monotonic))
         return renewed
 
-    def peek(self, names: tuple[str, ...], limit: int = 1, timeout: float | None = None) -> Round:
+    async def peek(
+        self, names: tuple[str, ...], limit: int = 1, timeout: float | None = None
+    ) -> Round:
         """Ask who holds some names, or each of the slots of one.
 
         Raises:
@@ -274,7 +301,7 @@ class LockClient:
         if limit > 1:
             asked = [Query((slot,), nodes) for slot in slots(names[0], limit)]
         patience = self.node_timeout if timeout is None else timeout
-        ballot = self.driver.run(lambda now: quorum.peek(asked, now, patience))
+        ballot = await self.ask(lambda now: quorum.peek(asked, now, patience))
         if ballot.yes < ballot.quorum:
             raise outcome.unavailable(shown(names), ballot, self.nodes)
         return ballot

@@ -15,17 +15,18 @@ import math
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..events import emit
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, RedlockError
 from ..protocol.lease import Lease
 from ..protocol.outcome import last_votes
-from ..protocol.texts import names_of, printable, shown
+from ..protocol.texts import printable, shown
 from ..protocol.values import Owner
+from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 from . import stack
 from .request import LockRequest
@@ -33,7 +34,7 @@ from .request import LockRequest
 if TYPE_CHECKING:
     from .redlock import Redlock
 
-__all__ = ["HeldLease", "Unlocked", "current_lease", "release_leftovers"]
+__all__ = ["HeldLease", "current_lease", "release_leftovers"]
 
 logger = logging.getLogger("celery_redlock")
 
@@ -110,6 +111,9 @@ class HeldLease:
         return f"<{type(self).__name__} {printable(self.resource)}, {self.remaining():.3f} s left>"
 
     def __enter__(self) -> HeldLease:
+        return blocking(self._enter())
+
+    async def _enter(self) -> HeldLease:
         outers, rest = self._enclosing()
         for outer in outers:
             outer.ensure()  # sharing a lease that is over would be running unlocked
@@ -120,7 +124,7 @@ class HeldLease:
         self._outers, self._own = outers, rest
         self._user = _user()
         if rest:
-            self.acquire()
+            await self._acquire()
         else:
             self.claim = None
             stack.push(self)
@@ -142,10 +146,14 @@ class HeldLease:
             )
 
     def __exit__(self, *_error: object) -> None:
-        if self._shared:
-            self._shared -= 1
-        else:
+        if not self._unshare():
             self.release()
+
+    def _unshare(self) -> bool:
+        """Leave a block that shares this one's lock; return whether it was one."""
+        shared = self._shared > 0
+        self._shared -= shared
+        return shared
 
     def acquire(self, wait: float | None = None) -> None:
         """Acquire, and extend from now on.
@@ -156,6 +164,9 @@ class HeldLease:
         Raises:
             NotAcquired: It is held by another, or there is no quorum.
         """
+        blocking(self._acquire(wait))
+
+    async def _acquire(self, wait: float | None = None) -> None:
         # From here on release() undoes whatever has been written, however this is interrupted.
         self._pid, self._user = os.getpid(), _user()
         request, client = self.request, self.redlock.client
@@ -164,12 +175,12 @@ class HeldLease:
         if wait is not None and wait != request.wait:
             request = replace(request, wait=wait)
         try:
-            claim = client.acquire(request, self._adopt)
+            claim = await client.acquire(request, self._adopt)
             stack.push(self)
             client.watchdog.watch(claim, self._lost, self.max_lifetime)
             client.registry.granted(claim, self.max_lifetime)
         except BaseException:
-            self.release()
+            await self._release()
             raise
 
     def release(self, *, wait: bool = True) -> bool:
@@ -177,16 +188,19 @@ class HeldLease:
 
         To `wait` is to hear what the nodes say to that; see `LockClient.release`.
         """
+        return blocking(self._release(wait))
+
+    async def _release(self, wait: bool = True) -> bool:
         try:
-            return self._give_back(wait)
+            return await self._give_back(wait)
         except BaseException:
-            self._give_back(wait)  # a time limit struck in here; it strikes once
+            await self._give_back(wait)  # a time limit struck in here; it strikes once
             raise
 
-    def _give_back(self, wait: bool) -> bool:
+    async def _give_back(self, wait: bool) -> bool:
         claim, client, held = self.claim, self.redlock.client, False
         if claim is not None and not claim.ended and self._pid == os.getpid():
-            held = client.release(claim, wait=wait)
+            held = await client.release(claim, wait=wait)
         elif claim is not None and claim.token not in client.unread:
             client.registry.unregister(claim)
         self._leave()
@@ -205,6 +219,9 @@ class HeldLease:
         Raises:
             ConfigurationError: It is a time that no node can keep; nothing has changed.
         """
+        return blocking(self._keep(seconds, timeout))
+
+    async def _keep(self, seconds: float, timeout: float | None = None) -> bool:
         if type(seconds) not in (int, float) or not abs(seconds) <= MAX_KEEP_S:
             raise ConfigurationError(
                 f"{self.resource}: a lock is kept for a number of seconds up to {MAX_KEEP_S:g},"
@@ -213,7 +230,7 @@ class HeldLease:
         claim = self._held()
         kept = False
         if not claim.ended and self._pid == os.getpid():
-            kept = self.redlock.client.hold_for(claim, seconds, timeout)
+            kept = await self.redlock.client.hold_for(claim, seconds, timeout)
         self._leave()
         return kept
 
@@ -329,9 +346,12 @@ class HeldLease:
         self._say_lost(loss)
         emit("lost", loss)
         if self.on_lost is not None:
-            # In a separate thread: a slow callback must not starve the leases of others.
-            name = f"celery_redlock lost {self.resource}"
-            threading.Thread(target=self._tell, name=name, daemon=True).start()
+            self._begin_to_tell()
+
+    def _begin_to_tell(self) -> None:
+        # In a separate thread: a slow callback must not starve the leases of others.
+        name = f"celery_redlock lost {self.resource}"
+        threading.Thread(target=self._tell, name=name, daemon=True).start()
 
     def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
@@ -361,39 +381,3 @@ def release_leftovers() -> None:
         # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
         if owner is not None and owner.stamp and held._ours() and held.release():
             logger.warning("%s was still locked after its task had ended", held.resource)
-
-
-class Unlocked(HeldLease):
-    """Stands for a lease where none was asked for (`redlock_enabled = False`) or granted.
-
-    Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it. It
-    is a lease that never ends, of nothing; its token is empty, because it proves nothing, and it
-    has no fencing token, so what is fenced refuses its writes.
-
-    Args:
-        resource: What would be exclusive.
-        redlock: Whose lock it stands for: a lock of the same inside is not asked for either.
-    """
-
-    def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
-        super().__init__(redlock, LockRequest(names=names_of(resource), ttl=math.inf))
-        self.claim = Claim(self.resources, "", math.inf, 1)
-        self.claim.deadline = math.inf
-
-    def __enter__(self) -> HeldLease:
-        self._user = _user()
-        stack.push(self)
-        return self
-
-    def release(self, *, wait: bool = True) -> bool:
-        """Nothing to give back."""
-        self._leave()
-        return False
-
-    def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
-        """Nothing to keep."""
-        return self.release()
-
-    def remaining(self) -> float:
-        """Return how long it lasts: until its work ends."""
-        return math.inf

@@ -29,6 +29,7 @@ from ..protocol.errors import ConfigurationError, QuorumUnavailable, RedlockErro
 from ..protocol.names import PAUSE_NAMES, checked_glob, matching, plain
 from ..protocol.texts import printable
 from ..protocol.values import Owner, Query
+from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def resume(redlock: Redlock, pattern: str) -> tuple[list[Pause], list[str]]:
     """
     found, sure = in_force(redlock)
     if not sure:
-        redlock.client.peek(PAUSE_NAMES[:1])  # says which did not answer
+        blocking(redlock.client.peek(PAUSE_NAMES[:1]))  # says which did not answer
     ended = [one for one in found if one.pattern == pattern]
     return ended, _end(redlock, ended)
 

@@ -9,18 +9,15 @@ from typing import Any
 
 from ..config.options import check_option, guarded
 from ..config.settings import read_settings
-from ..events import emit
 from ..keepalive.registry import LeaseRegistry
-from ..protocol import outcome, quorum
-from ..protocol.claim import Claim
-from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
+from ..protocol.errors import ConfigurationError, ResourceHeld
 from ..protocol.lease import Lease
-from ..protocol.names import Resources, checked_names
-from ..protocol.texts import of_nodes
+from ..protocol.names import Resources
 from ..protocol.values import Holder, Owner
-from ..runtime.clock import monotonic
+from ..runtime.blocking import blocking
 from ..stores.driver import Driver
 from ..stores.kinds import NodeSpec, parse_nodes
+from . import leases
 from .client import LockClient
 from .held import HeldLease
 
@@ -165,9 +162,7 @@ class Redlock:
 
     def close(self) -> None:
         """Close all connections. Locks that are still held expire by their ttl."""
-        self.client.watchdog.close()
-        self.client.wakeup.close()
-        self.client.driver.close()
+        self.client.close()
         self.client.registry.close()
 
     def try_acquire(
@@ -213,23 +208,10 @@ class Redlock:
             ResourceHeld: Another holds it.
             QuorumUnavailable: Too few nodes answered.
         """
-        last: list[Claim] = []
-
-        def adopt(claim: Claim) -> None:
-            last[:] = [claim]
-
         request = self.client.request(
             resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
         )
-        try:
-            return self.client.acquire(request, adopt).lease(monotonic)
-        except BaseException:
-            # A time limit may strike in here. What was written must not outlive it; and it may have
-            # been a quorum's: waiters that have seen us hold it wait to be called.
-            for claim in last:
-                if not claim.ended:
-                    self.client.release(claim)
-            raise
+        return blocking(leases.acquire(self.client, request))
 
     def extend(self, lease: Lease) -> Lease:
         """Renew a lease for its ttl from now.
@@ -240,41 +222,11 @@ class Redlock:
             QuorumUnavailable: Too few nodes confirmed in time. The lease that you have stands until
                 its own deadline.
         """
-        claim = self._claim_of(lease)
-        if claim is None or not claim.held(monotonic()):
-            reason = claim.lost if claim is not None else None
-            raise LeaseLost(
-                f"{lease.resource}: the lease to be extended is over ({reason or 'released'});"
-                " acquire it again",
-                resource=lease.resource,
-                lease=lease,
-                reason=reason or "expired",
-            )
-        patience = self.client.patience(claim.ttl)
-        ballot = self.client.driver.run(lambda now: quorum.extend([claim], now, patience))
-        if ballot.confirmed() and claim.held(monotonic()):
-            renewed = claim.lease(monotonic)
-            emit("extended", renewed)
-            return renewed
-        if claim.held(monotonic()):
-            said = f"{of_nodes(ballot.yes, len(self.nodes))} confirmed the extension in time"
-            raise self.client.refused(outcome.unavailable(lease.resource, ballot, self.nodes, said))
-        raise LeaseLost(
-            f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
-            resource=lease.resource,
-            lease=lease,
-            reason=claim.lost or "expired",
-        )
+        return blocking(leases.extend(self.client, lease))
 
     def release(self, lease: Lease) -> bool:
         """Give a lease back; return whether it was held until now. No node makes it raise."""
-        claim = self._claim_of(lease)
-        return claim is not None and self.client.release(claim)
-
-    def _claim_of(self, lease: Lease) -> Claim | None:
-        if not isinstance(lease, Lease):
-            raise ConfigurationError(f"not a Lease, as acquire() returns one: {lease!r}")
-        return self.client.claims.get(lease.token)
+        return blocking(leases.release(self.client, lease))
 
     def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
         """Ask the nodes who holds a resource; return None if it is free.
@@ -300,16 +252,7 @@ class Redlock:
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
-        check_option("limit", limit)
-        try:
-            ballot = self.client.peek(checked_names(resource), limit, timeout)
-        except QuorumUnavailable as error:
-            raise self.client.refused(error) from None
-        return [
-            outcome.holder(resource, tokens, ballot.quorum, outcome.free_in(ballot, slot))
-            for slot in range(limit)
-            if (tokens := outcome.tokens(ballot, slot))
-        ]
+        return blocking(leases.holders(self.client, resource, limit, timeout))
 
     def lock(
         self,

@@ -10,10 +10,12 @@ from ..protocol.claim import Claim
 from ..protocol.names import START_SUFFIX
 from ..protocol.rate import Rate
 from ..protocol.values import Owner
+from ..runtime.blocking import blocking
 from . import stack
-from .held import HeldLease, Unlocked, _user
+from .held import HeldLease, _user
 from .redlock import Redlock
 from .request import LockRequest
+from .unlocked import Unlocked
 
 __all__ = ["Start"]
 
@@ -46,24 +48,19 @@ class Start(Unlocked):
 
     __enter__ = HeldLease.__enter__
 
-    def acquire(self, wait: float | None = None) -> None:
-        """Take a start, of those that are left in this window.
-
-        Raises:
-            NotAcquired: None is left, or there is no quorum.
-        """
+    async def _acquire(self, wait: float | None = None) -> None:
         self._pid, self._user = os.getpid(), _user()
         client, request = self.redlock.client, self.request
         if wait is not None:
             request = replace(request, wait=wait)
         try:
-            client.acquire(request, self._adopt)
+            await client.acquire(request, self._adopt)
             stack.push(self)
         except BaseException:
             # A time limit has struck, and no body starts.
             taken = self._taken
             if taken is not None and not taken.ended:
-                client.driver.run(lambda now: quorum.release(taken, now, 0.0))
+                await client.ask(lambda now: quorum.release(taken, now, 0.0))
             raise
         finally:
             if self._taken is not None:
@@ -76,6 +73,6 @@ class Start(Unlocked):
     def release(self, *, wait: bool = True) -> bool:
         """Nothing to give back: end the body. What it leaves is its mark, if it is done."""
         if self.claim is not None:
-            self.redlock.client.leave_mark(self.claim)
+            blocking(self.redlock.client.leave_mark(self.claim))
             self.claim.mark = None
         return super().release()

@@ -34,7 +34,9 @@ from __future__ import annotations
 import itertools
 import random
 import time
+from collections.abc import Iterator
 from time import monotonic
+from typing import Any
 
 from ..protocol.errors import NotAcquired, ResourceHeld
 from ..runtime.event import SafeEvent
@@ -70,7 +72,7 @@ class Waiter:
     """
 
     def __init__(self, quorum: int, listening: set[int], process: str) -> None:
-        self.news = SafeEvent()
+        self.news: Any = SafeEvent()  # or what else wakes who waits
         self.name = str(next(_count))
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000
@@ -100,13 +102,25 @@ class Waiter:
 
     def wait(self, seconds: float) -> bool:
         """Wait to be called, for some seconds at most; return whether we were."""
+        for nap in self.naps(seconds):
+            self.news.wait(nap)
+        return self.called
+
+    def naps(self, seconds: float) -> Iterator[float]:
+        """Yield how long to wait for news, until there is nothing more to wait for."""
         until = monotonic() + seconds
         if not self._heard:
-            self.news.wait(seconds)
+            yield seconds
         few = min(until, monotonic() + JITTER.uniform(*FEW_CALLED_S))
         while 0 < len(self._heard) < self.quorum and not self.closed:
-            if not self.news.wait(few - monotonic()):
+            left = few - monotonic()
+            if left <= 0:
                 break
+            yield left
+
+    @property
+    def called(self) -> bool:
+        """Whether a node has called since `forget()`, or there is nothing to wait for any more."""
         return bool(self._heard) or self.closed
 
     def forget(self) -> None:

@@ -21,8 +21,9 @@ from typing import Any
 from celery import states
 from celery.exceptions import Reject
 
-from ..locking.held import HeldLease, Unlocked
+from ..locking.held import HeldLease
 from ..locking.pauses import paused
+from ..locking.unlocked import Unlocked
 from ..protocol.claim import Claim
 from ..protocol.errors import DuplicateTask, QuorumUnavailable
 from ..protocol.texts import printable

@@ -12,9 +12,10 @@ from celery.exceptions import Retry
 from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
-from ..locking.held import HeldLease, Unlocked
+from ..locking.held import HeldLease
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
+from ..locking.unlocked import Unlocked
 from ..protocol.errors import ConfigurationError, NotAcquired
 from ..protocol.names import checked_names
 from ..protocol.values import Owner

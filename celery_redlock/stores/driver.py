@@ -29,7 +29,7 @@ from ..runtime.clock import monotonic
 from ..runtime.event import SafeEvent
 from .connections import Connections
 
-__all__ = ["Driver"]
+__all__ = ["UNWATCHED_POLL_S", "Driver", "decided"]
 
 T = TypeVar("T")
 
@@ -199,7 +199,7 @@ class Driver(Connections):
         news: SafeEvent | None = None
         try:
             with self._lock:
-                if _decided(rounds):
+                if decided(rounds):
                     return False
                 if self._poller is None:
                     mine, self._poller = True, me
@@ -220,7 +220,7 @@ class Driver(Connections):
                     node.flush()
                 self._reconnect()
                 self._wake()
-                return not _decided(rounds)
+                return not decided(rounds)
         except BaseException:
             with self._lock:
                 if mine:
@@ -243,7 +243,7 @@ class _Unread(NamedTuple):
             self.done(stop.value)
 
 
-def _decided(rounds: Sequence[Round]) -> bool:
+def decided(rounds: Sequence[Round]) -> bool:
     return all([round_.decided for round_ in rounds])
 
 

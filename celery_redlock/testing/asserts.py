@@ -15,6 +15,7 @@ from ..messages.skipped import Skipped
 from ..protocol.lease import Lease
 from ..protocol.outcome import seen
 from ..protocol.values import Owner, Vote, token_digest
+from ..runtime.blocking import blocking
 from .target import Target, target_of
 
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]
@@ -149,7 +150,7 @@ def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word:
 def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[_Held], bool]:
     """Return all tokens that lie under the names, and where; and whether any keeps others out."""
     redlock = target.redlock
-    ballot = redlock.client.peek(names, limit)
+    ballot = blocking(redlock.client.peek(names, limit))
     votes = zip(redlock.nodes, ballot.votes, strict=True)
     voted = [name for name, vote in votes if vote is Vote.YES]
     found, taken = [], False

@@ -69,9 +69,7 @@ def redirected(
             yield lambda: list(before)
         finally:
             for client in before:
-                client.watchdog.close()
-                client.wakeup.close()
-                client.driver.close()
+                client.close()
     for app, redlock in list(locks.of_app.items()):
         if redlock not in known:
             del locks.of_app[app]  # made for a test: the next may have other settings

@@ -14,6 +14,7 @@ import pytest
 
 from celery_redlock import NotAcquired, Redlock
 from celery_redlock.protocol.round import Verb
+from celery_redlock.runtime.blocking import blocking
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.node import RedisNode
 from tests.support.wait import wait_until
@@ -255,6 +256,6 @@ def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(make, serve
     assert struck
 
     def holders() -> set[str]:
-        return {detail[0] for detail in other.client.peek(("undone",)).details if detail}
+        return {detail[0] for detail in blocking(other.client.peek(("undone",))).details if detail}
 
     wait_until(lambda: holders() == {lease.token}, 5.0, "only the holder's token is left")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -12,7 +13,7 @@ import redis
 from celery import Celery
 from redis.sentinel import Sentinel
 
-from celery_redlock import ConfigurationError, NotAcquired, Redlock, ResourceHeld
+from celery_redlock import AsyncRedlock, ConfigurationError, NotAcquired, Redlock, ResourceHeld
 from celery_redlock.config.settings import read_settings
 from tests.support.sentinels import SERVICE, Watched, watched
 from tests.support.wait import wait_until
@@ -43,7 +44,13 @@ def test_the_master_is_found_by_its_name(service: Watched) -> None:
                 by_client.acquire("r")
             with redis.Redis(port=service.master) as client:
                 assert client.exists("redlock:r")
+            assert asyncio.run(refused_to_a_coroutine(service.url))
         assert by_url.nodes == by_client.nodes
+
+
+async def refused_to_a_coroutine(url: str) -> bool:
+    async with AsyncRedlock([url], ttl=TTL, restart_guard="auto") as redlock:
+        return await redlock.try_acquire("r") is None
 
 
 def test_a_lock_is_held_through_a_failover_and_no_other_gets_it(service: Watched) -> None:

@@ -16,6 +16,7 @@ from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavail
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
+from celery_redlock.runtime.blocking import blocking
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.names import Locks, Log, Patch, Servers
 from tests.support.nodes import admin, all_connected, make_known
@@ -277,5 +278,5 @@ def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_star
 def test_how_long_a_lock_is_kept_makes_the_pause_longer(old: Servers, lock: Locks) -> None:
     redlock = lock(old[:3])
     lease = redlock.acquire("r")
-    assert redlock.client.hold_for(redlock.client.claims[lease.token], 60.0, None)
+    assert blocking(redlock.client.hold_for(redlock.client.claims[lease.token], 60.0, None))
     assert redlock.client.guard.longest == 60.0

@@ -299,8 +299,8 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
     looked = threading.Event()
     peek = waiter.client.peek
 
-    def look(*what: Any) -> Round:
-        found = peek(*what)
+    async def look(*what: Any) -> Round:
+        found = await peek(*what)
         looked.set()
         return found
 

@@ -161,6 +161,15 @@ def test_django_needs_its_lock(shop: dict[str, str], tmp_path: Path) -> None:
     assert "No changes detected" in manage("makemigrations", shop, bare)
 
 
+def test_coroutines_lose_no_apple(environment: dict[str, str]) -> None:
+    five, impatient, log, lost, held = run("coroutines", environment)
+    assert five == "five took one apple each: 5 left"
+    assert impatient == "impatient: it was taken, so no apple"
+    assert log.startswith("lost the lock report") and "max_lifetime" in log
+    assert lost == "may be lost: its work was cancelled: True"
+    assert held == "now held by None"
+
+
 def test_fastapi_sends_one_task_and_loses_no_apple(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ MODULES = (
         "runtime/complaints",
     ),
     *("protocol/pipeline", "protocol/quorum", "protocol/lease", "protocol/claim"),
-    *("protocol/replies", "stores/redis/requests", "locking/client", "locking/redlock"),
+    *("protocol/replies", "stores/redis/requests", "locking/client", "locking/leases"),
     *("keepalive/watchdog", "keepalive/registry"),
 )
 

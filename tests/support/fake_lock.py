@@ -108,7 +108,7 @@ class FakeRedlock(Redlock):
         self.client.watchdog = self.watchdog = watchdog
         for module in (
             "locking.held",
-            "locking.redlock",
+            "locking.leases",
             "locking.client",
             "locking.acquisition",
             "locking.done_mark",

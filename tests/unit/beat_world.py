@@ -231,7 +231,7 @@ class Beat:
         self.redlock.client.watchdog = self.watchdog = watchdog
         driver: Any = BeatDriver(world.nodes, world.clock)
         self.redlock.client.driver = self.driver = driver
-        for module in ("locking.held", "locking.redlock", "beat.claims", "beat.scheduler"):
+        for module in ("locking.held", "locking.leases", "beat.claims", "beat.scheduler"):
             world.patch.setattr(f"celery_redlock.{module}.monotonic", world.clock)
         self.app = Celery(main, set_as_current=False)
         self.app.conf.update(

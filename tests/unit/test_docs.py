@@ -179,6 +179,7 @@ def test_options_exist(page: str) -> None:
         r"CELERY_REDLOCK_(\w+)", text
     ):
         known = name.lower() in settings.GLOBAL or hasattr(pytest_plugin, f"redlock_{name}")
+        known = known or f"redlock_{name}" in celery_redlock.__all__
         known = known or f"CREATE TABLE IF NOT EXISTS redlock_{name} (" in SCHEMA
         assert known, f"{page}: redlock_{name}"
     for name in re.findall(r"(?<!\w)lock_(\w+)", text):

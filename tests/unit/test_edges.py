@@ -182,7 +182,7 @@ def test_nobody_waits_for_less_time_than_the_nodes_have_no_vote(
 ) -> None:  # fmt: skip
     asked = []
 
-    def attempt(*_what: object, **_how: object) -> None:
+    async def attempt(*_what: object, **_how: object) -> None:
         asked.append(1)
         if len(asked) == 2:
             redlock.client.wakeup.close()  # it does not wait on

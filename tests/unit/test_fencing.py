@@ -19,7 +19,7 @@ from celery.schedules import schedule
 from celery_redlock import ConfigurationError, Redlock, current_lease
 from celery_redlock.beat.claims import TickClaims
 from celery_redlock.keys.resolver import keys_of
-from celery_redlock.locking.held import Unlocked
+from celery_redlock.locking.unlocked import Unlocked
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import NodeError, QuorumUnavailable

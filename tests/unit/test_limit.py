@@ -94,8 +94,8 @@ def test_who_loses_the_last_free_slot_is_told_to_whom(
     redlock.acquire("r", limit=2)
     peek = redlock.client.peek
 
-    def look(*args: object) -> Round:
-        ballot = peek(*args)  # type: ignore[arg-type]
+    async def look(*args: object) -> Round:
+        ballot = await peek(*args)  # type: ignore[arg-type]
         for node in redlock.fakes:
             node.held["r#slot2"] = ("|winner|7||0||0|x", redlock.clock() + 3.0)
         return ballot

@@ -1,0 +1,77 @@
+"""Extends leases from an event loop: a timer of the loop in place of a thread.
+
+No task of asyncio, for who ends a program cancels all tasks, and their leases must last until each
+of them has given its own back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ..protocol.claim import Claim
+from ..runtime.clock import monotonic
+from .watchdog import Watchdog, Watched
+
+__all__ = ["LoopWatchdog"]
+
+logger = logging.getLogger("celery_redlock.watchdog")
+
+
+class LoopWatchdog(Watchdog):
+    """Keeps leases alive until they are dropped, lost, or older than their maximum lifetime.
+
+    Args:
+        loop: What runs it.
+        extend: Begins to renew claims, and calls back with those that a quorum confirmed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        extend: Callable[[Sequence[Claim], Callable[[Sequence[Claim]], None]], None],
+    ) -> None:
+        super().__init__(lambda _claims: (), monotonic)
+        self._loop = loop
+        self._start_to_extend = extend
+        self._timer: asyncio.TimerHandle | None = None
+
+    def read_soon(self) -> None:
+        """Do nothing: the loop reads."""
+
+    def wake(self) -> None:
+        """Look at the clock and the schedule again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wakes = self.schedule.wakes
+        if self._wakes < math.inf:
+            left = max(0.0, self._wakes - self._clock())
+            self._timer = self._loop.call_later(left, self._tick)
+
+    def extend_due(self, due: Sequence[Watched]) -> None:
+        """Begin to extend leases that were taken off the schedule; tell of those that are over."""
+        alive, over = self.schedule.part(due, self._clock())
+        self._settle(over, ())
+        if not alive:
+            return
+        try:
+            self._start_to_extend([one.claim for one in alive], partial(self._extended, alive))
+        except Exception:
+            logger.exception("could not extend %d leases", len(alive))
+            self._extended(alive, ())
+
+    def _begin(self) -> None:
+        """Start no thread."""
+
+    def _tick(self) -> None:
+        self.extend_due(self.schedule.take(self._clock()))
+        self.wake()
+
+    def _extended(self, due: Sequence[Watched], renewed: Sequence[Any]) -> None:
+        self._settle(due, renewed)
+        self.wake()

@@ -1,0 +1,93 @@
+"""Leases by hand: what `Redlock` and `AsyncRedlock` do with one that nothing extends by itself."""
+
+from __future__ import annotations
+
+from ..config.options import check_option
+from ..events import emit
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable
+from ..protocol.lease import Lease
+from ..protocol.names import checked_names
+from ..protocol.texts import of_nodes
+from ..protocol.values import Holder
+from ..runtime.clock import monotonic
+from .client import LockClient
+from .request import LockRequest
+
+__all__ = ["acquire", "extend", "holders", "release"]
+
+
+async def acquire(client: LockClient, request: LockRequest) -> Lease:
+    """Acquire a lease; see `Redlock.acquire`."""
+    last: list[Claim] = []
+
+    def adopt(claim: Claim) -> None:
+        last[:] = [claim]
+
+    try:
+        return (await client.acquire(request, adopt)).lease(monotonic)
+    except BaseException:
+        # A time limit may strike in here. What was written must not outlive it; and it may have
+        # been a quorum's: waiters that have seen us hold it wait to be called.
+        for claim in last:
+            if not claim.ended:
+                await client.release(claim)
+        raise
+
+
+async def extend(client: LockClient, lease: Lease) -> Lease:
+    """Renew a lease for its ttl from now; see `Redlock.extend`."""
+    claim = _claim_of(client, lease)
+    if claim is None or not claim.held(monotonic()):
+        reason = claim.lost if claim is not None else None
+        raise LeaseLost(
+            f"{lease.resource}: the lease to be extended is over ({reason or 'released'});"
+            " acquire it again",
+            resource=lease.resource,
+            lease=lease,
+            reason=reason or "expired",
+        )
+    patience = client.patience(claim.ttl)
+    ballot = await client.ask(lambda now: quorum.extend([claim], now, patience))
+    if ballot.confirmed() and claim.held(monotonic()):
+        renewed = claim.lease(monotonic)
+        emit("extended", renewed)
+        return renewed
+    if claim.held(monotonic()):
+        said = f"{of_nodes(ballot.yes, len(client.nodes))} confirmed the extension in time"
+        raise client.refused(outcome.unavailable(lease.resource, ballot, client.nodes, said))
+    raise LeaseLost(
+        f"{lease.resource}: a quorum of nodes no longer holds the lease ({claim.lost})",
+        resource=lease.resource,
+        lease=lease,
+        reason=claim.lost or "expired",
+    )
+
+
+async def release(client: LockClient, lease: Lease) -> bool:
+    """Give a lease back; return whether it was held until now."""
+    claim = _claim_of(client, lease)
+    return claim is not None and await client.release(claim)
+
+
+async def holders(
+    client: LockClient, resource: str, limit: int, timeout: float | None
+) -> list[Holder]:
+    """Ask the nodes who holds a resource; one holder for each slot in use."""
+    check_option("limit", limit)
+    try:
+        ballot = await client.peek(checked_names(resource), limit, timeout)
+    except QuorumUnavailable as error:
+        raise client.refused(error) from None
+    return [
+        outcome.holder(resource, tokens, ballot.quorum, outcome.free_in(ballot, slot))
+        for slot in range(limit)
+        if (tokens := outcome.tokens(ballot, slot))
+    ]
+
+
+def _claim_of(client: LockClient, lease: Lease) -> Claim | None:
+    if not isinstance(lease, Lease):
+        raise ConfigurationError(f"not a Lease, as acquire() returns one: {lease!r}")
+    return client.claims.get(lease.token)

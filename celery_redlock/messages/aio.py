@@ -1,0 +1,54 @@
+"""Publishes from a coroutine, without blocking its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from functools import partial
+from typing import Any
+
+from celery import Task
+from celery.result import AsyncResult
+
+__all__ = ["redlock_publish"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+
+async def redlock_publish(
+    task: Task[..., Any],
+    args: tuple[Any, ...] | None = None,
+    kwargs: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncResult[Any]:
+    """Publish a task as `apply_async` does, in a thread: kombu blocks, and so does a reservation.
+
+    A coroutine that is cancelled meanwhile does not stop the thread, so there is never a
+    reservation without its message. Should publishing fail then, the log says so.
+
+    Args:
+        task: Any task, with a lock or without.
+        args, kwargs, **options: As of `apply_async`.
+
+    Raises:
+        DuplicateTask: As of `apply_async`; so is whatever else it raises.
+    """
+    publish = partial(task.apply_async, args, kwargs, **options)
+    context = contextvars.copy_context()
+    publishing = asyncio.get_running_loop().run_in_executor(None, context.run, publish)
+    try:
+        return await asyncio.shield(publishing)
+    except asyncio.CancelledError:
+        publishing.add_done_callback(partial(_tell, task.name))
+        raise
+
+
+def _tell(name: str, published: asyncio.Future[AsyncResult[Any]]) -> None:
+    if not published.cancelled() and (error := published.exception()) is not None:
+        logger.error(
+            "%s was not published, and the coroutine that asked for it had been cancelled: %s",
+            name,
+            error,
+            exc_info=error,
+        )

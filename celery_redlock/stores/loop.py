@@ -1,0 +1,172 @@
+"""Carries rounds to the nodes from an event loop: the same connections, polled by the loop.
+
+A coroutine writes its round at once, as a thread does, and is suspended only to wait for answers.
+So a coroutine that is cancelled has written all that it was about to write or nothing of it, and
+what undoes it is written behind it before anything else runs. Only its loop's thread touches this
+driver, and the threads that make connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from ..protocol.round import Round, Steps
+from ..runtime.clock import monotonic
+from .driver import UNWATCHED_POLL_S, Driver, decided
+
+__all__ = ["LoopDriver"]
+
+T = TypeVar("T")
+
+
+class _Asked(NamedTuple):
+    """Rounds that a coroutine waits for, and what wakes it."""
+
+    rounds: Sequence[Round]
+    news: asyncio.Future[None]
+
+    def look(self, *, overdue: bool = False) -> None:
+        if not self.news.done() and (overdue or decided(self.rounds)):
+            self.news.set_result(None)
+
+
+class LoopDriver(Driver):
+    """Carries rounds to the nodes; for its other arguments see `Connections`."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._loop = loop
+        self._asked: list[_Asked] = []
+        self._first: asyncio.Future[None] | None = None
+        self._flush: asyncio.TimerHandle | None = None
+        # Of each node the connection that the loop polls, by a descriptor of our own: the number of
+        # one that is closed may soon be another's.
+        self._polled: dict[int, tuple[Any, socket.socket]] = {}
+
+    async def ask(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
+        """Run one operation to its end, as `run` does in a thread."""
+        try:
+            steps = operation(monotonic())
+            round_ = next(steps)
+            if not self._ready and not round_.verb.can_wait:
+                await self._connected()
+                steps = operation(monotonic())
+                round_ = next(steps)
+            rounds = [round_] if ahead is None else [ahead(monotonic()), round_]
+            while True:
+                await self._carried(rounds)
+                rounds = [steps.send(monotonic())]
+        except StopIteration as stop:
+            result = stop.value
+        self._settle()
+        return result  # type: ignore[no-any-return]
+
+    def start(self, operation: Callable[[float], Steps[T]], done: Callable[[T], object]) -> None:
+        """Write the only round of an operation; call `done` with its result when it is known."""
+        super().start(operation, done)
+        for unread in self._unread[-1:]:
+            self._loop.call_later(max(0.0, unread.round.until - monotonic()), self._read_all)
+        self._look()
+
+    def close(self, wait: float = 0.0) -> None:
+        """Close all connections; what is not released is left to its ttl."""
+        super().close(wait)
+        self._look()
+
+    async def _connected(self) -> None:
+        """Wait until the first operation may go on; a thread waits for the connections."""
+        if self._first is None or self._first.done():
+            connect = partial(self.connect, hung=self._node_timeout)
+            self._first = self._loop.run_in_executor(None, connect)
+            # Retrieved, though all who wait for it may be cancelled.
+            self._first.add_done_callback(lambda first: first.cancelled() or first.exception())
+        await asyncio.shield(self._first)
+
+    async def _carried(self, rounds: Sequence[Round]) -> None:
+        """Write rounds to their nodes, and wait until each is decided or overdue."""
+        with self._lock:
+            self._write(rounds)
+            self._poll_all()
+        left = max([round_.until for round_ in rounds]) - monotonic()
+        if left > 0 and not decided(rounds):
+            asked = _Asked(rounds, self._loop.create_future())
+            self._asked.append(asked)
+            overdue = self._loop.call_later(left, self._overdue, asked)
+            try:
+                await asked.news
+            finally:
+                overdue.cancel()
+                self._asked.remove(asked)
+        with self._lock:  # not of who was cancelled: no node is late
+            for round_ in rounds:
+                self._close(round_)
+
+    def _overdue(self, asked: _Asked) -> None:
+        self._read_all()  # an unread answer is no silence, however late it is
+        asked.look(overdue=True)
+
+    # -- What the loop calls
+
+    def _wake(self) -> None:
+        super()._wake()
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._look)
+
+    def _receive(self, index: int) -> None:
+        node = self.nodes[index]
+        with self._lock:
+            node.receive()
+        if node.connection is None or node.unsent or self._unread:
+            self._look()
+        else:  # nearly always
+            self._tell()
+
+    def _read_all(self) -> None:
+        with self._lock:
+            for node in self.nodes:
+                node.receive()
+        self._look()
+
+    def _look(self) -> None:
+        """Do what follows from what was read, or from a connection that was made."""
+        with self._lock:
+            for node in self.nodes:
+                if node.unsent:
+                    node.flush()
+            self._reconnect()
+            self._poll_all()
+            if self._unread:
+                self._conclude()
+        self._tell()
+
+    def _tell(self) -> None:
+        for asked in self._asked:
+            asked.look()
+        self._settle()
+
+    def _poll_all(self) -> None:
+        """Have the loop poll the connections that there are, and no other."""
+        unsent = False
+        for node in self.nodes:
+            connection, stream = self._polled.get(node.index, (None, None))
+            if connection is not node.connection:
+                if stream is not None:
+                    del self._polled[node.index]
+                    if not self._loop.is_closed():
+                        self._loop.remove_reader(stream)
+                    stream.close()
+                if node.connection is not None:
+                    stream = socket.socket(fileno=os.dup(node.fileno()))
+                    self._polled[node.index] = node.connection, stream
+                    self._loop.add_reader(stream, self._receive, node.index)
+            unsent = unsent or bool(node.unsent)
+        if unsent and (self._flush is None or self._flush.when() <= self._loop.time()):
+            self._flush = self._loop.call_later(UNWATCHED_POLL_S, self._look)

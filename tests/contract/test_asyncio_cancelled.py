@@ -1,0 +1,232 @@
+"""A coroutine that is cancelled where it waits, wherever that is, leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from celery_redlock import AsyncRedlock
+from celery_redlock.locking import acquisition
+from celery_redlock.protocol.names import TRUSTED_KEY
+from celery_redlock.server import LocalServer, start_servers
+from tests.support.steps_async import cancelled_at
+
+TTL = 60.0
+TRIES = 200
+"""Waits of one operation; no operation has so many."""
+
+
+@pytest.fixture(params=[False, True], ids=["at_once", "as_it_ends"])
+def late(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[LocalServer]]:
+    with start_servers(3) as three:
+        yield three
+
+
+@pytest.fixture(autouse=True)
+def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was forgotten in a queue would not be seen, if others tried by themselves."""
+    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
+    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
+
+
+@asynccontextmanager
+async def another(servers: list[LocalServer]) -> AsyncIterator[AsyncRedlock]:
+    async with AsyncRedlock([s.url for s in servers], ttl=TTL, node_timeout=5.0) as redlock:
+        yield redlock
+
+
+def left_on(admins: list[redis.Redis]) -> list[list[str]]:
+    return [[key for key in admin.scan_iter() if TRUSTED_KEY not in key] for admin in admins]
+
+
+async def until(predicate: Callable[[], Any], what: str) -> None:
+    deadline = asyncio.get_running_loop().time() + 20.0
+    while not predicate():
+        assert asyncio.get_running_loop().time() < deadline, what
+        await asyncio.sleep(0.002)
+
+
+async def nothing_is_left(redlock: AsyncRedlock, admins: list[redis.Redis]) -> None:
+    """No key, no waiter, no claim, and nobody who waits for an answer."""
+    await until(lambda: left_on(admins) == [[]] * len(admins), f"{left_on(admins)} is left")
+    client: Any = redlock.client
+    assert not client.claims and not client.watchdog.schedule.watched
+    assert not client.wakeup._waiters and not client.driver._asked
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def lease(redlock: AsyncRedlock) -> None:
+    held = await redlock.acquire(["r", "s"])
+    await redlock.extend(held)
+    await redlock.holder("r")
+    # Nobody but its owner could end it from here on.
+    await redlock.release(held)
+
+
+async def block(redlock: AsyncRedlock) -> None:
+    async with redlock.lock("r", fencing=False), redlock.lock(["r", "s"]) as held:
+        held.ensure()
+
+
+async def slots(redlock: AsyncRedlock) -> None:
+    async with redlock.lock("r", limit=3), redlock.lock("s", limit=2):
+        pass
+
+
+ABLE: dict[str, Callable[[AsyncRedlock], Awaitable[None]]] = {"block": block, "slots": slots}
+
+
+@pytest.mark.parametrize("what", ABLE)
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_block_that_is_cancelled_at_any_wait_leaves_nothing(
+    servers: list[LocalServer], admins: list[redis.Redis], what: str, connected: bool, late: bool
+) -> None:
+    async def main() -> None:
+        if connected:
+            async with another(servers) as redlock:
+                await redlock.holder("r")
+                for number in range(1, TRIES):
+                    more = await cancelled_at(number, as_coroutine(ABLE[what], redlock), late=late)
+                    await nothing_is_left(redlock, admins)
+                    if not more:
+                        break
+            assert 2 < number < TRIES - 1
+            return
+        for number in range(1, TRIES):
+            async with another(servers) as redlock:
+                more = await cancelled_at(number, as_coroutine(ABLE[what], redlock), late=late)
+                await nothing_is_left(redlock, admins)
+            if not more:
+                break
+        assert 2 < number < TRIES - 1
+
+    asyncio.run(main())
+
+
+async def as_coroutine(
+    what: Callable[[AsyncRedlock], Awaitable[None]], redlock: AsyncRedlock
+) -> None:
+    await what(redlock)
+
+
+def test_an_acquire_that_is_cancelled_at_any_wait_leaves_no_lease(
+    servers: list[LocalServer], admins: list[redis.Redis], late: bool
+) -> None:
+    async def main() -> None:
+        async with another(servers) as redlock:
+            await redlock.holder("r")
+            for number in range(1, TRIES):
+                if not await cancelled_at(number, acquired(redlock, ["r", "s"]), late=late):
+                    break
+                await nothing_is_left(redlock, admins)
+            assert 1 < number < TRIES - 1
+            assert await redlock.holder("r") is not None, "the one that was not cancelled"
+
+    asyncio.run(main())
+
+
+async def acquired(redlock: AsyncRedlock, resource: str | list[str], wait: float = 0.0) -> None:
+    await redlock.acquire(resource, wait=wait)
+
+
+def test_a_release_that_is_cancelled_at_any_wait_has_been_made(
+    servers: list[LocalServer], admins: list[redis.Redis], late: bool
+) -> None:
+    async def main() -> None:
+        async with another(servers) as redlock:
+            for number in range(1, TRIES):
+                held = await redlock.acquire("r")
+                more = await cancelled_at(number, released(redlock, held), late=late)
+                await nothing_is_left(redlock, admins)
+                if not more:
+                    break
+            assert 1 < number < TRIES - 1
+
+    asyncio.run(main())
+
+
+async def released(redlock: AsyncRedlock, held: Any) -> None:
+    await redlock.release(held)
+
+
+@pytest.mark.parametrize("resource", ["r", ["r", "s"]], ids=["one", "several"])
+def test_a_waiter_that_is_cancelled_at_any_wait_leaves_the_queue_and_hands_the_call_on(
+    servers: list[LocalServer], admins: list[redis.Redis], resource: Any, late: bool
+) -> None:
+    """Behind it stands another, who is called by it or by the holder, and by nobody else."""
+
+    async def main() -> None:
+        async with another(servers) as redlock, another(servers) as next_one:
+            for other in (redlock, next_one):
+                client: Any = other.client
+                await other.connect()
+                with client.wakeup.waiter():
+                    await until(lambda: len(client.wakeup._listening) == len(servers), "it hears")  # noqa: B023
+            for number in range(1, TRIES):
+                holder = await next_one.acquire("r")
+                stepped = cancelled_at(number, waited(redlock, resource), late=late)
+                first = asyncio.create_task(stepped)
+                await until(lambda: standing(first) == in_line(admins), "the first waits")  # noqa: B023
+                second = asyncio.create_task(waited(next_one, "r"))
+                both = lambda: standing(first, second)  # noqa: B023, E731
+                await until(lambda: both() == in_line(admins), "the second waits")  # noqa: B023
+                await next_one.release(holder)
+                more = await asyncio.wait_for(first, 20.0)
+                await asyncio.wait_for(second, 20.0)
+                await nothing_is_left(redlock, admins)
+                if not more:
+                    break
+            assert 3 < number < TRIES - 1
+
+    asyncio.run(main())
+
+
+def standing(*tasks: asyncio.Task[Any]) -> list[int]:
+    return [sum(not task.done() for task in tasks)] * 3
+
+
+async def waited(redlock: AsyncRedlock, resource: Any) -> None:
+    async with redlock.lock(resource, wait=30.0):
+        pass
+
+
+def in_line(admins: list[redis.Redis]) -> list[int]:
+    return [int(admin.zcard("redlock:r#line")) for admin in admins]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_who_is_cancelled_while_nodes_hang_does_not_wait_for_them_and_they_are_freed_later(
+    servers: list[LocalServer], admins: list[redis.Redis], connected: bool
+) -> None:
+    async def main() -> None:
+        async with another(servers) as redlock:
+            if connected:
+                await redlock.holder("r")
+            for server in servers:
+                server.pause()
+            try:
+                task = asyncio.create_task(block(redlock))
+                await asyncio.sleep(0)
+                assert redlock.client.claims, "it has asked, or waits for a connection"
+                task.cancel()
+                waits = 0
+                while not task.done():
+                    waits += 1
+                    await asyncio.sleep(0)
+                assert task.cancelled() and waits < 5
+            finally:
+                for server in servers:
+                    server.resume()
+            await nothing_is_left(redlock, admins)
+
+    asyncio.run(main())

@@ -1,0 +1,114 @@
+"""Published from a coroutine: over fake nodes, and a broker in memory; and bodies that are one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from typing import Any
+
+import pytest
+from kombu import Producer
+
+from celery_redlock import ConfigurationError, DuplicateTask, SingletonTask, locked, redlock_publish
+from tests.support.delivering import RESERVED, Box, deliver
+from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
+
+
+class Broker:
+    """It takes a message when it is told to, and fails if it is told so."""
+
+    def __init__(self, patch: Patch) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+        self._publish = Producer.publish
+        patch.setattr(Producer, "publish", lambda *args, **options: self._take(args, options))
+
+    def _take(self, args: Any, options: Any) -> Any:
+        self.asked.set()
+        assert self.go.wait(20.0)
+        if self.error is not None:
+            raise self.error
+        return self._publish(*args, **options)
+
+
+@pytest.fixture
+def broker(monkeypatch: Patch) -> Broker:
+    return Broker(monkeypatch)
+
+
+async def asked_for(task: Any, broker: Broker) -> asyncio.Task[Any]:
+    """A publication that the broker has been asked for, and has not made."""
+    asked = asyncio.create_task(redlock_publish(task, (1,)))
+    while not broker.asked.is_set():  # and this loop goes on meanwhile
+        await asyncio.sleep(0.001)
+    return asked
+
+
+def test_a_coroutine_publishes_as_apply_async_does_and_its_loop_goes_on(
+    redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
+) -> None:
+    async def main() -> None:
+        asked = await asked_for(charge, broker)
+        broker.go.set()
+        sent = await asked
+        again = await redlock_publish(charge, kwargs={"order_id": 1}, queue="another")
+        assert again.id == sent.id, "it is the one that is queued"
+        with pytest.raises(DuplicateTask):
+            await redlock_publish(charge, (1,), lock={"on_duplicate": "raise"})
+
+    asyncio.run(main())
+    assert redlock.tokens(RESERVED) == {box.header()["token"]}
+
+
+def test_who_is_cancelled_while_it_is_published_leaves_no_reservation_without_its_message(
+    redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
+) -> None:
+    async def main() -> None:
+        asked = await asked_for(charge, broker)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        broker.go.set()
+
+    asyncio.run(main())  # which waits for the thread
+    assert redlock.tokens(RESERVED) == {box.header()["token"]}
+
+
+def test_a_message_that_could_not_be_published_after_that_is_in_the_log(
+    redlock: FakeRedlock, charge: Any, box: Box, broker: Broker, caplog: Log
+) -> None:
+    broker.error = OSError("the broker is away")
+
+    async def main() -> None:
+        asked = await asked_for(charge, broker)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        broker.go.set()
+
+    with caplog.at_level(logging.ERROR, "celery_redlock"):
+        asyncio.run(main())
+    assert f"{charge.name} was not published" in caplog.text
+    assert "the broker is away" in caplog.text
+    assert box.messages() == []
+    assert redlock.tokens(RESERVED) == {None}
+
+
+def test_a_body_that_returns_a_coroutine_does_not_pass_for_one_that_has_run(
+    app: Any, redlock: FakeRedlock
+) -> None:
+    async def work() -> None:
+        raise AssertionError("it runs")
+
+    def body() -> Any:  # as of a decorator that does not know what it decorates
+        return work()
+
+    singleton = app.task(name="one", base=SingletonTask)(body)
+    decorated = app.task(name="two")(locked("k")(body))
+    for task in (singleton, decorated):
+        with pytest.raises(ConfigurationError, match=r"returned a coroutine.*asyncio\.run"):
+            task()
+        result, _info = deliver(task)
+        assert isinstance(result, ConfigurationError)
