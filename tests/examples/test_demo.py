@@ -82,7 +82,7 @@ class Demo:
                 Story(Journal(path).new()).bodies for path in self.temporary.glob("redlock-demo-*")
             )
 
-        wait_until(bodies, 20, "the first bodies")
+        wait_until(bodies, 60, "the first bodies")
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str,
     process = demo.start("--out", "/proc/nowhere")
     demo.until_it_works()
     demo.kill(process, command)
-    assert process.wait(timeout=15) == 1
+    assert process.wait(timeout=60) == 1
     said = demo.said()
     assert told in said
     assert "verdict" in said and "no timeline: " in said
@@ -213,7 +213,7 @@ def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str,
 
 def test_without_a_server_binary_it_says_what_to_do(demo: Demo) -> None:
     process = demo.start(CELERY_REDLOCK_SERVER="/nowhere/valkey-server")
-    assert process.wait(timeout=15) == 1
+    assert process.wait(timeout=60) == 1
     assert "CELERY_REDLOCK_SERVER" in demo.said()
     assert "Traceback" not in demo.said()
     assert list(demo.temporary.iterdir()) == []
