@@ -28,6 +28,7 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "check": ("worker_init",),
     "announce": ("worker_ready",),
     "supervise": ("worker_ready",),
+    "watch_pauses": ("worker_ready",),
     "begin_beat": ("beat_init",),
     "connect": ("worker_process_init",),
     "disconnect": ("worker_process_shutdown",),

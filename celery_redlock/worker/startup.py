@@ -44,6 +44,7 @@ __all__ = [
     "release",
     "run",
     "supervise",
+    "watch_pauses",
 ]
 
 logger = logging.getLogger("celery_redlock.worker")
@@ -106,23 +107,27 @@ def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
             yield f"{name}: {said}"
 
 
-def supervise(sender: Any = None, **_signal: Any) -> None:
-    """The main process: watch for pauses; with prefork, extend and free what children hold."""
-    from celery.concurrency.prefork import TaskPool
-
-    from ..keepalive.supervisor import LeaseSupervisor
+def watch_pauses(sender: Any = None, **_signal: Any) -> None:
+    """The main process: watch for pauses, so that no task has to."""
+    if not _takes_locks(sender.app):
+        return
     from .parking.consumer import Parking
     from .pauses import PauseWatch
 
-    if not _takes_locks(sender.app):
+    parking = sender.on_task_request
+    tell = parking.pauses_are if isinstance(parking, Parking) else lambda _pauses: None
+    PauseWatch(Redlock.from_app(sender.app), tell).start()
+
+
+def supervise(sender: Any = None, **_signal: Any) -> None:
+    """The main process of a prefork worker: extend and free what its children hold."""
+    from celery.concurrency.prefork import TaskPool
+
+    from ..keepalive.supervisor import LeaseSupervisor
+
+    if not isinstance(sender.pool, TaskPool) or not _takes_locks(sender.app):
         return
     redlock = Redlock.from_app(sender.app)
-    parking = getattr(sender, "on_task_request", None)
-    PauseWatch(
-        redlock, parking.pauses_are if isinstance(parking, Parking) else lambda _pauses: None
-    ).start()
-    if not isinstance(sender.pool, TaskPool):
-        return
     table = redlock.client.registry.table
     if table is None or redlock.client.registry.own_process:
         return
