@@ -126,8 +126,9 @@ def told(key: str) -> str:
 
 
 def _work(self: Task, key: str, seconds: float, then: str) -> Any:
-    """Only the first try takes its time; the others are short."""
-    occupy(self, key, min(seconds, 0.05) if self.request.retries else seconds, until=told(key))
+    """Only the first try takes its time; the others are short, but where it is to take its time."""
+    short = self.request.retries and then != "each takes its time"
+    occupy(self, key, min(seconds, 0.05) if short else seconds, until=told(key))
     if then == "raise":
         raise ValueError("as asked")
     if then == "retry" and self.request.retries < 3:

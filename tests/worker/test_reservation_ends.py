@@ -142,16 +142,12 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
     assert cluster.state(late) == "SUCCESS"
 
 
-@pytest.mark.xfail(
-    strict=False,
-    reason="freed with what the dead child held, and not set again: seen by who is slow",
-)
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="of Celery 5.7")
 def test_one_that_the_main_process_sends_again_keeps_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed_sent_again
-    sent = task.delay(key, 30.0)
+    sent = task.delay(key, 30.0, "each takes its time")
     os.kill(cluster.entered(key).pid, signal.SIGKILL)
     cluster.entered(key, 2)
     # What the dead child held may be freed a moment later: the next extension sets it again.
