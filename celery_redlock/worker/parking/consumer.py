@@ -55,7 +55,6 @@ MIN_PARKED_S = 0.1
 """Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
-
 JITTER = random.SystemRandom()
 
 
