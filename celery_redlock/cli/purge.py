@@ -18,7 +18,7 @@ __all__ = ["command"]
 @click.option(
     *("-Q", "--queues", "queues"),
     required=True,
-    metavar="QUEUE[,QUEUE...]",
+    metavar="NAMES",
     help="Which queues, with commas between.",
 )
 @click.option("--dry-run", is_flag=True, help="Say how much lies in them, and purge nothing.")

@@ -15,9 +15,10 @@ __all__ = ["command"]
 @click.argument("pattern")
 @on_site
 def command(site: Site, pattern: str) -> int:
-    """End the pause of PATTERN: of the very pattern that was paused, as ls shows it.
+    """End the pause of PATTERN.
 
-    What waits goes on within a second, unless another pause covers its key.
+    That is of the very pattern that was paused, as ls shows it. What waits goes on within a
+    second, unless another pause covers its key.
 
     Exit code 1: it is not paused; 3: too few nodes answered, it may go on.
     """

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["examine_keys"]
 
+OF_A_CLUSTER = ("CLUSTERDOWN", "MOVED", "CROSSSLOT")
+"""How a member of a Redis Cluster answers."""
 MAX_KEY_CHARS = 60
 """Of a key that a finding names: enough to search for it."""
 
@@ -30,6 +32,8 @@ def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
     except QuorumUnavailable as error:
         silent = [(vote.node, vote.detail) for vote in error.votes if vote.detail]
     for node, why in silent:
+        if why.startswith(OF_A_CLUSTER):
+            continue  # its role says it
         scan = "+scan" if "scan" in why else "+scan +zcard +zrange"
         rights = f"ACL SETUSER ... {scan}; locks need none of them"
         what, fix = f"its keys could not be read: {why}", rights if "NOPERM" in why else "see above"

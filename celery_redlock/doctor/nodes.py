@@ -237,7 +237,9 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
         yield wrong(what, "name its master in redlock_nodes, and no replica")
     if told.facts.cluster:
         what = "it is a member of a Redis Cluster"
-        yield wrong(what, "use independent servers with cluster-enabled no", hides=("writes",))
+        yield wrong(
+            what, "use independent servers with cluster-enabled no", hides=("writes", *OF_KEYS)
+        )
 
 
 def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:

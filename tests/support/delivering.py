@@ -24,6 +24,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
+from celery_redlock.worker.parking.notices import Notices
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log as Log
 from tests.support.names import Patch
@@ -250,10 +251,11 @@ class Received(SimpleNamespace):
 def _parking(app: Celery) -> Any:
     parking: Any = Parking.__new__(Parking)
     nothing = lambda *_: None  # noqa: E731
-    parking._app, parking._longest, parking._tells = app, 60.0, True
+    parking._app, parking._longest = app, 60.0
     parking._prefetch = SimpleNamespace(most=10, widen=nothing)
     parking._full_since = None
     parking.admission = AdmissionQueue(10)
+    parking._notices = Notices(parking.admission, events=True)
     running = SimpleNamespace(worker_pid=1, id="running", name="charge")
     parking.admission.arrive(running, ("order:1",), 0.0, since=0.0, until=0.0)
     parking.dispatcher = SimpleNamespace(watch=nothing)

@@ -42,6 +42,7 @@ def asked(claim: Claim, answers: str | list[Any], proposal: int = 100) -> tuple[
     """An attempt whose ACQUIRE has been answered; None is no answer yet."""
     steps = quorum.acquire(claim, NOW, PATIENCE, proposal)
     round_ = next(steps)
+    claim.written = (1 << claim.nodes) - 1  # as the nodes' pipelines do that take it up
     for node, answer in enumerate(answers):
         if answer is not None:
             round_.answer(node, answer, NOW + 0.01)

@@ -176,9 +176,9 @@ def test_attempts_are_counted_until_it_is_granted(
     ears.heard.clear()
     attempt = Acquisition._attempt
 
-    def once_more(*args: Any, **how: Any) -> Any:
+    async def once_more(*args: Any, **how: Any) -> Any:
         try:
-            return attempt(*args, **how)
+            return await attempt(*args, **how)
         finally:
             redlock.clock.advance(0.25)
             redlock.release(lease)

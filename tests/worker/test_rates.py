@@ -11,6 +11,7 @@ import redis
 
 from celery_redlock import Skipped
 from tests.support.cluster import Cluster
+from tests.support.monitor import Monitor
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.paced import STARTS, WINDOW, crowded, starts
@@ -121,7 +122,7 @@ def test_what_is_revoked_or_expires_before_its_start_does_not_count(
 
 
 def test_others_pass_by_and_what_waits_is_parked_and_not_polled(
-    cluster: Cluster, worker: Worker, key: str
+    cluster: Cluster, worker: Worker, monitor: Monitor, key: str
 ) -> None:
     """With a minute to wait, the nodes are left alone, and an operator is told how long it is."""
     assert cluster.result(cluster.send("paced_slowly", key))
@@ -136,9 +137,9 @@ def test_others_pass_by_and_what_waits_is_parked_and_not_polled(
 
     wait_until(lambda: len(next_in()) == 5, MINUTE, "it is known when the next may start")
     assert all(0.0 < seconds < 62.0 for seconds in next_in())
-    before = _asked(cluster, f"pace:{key}")
+    before = len(monitor.about(f"pace:{key}#start"))
     time.sleep(3.0)  # in which it would be looked at five times
-    assert _asked(cluster, f"pace:{key}") - before <= 1
+    assert len(monitor.about(f"pace:{key}#start")) - before <= 1
     for one in sent:
         one.revoke()
     assert {cluster.state(one, MINUTE) for one in sent} == {"REVOKED"}
@@ -147,12 +148,6 @@ def test_others_pass_by_and_what_waits_is_parked_and_not_polled(
 def _waits(cluster: Cluster) -> list[dict[str, Any]]:
     answers = cluster.app.control.inspect(timeout=1.0)._request("redlock") or {}
     return [wait for answer in answers.values() for wait in answer["waits"]]
-
-
-def _asked(cluster: Cluster, name: str) -> int:
-    """How many scripts a node has run: the locks' connections send little else while all wait."""
-    with redis.Redis(port=cluster.nodes[0].port) as client:
-        return int(client.info("commandstats").get("cmdstat_eval", {"calls": 0})["calls"])
 
 
 def test_a_duplicate_of_a_queued_one_does_not_start(

@@ -203,7 +203,10 @@ def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
             "redlock_nodes": urls,
             "redlock_restart_guard": "uptime",
             "redlock_ttl": 2.0,
-            "task_annotations": {"tests.worker.tasks.late": {"lock_ttl": 8.0}},
+            "task_annotations": {
+                "tests.worker.tasks.late": {"lock_ttl": 8.0},
+                "tests.worker.tasks.paced_slowly": {"lock_rate": "1/5s"},
+            },
         }
         with cluster.worker("-c", "3", **conf) as worker:
             sent = [cluster.send("work", f"{key}{number}") for number in range(6)]
