@@ -54,7 +54,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(celery|click|collections|kombu|opentelemetry|prometheus_client|pytest|redis)\..*"),
     (
         "py:class",
-        r"(F|celery_redlock\.testing\.memory_nodes\.Memory|LockOptions|LockRequest|NodeSpec|NodeVote|Owner|Page|Unpack)",
+        r"(celery_redlock\.testing\.memory_nodes\.Memory|Asked|F|celery_redlock\.locking\.(aio\.LoopClient|pauses\.Pause|request\.LockRequest)|LockOptions|LockRequest|NodeSpec|NodeVote|Options|Owner|Page|Patient|Resources|Unpack)",
     ),
 ]
 

@@ -250,7 +250,7 @@ class AsyncRedlock:
                 ...
 
     Args:
-        nodes, **options: As of `Redlock`.
+        nodes, options: As of `Redlock`.
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -372,7 +372,7 @@ class AsyncRedlock:
         Blocks inside one another share the lock in one task of asyncio; see `Redlock.lock`.
 
         Args:
-            resource, max_lifetime, **asked: As of `Redlock.lock`.
+            resource, max_lifetime, asked: As of `Redlock.lock`.
             on_lost: Called in the event loop if the lease is lost; a plain function.
         """
         held = self._threads.lock(resource, max_lifetime=max_lifetime, on_lost=on_lost, **asked)

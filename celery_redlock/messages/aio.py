@@ -29,7 +29,7 @@ async def redlock_publish(
 
     Args:
         task: Any task, with a lock or without.
-        args, kwargs, **options: As of `apply_async`.
+        args, kwargs, options: As of `apply_async`.
 
     Raises:
         DuplicateTask: As of `apply_async`; so is whatever else it raises.
