@@ -24,7 +24,10 @@ def declare(app: Celery, name: str) -> None:
 
     def task(called: str, **options: Any) -> None:
         given = {"lock_key": "pace:{key}", "lock_rate": "2/s", **options}
-        app.task(base=SingletonTask, bind=True, name=f"{name}.{called}", **given)(_body)
+        # Not shared: an app of another test would have to expect locks of a minute.
+        app.task(base=SingletonTask, bind=True, shared=False, name=f"{name}.{called}", **given)(
+            _body
+        )
 
     task("paced")
     task("paced_late", acks_late=True, reject_on_worker_lost=True)
