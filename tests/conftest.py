@@ -21,6 +21,7 @@ from celery.result import AsyncResult
 
 from celery_redlock import Redlock
 from celery_redlock.config.options import GLOBAL
+from celery_redlock.locking import stack
 from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.driver import Driver
@@ -132,12 +133,15 @@ def _nothing_is_left_to_the_next() -> Iterator[None]:
     """What tests change for the whole process.
 
     An app's tasks go to every app to come, and a worker in this process sets the level of the log.
+    A lease that is interrupted where nothing can be done stays the current one.
     """
     logging.root.setLevel(logging.WARNING)
     tasks = set(_state._on_app_finalizers)
     yield
     policy.set_at_work(False)  # as a worker that was started in this process leaves it
     _state._on_app_finalizers.intersection_update(tasks)
+    for lease in stack.leases():
+        stack.drop(lease)
 
 
 @pytest.fixture(scope="module")
