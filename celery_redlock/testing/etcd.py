@@ -9,7 +9,6 @@ import http.client
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from ..protocol.errors import ConfigurationError, RedlockError
-from ..server import GUARD, free_port
+from ..server import free_port
+from .guarded import GuardedProcess
 
 __all__ = ["LocalEtcd", "Member", "find_etcd"]
 
@@ -46,18 +46,15 @@ def find_etcd() -> str:
     )
 
 
-class Member:
+class Member(GuardedProcess):
     """One member of a cluster. It keeps its ports and its data over `kill` and `start`."""
 
     def __init__(self, binary: str, name: str, options: Sequence[str]) -> None:
         self.name, self._binary, self.options = name, binary, options
         memory = MEMORY if os.access(MEMORY, os.W_OK) else None
-        self._dir = Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        super().__init__(Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory)))
         self.take_ports()
         self.cluster = ""
-        self.paused = False
 
     def take_ports(self) -> None:
         """Take two that are free."""
@@ -68,18 +65,6 @@ class Member:
         """Where the other members reach it, as they are told."""
         return f"{self.name}=http://127.0.0.1:{self._peer_port}"
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        if self._process is None:
-            raise RuntimeError("the server has no process before start()")
-        return self._process.pid
-
-    @property
-    def runs(self) -> bool:
-        """Whether it was started, and has not ended."""
-        return self._process is not None and self._process.poll() is None
-
     def start(self) -> None:
         """Start it; `wait` tells when it serves."""
         peer, client = self.peer.partition("=")[2], f"http://127.0.0.1:{self.port}"
@@ -87,18 +72,7 @@ class Member:
         command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
         command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
         command += [f"--initial-cluster={self.cluster}", *SETTINGS, *self.options]
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, "guard", str(self._dir)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        with open(self._dir / "server.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, cwd="/"
-            )
-        assert self._guard.stdin is not None
-        self._guard.stdin.write(b"%d\n" % self._process.pid)
-        self._guard.stdin.flush()
+        self._launch(command)
 
     def wait(self) -> None:
         """Wait until it serves, with a leader.
@@ -114,18 +88,14 @@ class Member:
                 if asking.getresponse().status == 200:
                     return
             time.sleep(0.02)
-        said = (self._dir / "server.log").read_text(errors="replace").splitlines()
-        raise RedlockError(f"etcd did not start: {' / '.join(said[-3:])}")
+        raise RedlockError(f"etcd did not start: {' / '.join(self.said[-3:])}")
 
     def kill(self) -> None:
         """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-        self.paused = False
-        if self._guard is not None:
-            self._guard.communicate(b"-\n")
-            self._guard = None
+        self._dismiss()
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP): it answers nothing any more."""

@@ -18,7 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..protocol.errors import ConfigurationError, RedlockError
-from ..server import GUARD, free_port
+from ..server import free_port
+from .guarded import GuardedProcess
 
 __all__ = ["LocalPostgres", "find_postgres"]
 
@@ -70,37 +71,22 @@ def _can_be_run(directory: Path) -> bool:
     )
 
 
-class LocalPostgres:
+class LocalPostgres(GuardedProcess):
     """One server on 127.0.0.1. It keeps its port and its data over `kill` and `start`."""
 
     def __init__(self, **settings: str) -> None:
         self._settings = {**SETTINGS, **settings}
         self._bin = find_postgres()
-        self._dir = Path(tempfile.mkdtemp(prefix="redlock-pg-"))
-        self._user = NOBODY if os.geteuid() == 0 else None
-        if self._user:
-            shutil.chown(self._dir, self._user)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        user = NOBODY if os.geteuid() == 0 else None
+        super().__init__(Path(tempfile.mkdtemp(prefix="redlock-pg-")), user)
+        if user:
+            shutil.chown(self._dir, user)
         self.port = free_port()
-        self.paused = False
 
     @property
     def url(self) -> str:
         """The URL of its database."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
-
-    @property
-    def pid(self) -> int:
-        """The process id of the postmaster."""
-        if self._process is None:
-            raise RuntimeError("the server has no process before start()")
-        return self._process.pid
-
-    @property
-    def runs(self) -> bool:
-        """Whether it was started, and has not ended."""
-        return self._process is not None and self._process.poll() is None
 
     @property
     def data(self) -> Path:
@@ -117,18 +103,7 @@ class LocalPostgres:
             self.create()
         options = [part for pair in self._settings.items() for part in ("-c", "=".join(pair))]
         command = [*self.command("postgres"), "-k", "", "-p", str(self.port), *options]
-        self._guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, "guard", str(self._dir)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        with open(self._dir / "server.log", "ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, user=self._user, cwd="/"
-            )
-        assert self._guard.stdin is not None
-        self._guard.stdin.write(b"%d\n" % self._process.pid)
-        self._guard.stdin.flush()
+        self._launch(command)
         self._wait_until_ready()
         return self
 
@@ -166,16 +141,16 @@ class LocalPostgres:
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         status = self.data / "postmaster.pid"
-        while time.monotonic() < deadline and self._process and self._process.poll() is None:
+        while time.monotonic() < deadline and self.runs:
             with suppress(OSError):
                 lines = status.read_text().splitlines()
                 ready = len(lines) > 7 and lines[7].strip() in ("ready", "standby")
                 if ready and int(lines[0]) == self.pid:
                     return
             time.sleep(0.01)
-        log = (self._dir / "server.log").read_text(errors="replace").splitlines()
+        said = self.said[-3:]
         self.stop()
-        raise RedlockError(f"PostgreSQL did not start: {' / '.join(log[-3:])}")
+        raise RedlockError(f"PostgreSQL did not start: {' / '.join(said)}")
 
     def kill(self) -> None:
         """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
@@ -190,10 +165,7 @@ class LocalPostgres:
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.005)
-        self.paused = False
-        if self._guard is not None:
-            self._guard.communicate(b"-\n")
-            self._guard = None
+        self._dismiss()
 
     def restart(self) -> None:
         """Kill it and start it on the same port, with its data."""
@@ -225,7 +197,7 @@ class LocalPostgres:
         with suppress(OSError):
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
             return [self.pid, *map(int, children.split())]
-        return [self.pid] if self._process and self._process.poll() is None else []
+        return [self.pid] if self.runs else []
 
     def __enter__(self) -> LocalPostgres:
         return self.start()
