@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -54,14 +54,17 @@ class Node(ABC):
     def __init__(
         self,
         index: int,
-        name: str,
+        address: Any,
+        prefix: str,
         guard: RestartGuard,
+        nonces: Sequence[str],
         *,
         clock: Callable[[], float],
         later: Callable[[Callable[[], object]], object],
     ) -> None:
         self.index = index
-        self.name = name
+        self.name = name = address.name
+        self._address, self._prefix, self._nonces = address, prefix, nonces
         self.channel = Pipeline(index)
         self.connection: Any = None
         self.unsent: bytes | bytearray = b""

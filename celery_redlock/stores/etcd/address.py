@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
-from .wire import Request, answer, refusal
+from .wire import answer, refusal
 
 __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
 
@@ -114,10 +114,6 @@ class Connection:
         if why := refusal(said):
             raise NodeError(why)
         return said
-
-    def ask_all(self, asked: list[Request]) -> list[dict[str, Any]]:
-        """Ask several things, one after the other."""
-        return [self.ask(*one) for one in asked]
 
     @property
     def peer(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import http.client
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ...protocol.errors import NodeError
@@ -18,7 +18,6 @@ from ...protocol.names import QUEUE_LIFE_S
 from ...protocol.node_info import NodeInfo
 from ...protocol.pipeline import STALLED_S
 from ...protocol.replies import decode
-from ...protocol.restart_guard import RestartGuard
 from ...protocol.round import Round
 from ...runtime.polling import SIZE
 from ..node import StreamNode
@@ -49,21 +48,12 @@ class EtcdNode(StreamNode):
     forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
     calls_itself: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        index: int,
-        address: EtcdAddress,
-        prefix: str,
-        guard: RestartGuard,
-        nonces: Sequence[str],
-        *,
-        clock: Callable[[], float],
-        later: Callable[[Callable[[], object]], object],
-    ) -> None:
-        super().__init__(index, address.name, guard, clock=clock, later=later)
-        self._address = address
-        self._keys = Keys(prefix)
-        self._first = secrets.randbelow(len(address.members))
+    _address: EtcdAddress
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._keys = Keys(self._prefix)
+        self._first = secrets.randbelow(len(self._address.members))
         self._cluster = ""
         self._replies = Replies()
         self._talks: deque[_Talk] = deque()

@@ -8,7 +8,6 @@ this order; a release that follows the request that it undoes can never be overt
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import psycopg
@@ -17,7 +16,7 @@ from psycopg import pq
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
 from ...protocol.replies import decode
-from ...protocol.restart_guard import ALWAYS, RestartGuard
+from ...protocol.restart_guard import ALWAYS
 from ...protocol.round import Round
 from ..node import Node
 from .address import PostgresAddress, reason
@@ -39,21 +38,11 @@ class PostgresNode(Node):
     broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
     forgets: ClassVar[str] = "was a standby promoted or a backup restored, were rows deleted"
 
-    def __init__(
-        self,
-        index: int,
-        address: PostgresAddress,
-        prefix: str,
-        guard: RestartGuard,
-        nonces: Sequence[str],
-        *,
-        clock: Callable[[], float],
-        later: Callable[[Callable[[], object]], object],
-    ) -> None:
-        super().__init__(index, address.name, guard, clock=clock, later=later)
-        self._address = address
-        self._prefix = prefix
-        self._swept = clock()
+    _address: PostgresAddress
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._swept = self._clock()
         self._sweeps: deque[bool] = deque()  # of what is not answered: whether it is no round
 
     def connect(self) -> tuple[Any, NodeInfo]:

@@ -7,7 +7,6 @@ ours. What is written and read on it stands in `requests.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
 from ...protocol.quorum import look, mark
 from ...protocol.replies import FOREIGN, decode
-from ...protocol.restart_guard import Memory, RestartGuard
+from ...protocol.restart_guard import Memory
 from ...protocol.round import Round, Verb
 from ...runtime.polling import SIZE
 from ..node import StreamNode
@@ -35,21 +34,10 @@ class RedisNode(StreamNode):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
 
-    def __init__(
-        self,
-        index: int,
-        address: Address,
-        prefix: str,
-        guard: RestartGuard,
-        nonces: Sequence[str],
-        *,
-        clock: Callable[[], float],
-        later: Callable[[Callable[[], object]], object],
-    ) -> None:
-        super().__init__(index, address.name, guard, clock=clock, later=later)
-        self._nonces = nonces
-        self._address = address
-        self._prefix = prefix
+    _address: Address
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._plain: set[Verb] = set()  # what it would not understand in the usual words
         self._replies = Replies()
 
