@@ -32,7 +32,7 @@ from ..survey.waiting import at_once, count_parked
 from .formatting import cells, lines, padded, without_quorum
 
 __all__ = ["BOTH", "NO_QUORUM", "PROBLEM", "REFUSED", "USUAL_KINDS", "WORKERS_TIMEOUT_S"]
-__all__ += ["Site", "as_json", "choosing", "listen_option", "load_app", "nodes_options"]
+__all__ += ["Site", "as_json", "can_ask", "choosing", "listen_option", "load_app", "nodes_options"]
 __all__ += ["on_site", "table", "timeout_option"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -265,6 +265,11 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
 def as_json(data: Any, indent: int | None = None) -> str:
     """Return JSON of foreign text, in ASCII and without control characters."""
     return json.dumps(data, indent=indent).replace("\x7f", r"\u007f")
+
+
+def can_ask() -> bool:
+    """Return whether there is anybody to answer a question."""
+    return sys.stdin.isatty()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

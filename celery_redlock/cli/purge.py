@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.texts import printable
-from .context import NO_QUORUM, PROBLEM, REFUSED, Site, on_site
+from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site
 from .formatting import counted
 
 __all__ = ["command"]
@@ -57,7 +55,7 @@ def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
         return ended("gone", "nothing to purge", PROBLEM)
     if dry_run:
         return ended("listed", "nothing was done", 0)
-    if not yes and not sys.stdin.isatty():
+    if not yes and not can_ask():
         why = "there is no terminal to ask on: look with --dry-run, then give --yes"
         return ended("refused", why, REFUSED)
     if not yes and not click.confirm("Purge them? The messages are gone for good.", err=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,7 @@ from ..protocol.texts import printable
 from ..survey.force_release import Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of, survey
-from .context import NO_QUORUM, PROBLEM, REFUSED, Site, on_site, timeout_option
+from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site, timeout_option
 from .formatting import counted, described, lines, name_of, say_away
 
 __all__ = ["command"]
@@ -171,7 +170,7 @@ def _release_all(
     if not wanted:
         return ended("refused", f"{count}: their holders live; --force frees them", REFUSED)
     if not yes:
-        if not _can_ask():
+        if not can_ask():
             why = "there is no terminal to ask on: look with --dry-run, then give --yes"
             return ended("refused", why, REFUSED)
         warnings = {WARNINGS[entry.kind] for entry in wanted}
@@ -201,7 +200,7 @@ def _release_all(
 
 def _refusal(entry: Entry, seen: Survey) -> str:
     """Ask, and return why nothing is to be done; empty if it is."""
-    if not _can_ask():
+    if not can_ask():
         return "there is no terminal to ask on: look with show, then give --force"
     warning = WARNINGS[entry.kind]
     stop = stop_command(entry.owner.task_id) if entry.owner is not None else ""
@@ -210,10 +209,6 @@ def _refusal(entry: Entry, seen: Survey) -> str:
     said = [name_of(entry), *described(entry, seen), "", *warning.split("\n")]
     click.echo(lines(*said), err=True)
     return "" if click.confirm("Free it?", err=True) else "left as it was"
-
-
-def _can_ask() -> bool:
-    return sys.stdin.isatty()
 
 
 def _said(entry: Entry, freed: Freed) -> str:

@@ -30,7 +30,7 @@ Nodes = list[redis.Redis]
 @pytest.fixture(autouse=True)
 def _a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one to ask on."""
-    monkeypatch.setattr(command, "_can_ask", lambda: True)
+    monkeypatch.setattr(command, "can_ask", lambda: True)
 
 
 def there(admins: Nodes, key: str = KEY) -> list[Any]:

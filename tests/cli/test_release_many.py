@@ -84,7 +84,7 @@ def test_without_yes_it_asks(
 ) -> None:
     assert cli("release", "--match", "order:*").exit_code == 4  # nobody to ask
     assert keys(lying) == ALL
-    monkeypatch.setattr(command, "_can_ask", lambda: True)
+    monkeypatch.setattr(command, "can_ask", lambda: True)
     result = cli("release", "--match", "order:*", input=f"{answer}\n")
     assert result.exit_code == 4 and "another of the same key may then" in result.stderr
     assert keys(lying) == left
