@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 
 from ..locking.pauses import Pause, in_force
@@ -41,18 +40,24 @@ class PauseWatch:
         self._redlock = redlock
         self._tell = tell
         self._known: tuple[Pause, ...] = ()
+        self._over = threading.Event()
+
+    def stop(self, **_signal: object) -> None:
+        """End it, with its worker: that may not be the end of the process, in a test."""
+        self._over.set()
 
     def start(self) -> None:
-        """Begin, in a thread that ends with the process."""
+        """Begin, in a thread."""
         threading.Thread(target=self._run, name="celery_redlock pauses", daemon=True).start()
 
     def _run(self) -> None:
-        while True:
+        pause = 0.0
+        while not self._over.wait(pause):
             try:
                 self._look()
             except Exception:
                 logger.exception("could not look for pauses; trying again in a second")
-            time.sleep(JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S)))
+            pause = JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S))
 
     def _look(self) -> None:
         before, (found, sure) = self._known, in_force(self._redlock)

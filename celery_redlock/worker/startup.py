@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from celery import _state
+from celery import _state, signals
 
 from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
@@ -116,7 +116,9 @@ def watch_pauses(sender: Any = None, **_signal: Any) -> None:
 
     parking = sender.on_task_request
     tell = parking.pauses_are if isinstance(parking, Parking) else lambda _pauses: None
-    PauseWatch(Redlock.from_app(sender.app), tell).start()
+    watch = PauseWatch(Redlock.from_app(sender.app), tell)
+    signals.worker_shutdown.connect(watch.stop)  # for as long as its thread lives
+    watch.start()
 
 
 def supervise(sender: Any = None, **_signal: Any) -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from celery import signals
 
 from celery_redlock import Redlock
 from celery_redlock.locking import pauses
 from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
 from celery_redlock.server import LocalServer
+from celery_redlock.worker.parking.consumer import Parking
+from celery_redlock.worker.startup import watch_pauses
 from tests.support.postgres_sites import empty_server, new_database
 from tests.support.wait import wait_until
 
@@ -150,3 +156,24 @@ def test_without_a_quorum_nothing_is_paused_or_resumed(
     for server in servers[:3]:
         server.resume()
     wait_until(lambda: patterns(five()) == ["mail:*"], 10.0, "what was written is undone")
+
+
+def test_the_watch_sees_a_pause_and_ends_with_its_worker(
+    over: Redlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that a test starts in its own process must leave nothing behind that asks nodes."""
+
+    def watching() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "celery_redlock pauses"]
+
+    monkeypatch.setattr(Redlock, "from_app", staticmethod(lambda _app: over))
+    monkeypatch.setattr("celery_redlock.worker.startup._takes_locks", lambda _app: True)
+    told: list[tuple[pauses.Pause, ...]] = []
+    parking: Any = Parking.__new__(Parking)
+    monkeypatch.setattr(Parking, "pauses_are", lambda _self, now: told.append(now))
+    watch_pauses(SimpleNamespace(app=None, on_task_request=parking))
+    pauses.begin(over, "order:*", 60.0, WHO)
+    wait_until(lambda: told and told[-1], 10.0, "the pause is told")
+    assert len(watching()) == 1
+    signals.worker_shutdown.send(sender=None)
+    wait_until(lambda: not watching(), 10.0, "it has ended")
