@@ -34,18 +34,17 @@ class Notices:
 
     def parked(self, request: Any, resources: Resources, since: float) -> None:
         """Say that it is parked; and who holds its lock, if that is at work here."""
+        what, is_start = _said(resources)
         # Of starts, none that is at work is in the way.
-        locks = list(map(plain, resources)) == list(resources)
-        running = (one for one, name in self._admission.running() if name == resources and locks)
-        here = next(running, None)
+        running = () if is_start else self._admission.running()
+        here = next((one for one, name in running if name == resources), None)
         if self._events:
             holder = None
             if here is not None:
                 pid = here.worker_pid or 0
                 holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            resource = printable(shown(list(map(plain, resources))))
-            told_of = {"name": printable(request.name), "resource": resource}
+            told_of = {"name": printable(request.name), "resource": what}
             request.send_event(WAITING, **told_of, holder=holder, waited=waited)
         who = ""
         if here is not None:
@@ -61,7 +60,12 @@ class Notices:
         self._log(request, "paused", resources)
 
     def _log(self, request: Any, why: str, resources: Resources, who: str = "") -> None:
-        names = list(map(plain, resources))
-        name, what = printable(f"{request.name}[{request.id}]"), printable(shown(names))
-        start = "" if names == list(resources) else "a start of "
+        what, is_start = _said(resources)
+        name, start = printable(f"{request.name}[{request.id}]"), "a start of " if is_start else ""
         logger.info("%s waits (%s) for %s%s%s", name, why, start, what, who)
+
+
+def _said(resources: Resources) -> tuple[str, bool]:
+    """Return what is waited for, for people; and whether it is a start and not a lock."""
+    names = list(map(plain, resources))
+    return printable(shown(names)), names != list(resources)
