@@ -133,15 +133,17 @@ def _nothing_is_left_to_the_next() -> Iterator[None]:
     """What tests change for the whole process.
 
     An app's tasks go to every app to come, and a worker in this process sets the level of the log.
-    A lease that is interrupted where nothing can be done stays the current one.
+    A lease that a test does not give back is the current one of those that follow.
     """
     logging.root.setLevel(logging.WARNING)
     tasks = set(_state._on_app_finalizers)
     yield
     policy.set_at_work(False)  # as a worker that was started in this process leaves it
     _state._on_app_finalizers.intersection_update(tasks)
-    for lease in stack.leases():
+    left = stack.leases()
+    for lease in left:
         stack.drop(lease)
+    assert not left, "it leaves a lease to the next test"
 
 
 @pytest.fixture(scope="module")

@@ -26,38 +26,28 @@ from celery_redlock import (
     current_lease,
 )
 from celery_redlock.locking import acquisition
-from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.testing import fake_redlock
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.conftest import as_new
-from tests.support import postgres
+from tests.support import postgres, stores
 from tests.support.machine import in_time
+from tests.support.stores import Servers
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 SHORT = 0.5
 
-Servers = list[LocalServer] | list[LocalPostgres]
 Make = Callable[..., Any]
 
 
 @pytest.fixture(scope="module", params=["redis", "postgresql"])
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
-    if request.param == "redis":
-        with start_servers(3) as started:
-            yield started
-    else:
-        with postgres.start_postgres() as server:
-            yield [server]
+    with stores.start(request.param) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
 def _servers_as_new(servers: Servers) -> None:
-    for server in servers:
-        if isinstance(server, LocalPostgres):
-            postgres.as_new(server)
-        else:
-            as_new([server])
+    stores.as_new(servers)
 
 
 @pytest.fixture

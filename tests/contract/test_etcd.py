@@ -139,6 +139,7 @@ def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
             return False
 
     wait_until(taken, 20.0, "it is free once its ttl is over there, too")
+    assert not held.release()
 
 
 def test_a_number_grows_with_every_grant_and_is_the_same_for_its_own_retry(etcd: Etcd) -> None:

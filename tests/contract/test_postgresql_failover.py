@@ -160,7 +160,7 @@ def test_whose_lock_a_promoted_standby_has_forgotten_is_told_before_another_has_
     before = held[0].lease.deadline
     wait_until(lambda: held[0].lease.deadline > before, TTL, "what is known is extended")
     assert not held[0].lost
-    holder.release(held[0].lease)
+    assert held[0].release()
     held[1].release()
 
 

@@ -19,16 +19,16 @@ import redis
 from celery_redlock import Lease, Redlock, ResourceHeld
 from celery_redlock.locking import acquisition, wait_queue
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.server import LocalServer
 from celery_redlock.stores.etcd.wire import Keys, above, text
 from celery_redlock.stores.kinds import parse_nodes, subscribe
 from celery_redlock.stores.node import Node
 from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.conftest import as_new
-from tests.support import etcd, postgres
+from tests.support import etcd, postgres, stores
 from tests.support.machine import in_time
 from tests.support.nodes import all_connected
+from tests.support.stores import Servers
 from tests.support.wait import wait_until
 
 WAITER = """
@@ -44,31 +44,17 @@ redlock.release(lease)
 
 
 LINE = Keys("redlock:").line("r")
-Servers = list[LocalServer] | list[LocalPostgres] | list[LocalEtcd]
 
 
 @pytest.fixture(scope="module", params=["redis", "postgresql", "etcd"])
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
-    if request.param == "redis":
-        with start_servers(3) as started:
-            yield started
-    elif request.param == "etcd":
-        with etcd.start_etcd() as cluster:
-            yield [cluster]
-    else:
-        with postgres.start_postgres() as server:
-            yield [server]
+    with stores.start(request.param) as started:
+        yield started
 
 
 @pytest.fixture(autouse=True)
 def _servers_as_new(servers: Servers) -> None:
-    for server in servers:
-        if isinstance(server, LocalPostgres):
-            postgres.as_new(server)
-        elif isinstance(server, LocalEtcd):
-            etcd.as_new(server)
-        else:
-            as_new([server])
+    stores.as_new(servers)
 
 
 @pytest.fixture

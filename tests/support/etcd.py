@@ -7,30 +7,16 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.etcd.wire import above, text
 from celery_redlock.testing.etcd import LocalEtcd, find_etcd
+from tests.support import wanting
 
 __all__ = ["above", "as_new", "ask", "missing", "require", "start_etcd", "text"]
 
 
-@functools.cache
-def missing() -> str:
-    """Why there can be no etcd here; empty where there can."""
-    try:
-        find_etcd()
-    except ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-def require() -> None:
-    """Skip the test where no server can be run."""
-    if missing():
-        pytest.skip(missing())
+missing = functools.partial(wanting.missing, find_etcd)
+require = functools.partial(wanting.require, find_etcd)
 
 
 @contextlib.contextmanager

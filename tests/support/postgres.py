@@ -18,7 +18,6 @@ import psycopg
 import pytest
 from psycopg.pq import ExecStatus
 
-from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.server import free_port
 from celery_redlock.testing.postgresql import LocalPostgres, find_postgres
 from tests.support import wanting
@@ -39,20 +38,8 @@ default_pool_size = 3
 EMPTY = "TRUNCATE redlock_lease, redlock_waiter"
 
 
-@functools.cache
-def missing() -> str:
-    """Why there can be no PostgreSQL here; empty where there can."""
-    try:
-        find_postgres()
-    except ConfigurationError as error:
-        return str(error)
-    return ""
-
-
-def require() -> None:
-    """Skip the test where no server can be run."""
-    if missing():
-        pytest.skip(missing())
+missing = functools.partial(wanting.missing, find_postgres)
+require = functools.partial(wanting.require, find_postgres)
 
 
 def made(**settings: str) -> LocalPostgres:

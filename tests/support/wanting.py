@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Callable
+
+import pytest
+
+from celery_redlock.protocol.errors import ConfigurationError
 
 PACKAGES = {
     "redis-server": ("redis-server",),
@@ -11,6 +17,7 @@ PACKAGES = {
     "gcc": ("gcc", "libc6-dev"),
     "chromedriver": ("chromium", "chromium-driver"),
     "pgbouncer": ("pgbouncer",),
+    "etcd": ("etcd-server",),
     "promtool": ("prometheus",),
 }
 """Programs, and the Debian packages that have them."""
@@ -31,3 +38,19 @@ def advice() -> str:
 def present(name: str) -> bool:
     """Whether there is such a program; an administrator's too, which are on no user's path."""
     return shutil.which(name) is not None or shutil.which(name, path="/usr/sbin:/sbin") is not None
+
+
+@functools.cache
+def missing(find: Callable[[], object]) -> str:
+    """Why there can be no server here of the kind that this finds; empty where there can."""
+    try:
+        find()
+    except ConfigurationError as error:
+        return str(error)
+    return ""
+
+
+def require(find: Callable[[], object]) -> None:
+    """Skip the test where there can be no such server."""
+    if missing(find):
+        pytest.skip(missing(find))

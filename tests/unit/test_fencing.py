@@ -433,6 +433,7 @@ def test_a_tick_of_a_beat_has_none_whatever_is_usual(monkeypatch: pytest.MonkeyP
     entry = ScheduleEntry("tick", schedule=schedule(60.0), last_run_at=datetime.now(timezone.utc))
     decision = TickClaims(SimpleNamespace(main="app"), usual, "hold").decide(entry, 1.0)
     assert decision.claim is not None and decision.claim.fencing_token is None
+    decision.claim.release()
 
 
 # -- The SQL of the docs

@@ -61,30 +61,25 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
                 **options,
             )(run)
 
-    def skipped(self: Any, key: str) -> Any:
+    def short(self: Any, key: str) -> Any:
         return body(self, key, 0.05, "return")
 
-    tasks["until_succeeded_skip"] = app.task(
-        base=SingletonTask,
-        shared=False,
-        bind=True,
-        name=f"{NAME}.until_succeeded_skip",
-        lock_key="k:{key}",
-        lock_scope="until_succeeded",
-        lock_on_conflict="skip",
-    )(skipped)
-
-    def linger(self: Any, key: str) -> Any:
-        return body(self, key, 0.05, "return")
-
-    tasks["lingering"] = app.task(
-        base=Lingering,
-        shared=False,
-        bind=True,
-        name=f"{NAME}.lingering",
-        lock_key="k:{key}",
-        lock_scope="until_executed",
-    )(linger)
+    for name, base, options in (
+        (
+            "until_succeeded_skip",
+            SingletonTask,
+            {"lock_scope": "until_succeeded", "lock_on_conflict": "skip"},
+        ),
+        ("lingering", Lingering, {"lock_scope": "until_executed"}),
+    ):
+        tasks[name] = app.task(
+            base=base,
+            shared=False,
+            bind=True,
+            name=f"{NAME}.{name}",
+            lock_key="k:{key}",
+            **options,
+        )(short)
     return tasks
 
 
