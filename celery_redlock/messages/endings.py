@@ -47,7 +47,7 @@ def release(
     if isinstance(getattr(reason, "exc", None), NotAcquired):
         # It is sent to the main process, which reads the text alone. 45 kB of its 49 are frames of
         # Celery: billiard writes more than 16 kB in two pieces, and a worker that loses its broker
-        # between the two has lost the child's slot for good (Celery's, see docs/bug-or-limit.md).
+        # between the two has lost the child's slot for good (Celery's, see docs/operating.md).
         einfo.tb = None
     request = _request_of(sender)
     held = lease_of(request)
