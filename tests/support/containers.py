@@ -82,7 +82,7 @@ class LocalProcess(_Shaped):
         for process in self._family() if self.process.poll() is None else ():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        self.process.wait(10.0)
+        self.process.wait(60.0)
 
     def _family(self) -> list[psutil.Process]:
         """Its children and itself; none if it ends meanwhile: a fork is not ours to wait for."""

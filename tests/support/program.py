@@ -90,11 +90,11 @@ class Program:
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            self.process.wait(10.0)
+            self.process.wait(60.0)
         self.stopped = False
         return time.time()
 
-    def terminate(self, timeout: float = 10.0) -> int:
+    def terminate(self, timeout: float = 60.0) -> int:
         """Ask it to end, and wait; return its return code."""
         assert self.process is not None
         self.process.terminate()

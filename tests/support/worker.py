@@ -78,7 +78,7 @@ class Worker(CeleryTestWorker):
         """All it has printed."""
         return self.output.read_text(errors="replace")
 
-    def said(self, words: str, timeout: float = 5.0) -> None:
+    def said(self, words: str, timeout: float = 10.0) -> None:
         """Wait until it has logged `words`."""
         wait_until(lambda: words in self.text, timeout, f"the worker says {words!r}", every=0.01)
 
@@ -86,6 +86,9 @@ class Worker(CeleryTestWorker):
         """Ask for a warm shutdown."""
         self.process.send_signal(signal.SIGTERM)
 
-    def ended(self, timeout: float = 10.0) -> int:
-        """Wait for its end; its return code."""
+    def ended(self, timeout: float = 60.0) -> int:
+        """Wait for its end; its return code.
+
+        A child that ends a task as its worker stops waits up to 30 s for its parent (billiard).
+        """
         return self.process.wait(timeout)

@@ -78,7 +78,7 @@ def stop(stage: Stage) -> None:
 
 def soft_shutdown(stage: Stage) -> None:
     stage.worker.process.send_signal(signal.SIGQUIT)
-    stage.worker.ended(20.0)
+    stage.worker.ended()
 
 
 SOFT = {"worker_soft_shutdown_timeout": PAUSE}

@@ -35,5 +35,5 @@ def test_its_tasks_load_no_more(cluster: Cluster, key: str, pool: str, parking: 
         assert cluster.result(sent, 20.0) == []
     finally:
         process.terminate()
-        process.wait(20.0)
+        process.wait(60.0)
     assert "raised" not in path.read_text()

@@ -45,7 +45,7 @@ LOOKS = [
     ("explain", "tests.worker.tasks.until_executed", '["reserved"]'),
     ("explain", "tests.worker.tasks.until_executing", '["nobody"]'),
 ]
-LONG = 300.0
+LONG = 1800.0
 """Seconds; longer than this module takes, on a machine that is busy."""
 WAITING = {"k:held": 2, "crowd:some": 1}
 """How many wait. One that is parked is tried now and then, and for that moment waits nowhere."""
