@@ -12,8 +12,8 @@ import psutil
 T = TypeVar("T")
 
 PATIENCE = 3.0
-"""How often its deadline a condition is waited for: on a machine that others use, as CI's, all takes
-longer. A deadline says that something hangs; that something is fast says `machine.in_time`."""
+"""How often its deadline a condition is waited for: where others use the machine, all takes longer.
+A deadline says that something hangs; that something is fast says `machine.in_time`."""
 
 
 def wait_until(
