@@ -52,6 +52,7 @@ class ReservedDelivery:
     Attributes:
         note: What is known of its reservation.
         passed_on: Whether its reservation goes with another message by now.
+        einfo: Celery's report of its failure or retry, once there is one.
     """
 
     def __init__(self, message: Message) -> None:
@@ -69,6 +70,7 @@ class ReservedDelivery:
         )
         self._claim: Claim | None = None
         self.passed_on = False
+        self.einfo: Any = None
         setattr(self._request, ARRIVAL, self)
 
     @property

@@ -39,20 +39,24 @@ def release(
     signal: Any = None,
     state: str | None = None,
     retval: Any = None,
-    reason: Any = None,
     einfo: Any = None,
     **_signal: Any,
 ) -> None:
     """The body's process: this delivery is over."""
-    if isinstance(getattr(reason, "exc", None), NotAcquired):
-        # It is sent to the main process, which reads the text alone. 45 kB of its 49 are frames of
-        # Celery: billiard writes more than 16 kB in two pieces, and a worker that loses its broker
-        # between the two has lost the child's slot for good (Celery's, see docs/operating.md).
-        einfo.tb = None
     request = _request_of(sender)
     held = lease_of(request)
     arrival = arrival_of(request)
-    if held is None or arrival is None:
+    if arrival is None:
+        return
+    if einfo is not None:
+        arrival.einfo = einfo
+    if signal is signals.task_postrun and arrival.einfo is not None:
+        # All have seen it, and the main process reads its text alone. With the frames a failure or
+        # a retry is 40 to 100 kB. What is over 16 billiard writes in two pieces: a soft time limit
+        # that strikes between the two, or a broker that is lost then, stops this child's slot or
+        # the whole worker for good (see docs/operating.md).
+        arrival.einfo.tb = None
+    if held is None:
         return
     if signal is signals.task_success:  # come to its end, and not only to an end
         mark_done(held)

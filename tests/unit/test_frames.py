@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import gc
 import pickle
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
+from celery import signals
 from celery.exceptions import Retry
 
+from celery_redlock import SingletonTask
 from tests.support.delivering import deliver
 
 ONE_WRITE = 16_384
@@ -56,3 +58,36 @@ def test_the_main_process_is_sent_none_of_its_frames(busy: Any, sent: list[Any])
     assert names == ["trace_task", "__call__", "run"]  # what Celery makes of each is made in vain
     assert "is held by" in infos[0].traceback
     assert len(pickle.dumps(infos[0])) < ONE_WRITE
+
+
+def deep(depth: int, end: Callable[[], None]) -> None:
+    if depth:
+        deep(depth - 1, end)
+    end()
+
+
+@pytest.mark.parametrize("what", ["failure", "retry"])
+def test_nor_of_a_failure_or_a_retry_of_its_own(app: Any, sent: list[Any], what: str) -> None:
+    """All who are told of it in its process have them: reports of errors show local variables."""
+    seen: list[Any] = []
+
+    @app.task(name=f"ends-in-{what}", base=SingletonTask, lock_key="k", bind=True)
+    def task(self: Any) -> None:
+        def fail() -> None:
+            raise ValueError("no")
+
+        deep(10, self.retry if what == "retry" else fail)
+
+    def told(sender: Any = None, einfo: Any = None, **_signal: Any) -> None:
+        seen.append((einfo, einfo.tb.tb_frame.f_code.co_name, len(pickle.dumps(einfo))))
+
+    signal = signals.task_retry if what == "retry" else signals.task_failure
+    signal.connect(told, weak=False, dispatch_uid=__name__)
+    try:
+        deliver(task)
+    finally:
+        signal.disconnect(dispatch_uid=__name__)
+    ((einfo, outermost, size),) = seen
+    assert outermost == "trace_task" and size > ONE_WRITE
+    assert len(pickle.dumps(einfo)) < ONE_WRITE
+    assert einfo.traceback.count("in deep") > 1
