@@ -21,7 +21,7 @@ def test_a_second_is_not_published(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     task = reservations.tasks[scope]
-    first = task.apply_async((key,), countdown=0.5)
+    first = task.apply_async((key,), countdown=2.0)
     assert reservations.of(key) == first.id
     second = task.delay(key)
     assert second.id == first.id

@@ -18,7 +18,7 @@ def test_existing_is_the_result_of_the_one_that_has_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
-    first = task.apply_async((key,), countdown=0.3)
+    first = task.apply_async((key,), countdown=2.0)
     second = task.delay(key)
     assert type(second) is type(first) and isinstance(second, AsyncResult)
     assert cluster.result(second) == {"retries": 0, "token": True}
@@ -46,7 +46,7 @@ def test_replace_takes_the_place_of_a_queued_one(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
-    first = task.apply_async((key,), countdown=0.5)
+    first = task.apply_async((key,), countdown=3.0)
     second = task.apply_async((key,), countdown=0.2, lock={"on_duplicate": "replace"})
     assert second.id != first.id
     reservations.kept(key, second)
@@ -64,9 +64,9 @@ def test_one_whose_reservation_is_anothers_is_skipped(
 ) -> None:
     """It was replaced, and its worker did not hear of it."""
     task = reservations.tasks[scope]
-    first = task.apply_async((key,), countdown=0.3)
+    first = task.apply_async((key,), countdown=2.0)
     reservations.forget(key)
-    second = task.apply_async((key,), countdown=1.0)
+    second = task.apply_async((key,), countdown=4.0)
     assert second.id != first.id
     skipped = Skipped.of(cluster.result(first))
     assert skipped is not None and second.id in skipped["holder"]
@@ -79,7 +79,7 @@ def test_one_whose_reservation_has_expired_takes_it_again(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
-    first = task.apply_async((key, 30.0), countdown=0.2)
+    first = task.apply_async((key, 30.0), countdown=1.5)
     reservations.forget(key)
     cluster.entered(key)
     reservations.kept(key, first)
