@@ -4,18 +4,16 @@
 
     install(port=9468)  # where the app is made: in workers, beats, web servers
 
-Counters and histograms only, made of the signals (`signals.py`) and of what nodes do (`events.py`).
-Gauges come from the nodes, by the exporter (`exporter.py`): no process knows what all hold. The
-label `task` is a task's name, empty outside tasks; never a key, never an id: there are too many.
+Counters and histograms only (`measures.py`). Gauges come from the nodes, by the exporter
+(`survey/exporter.py`): no process knows what all hold.
 
 Under prefork the bodies run in children, while the main process answers Prometheus: that needs
 prometheus_client's multiprocess mode, a directory in PROMETHEUS_MULTIPROC_DIR before the program
 starts. Counters and histograms of children that have died stay in the sums, as they must.
 
-Any thread may observe while another forks: a child that was forked inside an observation would wait
-endlessly for a lock that none of its threads holds. So observing and forking exclude each other;
-and so do reading these metrics and forking. Other collectors of the same registry are read without
-that: one may take seconds, and the thread that extends leases must not wait for it.
+Reading these metrics and forking exclude each other, as observing and forking do. Other collectors
+of the same registry are read without that: one may take seconds, and the thread that extends leases
+must not wait for it.
 """
 
 from __future__ import annotations
@@ -24,17 +22,13 @@ import glob
 import logging
 import os
 import re
-import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from celery.signals import worker_ready
 
-from .events import NODE_FAILURES, Listener, subscribe, unsubscribe
-from .messages import signals
+from .measures import COUNTERS, HISTOGRAMS, OF_A_TASK, Measures, no_fork
 from .protocol.errors import ConfigurationError
-from .protocol.lease import Lease
-from .protocol.values import Owner
 
 __all__ = ["BUCKETS", "Metrics", "install"]
 
@@ -42,20 +36,6 @@ logger = logging.getLogger("celery_redlock.metrics")
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
-COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
-    "acquire": ("Calls for a lock, by how they ended", ("task", "outcome")),
-    "extend": ("Rounds that were to renew a lease", ("task", "outcome")),
-    "lost": ("Leases that ended before their holder let go", ("task", "reason")),
-    "deduplicated": ("Tasks not sent or not run: another has the key", ("task", "where")),
-    "node_errors": ("Times a node failed us", ("node", "kind")),
-}
-"""`celery_redlock_..._total`: what each counts, and its labels."""
-HISTOGRAMS = {
-    "acquire": ("From the first call for a lock until it was granted", "task"),
-    "hold": ("How long a lock was held", "task"),
-    "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
-}
-"""`celery_redlock_..._seconds`: what each measures, and its label."""
 BUCKETS: dict[str, tuple[float, ...]] = {
     "acquire": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
@@ -64,42 +44,19 @@ BUCKETS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """The histograms, and the upper bounds of their buckets unless others are given; seconds."""
 
-OF_A_TASK = {
-    "acquire": ("acquired", "held", "unavailable"),
-    "extend": ("extended", "failed"),
-    "lost": ("expired", "refused", "max_lifetime"),
-}
-OF_A_NODE = {"node_errors": NODE_FAILURES}
-"""Counters that begin at 0, with the values of their second label: to Prometheus, a rise from
-nothing to 1 is none."""
-
-_gate = threading.RLock()
-
-
-def _after_fork() -> None:
-    global _gate
-    _gate = threading.RLock()
-
-
-os.register_at_fork(
-    before=lambda: _gate.acquire(),
-    after_in_parent=lambda: _gate.release(),
-    after_in_child=_after_fork,
-)
-
 
 def _gated(kind: Any) -> Any:
     """Make a kind of metric that is not read while this process forks."""
 
     class Gated(kind):  # type: ignore[misc]
         def collect(self) -> list[Any]:
-            with _gate:
+            with no_fork():
                 return list(super().collect())
 
     return Gated
 
 
-class Metrics(Listener):
+class Metrics(Measures):
     """The metrics, once installed in a registry: see `install`."""
 
     def __init__(self, registry: Any, buckets: Mapping[str, Sequence[float]]) -> None:
@@ -108,7 +65,6 @@ class Metrics(Listener):
         Counter, Histogram = map(_gated, (prometheus_client.Counter, prometheus_client.Histogram))
         self.registry = registry
         self._server: Any = None
-        self._known: set[str] = set()
         self._children: dict[tuple[Any, ...], Any] = {}
         self._counters = {
             name: Counter(f"celery_redlock_{name}", about, labels, registry=registry)
@@ -122,42 +78,12 @@ class Metrics(Listener):
             )
             for name, (about, label) in HISTOGRAMS.items()
         }
-        count, observe = self._count, self._observe
-        self._receivers: dict[Any, Any] = {
-            signals.lock_acquired: self._acquired,
-            signals.lock_contended: lambda sender, **_: count("acquire", _name(sender), "held"),
-            signals.lock_unavailable: (
-                lambda sender, **_: count("acquire", _name(sender), "unavailable")
-            ),
-            signals.lock_extended: (
-                lambda sender, lease, **_: count("extend", _name(sender, lease), "extended")
-            ),
-            signals.lock_lost: (
-                lambda sender, loss, **_: count("lost", _name(sender, loss.lease), loss.reason)
-            ),
-            signals.lock_released: (
-                lambda sender, lease, held_for, **_: observe("hold", held_for, _name(sender, lease))
-            ),
-            signals.task_skipped: (
-                lambda sender, where, **_: count("deduplicated", _name(sender), where)
-            ),
-            # A beat need not know the task that it sends.
-            signals.beat_deduplicated: (
-                lambda sender, entry, where, **_: count(
-                    "deduplicated", _name(sender) or str(entry.task), where
-                )
-            ),
-        }
-        for signal, receiver in self._receivers.items():
-            signal.connect(receiver, weak=False, dispatch_uid=(__name__, id(self)))
-        subscribe(self)
+        super().__init__()
 
     def close(self) -> None:
         """Observe no more, and answer no more."""
         global _installed
-        for signal in self._receivers:
-            signal.disconnect(dispatch_uid=(__name__, id(self)))
-        unsubscribe(self)
+        super().close()
         worker_ready.disconnect(dispatch_uid=__name__)
         for metric in (*self._counters.values(), *self._histograms.values()):
             self.registry.unregister(metric)
@@ -169,45 +95,13 @@ class Metrics(Listener):
         if _installed is not None and _installed[0] is self:
             _installed = None
 
-    # -- Observing -------------------------------------------------------------------------------
+    def add(self, counter: str, amount: int, *labels: str) -> None:
+        """Add to a counter."""
+        self._child(self._counters[counter], *labels).inc(amount)
 
-    def not_extended(self, lease: Lease) -> None:
-        """Count a round that no signal tells of."""
-        owner = Owner.of(lease.token)
-        task = signals.named(owner.task) if owner is not None else None
-        self._count("extend", _name(task, lease), "failed")
-
-    def node_answered(self, node: str, seconds: float) -> None:
-        """Measure how long a node took."""
-        self._begin_at_zero(node, OF_A_NODE)
-        self._observe("node_rtt", seconds, node)
-
-    def node_failed(self, node: str, kind: str) -> None:
-        """Count a node's failure."""
-        self._count("node_errors", node, kind)
-
-    def _acquired(self, sender: Any, lease: Lease, waited: float, **_more: Any) -> None:
-        task = _name(sender, lease)
-        self._begin_at_zero(task, OF_A_TASK)
-        self._count("acquire", task, "acquired")
-        self._observe("acquire", waited, task)
-
-    def _begin_at_zero(self, label: str, counters: Mapping[str, Iterable[str]]) -> None:
-        if label in self._known:
-            return
-        with _gate:
-            self._known.add(label)
-            for counter, values in counters.items():
-                for value in values:
-                    self._child(self._counters[counter], label, value)
-
-    def _count(self, counter: str, *labels: str) -> None:
-        with _gate:
-            self._child(self._counters[counter], *labels).inc()
-
-    def _observe(self, histogram: str, seconds: float, label: str) -> None:
-        with _gate:
-            self._child(self._histograms[histogram], label).observe(seconds)
+    def record(self, histogram: str, seconds: float, label: str) -> None:
+        """Record a value of a histogram."""
+        self._child(self._histograms[histogram], label).observe(seconds)
 
     def _child(self, metric: Any, *labels: str) -> Any:
         # prometheus_client finds them too, in ten times the time.
@@ -216,8 +110,6 @@ class Metrics(Listener):
         if child is None:
             child = self._children[key] = metric.labels(*labels)
         return child
-
-    # -- Answering -------------------------------------------------------------------------------
 
     def begin(self, consumer: Any, port: int | None, addr: str) -> None:
         """Begin in a worker's main process, when it is ready; the arguments are `install`'s."""
@@ -354,11 +246,3 @@ def _buckets(given: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, ...
                 f"buckets[{name!r}] must be rising numbers of seconds above 0; they are {bounds!r}"
             )
     return {name: tuple(given.get(name, bounds)) for name, bounds in BUCKETS.items()}
-
-
-def _name(task: Any, lease: Lease | None = None) -> str:
-    """Return the task's name; of one that this process does not know, what its token says."""
-    if task is not None:
-        return str(task.name)
-    owner = Owner.of(lease.token) if lease is not None else None
-    return owner.task if owner is not None else ""

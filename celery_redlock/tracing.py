@@ -1,4 +1,4 @@
-"""OpenTelemetry: a span for each call for a lock, and an event where a lease is lost.
+"""OpenTelemetry: a span for each call for a lock, an event where a lease is lost, and metrics.
 
     from celery_redlock.tracing import instrument
     instrument()
@@ -9,6 +9,10 @@ child of the span that is current in the thread that asks: in a task that of
 lost, the span in which it was acquired gets an event `redlock lost`, if it has not ended.
 
 Names of resources may be personal data (`order:1234`): they are left out, unless asked for.
+
+The metrics are those of `metrics.py`, with the same labels and units. An exporter to Prometheus
+gives them the same names, too: `celery_redlock.acquire` becomes `celery_redlock_acquire_total`, and
+`celery_redlock.acquire.seconds` `celery_redlock_acquire_seconds`.
 """
 
 from __future__ import annotations
@@ -18,13 +22,14 @@ from collections import OrderedDict
 from typing import Any
 
 try:
-    from opentelemetry import trace
+    from opentelemetry import metrics, trace
 except ImportError as error:
     raise ImportError(
         'celery_redlock.tracing needs OpenTelemetry: pip install "celery-redlock[otel]"'
     ) from error
 
 from .events import Ask, Listener, subscribe, unsubscribe
+from .measures import COUNTERS, HISTOGRAMS, Measures
 from .messages.signals import MAX_LEASES, in_all, is_tick, task_of
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
@@ -38,27 +43,33 @@ ATTRIBUTE = "celery_redlock."
 
 
 def instrument(
-    tracer_provider: trace.TracerProvider | None = None, *, with_resource: bool = False
+    tracer_provider: trace.TracerProvider | None = None,
+    *,
+    meter_provider: metrics.MeterProvider | None = None,
+    with_resource: bool = False,
 ) -> None:
-    """Trace locks from now on, in this process and those forked from it.
+    """Trace and measure locks from now on, in this process and those forked from it.
 
     Args:
         tracer_provider: Whose tracer is used; the global one's if None.
-        with_resource: Whether spans name the resource.
+        meter_provider: Whose meter is used; the global one's if None.
+        with_resource: Whether spans name the resource; metrics never do.
     """
-    global _tracing
+    global _tracing, _measures
     uninstrument()
     tracer = trace.get_tracer("celery_redlock", tracer_provider=tracer_provider)
     _tracing = _Tracing(tracer, with_resource)
     subscribe(_tracing)
+    _measures = _Measures(metrics.get_meter("celery_redlock", meter_provider=meter_provider))
 
 
 def uninstrument() -> None:
-    """Trace nothing any more."""
-    global _tracing
-    if _tracing is not None:
+    """Trace and measure nothing any more."""
+    global _tracing, _measures
+    if _tracing is not None and _measures is not None:
         unsubscribe(_tracing)
-        _tracing = None
+        _measures.close()
+        _tracing = _measures = None
 
 
 class _Tracing(Listener):
@@ -125,4 +136,26 @@ class _Tracing(Listener):
             self._spans.popitem(last=False)
 
 
+class _Measures(Measures):
+    def __init__(self, meter: metrics.Meter) -> None:
+        self._counters = {
+            name: (meter.create_counter(ATTRIBUTE + name, description=about), labels)
+            for name, (about, labels) in COUNTERS.items()
+        }
+        self._histograms = {
+            name: (meter.create_histogram(f"{ATTRIBUTE}{name}.seconds", "s", about), label)
+            for name, (about, label) in HISTOGRAMS.items()
+        }
+        super().__init__()
+
+    def add(self, counter: str, amount: int, *labels: str) -> None:
+        instrument, names = self._counters[counter]
+        instrument.add(amount, dict(zip(names, labels, strict=True)))
+
+    def record(self, histogram: str, seconds: float, label: str) -> None:
+        instrument, name = self._histograms[histogram]
+        instrument.record(seconds, {name: label})
+
+
 _tracing: _Tracing | None = None
+_measures: _Measures | None = None

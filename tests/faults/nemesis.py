@@ -65,8 +65,7 @@ SHORT = Phase("short", 0.8, 1.0, 2.0, 2.0, only=GENTLE)
 """A little of all, for `make test`."""
 PRODUCERS = Phase("producers", 0.0, 0.0, 0.0, 0.3, only=("kill_producers",))
 """Who reserves a key and is killed before it has published. The same."""
-# What happens to processes is of `SHORT`, whatever the store.
-SHORT_OF_POSTGRES = Phase("short", 0.8, 1.0, 0.0, 2.0, only=(
+SHORT_OF_POSTGRES = Phase("short", 0.8, 1.0, 2.0, 2.0, only=(
     "pause_server", "kill_server", "end_backends", "deafen", "lock_rows", "cancel_queries",
     *GENTLE,
 ))  # fmt: skip

@@ -26,8 +26,9 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "worker": ((*CORE, "messages", "beat"), {"celery", "kombu", "billiard"}),
     "task": ((*CORE, "messages", "worker"), {"celery"}),
     "signals": (("messages",), set()),
-    "metrics": (("protocol", "events", "config", "messages"), {"celery", "prometheus_client"}),
-    "tracing": (("protocol", "events", "config", "messages"), {"opentelemetry"}),
+    "measures": (("protocol", "events", "messages"), set()),
+    "metrics": (("protocol", "config", "measures"), {"celery", "prometheus_client"}),
+    "tracing": (("protocol", "events", "messages", "measures"), {"opentelemetry"}),
     "server": (("protocol",), set()),
     # They may use whatever is below, and none of them another but where it says so.
     "survey": (("protocol", "config", "stores", "locking"), {"prometheus_client"}),

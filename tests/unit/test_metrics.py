@@ -18,6 +18,7 @@ from celery import Celery
 from prometheus_client import CollectorRegistry, generate_latest
 
 from celery_redlock import ConfigurationError, SingletonTask, metrics
+from celery_redlock.measures import no_fork
 from celery_redlock.messages import signals
 from celery_redlock.metrics import BUCKETS, install
 from celery_redlock.protocol.lease import Lease
@@ -167,7 +168,7 @@ def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None
     counted = made._child(made._counters["deduplicated"], "", "run")
 
     def observe() -> None:
-        with metrics._gate, counted._value._lock:
+        with no_fork(), counted._value._lock:
             inside.set()
             threading.Event().wait(0.3)  # a fork that does not wait for us comes within it
 

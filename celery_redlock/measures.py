@@ -1,0 +1,161 @@
+"""What is counted and measured of locks, whoever keeps the figures: Prometheus or OpenTelemetry.
+
+Counters and histograms only, made of the signals (`messages/signals.py`) and of what nodes do
+(`events.py`). The label `task` is a task's name, empty outside tasks; never a key, never an id:
+there are too many.
+
+Any thread may observe while another forks: a child that was forked inside an observation would wait
+endlessly for a lock that none of its threads holds. So observing and forking exclude each other.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .events import NODE_FAILURES, Listener, subscribe, unsubscribe
+from .messages import signals
+from .protocol.lease import Lease
+from .protocol.values import Owner
+
+__all__ = ["COUNTERS", "HISTOGRAMS", "OF_A_TASK", "Measures", "no_fork"]
+
+COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
+    "acquire": ("Calls for a lock, by how they ended", ("task", "outcome")),
+    "extend": ("Rounds that were to renew a lease", ("task", "outcome")),
+    "lost": ("Leases that ended before their holder let go", ("task", "reason")),
+    "deduplicated": ("Tasks not sent or not run: another has the key", ("task", "where")),
+    "node_errors": ("Times a node failed us", ("node", "kind")),
+}
+"""What each counts, and its labels."""
+HISTOGRAMS = {
+    "acquire": ("From the first call for a lock until it was granted", "task"),
+    "hold": ("How long a lock was held", "task"),
+    "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
+}
+"""What each measures, in seconds, and its label."""
+OF_A_TASK = {
+    "acquire": ("acquired", "held", "unavailable"),
+    "extend": ("extended", "failed"),
+    "lost": ("expired", "refused", "max_lifetime"),
+}
+OF_A_NODE = {"node_errors": NODE_FAILURES}
+"""Counters that begin at 0, with the values of their second label: to Prometheus, a rise from
+nothing to 1 is none."""
+
+_forking = threading.RLock()
+
+
+def no_fork() -> threading.RLock:
+    """Return what, entered, lets no thread of this process fork."""
+    return _forking
+
+
+def _after_fork() -> None:
+    global _forking
+    _forking = threading.RLock()
+
+
+os.register_at_fork(
+    before=lambda: _forking.acquire(),
+    after_in_parent=lambda: _forking.release(),
+    after_in_child=_after_fork,
+)
+
+
+class Measures(Listener):
+    """What is heard of locks, as counts and seconds for `add` and `record` of a subclass."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+        count, observe = self._count, self._observe
+        self._receivers: dict[Any, Any] = {
+            signals.lock_acquired: self._acquired,
+            signals.lock_contended: lambda sender, **_: count("acquire", _name(sender), "held"),
+            signals.lock_unavailable: (
+                lambda sender, **_: count("acquire", _name(sender), "unavailable")
+            ),
+            signals.lock_extended: (
+                lambda sender, lease, **_: count("extend", _name(sender, lease), "extended")
+            ),
+            signals.lock_lost: (
+                lambda sender, loss, **_: count("lost", _name(sender, loss.lease), loss.reason)
+            ),
+            signals.lock_released: (
+                lambda sender, lease, held_for, **_: observe("hold", held_for, _name(sender, lease))
+            ),
+            signals.task_skipped: (
+                lambda sender, where, **_: count("deduplicated", _name(sender), where)
+            ),
+            # A beat need not know the task that it sends.
+            signals.beat_deduplicated: (
+                lambda sender, entry, where, **_: count(
+                    "deduplicated", _name(sender) or str(entry.task), where
+                )
+            ),
+        }
+        for signal, receiver in self._receivers.items():
+            signal.connect(receiver, weak=False, dispatch_uid=(__name__, id(self)))
+        subscribe(self)
+
+    def add(self, counter: str, amount: int, *labels: str) -> None:
+        """Add to one of `COUNTERS`."""
+        raise NotImplementedError
+
+    def record(self, histogram: str, seconds: float, label: str) -> None:
+        """Record a value of one of `HISTOGRAMS`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Observe no more."""
+        for signal in self._receivers:
+            signal.disconnect(dispatch_uid=(__name__, id(self)))
+        unsubscribe(self)
+
+    def not_extended(self, lease: Lease) -> None:
+        """Count a round that no signal tells of."""
+        owner = Owner.of(lease.token)
+        task = signals.named(owner.task) if owner is not None else None
+        self._count("extend", _name(task, lease), "failed")
+
+    def node_answered(self, node: str, seconds: float) -> None:
+        """Measure how long a node took."""
+        self._begin_at_zero(node, OF_A_NODE)
+        self._observe("node_rtt", seconds, node)
+
+    def node_failed(self, node: str, kind: str) -> None:
+        """Count a node's failure."""
+        self._count("node_errors", node, kind)
+
+    def _acquired(self, sender: Any, lease: Lease, waited: float, **_more: Any) -> None:
+        task = _name(sender, lease)
+        self._begin_at_zero(task, OF_A_TASK)
+        self._count("acquire", task, "acquired")
+        self._observe("acquire", waited, task)
+
+    def _begin_at_zero(self, label: str, counters: Mapping[str, Iterable[str]]) -> None:
+        if label in self._known:
+            return
+        with _forking:
+            self._known.add(label)
+            for counter, values in counters.items():
+                for value in values:
+                    self.add(counter, 0, label, value)
+
+    def _count(self, counter: str, *labels: str) -> None:
+        with _forking:
+            self.add(counter, 1, *labels)
+
+    def _observe(self, histogram: str, seconds: float, label: str) -> None:
+        with _forking:
+            self.record(histogram, seconds, label)
+
+
+def _name(task: Any, lease: Lease | None = None) -> str:
+    """Return the task's name; of one that this process does not know, what its token says."""
+    if task is not None:
+        return str(task.name)
+    owner = Owner.of(lease.token) if lease is not None else None
+    return owner.task if owner is not None else ""
