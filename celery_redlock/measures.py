@@ -20,7 +20,7 @@ from .messages import signals
 from .protocol.lease import Lease
 from .protocol.values import Owner
 
-__all__ = ["COUNTERS", "HISTOGRAMS", "OF_A_TASK", "Measures", "no_fork"]
+__all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "OF_A_TASK", "Measures", "no_fork"]
 
 COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
     "acquire": ("Calls for a lock, by how they ended", ("task", "outcome")),
@@ -36,6 +36,14 @@ HISTOGRAMS = {
     "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
 }
 """What each measures, in seconds, and its label."""
+BUCKETS: dict[str, tuple[float, ...]] = {
+    "acquire": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+                1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
+    "hold": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
+    "node_rtt": (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
+}  # fmt: skip
+"""The histograms, and the upper bounds of their buckets unless others are given; seconds."""
+
 OF_A_TASK = {
     "acquire": ("acquired", "held", "unavailable"),
     "extend": ("extended", "failed"),

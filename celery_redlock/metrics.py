@@ -27,7 +27,7 @@ from typing import Any
 
 from celery.signals import worker_ready
 
-from .measures import COUNTERS, HISTOGRAMS, OF_A_TASK, Measures, no_fork
+from .measures import BUCKETS, COUNTERS, HISTOGRAMS, OF_A_TASK, Measures, no_fork
 from .protocol.errors import ConfigurationError
 
 __all__ = ["BUCKETS", "Metrics", "install"]
@@ -35,14 +35,6 @@ __all__ = ["BUCKETS", "Metrics", "install"]
 logger = logging.getLogger("celery_redlock.metrics")
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
-
-BUCKETS: dict[str, tuple[float, ...]] = {
-    "acquire": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
-                1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
-    "hold": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
-    "node_rtt": (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
-}  # fmt: skip
-"""The histograms, and the upper bounds of their buckets unless others are given; seconds."""
 
 
 def _gated(kind: Any) -> Any:

@@ -29,7 +29,7 @@ except ImportError as error:
     ) from error
 
 from .events import Ask, Listener, subscribe, unsubscribe
-from .measures import COUNTERS, HISTOGRAMS, Measures
+from .measures import BUCKETS, COUNTERS, HISTOGRAMS, Measures
 from .messages.signals import MAX_LEASES, in_all, is_tick, task_of
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
@@ -143,10 +143,18 @@ class _Measures(Measures):
             for name, (about, labels) in COUNTERS.items()
         }
         self._histograms = {
-            name: (meter.create_histogram(f"{ATTRIBUTE}{name}.seconds", "s", about), label)
+            name: (self._histogram(meter, name, about), label)
             for name, (about, label) in HISTOGRAMS.items()
         }
         super().__init__()
+
+    @staticmethod
+    def _histogram(meter: metrics.Meter, name: str, about: str) -> metrics.Histogram:
+        # OpenTelemetry's own bounds suit milliseconds.
+        return meter.create_histogram(
+            *(f"{ATTRIBUTE}{name}.seconds", "s", about),
+            explicit_bucket_boundaries_advisory=BUCKETS[name],
+        )
 
     def add(self, counter: str, amount: int, *labels: str) -> None:
         instrument, names = self._counters[counter]

@@ -5,19 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 from celery.signals import task_postrun, task_prerun
 from opentelemetry import trace
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client import CollectorRegistry, Metric
 
 from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages.headers import ATTEMPTS
+from celery_redlock.metrics import install
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import instrument, uninstrument
 from tests.support.delivering import deliver, rob
@@ -197,6 +201,42 @@ def test_uninstrumented_it_traces_nothing(redlock: FakeRedlock, traces: Traces) 
         pass
     assert len(traces.spans) == 1
     assert not events.heard()
+
+
+def samples(families: Iterable[Metric]) -> dict[tuple[str, tuple[str, ...]], float]:
+    """Of this library, without when each began."""
+    return {
+        (sample.name, tuple(v for k, v in sorted(sample.labels.items()) if "otel_" not in k)): (
+            sample.value
+        )
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("celery_redlock") and not sample.name.endswith("_created")
+    }
+
+
+def test_its_metrics_are_to_prometheus_what_ours_are(redlock: FakeRedlock) -> None:
+    """The same names, labels, bounds and values: one dashboard shows either."""
+    ours, reader = install(CollectorRegistry()), PrometheusMetricReader()
+    provider = MeterProvider([reader], shutdown_on_exit=False)
+    instrument(meter_provider=provider)
+    try:
+        with redlock.lock("r"), pytest.raises(ResourceHeld):
+            redlock.acquire("r", wait=0)
+        events.emit_node("node_answered", "a:1", 0.0003)
+        events.emit_node("node_failed", "a:1", "timeout")
+        theirs = samples(reader._collector.collect())
+        assert theirs == samples(ours.registry.collect())
+        assert theirs[("celery_redlock_acquire_total", ("held", ""))] == 1
+        assert theirs[("celery_redlock_node_rtt_seconds_bucket", ("0.0005", "a:1"))] == 1
+        uninstrument()
+        with redlock.lock("r"):
+            pass
+        assert samples(reader._collector.collect()) == theirs
+    finally:
+        uninstrument()
+        provider.shutdown()
+        ours.close()
 
 
 def test_without_opentelemetry_it_says_what_to_install() -> None:
