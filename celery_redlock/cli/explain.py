@@ -151,4 +151,5 @@ def _state(surveys: Sequence[Survey]) -> list[str]:
                 said += described(entry, survey)
                 if entry.waiting:
                     said.append(f"  waiting for it: {entry.waiting}")
-    return said or ["free: nobody holds or reserves it"]
+    counted = any(entry.kind == "start" for survey in surveys for entry in survey.entries)
+    return said or ([] if counted else ["free: nobody holds or reserves it"])

@@ -55,8 +55,10 @@ def _said(seen: Survey, resource: str) -> list[str]:
             f"  is the key spelt as the locks are? {SPELLING}",
         ]
     said = [resource, *paused]
-    if not any(entry.kind in ("lock", "tick", "foreign") for entry in seen.entries):
-        said.append("  no node has a lock of it: it is free")
+    kinds = {entry.kind for entry in seen.entries}
+    if kinds.isdisjoint(("lock", "tick", "foreign")):
+        free = "" if kinds & {"reservation", "start"} else ": it is free"
+        said.append(f"  no node has a lock of it{free}")
     said += [f"  {line}" for line in starts_said(seen.entries)]
     for entry in seen.entries:
         if entry.kind == "fence":

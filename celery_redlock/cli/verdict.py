@@ -172,7 +172,7 @@ def parks(conf: Any, how: TaskOptions) -> bool:
 
 def _deadline(action: Action) -> str:
     if action.deadline is None:
-        return "forever"
+        return "for as long as that takes"
     return f"for up to {action.deadline:g} s, then {END[action.then]}"
 
 

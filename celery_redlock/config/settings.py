@@ -22,6 +22,12 @@ OF_RATED = ("limit", "hold_for", "max_lifetime", "on_lost")
 OF_LOCKS = ("wait", "max_lifetime", "on_conflict", "on_lost", "hold_for", "fencing")
 """Options that a task reads whose body runs under its lock."""
 
+ELSEWHERE = {
+    **dict.fromkeys(("timeout", "expire", "expires", "expiry", "lock_timeout"), "ttl"),
+    "blocking_timeout": "wait",
+}
+"""What other libraries call options of ours."""
+
 UNREAD = object()
 """What Celery's configuration says of a setting that is written as it does not read it."""
 
@@ -40,6 +46,7 @@ def check_given(given: Mapping[str, Any], table: Mapping[str, Option], prefix: s
             import difflib  # only for a message
 
             bare = name.removeprefix("redlock_").removeprefix("lock_")
+            bare = ELSEWHERE.get(bare, bare)
             near = [bare] if bare in table else difflib.get_close_matches(name, table, n=1)
             known = ", ".join(prefix + name for name in table)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {known}"

@@ -16,7 +16,7 @@ __all__ += ["merged", "run", "some", "unchecked", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. What is `unchecked` may be wrong: nobody could look."""
-OF_APPS = ("lifetime", "visibility", "queues", "limits", "acks", "workers")
+OF_APPS = ("lifetime", "visibility", "queues", "limits", "schedule", "acks", "workers")
 """Checks that look at an app alone."""
 NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
 """Checks that need one."""

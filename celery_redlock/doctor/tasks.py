@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Any, NamedTuple
 
-from ..config.checks import too_long
+from celery.schedules import crontab
+
+from ..config.checks import HOUR, too_long
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
 from ..config.settings import enabled, read_settings
@@ -54,6 +57,7 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
             locked[name] = options
             yield from run(OF_TASK, name, task, options, broker)
     yield from run({"limits": _limits}, "limit", locked)
+    yield from run({"schedule": _schedule}, "beat", app, locked)
 
 
 def ttls_of(app: Any) -> list[float]:
@@ -122,6 +126,38 @@ def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
                 "give these tasks the same limit, or keys of their own",
                 ", ".join(tasks.values()),
             )
+
+
+def _schedule(app: Any, locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
+    """Find entries of a beat that a success keeps reserved until after their next tick is due."""
+    for name, entry in (app.conf.beat_schedule or {}).items():
+        options = locked.get(entry.get("task", "")) if isinstance(entry, Mapping) else None
+        if options is None or options.scope not in ("until_succeeded", "until_expired"):
+            continue
+        period, kept = _period(entry.get("schedule")), options.reserve_ttl or HOUR
+        if period is not None and kept > 0.9 * period:
+            yield warning(
+                f"its task {entry['task']} stays reserved for {kept:g} s ({options.scope}), and is"
+                f" due every {period:g} s: a tick that comes before that is over is a duplicate,"
+                " and is not sent",
+                f"give the task a lock_reserve_ttl of less than its period: {0.8 * period:g}, say",
+                where=name,
+            )
+
+
+def _period(schedule: Any) -> float | None:
+    """Return the seconds between two ticks, the shortest of a day; None if that is not known."""
+    if type(schedule) is crontab:
+        at: Any = schedule  # its stubs know no attributes
+        minutes = sorted(60 * hour + minute for hour in at.hour for minute in at.minute)
+        if not minutes:
+            return None
+        following = [*minutes[1:], minutes[0] + 24 * 60]
+        return 60.0 * min(b - a for a, b in zip(minutes, following, strict=True))
+    every = getattr(schedule, "run_every", schedule)
+    if isinstance(every, timedelta):
+        return every.total_seconds() or None
+    return float(every) if isinstance(every, (int, float)) and every > 0 else None
 
 
 def _parks(app: Any) -> bool:

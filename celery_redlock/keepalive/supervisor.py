@@ -221,16 +221,17 @@ class LeaseSupervisor:
         sure = [round_.yes + round_.no >= round_.quorum for round_ in freed]
         for record, is_free in zip(left, sure, strict=True):
             if is_free:
-                logger.warning("freed %s, which process %d held when it died", record.resource, pid)
+                who = Owner.of(record.token)
+                logger.warning("freed %s, which %s held when it died", record.resource, who)
                 if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
                     self._tell(record)
                 self._table.remove(record)
             elif not again:
                 logger.warning(
-                    "cannot free %s yet, which process %d held when it died: too few nodes answer;"
-                    " they are asked again until its ttl is over",
+                    "cannot free %s yet, which %s held when it died: too few nodes answer; they are"
+                    " asked again until its ttl is over",
                     record.resource,
-                    pid,
+                    Owner.of(record.token),
                 )
         if all(sure):
             self._table.clear(block)

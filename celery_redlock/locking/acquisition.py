@@ -19,6 +19,7 @@ from ..protocol.names import slots
 from ..protocol.round import Round, Steps, Verb
 from ..protocol.values import QueueEntry, quorum_of
 from ..runtime.clock import monotonic
+from ..stores.kinds import lock_key
 from .request import LockRequest
 from .wait_queue import JITTER, Waiter, split
 
@@ -169,7 +170,7 @@ class Acquisition:
         error = outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = await client.ask(lambda now: quorum.peek([claim], now, patience))
-            keys = [client.prefix + name for name in claim.resources]
+            keys = [lock_key(client.addresses[0], client.prefix, name) for name in claim.resources]
             error = outcome.if_permanent(error, look, client.nodes, keys)
         raise error
 

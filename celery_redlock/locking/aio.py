@@ -101,10 +101,11 @@ class AsyncHeldLease(HeldLease):
         if not self._unshare():
             await self._release()
 
-    async def acquire(self, wait: float | None = None) -> None:  # type: ignore[override]
+    async def acquire(self, wait: float | None = None) -> bool:  # type: ignore[override]
         """Acquire, and extend from now on; see `HeldLease.acquire`."""
         self._bind()
         await self._acquire(wait)
+        return True
 
     async def release(self, *, wait: bool = True) -> bool:  # type: ignore[override]
         """Give it back. Whether it was held to this end. Safe to call again."""

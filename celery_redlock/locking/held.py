@@ -155,8 +155,14 @@ class HeldLease:
         self._shared -= shared
         return shared
 
-    def acquire(self, wait: float | None = None) -> None:
-        """Acquire, and extend from now on.
+    async def __aenter__(self) -> object:
+        why = "a lock of Redlock blocks: use `with`, or AsyncRedlock"
+        raise RedlockError(f"{self.resource}: {why}")
+
+    async def __aexit__(self, *_error: object) -> None: ...
+
+    def acquire(self, wait: float | None = None) -> bool:
+        """Acquire, and extend from now on; return True: it is raised if it cannot be.
 
         Args:
             wait: How long to go on trying, in seconds; as declared if None.
@@ -165,6 +171,7 @@ class HeldLease:
             NotAcquired: It is held by another, or there is no quorum.
         """
         blocking(self._acquire(wait))
+        return True
 
     async def _acquire(self, wait: float | None = None) -> None:
         # From here on release() undoes whatever has been written, however this is interrupted.
@@ -355,11 +362,10 @@ class HeldLease:
 
     def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
-            "lost the lock %s held by %s%s, after %.1f s: %s (%s); its work may overlap with"
+            "lost the lock %s held by %s, after %.1f s: %s (%s); its work may overlap with"
             " another's",
             printable(self.resource),
             loss.owner,
-            f" ({loss.task})" if loss.task else "",
             loss.held_for,
             loss.reason,
             ", ".join(map(str, loss.votes)),

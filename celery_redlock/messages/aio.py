@@ -33,7 +33,10 @@ async def redlock_publish(
 
     Raises:
         DuplicateTask: As of `apply_async`; so is whatever else it raises.
+        TypeError: What is given is no task.
     """
+    if not hasattr(task, "apply_async"):
+        raise TypeError(f"redlock_publish takes a task, and not {task!r}: its name is not enough")
     publish = partial(task.apply_async, args, kwargs, **options)
     context = contextvars.copy_context()
     publishing = asyncio.get_running_loop().run_in_executor(None, context.run, publish)

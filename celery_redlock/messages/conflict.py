@@ -100,7 +100,7 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
 
 
 def replace_holder(
-    message: Message, refusal: ResourceHeld, until: float, acquire: Callable[[float], None]
+    message: Message, refusal: ResourceHeld, until: float, acquire: Callable[[float], object]
 ) -> None:
     """Have the holder revoked, and take the lock when it is free: when the holder is dead.
 

@@ -229,7 +229,7 @@ class _Publication:
     def _duplicate(self, task_id: str, resource: str, holder: Holder) -> Any:
         owner, policy, called = holder.owner, self.wish.on_duplicate, printable(self.task.name)
         assert owner is not None
-        logger.debug("%s is a duplicate: %s", called, holder)
+        logger.info("%s is a duplicate, and is not published: %s", called, holder)
         tell_skipped(self.task, task_id, resource, owner, policy, "publish")
         if policy == "raise":
             why = f"{called} is not published: {resource} is reserved by {owner}"

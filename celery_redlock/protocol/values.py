@@ -105,7 +105,8 @@ class Owner:
         )
 
     def __str__(self) -> str:
-        task = f"task {self.task_id} of " if self.task_id else ""
+        named = f"{self.task}[{self.task_id}]" if self.task else f"task {self.task_id}"
+        task = f"{named} of " if self.task_id else ""
         return printable(f"{task}pid {self.pid} on {self.host}")
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .postgresql.subscription import PostgresSubscription
 
 __all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
-__all__ += ["make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
+__all__ += ["lock_key", "make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
 
 KINDS = {
     ("postgresql://", "postgres://"): "PostgreSQL",
@@ -96,6 +96,11 @@ def whole_name(address: Address) -> str:
     if isinstance(address, RedisAddress):
         return f"{address.name}/{address.arguments.get('db') or 0}"
     return address.name
+
+
+def lock_key(address: Address, prefix: str, name: str) -> str:
+    """Return the whole key of a lock, as the store's own tools name it."""
+    return f"{prefix}{'lock/' if address.store == 'etcd' else ''}{name}"
 
 
 def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:

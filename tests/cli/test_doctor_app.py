@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.schedules import crontab
 from kombu import Exchange, Queue
 
-from celery_redlock import SingletonTask
+from celery_redlock import SingletonTask, locked
 from celery_redlock.cli.context import Site
 from celery_redlock.doctor.report import Finding, merged
 from celery_redlock.doctor.tasks import examine_tasks
@@ -136,6 +138,38 @@ def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], word
     wrong = [one for one in report["findings"] if one["check"] == "configuration"]
     assert code == 1 and wrong[0]["what"].startswith(words)
     assert "reachable" in {one["check"] for one in report["findings"]}  # it looks on
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reserve_ttl", "is_found"),
+    [
+        (86_400.0, 86_400.0, True),
+        (timedelta(days=1), 80_000.0, True),
+        (86_400.0, 72_000.0, False),
+        (crontab(hour=2, minute=0), 86_400.0, True),
+        (crontab(hour=2, minute=0), 72_000.0, False),
+        (crontab(hour="2,4", minute=30), 7_000.0, True),
+        (crontab(), 30.0, False),
+        (crontab(), 60.0, True),
+        (1800.0, None, True),  # an hour
+    ],
+    ids=str,
+)
+def test_a_tick_that_its_predecessors_success_still_reserves(
+    schedule: Any, reserve_ttl: float | None, is_found: bool
+) -> None:
+    app = shop(["redis://127.0.0.1:1/0"])
+    app.conf.beat_schedule = {
+        "nightly": {"task": "shop.nightly", "schedule": schedule},
+        "plain": {"task": "shop.none", "schedule": 1.0},
+    }
+
+    @app.task(name="shop.nightly", shared=False)
+    @locked("nightly", scope="until_succeeded", reserve_ttl=reserve_ttl)
+    def nightly() -> None: ...
+
+    found = [one for one in examine_tasks(app) if one.check == "schedule"]
+    assert [(one.level, one.where) for one in found] == [("warning", "nightly")] * is_found
 
 
 def answer(app: Celery, **changed: Any) -> dict[str, Any]:

@@ -121,10 +121,12 @@ def test_users_and_their_rights(three: LocalEtcd) -> None:
         ask(three, "auth/user/add", name=name, password="SECRET")
         ask(three, "auth/user/grant", user=name, role=name)
     ask(three, "auth/role/grant", name="shop", perm={"permType": "READWRITE", **role})
-    ask(three, "auth/enable")
     hosts = three.url.removeprefix("etcd://")
+    redlock = Redlock([f"etcd://shop:SECRET@{hosts}"], ttl=20.0)
+    lease = redlock.acquire("r")  # they are named before they are asked for
+    ask(three, "auth/enable")
     try:
-        redlock = Redlock([f"etcd://shop:SECRET@{hosts}"], ttl=20.0)
+        assert redlock.release(lease)
         lease = redlock.extend(redlock.acquire("r", wait=5.0))
         assert redlock.release(lease)
         redlock.close()

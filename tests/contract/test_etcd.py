@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -173,12 +172,14 @@ def test_a_fenced_lock_has_a_number(etcd: Etcd, lock_over: Callable[..., Redlock
     assert numbers == sorted(set(numbers))
 
 
-@pytest.mark.parametrize("ttl", [0.3, 2.5, 30.0])
-def test_a_key_lives_as_long_as_its_holder_counts_and_little_longer(etcd: Etcd, ttl: float) -> None:
+@pytest.mark.parametrize(("ttl", "seconds"), [(0.3, 2), (2.5, 3), (7.0, 7), (30.0, 32)])
+def test_a_key_lives_as_long_as_its_holder_counts_and_little_longer(
+    etcd: Etcd, ttl: float, seconds: int
+) -> None:
     etcd.flush()
     etcd.ask(Verb.ACQUIRE, claim("mine", "r", ttl))
     said = ask(etcd.server, "lease/timetolive", ID=etcd.get("r")["lease"])
-    assert int(said["grantedTTL"]) == max(2, math.ceil(ttl))
+    assert int(said["grantedTTL"]) == seconds
     # A beat tells by it whether a tick was sent.
     assert etcd.ask(Verb.PEEK, claim("x"))[1] < ttl
 
@@ -193,6 +194,39 @@ def test_an_extension_is_by_a_lease_of_its_own(etcd: Etcd) -> None:
     after = etcd.get("r")
     assert after["lease"] != before["lease"]
     assert after["create_revision"] == before["create_revision"]
+
+
+def leases(etcd: Etcd) -> int:
+    return len(ask(etcd.server, "lease/leases").get("leases", ()))
+
+
+def test_many_locks_leave_few_leases(
+    etcd: Etcd, lock_over: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each lasts until its end, an hour say: what is locked within a sixteenth of it shares one."""
+    etcd.flush()
+    lock, other = (lock_over([etcd.server.url], ttl=3600.0) for _ in range(2))
+    before = leases(etcd)
+    for number in range(100):
+        lease = lock.acquire(f"r{number}")
+        assert other.try_acquire(f"r{number}") is None
+        lock.extend(lease)
+        lock.release(lease)
+    assert leases(etcd) <= before + 2
+    first = lock.acquire("r")
+    told = ask(etcd.server, "lease/timetolive", ID=etcd.get("r")["lease"])
+    assert int(told["TTL"]) >= 3600  # counted from now on, whenever it was granted
+    assert lock.release(first)
+
+
+def test_a_shared_lease_that_is_revoked_by_hand_costs_one_attempt(
+    etcd: Etcd, lock_over: Callable[..., Redlock]
+) -> None:
+    etcd.flush()
+    lock = lock_over([etcd.server.url], ttl=60.0)
+    lock.acquire("a")
+    ask(etcd.server, "lease/revoke", ID=etcd.get("a")["lease"])
+    assert lock.release(lock.acquire("b", wait=5.0))
 
 
 def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
@@ -266,9 +300,20 @@ def test_what_is_awry_in_a_url_is_told_at_once() -> None:
         (["etcd://"], "its members cannot be understood"),
         (["etcd://one?ca=x"], "'ca' is no option of an etcd:// URL"),
         (["etcds://one?ca=/nowhere"], "its certificates cannot be read"),
+        (["etcds://one?verify=false"], "verify is yes or no, not 'false'"),
+        (["etcds://one?key=/some"], "it names a key without the cert"),
+        (["etcd://one:0"], "its members cannot be understood"),
+        (["etcd://one#x"], "stands behind its members"),
+        (["etcd://u:SEC@RET@one"], "its members cannot be understood"),
+        (["etcd://u:SEC@RET/more@one"], "its members cannot be understood"),
+        (["etcd://u:12?SECRET@one"], "its members cannot be understood"),
+        (["etcd://u:12#SECRET@one"], "its members cannot be understood"),
+        (["etcd://a:SECRET@one,b:SECRET@two"], "its members cannot be understood"),
+        (["mongo://one"], "is none of redis.*etcd"),
     ):
-        with pytest.raises(ConfigurationError, match=why):
+        with pytest.raises(ConfigurationError, match=why) as error:
             parse_nodes(nodes)
+        assert "SEC" not in str(error.value) and "RET" not in str(error.value)
     (address,) = parse_nodes(["etcd://me:s%40cret@one,two:4001"])
     assert address.name == "one:2379,two:4001"
     assert "s@cret" not in repr(address)

@@ -127,4 +127,6 @@ def test_each_tick_is_sent_once_and_a_dead_beat_is_not_missed(
     runs = re.findall(r"index: (begin|end)", told)
     assert runs[:4] == ["begin", "end", "begin", "end"]
     assert all(one != two for one, two in pairwise(runs)), runs
-    assert re.search(r"beat\.rebuild_index\[\S+\] is skipped: index is held by task ", told)
+    assert re.search(
+        r"beat\.rebuild_index\[\S+\] is skipped: index is held by beat.rebuild_index", told
+    )

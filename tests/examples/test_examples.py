@@ -48,7 +48,9 @@ def test_signals_says_who_has_waited_and_who_was_skipped(
     assert re.search(r"signals\.rebuild has waited \d\.\d s for report:7$", told, re.M)
     held = re.findall(r"report:7 was locked for (\d+\.\d) s, to the end: True$", told, re.M)
     assert len(held) == 2 and all(float(seconds) >= 0.7 for seconds in held)
-    skipped = r"signals\.refresh is skipped \(run\): task \S+ of pid \d+ on \S+ has it$"
+    skipped = (
+        r"signals\.refresh is skipped \(run\): signals\.rebuild\[\S+\] of pid \d+ on \S+ has it$"
+    )
     assert re.search(skipped, told, re.M)
 
 

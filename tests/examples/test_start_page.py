@@ -37,7 +37,7 @@ LOCKS = ("redlock:order:7", "redlock:order:8")
 CHARGED = "order 7: 50\norder 7: 20\norder 8: 10\n"
 
 # The work takes five seconds on the page, and here until the test says go.
-WORK = "time.sleep(5)  # the work"
+WORK = "time.sleep(20)  # the work"
 GATE = 'while not __import__("os").path.exists("go"): time.sleep(0.02)'
 
 SERVER = f"""#!{sys.executable} -IS

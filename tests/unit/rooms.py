@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "server": (("protocol",), set()),
     # They may use whatever is below, and none of them another but where it says so.
     "survey": (("protocol", "config", "stores", "locking"), {"prometheus_client"}),
-    "doctor": ((*CELERY, "task", "survey"), {"redis"}),
+    "doctor": ((*CELERY, "task", "survey"), {"celery", "redis"}),
     "web": ((*CELERY, "task", "survey", "doctor"), {"jinja2", "waitress", "werkzeug"}),
     "compat": ((*CELERY, "task"), {"celery"}),
     "contrib": (("stores",), {"django"}),

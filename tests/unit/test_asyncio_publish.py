@@ -46,6 +46,11 @@ async def asked_for(task: Any, broker: Broker) -> asyncio.Task[Any]:
     return asked
 
 
+def test_a_name_is_no_task() -> None:
+    with pytest.raises(TypeError, match="takes a task, and not 'shop"):
+        asyncio.run(redlock_publish("shop.charge", (1,)))  # type: ignore[arg-type]
+
+
 def test_a_coroutine_publishes_as_apply_async_does_and_its_loop_goes_on(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
 ) -> None:

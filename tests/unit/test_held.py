@@ -41,6 +41,20 @@ def test_a_block_holds_and_frees_also_if_it_raises(redlock: FakeRedlock) -> None
     assert held.lost
 
 
+def test_who_writes_it_as_elsewhere_gets_what_he_expects_or_is_told(redlock: FakeRedlock) -> None:
+    """`if lock.acquire():` is redis-py's; `async with` is of AsyncRedlock."""
+    held = redlock.lock("r")
+    assert held.acquire() is True
+    held.release()
+
+    async def enter() -> None:
+        async with held:
+            pass
+
+    with pytest.raises(RedlockError, match="r: a lock of Redlock blocks: use `with`, or Async"):
+        asyncio.run(enter())
+
+
 def test_another_is_refused_meanwhile(redlock: FakeRedlock) -> None:
     with redlock.lock("r"):
         with pytest.raises(ResourceHeld) as raised:

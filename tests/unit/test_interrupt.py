@@ -73,8 +73,10 @@ def both(test: Callable[[], None]) -> Callable[..., None]:
 
 
 def strike(block: Interruptible) -> None:
-    """By another thread, soon."""
-    threading.Thread(target=block.interrupt).start()
+    """By another thread, soon; not while that is started, of which `threading` makes a KeyError."""
+    go = threading.Event()
+    threading.Thread(target=lambda: go.wait(20.0) and block.interrupt()).start()
+    go.set()
 
 
 def a_while() -> None:

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 import celery_redlock.task
-from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.config.options import (
     GLOBAL,
     TASK,
@@ -132,6 +132,9 @@ def test_a_near_miss_is_answered_with_what_was_meant() -> None:
         read_settings(app_with(redlock_retry_backof=1))
     with pytest.raises(ConfigurationError, match=r"did you mean lock_on_conflict\?"):
         TaskLock({"on_conflit": "skip"}, "lock_")
+    for theirs, ours in (("timeout", "ttl"), ("expires", "ttl"), ("blocking_timeout", "wait")):
+        with pytest.raises(ConfigurationError, match=rf"no option {theirs}; did you mean {ours}\?"):
+            locked("k", **{theirs: 1})  # type: ignore[arg-type]
     for name in ("lock_ttl", "redlock_ttl"):  # as it is written elsewhere
         with pytest.raises(ConfigurationError, match=f"no option {name}; did you mean ttl"):
             TaskLock({name: 1})

@@ -8,7 +8,7 @@ import pytest
 from celery import chain
 
 from celery_redlock import ResourceHeld, Skipped
-from tests.support.cluster import Cluster
+from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -66,7 +66,9 @@ def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
     assert skipped is not None
     assert skipped["resource"] == f"k:{key}"
     assert running.id in skipped["holder"]
-    worker.said(f"conflict_skip[{sent.id}] is skipped: k:{key} is held by task {running.id}")
+    worker.said(
+        f"conflict_skip[{sent.id}] is skipped: k:{key} is held by {TASKS}.work[{running.id}]"
+    )
     assert sent.state == "SUCCESS"
     assert len(cluster.runs(key)) == 1
     assert cluster.result(running) == {"retries": 0, "token": True}

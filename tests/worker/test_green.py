@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_redlock import LeaseLost
-from tests.support.cluster import Cluster, steal
+from tests.support.cluster import TASKS, Cluster, steal
 from tests.support.machine import in_time
 from tests.support.nodes import hung
 from tests.support.wait import wait_until
@@ -99,11 +99,11 @@ def test_a_body_that_never_waits_loses_its_lock_and_that_is_loud(
     """After its ttl: the watchdog is a greenlet as well. `test_sidecar.py` has the remedy."""
     logs, raises = cluster.send("lost_log", key, 1.5, kind), f"{key}-raises"
     assert cluster.result(logs) is True
-    worker.said(f"lost the lock k:{key} held by task {logs.id}")
+    worker.said(f"lost the lock k:{key} held by {TASKS}.lost_log[{logs.id}]")
     sent = cluster.send("short_ttl", raises, 1.5, kind)
     with pytest.raises(LeaseLost, match="the lease is over"):
         cluster.result(sent)
-    worker.said(f"lost the lock k:{raises} held by task {sent.id}")
+    worker.said(f"lost the lock k:{raises} held by {TASKS}.short_ttl[{sent.id}]")
     assert worker.text.count(f"lost the lock k:{raises}") == 1
 
 
@@ -122,7 +122,7 @@ def test_only_the_body_whose_lease_is_lost_is_struck(
         cluster.result(sent)
     run = cluster.runs(key, sent)[0]
     assert run.ended and run.end - run.begin < 3.0
-    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+    worker.said(f"lost the lock k:{key} held by {TASKS}.short_ttl[{sent.id}]")
     (told,) = cluster.lines("lost", f"k:{key}")
     assert told.detail == "refused"
     for i, one in enumerate(others):
@@ -143,7 +143,7 @@ def test_a_loop_that_never_waits_is_not_struck_but_can_ask(
     assert cluster.result(sent) == "expired"  # `ensure()` told it, in the middle of the loop
     run = cluster.runs(key, sent)[0]
     assert run.end - run.begin < 3.0
-    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+    worker.said(f"lost the lock k:{key} held by {TASKS}.asks[{sent.id}]")
 
 
 def test_a_strike_that_comes_too_late_strikes_nobody(
@@ -155,7 +155,7 @@ def test_a_strike_that_comes_too_late_strikes_nobody(
     steal(cluster, key)
     with pytest.raises(LeaseLost):  # by its return: nothing is left of its lease
         cluster.result(sent)
-    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+    worker.said(f"lost the lock k:{key} held by {TASKS}.short_ttl[{sent.id}]")
     after = [cluster.send("work", f"{key}{i}", 0.2) for i in range(20)]
     for one in after:
         assert cluster.result(one) == {"retries": 0, "token": True}

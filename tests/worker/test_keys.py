@@ -17,7 +17,7 @@ import pytest
 
 from celery_redlock.config.task_lock import resource_of
 from tests.support.bodies import Line
-from tests.support.cluster import Cluster
+from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -102,4 +102,4 @@ def test_main_process_and_body_agree(cluster: Cluster, worker: Worker, tasks: An
     (here,) = wait_until(lines, 5.0, "the body runs")
     assert here.resource == resource
     os.kill(here.pid, signal.SIGKILL)
-    worker.said(f"freed {resource}, which process {here.pid} held when it died")
+    worker.said(f"freed {resource}, which {TASKS}.hold_model[{sent.id}] of pid {here.pid} on ")

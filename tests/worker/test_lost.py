@@ -59,7 +59,7 @@ def test_lease_lost_is_raised_in_the_body(
     run = cluster.runs(key, sent)[0]
     assert run.ended
     in_time(run.begin, run.end, 3.0, "a body whose lock was lost at once")
-    worker.said(f"lost the lock k:{key} held by task {sent.id}")
+    worker.said(f"lost the lock k:{key} held by {TASKS}.short_ttl[{sent.id}]")
     line = shown(worker, f"lost the lock k:{key}")
     assert "ERROR/" in line
     (told,) = cluster.lines("loss", f"k:{key}")  # the listener
@@ -70,7 +70,7 @@ def test_lease_lost_is_raised_in_the_body(
     assert reason == "refused"
     # Two refusals are enough where a third node had yet to be told of the lease.
     assert votes.count("no") >= 2 and votes.count("yes") < 3, votes
-    assert f"held by task {sent.id} of pid {pid} on {host} ({task}), after" in line
+    assert f"held by {task}[{sent.id}] of pid {pid} on {host}, after" in line
     assert f"{held_for:.1f} s: refused (" in line
     for node in cluster.nodes:
         assert f"127.0.0.1:{node.port} " in line
@@ -157,7 +157,7 @@ def test_those_that_are_not_ended_by_it_run_on(
         assert cluster.result(one) is True  # ran to its end; current_lease().lost
         run = cluster.runs(f"{key}-{task}")[0]
         assert run.end - run.begin >= BRIEF
-    worker.said(f"lost the lock k:{key}-lost_log held by task {sent['lost_log'].id}")
+    worker.said(f"lost the lock k:{key}-lost_log held by {TASKS}.lost_log[{sent['lost_log'].id}]")
     (told,) = cluster.lines("told", f"k:{key}-lost_told")
     assert told.detail is True
     assert told.at < cluster.runs(f"{key}-lost_told")[0].end

@@ -132,7 +132,9 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
         wait_until(functools.partial(cluster.accepted_by, sent), 5.0, "it is known to have begun")
         os.kill(run.pid, signal.SIGKILL)
     reservations.freed(f"{key}-early", 2.0)
-    worker.said(f"freed k:{key}-early#reserved, which process")  # it does not wait for Celery
+    worker.said(
+        f"freed k:{key}-early#reserved, which {TASKS}.until_executed[{early.id}]"
+    )  # it does not wait for Celery
     cluster.entered(f"{key}-late", 2)
     reservations.kept(f"{key}-late", late)
     assert reservations.until_executed_late.delay(f"{key}-late").id == late.id

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 
 import pytest
 
-from tests.support.cluster import Cluster
+from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import died
 from tests.support.worker import Worker
 
@@ -33,14 +34,15 @@ def test_a_task_excludes_others_from_each_of_its_keys(
 def test_a_child_that_is_killed_leaves_none_of_its_keys(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    cluster.send("move", f"{key}-a", f"{key}-b", 30)
+    sent = cluster.send("move", f"{key}-a", f"{key}-b", 30)
     run = cluster.entered(f"{key}-a")
     contenders = [cluster.contend(f"{key}-{name}") for name in ("a", "b")]
     os.kill(run.pid, signal.SIGKILL)
     since = died(run.pid)
     for contender in contenders:
         contender.gets_it(since=since)
-    worker.said(f"freed k:{key}-a + k:{key}-b, which process {run.pid} held when it died")
+    who = f"{TASKS}.move[{sent.id}] of pid {run.pid} on {socket.gethostname()}"
+    worker.said(f"freed k:{key}-a + k:{key}-b, which {who} held when it died")
 
 
 def test_random_pairs_in_any_order_all_come_to_their_end(

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from ...protocol.errors import NodeError
-from ...protocol.names import QUEUE_LIFE_S
 from ...protocol.node_info import NodeInfo
 from ...protocol.pipeline import STALLED_S
 from ...protocol.replies import decode
@@ -23,7 +22,7 @@ from ...runtime.polling import SIZE
 from ..node import StreamNode
 from .address import EtcdAddress, reason
 from .handshake import introduce
-from .questions import SHARED_S, TTL_SHIFT, Conversation, conversation, granted_for, lease_id
+from .questions import TTL_SHIFT, Conversation, conversation, granted_for, lease_id, shared_for
 from .wire import Keys, Replies, Request, answer, refusal, request
 
 __all__ = ["EtcdNode"]
@@ -121,9 +120,9 @@ class EtcdNode(StreamNode):
     def _lease(self, ttl: float) -> str:
         """Return a lease that lasts for a ttl from now on, granted ahead of what is being written.
 
-        All that is written at once shares it; of those who wait, what they write for some seconds.
+        All that is written at once shares it, and what is written shortly afterwards.
         """
-        shared = SHARED_S if ttl == QUEUE_LIFE_S else 0.0
+        shared = shared_for(ttl)
         until, lease = self._leases.get(ttl, (-1.0, ""))
         if self._now > until:
             lease = str(lease_id(ttl, secrets.randbits(TTL_SHIFT)))

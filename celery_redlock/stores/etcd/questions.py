@@ -20,8 +20,8 @@ from ...protocol.replies import DONE
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
 from .wire import Keys, Request, above, text, value_of
 
-__all__ = ["SHARED_S", "TTL_SHIFT", "Conversation", "conversation", "granted_for", "lease_id"]
-__all__ += ["seconds_left"]
+__all__ = ["TTL_SHIFT", "Conversation", "conversation", "granted_for", "lease_id"]
+__all__ += ["seconds_left", "shared_for"]
 
 Conversation = Generator[Sequence[Request], Sequence[dict[str, Any]], Any]
 Lease = Callable[[float], str]
@@ -31,11 +31,21 @@ MAX_OPS = 120
 """Operations of one transaction, with those that are in one another: a server takes 128."""
 UNIT_S, TTL_SHIFT = 0.125, 31
 """An id has in its upper bits for how many of these its lease is to last."""
-SHARED_S = 6
+SHARED_S = 6.0
 """For how long who waits puts his places in queues with one lease."""
+LEASES, FEW_S = 16, 8.0
+"""How many leases of one ttl a connection has alive at most, as each lasts until its end; and from
+which ttl on. Below, the whole second that it costs would be more than a sixteenth."""
 UNSURE_S = 0.6
 """etcd tells whole seconds of what is left. More than half: what was just put is never told to last
 for longer than asked, which a beat would take for a tick that was sent."""
+
+
+def shared_for(ttl: float) -> float:
+    """Return for how many seconds what is put with one ttl shares a lease, which lasts longer."""
+    if ttl == QUEUE_LIFE_S:
+        return SHARED_S
+    return ttl / LEASES if ttl >= FEW_S else 0.0
 
 
 def granted_for(ttl: float) -> int:

@@ -166,7 +166,8 @@ def refusal(said: dict[str, Any]) -> str:
     if "code" not in said:
         return ""
     why = " ".join(str(said.get("error") or said.get("message")).split())[:200]
-    if said["code"] in BROKEN or "auth" in why:  # the rights of all have changed, say
+    # The rights of all have changed, say, or everybody must name himself from now on.
+    if said["code"] in BROKEN or "auth" in why or "user name is empty" in why:
         raise NodeError(why)
     return why
 

@@ -234,8 +234,8 @@ def _check_url(url: str) -> None:
         raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
     if parts.scheme not in ("redis", "rediss", "unix", "sentinel"):
         raise ValueError(
-            f"the scheme {parts.scheme!r} is none of redis://, rediss://, unix://, sentinel:// and"
-            " postgresql://"
+            f"the scheme {parts.scheme!r} is none of redis://, rediss://, unix://, sentinel://,"
+            " postgresql:// and etcd://"
             if parts.scheme
             else "no scheme: a node's URL begins with redis://, rediss:// or unix://"
         )

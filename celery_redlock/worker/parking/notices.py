@@ -48,7 +48,8 @@ class Notices:
             request.send_event(WAITING, **told_of, holder=holder, waited=waited)
         who = ""
         if here is not None:
-            other = "another delivery of it" if here.id == request.id else printable(here.id)
+            other = printable(f"{here.name}[{here.id}]")
+            other = "another delivery of it" if here.id == request.id else other
             who = f", which {other} has or asks for here"
         self._log(request, "parked", resources, who)
 
