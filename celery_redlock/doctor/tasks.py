@@ -153,10 +153,10 @@ def _period(schedule: Any) -> float | None:
         if not minutes:
             return None
         following = [*minutes[1:], minutes[0] + 24 * 60]
-        return 60.0 * min(b - a for a, b in zip(minutes, following, strict=True))
+        return float(60 * min(b - a for a, b in zip(minutes, following, strict=True)))
     every = getattr(schedule, "run_every", schedule)
     if isinstance(every, timedelta):
-        return every.total_seconds() or None
+        every = every.total_seconds()
     return float(every) if isinstance(every, (int, float)) and every > 0 else None
 
 

@@ -122,7 +122,8 @@ def replace_holder(
         if left <= 0:
             raise refusal
         try:
-            return acquire(min(POLL_INTERVAL_S, left))
+            acquire(min(POLL_INTERVAL_S, left))
+            return
         except ResourceHeld as still:
             refusal = still  # perhaps by another by now
 
@@ -191,7 +192,7 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     if copy:
         # State RETRY would be that of the first delivery, and might outlive it.
         raise Ignore(str(refusal))
-    raise Retry(str(refusal), exc=refusal, when=pause, sig=again)  # type: ignore[arg-type]
+    raise Retry(f"in {pause:.1f} s: {refusal}", exc=refusal, when=pause, sig=again)  # type: ignore[arg-type]
 
 
 def _level(refusal: NotAcquired, count: int, copy: bool) -> int:
