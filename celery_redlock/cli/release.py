@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ import click
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import RESERVED_SUFFIX, checked_glob
 from ..protocol.texts import printable
-from ..survey.force_release import Freed, force_release, stop_command
+from ..survey.force_release import SETTLED_S, Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of, survey
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site, timeout_option
@@ -89,7 +90,8 @@ def command(
         seen = replace(
             seen, entries=tuple(e for e in lives if not reservation or e.kind == "reservation")
         )
-        return _release_all(site, seen, lives, dry_run=dry_run, yes=yes, timeout=timeout)
+        how = {"dry_run": dry_run, "yes": yes, "force": force}
+        return _release_all(site, seen, lives, timeout=timeout, **how)
     assert key is not None
     resource = resource_of(redlock, key)
     seen = look_at(redlock, resource, timeout)
@@ -126,7 +128,10 @@ def _lives(entry: Entry, seen: Survey) -> str:
     if entry.kind == "foreign":
         return "another program may rely on it"
     if entry.kind == "lock":
-        return "a quorum holds it" if entry.held and not entry.leaked else ""
+        away = sum(not look.reachable for look in seen.looks)
+        if entry.leaked or entry.nodes + away < entry.quorum:
+            return ""
+        return "a quorum holds it" if entry.held else "a quorum may hold it: nodes do not answer"
     others = (one for one in seen.entries if one.kind == "lock" and one.held)
     holds = any(
         one.resource == entry.resource
@@ -145,6 +150,7 @@ def _release_all(
     *,
     dry_run: bool,
     yes: bool,
+    force: bool,
     timeout: float,
 ) -> int:
     """List what was found, and free it, one after the other: what was listed and nothing else."""
@@ -177,12 +183,15 @@ def _release_all(
         click.echo(lines("", *sorted(warnings)), err=True)
         if not click.confirm(f"{count}. Free them?", err=True):
             return ended("refused", "left as they were", REFUSED)
+    if not force and any(entry.kind == "lock" and not entry.held for entry in wanted):
+        time.sleep(SETTLED_S)  # some may just be taken, and are held by a quorum in a moment
     for entry in wanted:
         outcome, on = "refused", 0
         said = f"{name_of(entry)}: no string, or too long to compare: delete it by hand"
         try:
             if entry.digest:
-                freed = force_release(site.redlock, entry, timeout)
+                living = force or entry.kind != "lock" or entry.leaked
+                freed = force_release(site.redlock, entry, timeout, living=living)
                 outcome, on, said = freed.outcome, freed.nodes, _said(entry, freed)
         except QuorumUnavailable as error:  # nor would the next one be freed
             outcome, said = "unknown", str(error)
@@ -214,7 +223,7 @@ def _refusal(entry: Entry, seen: Survey) -> str:
 def _said(entry: Entry, freed: Freed) -> str:
     name = name_of(entry)
     if freed.outcome == "changed":
-        return f"{name}: not freed: what is there now is another's (see show)"
+        return f"{name}: not freed: by now a quorum holds it, or it is another's (see show)"
     if freed.outcome == "gone":
         return f"{name}: was free already; nothing was done"
     text = f"{name}: freed on {counted(freed.nodes, 'node')}"

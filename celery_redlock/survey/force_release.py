@@ -24,8 +24,10 @@ from .reader import read_nodes
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
-__all__ = ["Freed", "force_release", "stop_command"]
+__all__ = ["SETTLED_S", "Freed", "force_release", "stop_command"]
 
+SETTLED_S = 2.0
+"""An attempt that has no quorum by then has ended, whatever node timeout its process has."""
 POLL_INTERVAL_S = 0.02
 """Between two looks at a key that is being deleted over another connection: a few round trips."""
 
@@ -42,7 +44,9 @@ class Freed:
     taken: bool = False  # whether another has it already
 
 
-def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed:
+def force_release(
+    redlock: Redlock, entry: Entry, timeout: float = 3.0, *, living: bool = True
+) -> Freed:
     """Release what `entry` shows, on all nodes, and wake the first waiter as any release does.
 
     Its holder is not stopped. It learns that its lease is lost when another has the key; if none
@@ -52,6 +56,8 @@ def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed
         redlock: Where.
         entry: Of a survey or a look. Only its key, digest and owner matter.
         timeout: Seconds to wait for the nodes.
+        living: Whether it is freed also if a quorum holds it. If not, it must have been seen on
+            fewer at least `SETTLED_S` ago: then it is not just being taken, and never will be.
 
     Raises:
         QuorumUnavailable: Fewer than a quorum of nodes told what they have, or freed it.
@@ -70,6 +76,8 @@ def force_release(redlock: Redlock, entry: Entry, timeout: float = 3.0) -> Freed
     if token is None:
         return Freed("gone" if set(tokens) == {None} else "changed", silent=silent)
     had = {index for index, other in enumerate(tokens) if other == token}
+    if len(had) + len(silent) >= needed and not living:
+        return Freed("changed", silent=silent)
 
     claim = Claim(entry.key[len(redlock.prefix) :], token, redlock.ttl, total)
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, timeout))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,8 +26,9 @@ def keys(admins: Nodes) -> list[str]:
 
 
 @pytest.fixture
-def lying(admins: Nodes) -> Nodes:
+def lying(admins: Nodes, monkeypatch: pytest.MonkeyPatch) -> Nodes:
     """Reservations, a living lock, the rest of one, a key without a ttl, and others' keys."""
+    monkeypatch.setattr(command, "SETTLED_S", 0.1)
     put(admins, "redlock:order:1#reserved", TOKENS[0])
     put(admins, "redlock:order:2", TOKENS[0])
     put(admins, "redlock:order:2#reserved", TOKENS[1])  # of the task that holds it
@@ -93,14 +95,37 @@ def test_without_yes_it_asks(
 def test_what_follows_what_was_listed_is_left_alone(
     cli: Cli, lying: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def later(*arguments: Any) -> Any:
+    def later(*arguments: Any, **how: Any) -> Any:
         put(lying, "redlock:order:1#reserved", TOKENS[2])
-        return force_release(*arguments)
+        return force_release(*arguments, **how)
 
     monkeypatch.setattr(command, "force_release", later)
     result = cli("release", "--match", "order:1", "--yes")
-    assert result.exit_code == 4 and "what is there now is another's" in result.stdout
+    assert result.exit_code == 4 and "or it is another's" in result.stdout
     assert lying[0].get("redlock:order:1#reserved") == TOKENS[2]
+
+
+def test_what_was_just_being_taken_when_it_was_listed_is_left_alone(
+    cli: Cli, lying: Nodes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One node had it; by now a body is at work."""
+    monkeypatch.setattr(time, "sleep", lambda _s: put(lying, "redlock:order:3", TOKENS[0]))
+    result = cli("release", "--match", "order:3", "--yes")
+    assert result.exit_code == 4 and "not freed: by now a quorum holds it" in result.stdout
+    assert [admin.get("redlock:order:3") for admin in lying] == [TOKENS[0]] * 5
+
+
+def test_what_nodes_that_are_away_may_have_too_is_left_alone(
+    cli: Cli, lying: Nodes, servers: list[LocalServer]
+) -> None:
+    for server in servers[3:]:
+        server.kill()
+    try:
+        result = cli("release", "--match", "order:3", "--dry-run", "--timeout", "1")
+    finally:
+        for server in servers[3:]:
+            server.start()
+    assert "left alone, a quorum may hold it: nodes do not answer" in result.stdout
 
 
 def test_too_few_nodes_free_nothing(cli: Cli, lying: Nodes, servers: list[LocalServer]) -> None:
